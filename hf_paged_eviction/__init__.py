@@ -1,0 +1,25 @@
+"""Long contexts in a fixed amount of KV memory, for Hugging Face transformers.
+
+>>> cache = PagedEvictionCache(model.config, budget=1024)  # doctest: +SKIP
+>>> model.generate(**inputs, past_key_values=cache)  # doctest: +SKIP
+"""
+
+from .cache import PagedEvictionCache
+from .encoder_decoder import paged_encoder_decoder_cache
+from .policies import EvictionPolicy, ScoreContext, available_policies, make_policy, register_policy
+from .stats import CacheStats, LayerStats
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CacheStats",
+    "EvictionPolicy",
+    "LayerStats",
+    "PagedEvictionCache",
+    "ScoreContext",
+    "__version__",
+    "available_policies",
+    "make_policy",
+    "paged_encoder_decoder_cache",
+    "register_policy",
+]

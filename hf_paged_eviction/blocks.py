@@ -1,0 +1,298 @@
+"""The bookkeeping of one layer: which token sits in which slot, which block is overwritten next.
+
+Two orders. *Slots* are where keys and values lie. *Logical* order is the arrival order of a row's real tokens; blocks,
+scores and victims live there. They are the same unless the row still holds `p` pads when the storage is full:
+logical `l` then lies in slot `l + p`, and the last `p` logical places in slots `p - 1 .. 0`. New tokens therefore take
+the pads' slots from right to left, and the pads that remain are the lowest slots, which transformers' own mask hides.
+
+All rows of a layer hold equally many slots; each row has its own phase inside its current block. A row's phase
+follows from one number, `full_at`: the count of columns seen at which the row holds `budget` real tokens.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from .budget import BlockBudget
+from .ranking import KEEP, rank_keys
+
+ScoreSlots = Callable[[Tensor | None], Tensor]
+
+
+def persistent(tensor: Tensor) -> Tensor:
+    """A copy that may be written to in and out of `torch.inference_mode`."""
+    with torch.inference_mode(False):
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+
+
+class BlockTable:
+    """Positions, scores and victims of one layer.
+
+    Shapes: `B` rows, `S` sets of victims (1 where all KV heads share theirs, else the number of KV heads),
+    `C` budget, `P` block size.
+
+    Attributes:
+        held: slots in use, equal in all rows.
+        seen: columns seen, pads included.
+        pads: `[B]` int64, pads among the columns seen.
+        full_at: `[B]` int64, value of `seen` at which the row holds `C` real tokens.
+        evicted_blocks: `[B]` int64, blocks whose overwriting has begun.
+        in_arrival_order: whether column `n` of the batch lies in slot `n`.
+    """
+
+    def __init__(self, budget: BlockBudget, rows: int, sets: int, device: torch.device, token_local: bool) -> None:
+        self.capacity = budget.capacity
+        self.block_size = budget.block_size
+        self.device = device
+        self._protected_blocks = budget.protected_blocks
+        self._token_local = token_local
+        self.held = 0
+        self.seen = 0
+        self.pads = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.full_at = torch.full((rows,), self.capacity, dtype=torch.int64, device=device)
+        self.evicted_blocks = torch.zeros(rows, dtype=torch.int64, device=device)
+        self._positions = persistent(torch.full((rows, sets, self.capacity), -1, device=device))
+        self._scores = persistent(torch.full((rows, sets, self.capacity), float("nan"), device=device))
+        self.in_arrival_order = True
+        # Positions and scores are brought up to date once per block, not once per token.
+        self._written_until = 0
+        self._scored = False
+        # Host-side knowledge, so that decode reads no tensor. A superset: stays true when rows are permuted.
+        self._full_at_values = {self.capacity}
+        self._residues: frozenset[int] = frozenset()  # `full_at` modulo `P`: when victims are due
+        # From here on meaningful only while overwriting, that is once every slot is in use.
+        self._overwriting = False
+        self._order: Tensor | None = None  # [B, C] slot of each logical place, None where they are the same
+        self._current = self.pads.new_empty(0)  # [B, S] logical block being overwritten = the newest block
+        self._slots = self.pads.new_empty(0)  # [B, S, P] its slots
+
+    # ---- growing -------------------------------------------------------------------------------------------------
+
+    def append(self, count: int, real: Tensor | None) -> None:
+        """`count` columns were written to the next free slots. `real` `[B, count]` bool, None = all of them."""
+        if real is not None:
+            self.write_back()
+            stop = self.held + count
+            self._positions[:, :, self.held : stop] = self.new_positions(count, real)
+        self._count(count, real)
+        self.held += count
+        if real is not None:
+            self._written_until = self.seen
+        if self.held == self.capacity:
+            self._start_overwriting()
+
+    def new_positions(self, count: int, real: Tensor | None) -> Tensor:
+        """Positions of the next `count` columns, `[B, 1, count]`."""
+        first = (self.seen - self.pads)[:, None]
+        if real is None:
+            return (first + torch.arange(count, device=self.device))[:, None]
+        return (first + real.cumsum(-1) - 1).masked_fill(~real, -1)[:, None]
+
+    def _count(self, count: int, real: Tensor | None) -> None:
+        self.seen += count
+        if real is None:
+            return
+        pads = (~real).sum(-1)
+        self.pads = self.pads + pads
+        self.full_at = self.full_at + pads
+        self._know(set(self.full_at.tolist()))
+
+    def _know(self, full_at_values: set[int]) -> None:
+        self._full_at_values = full_at_values
+        self._residues = frozenset(value % self.block_size for value in full_at_values)
+
+    # ---- overwriting, one token at a time -----------------------------------------------------------------------
+
+    def _start_overwriting(self) -> None:
+        """All slots are in use. The row's newest block is its last one."""
+        self.write_back()
+        self.full_at = self.full_at.clamp_min(self.seen)
+        self._know({max(value, self.seen) for value in self._full_at_values})
+        held_pads = (self.full_at - self.seen).clamp_max(self.capacity)
+        self._order = self._logical_order(held_pads) if max(self._full_at_values) > self.seen else None
+        newest = (self.capacity - held_pads - 1).clamp_min(0) // self.block_size
+        self._overwriting = True
+        self._point_at(newest[:, None].expand(-1, self._positions.shape[1]))
+
+    def _logical_order(self, held_pads: Tensor) -> Tensor:
+        logical = torch.arange(self.capacity, device=self.device)
+        shifted = logical + held_pads[:, None]
+        return torch.where(shifted < self.capacity, shifted, self.capacity - 1 - logical)
+
+    def _point_at(self, block: Tensor) -> None:
+        self._current = block
+        places = block[..., None] * self.block_size + torch.arange(self.block_size, device=self.device)
+        if self._order is None:
+            self._slots = places
+        else:
+            self._slots = self._order.gather(1, places.flatten(1)).view_as(places)
+
+    def next_slot(self, score_slots: ScoreSlots, real: Tensor | None = None) -> Tensor:
+        """Slot the next token goes to, `[B, S, 1]`; chooses new victims where a block is used up.
+
+        Args:
+            score_slots: scores `[B, S, n]` of the tokens in the slots `[B, S, n]`, or of all slots for None.
+            real: `[B, 1]` bool, rows whose next token is no pad; None = all rows.
+        """
+        self.in_arrival_order = False
+        if self.seen % self.block_size in self._residues:
+            self._choose_victims(score_slots, real)
+        if len(self._residues) == 1:
+            (residue,) = self._residues
+            return self._slots.narrow(2, (self.seen - residue) % self.block_size, 1)
+        phase = ((self.seen - self.full_at) % self.block_size)[:, None, None]
+        return self._slots.gather(2, phase.expand(-1, self._slots.shape[1], 1))
+
+    def _choose_victims(self, score_slots: ScoreSlots, real: Tensor | None) -> None:
+        self.refresh_scores(score_slots)
+        full = self.full_at <= self.seen
+        used_up = (self.seen - self.full_at) % self.block_size == 0
+        if real is not None:
+            used_up = used_up & real[:, 0]
+        victim = self._lowest_block()
+        if self._order is not None:
+            # A row that still holds pads goes on to its next logical block, which lies in the pads' slots.
+            filled = (self.capacity - (self.full_at - self.seen)).clamp_min(0) // self.block_size
+            victim = torch.where(full[:, None], victim, filled[:, None])
+        self.evicted_blocks = self.evicted_blocks + (used_up & full)
+        self._point_at(torch.where(used_up[:, None], victim, self._current))
+
+    def _lowest_block(self) -> Tensor:
+        scores, positions = self.block_scores(), self.table()
+        keys = rank_keys(scores, positions[..., 0], scores.isnan().logical_not())
+        blocks = torch.arange(keys.shape[-1], device=self.device)
+        safe = (blocks < self._protected_blocks) | (blocks == self._current[..., None])
+        return keys.masked_fill(safe, KEEP).argmin(-1)
+
+    def overwritten(self, real: Tensor | None) -> None:
+        """The slot given by `next_slot` was written."""
+        if real is not None:
+            self.write_back()
+        self._count(1, real)
+        if real is not None:
+            # A row whose token was a pad kept what it held: only the others moved on.
+            self._write_positions(1, real[:, :1])
+            self._written_until = self.seen
+
+    # ---- replacing everything at once ---------------------------------------------------------------------------
+
+    def replace(self, positions: Tensor, scores: Tensor | None, count: int, real: Tensor | None) -> None:
+        """`count` columns arrived and every slot was rewritten.
+
+        Args:
+            positions: `[B, S, C]` in slot order: pads, then real tokens by position.
+            scores: `[B, S, C]`, or None where they are worked out afresh at each eviction.
+        """
+        self.in_arrival_order = False
+        self._count(count, real)
+        self._positions.copy_(positions)
+        if scores is not None:
+            self._scores.copy_(scores)
+        self._scored = scores is not None
+        self._written_until = self.seen
+        self.held = self.capacity
+        self._start_overwriting()
+
+    def shrink(self, order: Tensor | None, count: int, pads: Tensor) -> None:
+        """The last `count` columns were taken back.
+
+        Args:
+            order: `[B, S, held]`, slot each remaining token moved from (the removed ones last); None = none moved.
+            pads: `[B]` pads among the remaining columns.
+        """
+        self.write_back()
+        if order is not None:
+            self._positions[:, :, : self.held] = self._positions[:, :, : self.held].gather(-1, order)
+        self.held -= count
+        self.seen -= count
+        self._written_until = self.seen
+        self.pads = pads
+        held_pads = (self._positions[:, 0, : self.held] < 0).sum(-1)
+        self.full_at = self.seen + self.capacity - (self.held - held_pads)
+        self._know(set(self.full_at.tolist()))
+        self._scored = self._overwriting = False
+        self._order = None
+
+    # ---- rows ---------------------------------------------------------------------------------------------------
+
+    def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
+        """Apply an indexing of dimension 0 to all that belongs to a row."""
+        self._positions = persistent(change(self._positions))
+        self._scores = persistent(change(self._scores))
+        self.pads, self.full_at = change(self.pads), change(self.full_at)
+        self.evicted_blocks = change(self.evicted_blocks)
+        self._order = None if self._order is None else change(self._order)
+        if self._overwriting:
+            self._current, self._slots = change(self._current), change(self._slots)
+
+    # ---- reading ------------------------------------------------------------------------------------------------
+
+    def write_back(self) -> None:
+        """Bring `positions` up to date with the tokens written since the last time (all of them real)."""
+        count = self.seen - self._written_until
+        if count == 0:
+            return
+        if not self._overwriting:
+            start = self.held - count
+            columns = torch.arange(self._written_until, self.seen, device=self.device)
+            self._positions[:, :, start : self.held] = (columns - self.pads[:, None])[:, None]
+        else:
+            self._write_positions(count, None)
+        self._written_until = self.seen
+
+    def _write_positions(self, count: int, real: Tensor | None) -> None:
+        """Write the positions of the last `count` columns, which all lie in the current blocks."""
+        filled = (self.seen - 1 - self.full_at) % self.block_size + 1  # [B] tokens of the current block that are new
+        place = torch.arange(self.block_size, device=self.device)
+        behind = filled[:, None] - 1 - place  # how many columns ago the token at this place came
+        fresh = (behind >= 0) & (behind < count)
+        if real is not None:
+            fresh &= real
+        position = (self.seen - self.pads)[:, None] - 1 - behind
+        old = self._positions.gather(-1, self._slots)
+        self._positions.scatter_(-1, self._slots, torch.where(fresh[:, None], position[:, None], old))
+
+    def refresh_scores(self, score_slots: ScoreSlots) -> None:
+        """Score what came since the last eviction: the current block, or everything where that is not enough."""
+        self.write_back()
+        if self._scored:
+            self._scores.scatter_(-1, self._slots, score_slots(self._slots))
+        else:
+            self._scores[:, :, : self.held] = score_slots(None)
+        self._scored = self._overwriting and self._token_local
+
+    @property
+    def positions(self) -> Tensor:
+        """`[B, S, held]` in slot order."""
+        self.write_back()
+        return self._positions[:, :, : self.held]
+
+    @property
+    def scores(self) -> Tensor:
+        """`[B, S, held]` in slot order, as of the last `refresh_scores`."""
+        return self._scores[:, :, : self.held]
+
+    @property
+    def kept(self) -> Tensor:
+        """`[B]` real tokens held."""
+        return (self.positions[:, 0] >= 0).sum(-1)
+
+    def table(self) -> Tensor:
+        """`[B, S, C / P, P]` positions in logical order; -1 where no real token is."""
+        self.write_back()
+        return self._in_blocks(self._positions, -1)
+
+    def block_scores(self) -> Tensor:
+        """`[B, S, C / P]` means over each block's tokens as of `refresh_scores`; nan for blocks not yet filled."""
+        scores = self._scores.masked_fill(self._positions < 0, float("nan"))
+        return self._in_blocks(scores, float("nan")).mean(-1)
+
+    def _in_blocks(self, slots: Tensor, missing: float) -> Tensor:
+        if not self._overwriting:
+            used = torch.arange(self.capacity, device=self.device) < self.held
+            positions = self._positions.masked_fill(~used | (self._positions < 0), KEEP)
+            slots = slots.masked_fill(~used, missing).gather(-1, positions.argsort(-1, stable=True))
+        elif self._order is not None:
+            slots = slots.gather(-1, self._order[:, None].expand_as(slots))
+        return slots.unflatten(-1, (-1, self.block_size))

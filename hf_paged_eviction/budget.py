@@ -1,0 +1,99 @@
+"""How many tokens a layer may hold, in blocks, and which of them are out of reach of eviction."""
+
+from dataclasses import dataclass
+from math import ceil
+from numbers import Integral
+
+
+def _whole_number(name: str, value: object, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise TypeError(f"{name} counts tokens and must be a whole number, got {value!r}.")
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, got {value}.")
+    return int(value)
+
+
+@dataclass(frozen=True)
+class BlockBudget:
+    """Validated sizes, in tokens.
+
+    Attributes:
+        tokens: held per layer and row; None until a `keep_ratio` meets its first prompt.
+        block_size: tokens per block.
+        protected: real tokens at the start of each row that are never evicted.
+        keep_ratio: share of the first prompt to hold, where `tokens` is not given.
+    """
+
+    tokens: int | None
+    block_size: int
+    protected: int
+    keep_ratio: float | None = None
+
+    @classmethod
+    def validate(
+        cls,
+        budget: int | None,
+        keep_ratio: float | None,
+        block_size: int,
+        sink_tokens: int | None,
+        protected_prefix: int,
+    ) -> "BlockBudget":
+        """Check what the user asked for.
+
+        Raises:
+            TypeError: a size is not a whole number.
+            ValueError: a size is out of range, or sizes do not go together; the message names what would.
+        """
+        block_size = _whole_number("block_size", block_size, 1)
+        sinks = block_size if sink_tokens is None else _whole_number("sink_tokens", sink_tokens, 0)
+        protected = max(sinks, _whole_number("protected_prefix", protected_prefix, 0))
+        if (budget is None) == (keep_ratio is None):
+            raise ValueError("Give either budget= (tokens) or keep_ratio= (share of the first prompt), one of them.")
+        if keep_ratio is not None:
+            if isinstance(keep_ratio, bool) or not isinstance(keep_ratio, int | float):
+                raise TypeError(f"keep_ratio must be a number, got {keep_ratio!r}.")
+            if not 0 < keep_ratio <= 1:
+                raise ValueError(f"keep_ratio must lie in (0, 1], got {keep_ratio}.")
+            return cls(None, block_size, protected, float(keep_ratio))
+        sizes = cls(_whole_number("budget", budget, 1), block_size, protected)
+        sizes._check_budget(sinks, protected_prefix)
+        return sizes
+
+    def _check_budget(self, sinks: int, prefix: int) -> None:
+        tokens = self.tokens or 0
+        if tokens % self.block_size:
+            below = tokens // self.block_size * self.block_size
+            options = [size for size in (below, below + self.block_size) if size >= self.smallest]
+            nearest = " or ".join(str(size) for size in options) or str(self.smallest)
+            raise ValueError(
+                f"budget={tokens} is not a multiple of block_size={self.block_size}; nearest legal: {nearest}."
+            )
+        if tokens < self.smallest:
+            raise ValueError(
+                f"budget={tokens} leaves no block to evict beside the protected start (sink_tokens={sinks}, "
+                f"protected_prefix={prefix}) and the newest block. Smallest legal budget: {self.smallest}."
+            )
+
+    @property
+    def protected_blocks(self) -> int:
+        """Blocks that hold at least one protected token."""
+        return ceil(self.protected / self.block_size)
+
+    @property
+    def smallest(self) -> int:
+        """Fewest tokens that leave one block to evict beside the protected ones and the newest."""
+        return (self.protected_blocks + 2) * self.block_size
+
+    def resolve(self, prompt_length: int) -> "BlockBudget":
+        """Turn a `keep_ratio` into tokens: rounded up to a block, never below the smallest legal budget."""
+        if self.keep_ratio is None:
+            return self
+        blocks = ceil(self.keep_ratio * prompt_length / self.block_size)
+        return BlockBudget(max(blocks * self.block_size, self.smallest), self.block_size, self.protected)
+
+    @property
+    def capacity(self) -> int:
+        """`tokens`, once known."""
+        if self.tokens is None:
+            raise RuntimeError("keep_ratio= has not met a prompt yet, so the budget is not known.")
+        return self.tokens

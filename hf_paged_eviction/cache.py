@@ -1,0 +1,202 @@
+"""The cache that is handed to `generate`."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+from transformers.cache_utils import Cache
+
+from .budget import BlockBudget
+from .layer import Heads, PagedLayer
+from .mask_channel import CacheOffset, open_channel
+from .models import check_model, is_latent_attention, layer_plan, warn_of_surprises
+from .padding import Padding
+from .policies import EvictionPolicy, make_policy
+from .stats import CacheStats, LayerStats, readable_bytes
+
+
+class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
+    """A `DynamicCache` that holds at most `budget` tokens per layer and row (PagedEviction, arXiv 2509.04377).
+
+    Pass it as `past_key_values=` to `generate` or to the model. Full-attention layers are paged; sliding-window,
+    linear-attention and shared layers stay what `DynamicCache` makes of them. Eviction works on what a forward leaves
+    behind: the queries of a forward always attend to all of its own tokens. With `prefill_chunk_size=n` the peak is
+    `budget + n` tokens. Gradients flow through the first forward only.
+
+    Args:
+        config: `model.config`; the text part of a multimodal config is found by itself.
+        budget: tokens held per layer and row, a multiple of `block_size`.
+        block_size: tokens per block.
+        policy: a name from `available_policies()` or an `EvictionPolicy`.
+        heads: "shared" = the KV heads of a layer evict the same tokens (scores are averaged), "separate" = each
+            evicts its own.
+        sink_tokens: first real tokens of each row that are never evicted; one block if None.
+        protected_prefix: the same for a prefix you know, such as a system prompt; the larger of the two counts.
+        attention_mask: `[rows, length]`, nonzero = real token. Normally learned from the model by itself; if given,
+            it wins for the columns it covers. `rows` may divide the batch (beams). `reset` forgets it.
+        keep_ratio: instead of `budget`, the share of the first forward's tokens to hold, rounded up to a block. With
+            chunked prefill the first chunk counts, so give `budget` there.
+        record_past: hold new tokens back until `crop` or the next forward, so that they can be taken back exactly.
+            transformers 5.14 and later switches this on by itself for assisted decoding; earlier ones do not.
+
+    Raises:
+        TypeError, ValueError: sizes, policy or model that cannot work; the message says what would.
+    """
+
+    def __init__(
+        self,
+        config: Any,
+        budget: int | None = None,
+        block_size: int = 16,
+        policy: str | EvictionPolicy = "paged_eviction",
+        heads: Heads = "shared",
+        sink_tokens: int | None = None,
+        protected_prefix: int = 0,
+        attention_mask: Tensor | None = None,
+        *,
+        keep_ratio: float | None = None,
+        record_past: bool = False,
+        _inside_encoder_decoder: bool = False,
+    ) -> None:
+        sizes = BlockBudget.validate(budget, keep_ratio, block_size, sink_tokens, protected_prefix)
+        scorer = make_policy(policy)
+        if heads not in ("shared", "separate"):
+            raise ValueError(f'heads must be "shared" or "separate", got {heads!r}.')
+        check_model(config, _inside_encoder_decoder)
+        if is_latent_attention(config) and not scorer.supports_mla:
+            raise ValueError(
+                f"The policy {scorer.name!r} compares norms of keys and values, but this model caches latents (MLA). "
+                "Use one that does not, such as 'keydiff', 'streaming_llm' or 'random'."
+            )
+        plan = layer_plan(config)
+        warn_of_surprises(config, plan)
+        self._padding = Padding(attention_mask)
+        layers = [
+            PagedLayer(sizes, scorer, heads, index, self._padding) if layer is None else layer
+            for index, layer in enumerate(plan)
+        ]
+        Cache.__init__(self, layers=layers)
+        if record_past:
+            for _, paged in self.paged_layers:
+                paged.activate_past_recording()
+        open_channel()
+
+    @property
+    def paged_layers(self) -> list[tuple[int, PagedLayer]]:
+        """The layers that evict, with their index in the model."""
+        return [(index, layer) for index, layer in enumerate(self.layers) if isinstance(layer, PagedLayer)]
+
+    def _paged(self, layer_idx: int) -> PagedLayer:
+        layer = self.layers[layer_idx]
+        if not isinstance(layer, PagedLayer):
+            paged = [index for index, _ in self.paged_layers]
+            raise ValueError(f"Layer {layer_idx} is a {type(layer).__name__}, not paged. Paged layers: {paged}.")
+        return layer
+
+    # ---- masks ----------------------------------------------------------------------------------------------------
+
+    def get_mask_sizes(self, query_length: int | Tensor, layer_idx: int = 0) -> tuple[int, int]:
+        """`(kv_length, kv_offset)` of what the next `update` of this layer returns."""
+        if layer_idx >= len(self.layers) or not isinstance(self.layers[layer_idx], PagedLayer):
+            sizes: tuple[int, int] = super().get_mask_sizes(query_length, layer_idx)
+            return sizes
+        length, offset = self.layers[layer_idx].get_mask_sizes(query_length)
+        count = query_length if isinstance(query_length, int) else query_length.shape[0]
+        return length, CacheOffset.of(offset, self, count)
+
+    def _see_mask(self, mask: Tensor | None, query_length: int, batch: int) -> Tensor | None:
+        """Learn the 2-D mask of the coming forward; return the one its 4-D mask must be built from."""
+        seen = self.get_seq_length()
+        mask = self._padding.observe(mask, seen, seen + query_length, batch)
+        if not self._padding.irregular or seen == 0:
+            return mask
+        # Pads in the middle do not stay in the columns they came in.
+        for _, layer in self.paged_layers:
+            layer.commit()
+        layer = self.paged_layers[0][1]
+        visible = layer.visible_next(query_length)
+        columns = visible.new_ones(batch, seen + query_length) if mask is None else mask.clone()
+        _, offset = layer.get_mask_sizes(query_length)
+        columns[:, offset : offset + visible.shape[1]] = visible.to(columns.device)
+        return columns
+
+    # ---- life -----------------------------------------------------------------------------------------------------
+
+    def reset(self) -> None:
+        """Forget all tokens and the attention mask; keep the storage for the next prompt of the same shape."""
+        self._padding.reset()
+        super().reset()
+
+    # ---- reading --------------------------------------------------------------------------------------------------
+
+    def block_table(self, layer_idx: int = 0) -> Tensor:
+        """Positions of the tokens in each block of a layer, `[batch, kv_heads, blocks, block_size]` int64.
+
+        Blocks are in logical order (arrival order of real tokens); -1 where no real token is.
+
+        Raises:
+            ValueError: the layer is not paged. RuntimeError: nothing was seen yet.
+        """
+        return self._paged(layer_idx).block_table()
+
+    def block_scores(self, layer_idx: int = 0) -> Tensor:
+        """What the policy thinks of each block now, `[batch, kv_heads, blocks]` float32, high = keep.
+
+        nan for blocks that are not yet filled. With `heads="shared"` all heads show the mean that decides.
+
+        Raises:
+            ValueError: the layer is not paged. RuntimeError: nothing was seen yet.
+        """
+        return self._paged(layer_idx).block_scores()
+
+    def stats(self) -> CacheStats:
+        """Counts and bytes, per layer and in total. Reads tensors, so it synchronises an accelerator."""
+        layers = tuple(_layer_stats(layer) for _, layer in self.paged_layers)
+        others = [layer for layer in self.layers if not isinstance(layer, PagedLayer)]
+        return CacheStats(
+            seen=max((layer.seen for layer in layers), default=0),
+            held=max((layer.held for layer in layers), default=0),
+            budget=max((layer.budget for layer in layers if layer.budget is not None), default=None),
+            evicted_tokens=sum(layer.evicted_tokens for layer in layers),
+            evicted_blocks=sum(layer.evicted_blocks for layer in layers),
+            storage_bytes=sum(layer.storage_bytes for layer in layers),
+            other_bytes=sum(_plain_bytes(layer) for layer in others),
+            layers=layers,
+        )
+
+    def __repr__(self) -> str:
+        paged = self.paged_layers
+        if not paged:
+            return f"{type(self).__name__}(no paged layer, {len(self.layers)} others)"
+        layer, stats = paged[0][1], self.stats()
+        sizes = layer.budget
+        budget = f"{sizes.tokens} tokens" if sizes.tokens is not None else f"{sizes.keep_ratio:.0%} of the prompt"
+        return (
+            f"{type(self).__name__}(policy={layer.policy.name or type(layer.policy).__name__}, heads={layer.heads}, "
+            f"budget={budget} in blocks of {sizes.block_size}, layers={len(paged)} paged + "
+            f"{len(self.layers) - len(paged)} other, seen={stats.seen}, held={stats.held}, "
+            f"evicted={stats.evicted_tokens} tokens, storage={readable_bytes(stats.storage_bytes)})"
+        )
+
+
+def _layer_stats(layer: PagedLayer) -> LayerStats:
+    evicted_tokens = evicted_blocks = 0
+    if layer.held:
+        table = layer.table
+        evicted_tokens = int((table.seen - table.pads - table.kept).sum())
+        evicted_blocks = int(table.evicted_blocks.sum())
+    return LayerStats(
+        layer_idx=layer.layer_idx,
+        seen=layer.get_seq_length(),
+        held=layer.held,
+        budget=layer.budget.tokens,
+        evicted_tokens=evicted_tokens,
+        evicted_blocks=evicted_blocks,
+        storage_bytes=layer.storage_bytes,
+    )
+
+
+def _plain_bytes(layer: Any) -> int:
+    tensors = [getattr(layer, name, None) for name in ("keys", "values")]
+    return sum(states.numel() * states.element_size() for states in tensors if isinstance(states, torch.Tensor))

@@ -1,0 +1,455 @@
+"""One layer of the cache: keys and values in a fixed storage, evicted block by block."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import CacheLayerMixin
+
+from .blocks import BlockTable
+from .budget import BlockBudget
+from .padding import Padding
+from .policies import EvictionPolicy, ScoreContext
+from .ranking import KEEP, best_tokens, rank_keys
+
+Heads = Literal["shared", "separate"]
+
+
+@dataclass
+class Pending:
+    """Tokens of forwards that may still be taken back."""
+
+    keys: Tensor
+    values: Tensor
+    real: Tensor | None  # [B, n] bool, None = all
+
+    def first(self, count: int) -> "Pending":
+        real = None if self.real is None else self.real[:, :count]
+        return Pending(self.keys[:, :, :count], self.values[:, :, :count], real)
+
+
+def _gather(states: Tensor, slots: Tensor) -> Tensor:
+    """`states` `[B, H, T, D]` at `slots` `[B, 1 or H, n]` -> `[B, H, n, D]`."""
+    return states.gather(2, _index(slots, states))
+
+
+def _index(slots: Tensor, states: Tensor) -> Tensor:
+    batch, heads, _, width = states.shape
+    return slots[..., None].expand(batch, heads, -1, width)
+
+
+class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
+    """Holds at most `budget` tokens per row after every forward.
+
+    A new token is appended until the storage is full; from then on it overwrites one token of the block with the
+    lowest score. Attention always sees the new tokens next to everything held: use, then evict.
+
+    Attributes:
+        keys, values: storage `[batch, kv_heads, budget, head_dim]`, of which the first `held` slots are in use. None
+            before the first forward.
+        record_past: while True, new tokens wait in a buffer until `crop` or the next forward commits them.
+
+    Args:
+        budget: sizes in tokens.
+        policy: scores tokens.
+        heads: "shared" = all KV heads of the layer evict the same tokens, "separate" = each its own.
+        layer_idx: index in the model.
+        padding: what is known of the batch's pads; shared by the layers of a cache.
+    """
+
+    is_compileable = False
+    is_sliding = False
+    # Rolling back without a trace needs recording, which costs a copy per step: not worth it for a stop check.
+    is_croppable = False
+    supports_early_init = True
+
+    def __init__(
+        self,
+        budget: BlockBudget,
+        policy: EvictionPolicy,
+        heads: Heads = "shared",
+        layer_idx: int = 0,
+        padding: Padding | None = None,
+    ) -> None:
+        self.keys: Tensor | None = None
+        self.values: Tensor | None = None
+        self.is_initialized = False
+        self.record_past = False
+        self._asked = self.budget = budget
+        self.policy = policy
+        self.heads: Heads = heads
+        self.layer_idx = layer_idx
+        self.padding = padding if padding is not None else Padding()
+        self._table: BlockTable | None = None
+        self._pending: Pending | None = None
+
+    def __repr__(self) -> str:
+        size = self.budget.tokens if self.budget.tokens is not None else f"{self.budget.keep_ratio:.0%} of the prompt"
+        return f"{type(self).__name__}(budget={size}, held={self.held}, seen={self.get_seq_length()})"
+
+    # ---- what transformers asks -----------------------------------------------------------------------------------
+
+    @property
+    def table(self) -> BlockTable:
+        """The bookkeeping. Exists from the first forward on."""
+        if self._table is None:
+            raise RuntimeError("The cache is empty: run a forward first.")
+        return self._table
+
+    @property
+    def held(self) -> int:
+        """Tokens held per row, pads included, without those still waiting for `crop`."""
+        return 0 if self._table is None else self._table.held
+
+    def get_seq_length(self) -> int:
+        """Tokens seen per row, pads included: what positions continue from, never what is held."""
+        seen = 0 if self._table is None else self._table.seen
+        return seen + self._waiting
+
+    @property
+    def _waiting(self) -> int:
+        return 0 if self._pending is None else self._pending.keys.shape[2]
+
+    def get_mask_sizes(self, query_length: int | Tensor) -> tuple[int, int]:
+        """Length of what the next `update` returns, and the column of its first slot: `(kv_length, kv_offset)`."""
+        count = query_length if isinstance(query_length, int) else query_length.shape[0]
+        held, seen = self.held + self._waiting, self.get_seq_length()
+        if self.budget.tokens is not None:
+            held = min(held, self.budget.tokens)
+            if count == 1 and held == self.budget.tokens and not self.record_past:
+                return held, seen + 1 - held
+        return held + count, seen - held
+
+    def get_max_length(self) -> int:
+        """-1: any number of tokens may be fed."""
+        return -1
+
+    def get_max_cache_shape(self) -> int:
+        """The name of `get_max_length` before transformers 5.13."""
+        return -1
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor | None = None) -> None:
+        """Note dtype and device. Storage is made by the first forward, which also settles a `keep_ratio`."""
+        self.dtype, self.device = key_states.dtype, key_states.device
+        self.is_initialized = True
+
+    # ---- update ---------------------------------------------------------------------------------------------------
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Take in new tokens and return what their queries may attend to.
+
+        Args:
+            key_states, value_states: `[batch, kv_heads, new, dim]`.
+
+        Returns:
+            Keys and values `[batch, kv_heads, held + new, dim]`; `[batch, kv_heads, budget, dim]` for a single token
+            once the storage is full.
+        """
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        keys, values = self._detached(key_states, value_states)
+        count = keys.shape[2]
+        if count == 0:
+            return self._with_held(keys, values)
+        self.commit()
+        self._make_storage(keys, values)
+        table = self.table
+        real = self.padding.columns(table.seen, table.seen + count, keys.shape[0], keys.device)
+        if self.record_past:
+            self._pending = Pending(keys, values, real)
+            return self._with_held(key_states, value_states)
+        empty = table.seen == 0
+        returned = self._take(keys, values, real)
+        # The caller's own tensors carry a gradient, the storage does not.
+        return (key_states, value_states) if empty and count > 1 else returned
+
+    def _take(self, keys: Tensor, values: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
+        table, count = self.table, keys.shape[2]
+        if count == 1 and table.held == table.capacity:
+            return self._overwrite(keys, values, real)
+        room = table.capacity - table.held - count
+        # Pads in the middle have to move to the lowest slots before the first slot is overwritten.
+        if room > 0 or (room == 0 and not self.padding.irregular):
+            return self._append(keys, values, real)
+        return self._overflow(keys, values, real)
+
+    def _append(self, keys: Tensor, values: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
+        table, count = self.table, keys.shape[2]
+        storage_k, storage_v = self._storage
+        storage_k.narrow(2, table.held, count).copy_(keys)
+        storage_v.narrow(2, table.held, count).copy_(values)
+        table.append(count, real)
+        return storage_k[:, :, : table.held], storage_v[:, :, : table.held]
+
+    def _overwrite(self, keys: Tensor, values: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
+        table = self.table
+        storage_k, storage_v = self._storage
+        slot = table.next_slot(self._score_slots, real)
+        index_k, index_v = _index(slot, storage_k), _index(slot, storage_v)
+        if real is not None:  # a pad evicts nothing
+            written = real[:, None, :, None]
+            keys = torch.where(written, keys, storage_k.gather(2, index_k))
+            values = torch.where(written, values, storage_v.gather(2, index_v))
+        storage_k.scatter_(2, index_k, keys)
+        storage_v.scatter_(2, index_v, values)
+        table.overwritten(real)
+        return storage_k, storage_v
+
+    def _overflow(self, keys: Tensor, values: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
+        table, count = self.table, keys.shape[2]
+        new = table.new_positions(count, real)
+        sets = table.positions.shape[1]
+        positions = torch.cat([table.positions, new.expand(-1, sets, -1)], dim=-1)
+        full_k, full_v = self._with_held(keys, values)
+        scores = self._score_overflow(full_k, full_v, positions, count)
+        rank = rank_keys(scores, positions, positions >= 0)
+        rank = rank.masked_fill(self._protected(positions), KEEP)
+        kept = best_tokens(rank, positions, table.capacity)
+        storage_k, storage_v = self._storage
+        torch.gather(full_k, 2, _index(kept, full_k), out=storage_k)
+        torch.gather(full_v, 2, _index(kept, full_v), out=storage_v)
+        local_scores = scores.gather(-1, kept) if self.policy.token_local else None
+        table.replace(positions.gather(-1, kept), local_scores, count, real)
+        return full_k, full_v
+
+    def _protected(self, positions: Tensor) -> Tensor:
+        """The row's first real tokens and its newest block."""
+        newest = positions.amax(-1, keepdim=True) - self.budget.block_size
+        return (positions >= 0) & ((positions < self.budget.protected) | (positions > newest))
+
+    def _with_held(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        if self.held == 0:
+            return keys, values
+        storage_k, storage_v = self._storage
+        held_k, held_v = storage_k[:, :, : self.held], storage_v[:, :, : self.held]
+        return torch.cat([held_k, keys], dim=2), torch.cat([held_v, values], dim=2)
+
+    def _detached(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        return keys.detach().to(self.dtype), values.detach().to(self.dtype)
+
+    # ---- storage --------------------------------------------------------------------------------------------------
+
+    @property
+    def _storage(self) -> tuple[Tensor, Tensor]:
+        if self.keys is None or self.values is None:
+            raise RuntimeError("The cache is empty: run a forward first.")
+        return self.keys, self.values
+
+    def _make_storage(self, keys: Tensor, values: Tensor) -> None:
+        if self._table is not None:
+            self._check_rows(keys.shape[0])
+            return
+        self.budget = self.budget.resolve(keys.shape[2])
+        if not self._fits(keys, values):
+            # Ordinary tensors, so that later forwards in and out of `torch.inference_mode` may write to them.
+            with torch.inference_mode(False):
+                self.keys = self._empty_storage(keys)
+                self.values = self._empty_storage(values)
+        sets = 1 if self.heads == "shared" else keys.shape[1]
+        self._table = BlockTable(self.budget, keys.shape[0], sets, keys.device, self.policy.token_local)
+        if keys.shape[0] > 1:
+            self.padding.warn_if_unknown()
+
+    def _empty_storage(self, states: Tensor) -> Tensor:
+        batch, heads, _, width = states.shape
+        return states.new_empty(batch, heads, self.budget.capacity, width)
+
+    def _fits(self, keys: Tensor, values: Tensor) -> bool:
+        """Whether the storage left by `reset` serves this batch."""
+        if self.keys is None or self.values is None:
+            return False
+        return all(
+            (old.shape[:2], old.shape[2], old.shape[3], old.dtype, old.device)
+            == (new.shape[:2], self.budget.capacity, new.shape[3], new.dtype, new.device)
+            for old, new in ((self.keys, keys), (self.values, values))
+        )
+
+    def _check_rows(self, rows: int) -> None:
+        held = self.table.pads.shape[0]
+        if rows != held:
+            raise ValueError(
+                f"The cache holds {held} rows but got {rows}. Use a new cache or `cache.reset()` for another batch, "
+                "`batch_repeat_interleave` or `batch_select_indices` to change the rows of this one."
+            )
+
+    # ---- scores ---------------------------------------------------------------------------------------------------
+
+    def _score(self, keys: Tensor, values: Tensor, positions: Tensor, seen: Tensor) -> Tensor:
+        """Policy's scores `[B, 1 or H, T]`, one per set of victims."""
+        positions = positions.expand(-1, keys.shape[1], -1)
+        scores = self.policy.score(ScoreContext(keys, values, positions, seen, self.layer_idx))
+        if scores.shape != positions.shape:
+            raise ValueError(
+                f"{type(self.policy).__name__}.score must return [batch, kv_heads, tokens] = "
+                f"{tuple(positions.shape)}, got {tuple(scores.shape)}."
+            )
+        scores = scores.float()
+        return scores.mean(1, keepdim=True) if self.heads == "shared" else scores
+
+    def _score_slots(self, slots: Tensor | None) -> Tensor:
+        keys, values = self._storage
+        table, positions = self.table, self.table.positions
+        seen = table.seen - table.pads
+        if slots is None:
+            return self._score(keys[:, :, : table.held], values[:, :, : table.held], positions, seen)
+        return self._score(_gather(keys, slots), _gather(values, slots), positions.gather(-1, slots), seen)
+
+    def _score_overflow(self, keys: Tensor, values: Tensor, positions: Tensor, count: int) -> Tensor:
+        table = self.table
+        seen = positions[:, 0].amax(-1) + 1
+        if not self.policy.token_local or table.held == 0:
+            return self._score(keys, values, positions, seen)
+        table.refresh_scores(self._score_slots)
+        new = self._score(keys[:, :, -count:], values[:, :, -count:], positions[..., -count:], seen)
+        return torch.cat([table.scores, new], dim=-1)
+
+    # ---- taking back ----------------------------------------------------------------------------------------------
+
+    def activate_past_recording(self) -> None:
+        """From now on new tokens wait until `crop` (or the next forward) commits them."""
+        self.record_past = True
+
+    def commit(self) -> None:
+        """Take in the tokens that wait for `crop`, evicting as needed."""
+        pending, self._pending = self._pending, None
+        if pending is not None and pending.keys.shape[2]:
+            self._take(pending.keys, pending.values, pending.real)
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Take back the newest tokens.
+
+        Args:
+            tokens_to_remove: `-n` or 0 removes `n` tokens; `n > 0` keeps `n` tokens of those seen (transformers up
+                to 5.12 calls it so).
+
+        Raises:
+            ValueError: some of these tokens have been evicted already and nothing was recorded.
+        """
+        seen = self.get_seq_length()
+        count = max(seen - tokens_to_remove, 0) if tokens_to_remove > 0 else min(-tokens_to_remove, seen)
+        if self._pending is not None:
+            dropped = min(count, self._waiting)
+            self._pending = self._pending.first(self._waiting - dropped)
+            count -= dropped
+        self.commit()
+        if count:
+            self._remove(count)
+
+    def _remove(self, count: int) -> None:
+        table = self.table
+        if count == table.seen:
+            self._clear()
+            return
+        pads = self._pads_before(table.seen - count)
+        if table.in_arrival_order:
+            table.shrink(None, count, pads)
+            return
+        positions = table.positions
+        slots = torch.arange(table.held, device=table.device)
+        left = (table.seen - count - pads)[:, None, None]  # real tokens that remain
+        gone = (positions >= left) | ((positions < 0) & (slots < (table.pads - pads)[:, None, None]))
+        if bool((gone.sum(-1) != count).any()):
+            raise ValueError(
+                f"Cannot take back {count} tokens: some of them have been evicted. Call "
+                "`cache.activate_past_recording()` before the forward that may be taken back, or use a larger budget."
+            )
+        order = positions.masked_fill(gone, KEEP).argsort(-1, stable=True)
+        for states in self._storage:
+            states[:, :, : table.held] = _gather(states, order)
+        table.shrink(order, count, pads)
+
+    def _pads_before(self, column: int) -> Tensor:
+        """`[B]` pads among the first `column` columns."""
+        table = self.table
+        later = self.padding.columns(column, table.seen, table.pads.shape[0], table.device)
+        return table.pads if later is None else table.pads - (~later).sum(-1)
+
+    # ---- rows -----------------------------------------------------------------------------------------------------
+
+    def _map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
+        if self._table is None:
+            return
+        self.keys, self.values = (change(states) for states in self._storage)
+        self._table.map_rows(change)
+        if self._pending is not None:
+            real = None if self._pending.real is None else change(self._pending.real)
+            self._pending = Pending(change(self._pending.keys), change(self._pending.values), real)
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Row `i` becomes what row `beam_idx[i]` was."""
+        self.batch_select_indices(beam_idx)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeat every row `repeats` times in place."""
+        self._map_rows(lambda states: states.repeat_interleave(repeats, dim=0))
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keep the rows `indices` (int64 or bool `[rows]`)."""
+        if self._table is not None:
+            indices = indices.to(self._table.device)
+            self._map_rows(lambda states: states[indices])
+
+    # ---- life -----------------------------------------------------------------------------------------------------
+
+    def _clear(self) -> None:
+        self.budget = self._asked
+        self._table = None
+        self._pending = None
+
+    def reset(self) -> None:
+        """Forget every token. The storage stays and serves the next prompt of the same shape."""
+        self._clear()
+
+    def offload(self) -> None:
+        """Move keys and values to the CPU; the (small) bookkeeping stays."""
+        if self.keys is not None and self.values is not None:
+            self.keys = self.keys.to("cpu", non_blocking=True)
+            self.values = self.values.to("cpu", non_blocking=True)
+
+    def prefetch(self) -> None:
+        """Bring keys and values back."""
+        if self.keys is not None and self.values is not None and self.keys.device != self.device:
+            self.keys = self.keys.to(self.device, non_blocking=True)
+            self.values = self.values.to(self.device, non_blocking=True)
+
+    # ---- reading --------------------------------------------------------------------------------------------------
+
+    @property
+    def positions(self) -> Tensor:
+        """`[batch, kv_heads, held]` int64: position of the token in each held slot, -1 for a pad."""
+        if self._table is None or self.keys is None:
+            return torch.empty(0, 0, 0, dtype=torch.int64)
+        return self._table.positions.expand(-1, self.keys.shape[1], -1)
+
+    @property
+    def storage_bytes(self) -> int:
+        """Bytes of key and value storage, used or not."""
+        tensors = [states for states in (self.keys, self.values) if states is not None]
+        return sum(states.numel() * states.element_size() for states in tensors)
+
+    def block_table(self) -> Tensor:
+        """`[batch, kv_heads, blocks, block_size]` int64 positions in logical order, -1 where no real token is."""
+        table = self.table.table()
+        return table.expand(-1, self._storage[0].shape[1], -1, -1)
+
+    def block_scores(self) -> Tensor:
+        """`[batch, kv_heads, blocks]` float32, what the next eviction ranks; nan for blocks not yet filled."""
+        self.table.refresh_scores(self._score_slots)
+        return self.table.block_scores().expand(-1, self._storage[0].shape[1], -1)
+
+    def visible_next(self, query_length: int) -> Tensor:
+        """Which of the slots that the next `update` returns are real, the new tokens left out.
+
+        Returns:
+            `[batch, n]` bool, where `n` is the held part of `get_mask_sizes(query_length)`; for a single token that
+            will overwrite a slot, `n` counts that slot too.
+        """
+        visible = self.table.positions[:, 0] >= 0
+        kv_length, _ = self.get_mask_sizes(query_length)
+        if kv_length == self.held + self._waiting + query_length:
+            return visible
+        # Full: the pads are the lowest slots, and the new token takes the highest of them.
+        pads = (~visible).sum(-1, keepdim=True)
+        return torch.arange(self.held, device=visible.device) >= pads - 1

@@ -1,0 +1,118 @@
+"""Which columns of the batch are pads.
+
+A layer is handed keys and values and nothing else, so the cache learns the 2-D attention mask from the model's own
+mask construction (`mask_channel`) or from the user. Everything a layer needs to know on the host is worked out once
+per forward of several tokens; a decode step reads no tensor on an accelerator.
+"""
+
+import warnings
+
+import torch
+from torch import Tensor
+
+
+class Padding:
+    """The 2-D attention mask of a batch, as far as it is known.
+
+    Args:
+        attention_mask: `[rows, length]`, nonzero = real token. Wins over what the model tells for the columns it
+            covers; `rows` may divide the batch (beams, several returned sequences).
+
+    Raises:
+        TypeError, ValueError: the mask is not a tensor, or not 2-D.
+    """
+
+    def __init__(self, attention_mask: Tensor | None = None) -> None:
+        self._given = self._check(attention_mask)
+        self._mask: Tensor | None = None
+        self._all_real_from = 0
+        self._warned = False
+        self.observed = False
+        self.irregular = False
+        if self._given is not None:
+            self._learn(self._given)
+
+    @staticmethod
+    def _check(mask: Tensor | None) -> Tensor | None:
+        if mask is None:
+            return None
+        if not isinstance(mask, Tensor):
+            raise TypeError(f"attention_mask must be a tensor [rows, length], got {type(mask).__name__}.")
+        if mask.ndim != 2:
+            raise ValueError(f"attention_mask must be [rows, length], got shape {tuple(mask.shape)}.")
+        return mask.bool()
+
+    def observe(self, mask: Tensor | None, seen: int, length: int, batch: int) -> Tensor | None:
+        """Take in the mask of a forward whose columns are `seen .. length`.
+
+        Args:
+            mask: `[batch, >= length]` bool, or None where the model masks no column.
+
+        Returns:
+            The mask in force, `[batch, length]` bool, or None: nothing is masked.
+        """
+        self.observed = True
+        mask = self._merge(mask, length, batch)
+        if mask is None:
+            self._mask = None
+        elif length - seen > 1 or seen < self._all_real_from or seen == 0:
+            self._learn(mask)
+        elif mask.device.type == "cpu" and not mask[:, -1].all():
+            # Reading the mask of every step would synchronise an accelerator; there the new column counts as real.
+            self._learn(mask)
+        else:
+            self._mask = mask
+        return mask
+
+    def _merge(self, mask: Tensor | None, length: int, batch: int) -> Tensor | None:
+        if mask is not None:
+            mask = mask[:, :length].bool()
+            if mask.shape[1] < length:  # transformers hides the columns that a mask does not reach
+                mask = torch.nn.functional.pad(mask, (0, length - mask.shape[1]))
+        if self._given is None:
+            return mask
+        given = self._expand(self._given, batch)[:, :length]
+        if mask is None:
+            mask = given.new_ones(batch, length)
+        return torch.cat([given.to(mask.device), mask[:, given.shape[1] :]], dim=1)
+
+    @staticmethod
+    def _expand(mask: Tensor, batch: int) -> Tensor:
+        rows = mask.shape[0]
+        if rows == 0 or batch % rows:
+            raise ValueError(
+                f"attention_mask= has {rows} rows, which does not divide the batch of {batch}. Pass the mask of "
+                "this batch, or none: it is learned from the model's own."
+            )
+        return mask.repeat_interleave(batch // rows, dim=0)
+
+    def _learn(self, mask: Tensor) -> None:
+        self._mask = mask
+        padded = (~mask).any(dim=0).nonzero()
+        self._all_real_from = int(padded[-1]) + 1 if len(padded) else 0
+        self.irregular = self.irregular or bool((mask[:, 1:] < mask[:, :-1]).any())
+
+    def columns(self, start: int, stop: int, batch: int, device: torch.device) -> Tensor | None:
+        """Which of the tokens `start .. stop` are real: `[batch, stop - start]` bool, or None if all are."""
+        if start >= self._all_real_from or self._mask is None:
+            return None
+        mask = self._expand(self._mask, batch)[:, start:stop].to(device)
+        beyond = stop - start - mask.shape[1]
+        return torch.nn.functional.pad(mask, (0, beyond), value=True) if beyond else mask
+
+    def warn_if_unknown(self) -> None:
+        """Several rows and no word about pads: say so, once."""
+        if self.observed or self._given is not None or self._warned:
+            return
+        self._warned = True
+        warnings.warn(
+            "A batch of several rows arrived and nothing told the cache which tokens are pads, so all count as real. "
+            "This model builds its mask by itself: pass attention_mask= to PagedEvictionCache.",
+            stacklevel=2,
+        )
+
+    def reset(self) -> None:
+        """Forget the mask, the one given by the user included: the next prompt has its own."""
+        self._given = self._mask = None
+        self._all_real_from = 0
+        self.observed = self.irregular = False

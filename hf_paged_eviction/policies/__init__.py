@@ -1,0 +1,26 @@
+"""Eviction policies: what a cached token is worth. One file each."""
+
+from .base import EvictionPolicy, ScoreContext
+from .key_norm import KeyNorm
+from .keydiff import KeyDiff
+from .paged_eviction import PagedEviction
+from .random import Random
+from .recency import Recency
+from .registry import available_policies, make_policy, register_policy
+from .streaming_llm import StreamingLLM
+from .value_norm import ValueNorm
+
+__all__ = [
+    "EvictionPolicy",
+    "KeyDiff",
+    "KeyNorm",
+    "PagedEviction",
+    "Random",
+    "Recency",
+    "ScoreContext",
+    "StreamingLLM",
+    "ValueNorm",
+    "available_policies",
+    "make_policy",
+    "register_policy",
+]

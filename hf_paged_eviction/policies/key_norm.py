@@ -1,0 +1,23 @@
+"""Inverse key L2 norm, arXiv 2406.11430."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from .base import EvictionPolicy, ScoreContext
+from .norms import l2_norm
+from .registry import register_policy
+
+
+@register_policy("key_norm")
+@dataclass(frozen=True)
+class KeyNorm(EvictionPolicy):
+    """`-||K||`: keep the tokens whose keys are short, which in large models attract the attention."""
+
+    paper: ClassVar[str | None] = "2406.11430"
+    token_local: ClassVar[bool] = True
+    supports_mla: ClassVar[bool] = False
+
+    def score(self, context: ScoreContext) -> Tensor:
+        return -l2_norm(context.keys)

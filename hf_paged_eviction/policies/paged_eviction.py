@@ -1,0 +1,26 @@
+"""PagedEviction, arXiv 2509.04377."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from .base import EvictionPolicy, ScoreContext
+from .norms import l2_norm
+from .registry import register_policy
+
+
+@register_policy("paged_eviction")
+@dataclass(frozen=True)
+class PagedEviction(EvictionPolicy):
+    """`||V|| / ||K||`: a low key norm goes with high attention, and the value carries the content.
+
+    A block's score is the mean of its tokens' ratios (not the ratio of the means).
+    """
+
+    paper: ClassVar[str | None] = "2509.04377"
+    token_local: ClassVar[bool] = True
+    supports_mla: ClassVar[bool] = False
+
+    def score(self, context: ScoreContext) -> Tensor:
+        return l2_norm(context.values) / l2_norm(context.keys).clamp_min(1e-6)

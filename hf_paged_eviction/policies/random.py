@@ -1,0 +1,39 @@
+"""Random eviction: the baseline every score has to beat."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from .base import EvictionPolicy, ScoreContext
+from .registry import register_policy
+
+_MASK_32 = 0xFFFFFFFF
+
+
+def _mix(bits: Tensor) -> Tensor:
+    """Scramble 32-bit integers held in int64 (xor-shift and multiply; odd 31-bit factors keep it a bijection)."""
+    bits = ((bits ^ (bits >> 16)) * 0x45D9F3B) & _MASK_32
+    bits = ((bits ^ (bits >> 15)) * 0x2C1B3C6D) & _MASK_32
+    return bits ^ (bits >> 16)
+
+
+@register_policy("random")
+@dataclass(frozen=True)
+class Random(EvictionPolicy):
+    """A uniform number in [0, 1) drawn from (seed, layer, head, position).
+
+    A hash rather than a generator: the draw is the same on every device, in every batch and at every call.
+    """
+
+    seed: int = 0
+
+    token_local: ClassVar[bool] = True
+
+    def score(self, context: ScoreContext) -> Tensor:
+        positions = context.positions
+        heads = torch.arange(positions.shape[1], device=positions.device)[:, None]
+        stream = _mix(_mix(heads + (self.seed & _MASK_32)) + context.layer_idx)
+        bits = _mix((stream + positions) & _MASK_32)
+        return (bits >> 8).float() / 2**24

@@ -1,0 +1,36 @@
+"""StreamingLLM, arXiv 2309.17453."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from .base import EvictionPolicy, ScoreContext
+from .registry import register_policy
+
+
+@register_policy("streaming_llm")
+@dataclass(frozen=True)
+class StreamingLLM(EvictionPolicy):
+    """Attention sinks and recent tokens. Differs from `recency` where the cache itself protects fewer sinks.
+
+    Positions stay those of the text (the authors' code counts them inside the cache).
+
+    Args:
+        n_sink: tokens at the start of the row that are pinned, 4 in the paper.
+
+    Raises:
+        ValueError: `n_sink` is negative.
+    """
+
+    n_sink: int = 4
+
+    paper: ClassVar[str | None] = "2309.17453"
+    token_local: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.n_sink < 0:
+            raise ValueError(f"n_sink counts tokens and cannot be negative, got {self.n_sink}.")
+
+    def score(self, context: ScoreContext) -> Tensor:
+        return context.positions.float().masked_fill(context.positions < self.n_sink, float("inf"))

@@ -1,0 +1,23 @@
+"""Value L2 norm: the numerator of PagedEviction (arXiv 2509.04377) alone."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from .base import EvictionPolicy, ScoreContext
+from .norms import l2_norm
+from .registry import register_policy
+
+
+@register_policy("value_norm")
+@dataclass(frozen=True)
+class ValueNorm(EvictionPolicy):
+    """`||V||`: keep the tokens that contribute most when they are attended to."""
+
+    paper: ClassVar[str | None] = "2509.04377"
+    token_local: ClassVar[bool] = True
+    supports_mla: ClassVar[bool] = False
+
+    def score(self, context: ScoreContext) -> Tensor:
+        return l2_norm(context.values)

@@ -1,0 +1,53 @@
+"""What a cache holds and what it has evicted."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class LayerStats:
+    """One paged layer.
+
+    Attributes:
+        layer_idx: index in the model.
+        seen: tokens seen per row, pads included.
+        held: tokens held per row, pads included.
+        budget: most tokens it may hold per row; None while a `keep_ratio` waits for its prompt.
+        evicted_tokens: real tokens seen and no longer held, summed over rows.
+        evicted_blocks: blocks overwritten during decoding, summed over rows (shared by the KV heads or one each).
+        storage_bytes: key and value storage, used or not.
+    """
+
+    layer_idx: int
+    seen: int
+    held: int
+    budget: int | None
+    evicted_tokens: int
+    evicted_blocks: int
+    storage_bytes: int
+
+
+@dataclass(frozen=True)
+class CacheStats:
+    """All layers. Counts of evicted tokens and blocks and bytes are sums, the others are the largest of any layer.
+
+    Attributes:
+        other_bytes: keys and values of layers that are not paged (sliding windows and the like).
+        layers: one entry per paged layer.
+    """
+
+    seen: int
+    held: int
+    budget: int | None
+    evicted_tokens: int
+    evicted_blocks: int
+    storage_bytes: int
+    other_bytes: int
+    layers: tuple[LayerStats, ...]
+
+
+def readable_bytes(count: int) -> str:
+    """1536 -> "1.5 KiB"."""
+    size, units = float(count), ["bytes", "KiB", "MiB", "GiB"]
+    while size >= 1024 and len(units) > 1:
+        size, units = size / 1024, units[1:]
+    return f"{count} bytes" if units[0] == "bytes" else f"{size:.1f} {units[0]}"
