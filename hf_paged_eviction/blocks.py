@@ -292,7 +292,7 @@ class BlockTable:
         if not self._overwriting:
             used = torch.arange(self.capacity, device=self.device) < self.held
             positions = self._positions.masked_fill(~used | (self._positions < 0), KEEP)
-            slots = slots.masked_fill(~used, missing).gather(-1, positions.argsort(-1, stable=True))
+            slots = slots.masked_fill(~used, missing).gather(-1, positions.argsort(stable=True, dim=-1))
         elif self._order is not None:
             slots = slots.gather(-1, self._order[:, None].expand_as(slots))
-        return slots.unflatten(-1, (-1, self.block_size))
+        return slots.view(*slots.shape[:-1], -1, self.block_size)

@@ -355,7 +355,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
                 f"Cannot take back {count} tokens: some of them have been evicted. Call "
                 "`cache.activate_past_recording()` before the forward that may be taken back, or use a larger budget."
             )
-        order = positions.masked_fill(gone, KEEP).argsort(-1, stable=True)
+        order = positions.masked_fill(gone, KEEP).argsort(stable=True, dim=-1)
         for states in self._storage:
             states[:, :, : table.held] = _gather(states, order)
         table.shrink(order, count, pads)

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from .base import EvictionPolicy, ScoreContext
+from .norms import l2_norm
 from .registry import register_policy
 
 
@@ -18,7 +19,8 @@ class KeyDiff(EvictionPolicy):
     paper: ClassVar[str | None] = "2504.15364"
 
     def score(self, context: ScoreContext) -> Tensor:
-        unit = normalize(context.keys.float(), dim=-1)
+        keys = context.keys.float()
+        inverse = l2_norm(keys).clamp_min(1e-12).reciprocal() * context.valid
         # The direction of the sum is that of the mean, so the count of valid tokens is not needed.
-        anchor = (unit * context.valid[..., None]).sum(dim=-2, keepdim=True)
-        return -(unit * normalize(anchor, dim=-1)).sum(dim=-1)
+        anchor = normalize(inverse[:, :, None] @ keys, dim=-1)
+        return -(keys @ anchor.mT)[..., 0] * inverse

@@ -7,4 +7,5 @@ from torch import Tensor
 def l2_norm(states: Tensor) -> Tensor:
     """`[..., tokens, dim]` in any dtype -> `[..., tokens]` float32."""
     wide = torch.promote_types(states.dtype, torch.float32)
-    return torch.linalg.vector_norm(states, dim=-1, dtype=wide).float()
+    norm: Tensor = torch.linalg.vector_norm(states, dim=-1, dtype=wide)
+    return norm.float()

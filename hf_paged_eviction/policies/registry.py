@@ -47,10 +47,8 @@ def make_policy(policy: str | EvictionPolicy) -> EvictionPolicy:
     """
     if isinstance(policy, EvictionPolicy):
         return policy
-    if isinstance(policy, type) and issubclass(policy, EvictionPolicy):
-        raise TypeError(f"policy={policy.__name__} is a class; pass an object, {policy.__name__}().")
     if not isinstance(policy, str):
-        raise TypeError(f"policy must be a name or an EvictionPolicy, got {policy!r}.")
+        raise TypeError(f"policy must be a name or an EvictionPolicy object (not a class), got {policy!r}.")
     if policy not in _POLICIES:
         raise ValueError(f"Unknown policy {policy!r}. Available: {', '.join(available_policies())}.")
     return _POLICIES[policy]()
