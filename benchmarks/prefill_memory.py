@@ -33,9 +33,14 @@ class LiveKV(TorchDispatchMode):  # type: ignore[misc]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):
-            if isinstance(leaf, Tensor) and leaf.ndim == 4 and (leaf.shape[1], leaf.shape[3]) == (
-                self.heads,
-                self.width,
+            if (
+                isinstance(leaf, Tensor)
+                and leaf.ndim == 4
+                and (leaf.shape[1], leaf.shape[3])
+                == (
+                    self.heads,
+                    self.width,
+                )
             ):
                 self._count(leaf.untyped_storage())
         return result

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import Cache
@@ -14,6 +13,7 @@ from .models import check_model, is_latent_attention, layer_plan, warn_of_surpri
 from .padding import Padding
 from .policies import EvictionPolicy, make_policy
 from .stats import CacheStats, LayerStats, readable_bytes
+from .storage import byte_count
 
 
 class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
@@ -198,5 +198,4 @@ def _layer_stats(layer: PagedLayer) -> LayerStats:
 
 
 def _plain_bytes(layer: Any) -> int:
-    tensors = [getattr(layer, name, None) for name in ("keys", "values")]
-    return sum(states.numel() * states.element_size() for states in tensors if isinstance(states, torch.Tensor))
+    return byte_count(getattr(layer, "keys", None), getattr(layer, "values", None))

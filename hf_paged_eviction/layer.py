@@ -13,6 +13,7 @@ from .budget import BlockBudget
 from .padding import Padding
 from .policies import EvictionPolicy, ScoreContext
 from .ranking import KEEP, best_tokens, rank_keys
+from .storage import byte_count, empty_storage, gather_slots, serves, slot_index
 
 Heads = Literal["shared", "separate"]
 
@@ -28,16 +29,6 @@ class Pending:
     def first(self, count: int) -> "Pending":
         real = None if self.real is None else self.real[:, :count]
         return Pending(self.keys[:, :, :count], self.values[:, :, :count], real)
-
-
-def _gather(states: Tensor, slots: Tensor) -> Tensor:
-    """`states` `[B, H, T, D]` at `slots` `[B, 1 or H, n]` -> `[B, H, n, D]`."""
-    return states.gather(2, _index(slots, states))
-
-
-def _index(slots: Tensor, states: Tensor) -> Tensor:
-    batch, heads, _, width = states.shape
-    return slots[..., None].expand(batch, heads, -1, width)
 
 
 class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
@@ -187,7 +178,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         table = self.table
         storage_k, storage_v = self._storage
         slot = table.next_slot(self._score_slots, real)
-        index_k, index_v = _index(slot, storage_k), _index(slot, storage_v)
+        index_k, index_v = slot_index(slot, storage_k), slot_index(slot, storage_v)
         if real is not None:  # a pad evicts nothing
             written = real[:, None, :, None]
             keys = torch.where(written, keys, storage_k.gather(2, index_k))
@@ -208,8 +199,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         rank = rank.masked_fill(self._protected(positions), KEEP)
         kept = best_tokens(rank, positions, table.capacity)
         storage_k, storage_v = self._storage
-        torch.gather(full_k, 2, _index(kept, full_k), out=storage_k)
-        torch.gather(full_v, 2, _index(kept, full_v), out=storage_v)
+        torch.gather(full_k, 2, slot_index(kept, full_k), out=storage_k)
+        torch.gather(full_v, 2, slot_index(kept, full_v), out=storage_v)
         local_scores = scores.gather(-1, kept) if self.policy.token_local else None
         table.replace(positions.gather(-1, kept), local_scores, count, real)
         return full_k, full_v
@@ -242,29 +233,13 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             self._check_rows(keys.shape[0])
             return
         self.budget = self.budget.resolve(keys.shape[2])
-        if not self._fits(keys, values):
-            # Ordinary tensors, so that later forwards in and out of `torch.inference_mode` may write to them.
-            with torch.inference_mode(False):
-                self.keys = self._empty_storage(keys)
-                self.values = self._empty_storage(values)
+        capacity = self.budget.capacity
+        if not (serves(self.keys, keys, capacity) and serves(self.values, values, capacity)):
+            self.keys, self.values = empty_storage(keys, capacity), empty_storage(values, capacity)
         sets = 1 if self.heads == "shared" else keys.shape[1]
         self._table = BlockTable(self.budget, keys.shape[0], sets, keys.device, self.policy.token_local)
         if keys.shape[0] > 1:
             self.padding.warn_if_unknown()
-
-    def _empty_storage(self, states: Tensor) -> Tensor:
-        batch, heads, _, width = states.shape
-        return states.new_empty(batch, heads, self.budget.capacity, width)
-
-    def _fits(self, keys: Tensor, values: Tensor) -> bool:
-        """Whether the storage left by `reset` serves this batch."""
-        if self.keys is None or self.values is None:
-            return False
-        return all(
-            (old.shape[:2], old.shape[2], old.shape[3], old.dtype, old.device)
-            == (new.shape[:2], self.budget.capacity, new.shape[3], new.dtype, new.device)
-            for old, new in ((self.keys, keys), (self.values, values))
-        )
 
     def _check_rows(self, rows: int) -> None:
         held = self.table.pads.shape[0]
@@ -294,7 +269,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         seen = table.seen - table.pads
         if slots is None:
             return self._score(keys[:, :, : table.held], values[:, :, : table.held], positions, seen)
-        return self._score(_gather(keys, slots), _gather(values, slots), positions.gather(-1, slots), seen)
+        return self._score(gather_slots(keys, slots), gather_slots(values, slots), positions.gather(-1, slots), seen)
 
     def _score_overflow(self, keys: Tensor, values: Tensor, positions: Tensor, count: int) -> Tensor:
         table = self.table
@@ -357,7 +332,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             )
         order = positions.masked_fill(gone, KEEP).argsort(stable=True, dim=-1)
         for states in self._storage:
-            states[:, :, : table.held] = _gather(states, order)
+            states[:, :, : table.held] = gather_slots(states, order)
         table.shrink(order, count, pads)
 
     def _pads_before(self, column: int) -> Tensor:
@@ -426,8 +401,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     @property
     def storage_bytes(self) -> int:
         """Bytes of key and value storage, used or not."""
-        tensors = [states for states in (self.keys, self.values) if states is not None]
-        return sum(states.numel() * states.element_size() for states in tensors)
+        return byte_count(self.keys, self.values)
 
     def block_table(self) -> Tensor:
         """`[batch, kv_heads, blocks, block_size]` int64 positions in logical order, -1 where no real token is."""
