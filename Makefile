@@ -1,0 +1,67 @@
+# Everything here runs in virtual environments of its own; nothing outside this folder is touched.
+PYTHON ?= python3
+JOBS ?= 2
+DEMO_OUTPUT ?= results/demo
+PIP_INSTALL = -m pip install --quiet --disable-pip-version-check
+CONSTRAINTS = .ci/constraints.txt
+# Two threads on a busy two-core machine make every operator wait: parallelism comes from processes.
+ONE_THREAD = OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
+INPUTS = pyproject.toml $(CONSTRAINTS)
+
+OLDEST = 4.57.6
+NEWEST = $(shell sed -n 's/^transformers==//p' $(CONSTRAINTS))
+VERSIONS = $(OLDEST) 5.0.0 5.14.1 $(NEWEST)
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-oldest test-versions build format clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
+
+demo: .venv/.stamp-eval ## evaluate every policy on the embedded model: table, JSON, plot in results/demo
+	.venv/bin/paged-eviction eval --output $(DEMO_OUTPUT)
+
+test: .venv/.stamp-dev ## ruff, mypy and the tests
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+	$(ONE_THREAD) .venv/bin/python -m pytest -n $(JOBS)
+
+test-oldest: test-$(OLDEST) ## the contract suite on the oldest supported transformers
+
+test-versions: $(VERSIONS:%=test-%) ## the contract suite on every supported generation of transformers
+
+build: .venv/.stamp-dev ## wheel and sdist in dist/
+	rm -rf build dist
+	.venv/bin/python -m build
+	rm -rf build
+
+format: .venv/.stamp-dev ## rewrite the sources in the project's format
+	.venv/bin/ruff check --fix .
+	.venv/bin/ruff format .
+
+clean: ## remove environments, builds and caches (not results/)
+	rm -rf .venv .venvs build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
+
+test-%: .venvs/%/.stamp
+	$(ONE_THREAD) .venvs/$*/bin/python -m pytest -n $(JOBS) -m contract tests/contract
+
+.venv/bin/python:
+	$(PYTHON) -m venv .venv
+
+.venv/.stamp-eval: $(INPUTS) | .venv/bin/python
+	.venv/bin/python $(PIP_INSTALL) -c $(CONSTRAINTS) -e '.[eval]'
+	touch $@
+
+.venv/.stamp-dev: $(INPUTS) | .venv/bin/python
+	.venv/bin/python $(PIP_INSTALL) -c $(CONSTRAINTS) -e '.[eval,dev]'
+	touch $@ .venv/.stamp-eval
+
+# An older transformers needs its own tokenizers and hub: those, and only those, are left for pip to choose.
+.PRECIOUS: .venvs/%/.stamp
+.venvs/%/.stamp: $(INPUTS)
+	$(PYTHON) -m venv .venvs/$*
+	grep -vE '^(transformers|tokenizers|huggingface[-_]hub)==' $(CONSTRAINTS) > .venvs/$*/constraints.txt
+	.venvs/$*/bin/python $(PIP_INSTALL) -c .venvs/$*/constraints.txt \
+		-e . transformers==$* accelerate pytest pytest-xdist hypothesis
+	touch $@

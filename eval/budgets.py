@@ -1,0 +1,81 @@
+"""Budgets as a person writes them ("256", "12.5%", "full") and as a cache takes them (tokens)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+from hf_paged_eviction.budget import BlockBudget
+
+from .errors import UserError
+
+FULL = "full"
+
+
+@dataclass(frozen=True)
+class Budget:
+    """One budget: a number of tokens, a share of the length, or neither (the full cache)."""
+
+    label: str
+    tokens: int | None = None
+    share: Fraction | None = None
+
+    @property
+    def is_full(self) -> bool:
+        return self.tokens is None and self.share is None
+
+    def resolve(self, length: int, block_size: int) -> int | None:
+        """Tokens held at this `length`: rounded up to whole blocks and to the smallest legal budget."""
+        if self.is_full:
+            return None
+        wanted = self.tokens if self.share is None else self.share * length
+        blocks = -(-Fraction(wanted or 0) // block_size)
+        return max(int(blocks) * block_size, smallest_budget(block_size))
+
+
+def smallest_budget(block_size: int) -> int:
+    """The sink block, the newest block and one block that can be evicted."""
+    return BlockBudget(None, block_size, protected=block_size).smallest
+
+
+def parse_budget(text: str) -> Budget:
+    """Read one budget."""
+    label = text.strip().lower()
+    if label == FULL:
+        return Budget(FULL)
+    if label.endswith("%"):
+        share = _share(label)
+        if 0 < share <= 1:
+            return Budget(label, share=share)
+    elif label.isascii() and label.isdigit() and int(label) > 0:
+        return Budget(label, tokens=int(label))
+    raise UserError(f"budget {text!r}: write tokens (256), a share of the length up to 100 % (12.5%), or full")
+
+
+def _share(label: str) -> Fraction:
+    try:
+        return Fraction(label[:-1].strip()) / 100
+    except (ValueError, ZeroDivisionError):
+        return Fraction(0)
+
+
+def parse_budgets(text: str) -> tuple[Budget, ...]:
+    """Read a comma-separated list, without repetitions, in the order given."""
+    found = {budget.label: budget for budget in map(parse_budget, filter(str.strip, text.split(",")))}
+    if not found:
+        raise UserError("no budget given: for example --budgets 6%,12.5%,25%,50%,full")
+    return tuple(found.values())
+
+
+def rounding_notes(budgets: tuple[Budget, ...], length: int, block_size: int) -> list[str]:
+    """One sentence for every budget that had to be raised to the smallest legal one."""
+    smallest = smallest_budget(block_size)
+    notes = []
+    for budget in budgets:
+        wanted = budget.tokens if budget.share is None else budget.share * length
+        if wanted is not None and wanted <= smallest - block_size:
+            notes.append(
+                f"{budget.label} of {length} tokens is below the smallest legal budget with blocks of "
+                f"{block_size}: {smallest} tokens are used"
+            )
+    return notes

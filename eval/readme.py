@@ -1,0 +1,96 @@
+"""Write the tables and plots of a run into a README.
+
+    python -m hf_paged_eviction_eval.readme results/demo README.md
+
+What stands between `<!-- results:begin -->` and `<!-- results:end -->` is replaced; for a run over texts the markers
+are `<!-- perplexity:begin -->` and `<!-- perplexity:end -->`. The plots are copied to `notebooks/images/`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from .errors import UserError
+from .summary import Cell, Curve
+from .table import accuracy_grids, for_markdown, perplexity_grid
+
+IMAGES = Path("notebooks/images")
+
+
+def results_section(folder: Path) -> tuple[str, str, list[Path]]:
+    """Name of the section, its Markdown, and the plots it shows."""
+    meta = json.loads((folder / "run_meta.json").read_text("utf-8"))
+    summary = json.loads((folder / "summary.json").read_text("utf-8"))
+    if "tasks" in meta["settings"]:
+        grids = accuracy_grids([Cell(**cell) for cell in summary])
+        tables = [for_markdown(grids[0]), _details("Per task", "\n\n".join(map(for_markdown, grids[1:])))]
+        return (
+            "results",
+            "\n\n".join([caption(meta), *tables]),
+            [
+                folder / "accuracy.png",
+                folder / "accuracy_by_task.png",
+            ],
+        )
+    table = for_markdown(perplexity_grid([Curve(**curve) for curve in summary]))
+    return "perplexity", f"{caption(meta)}\n\n{table}", [folder / "perplexity.png"]
+
+
+def caption(meta: dict[str, Any]) -> str:
+    """What was run, and where."""
+    settings, versions, hardware = meta["settings"], meta["versions"], meta["hardware"]
+    if "tasks" in settings:
+        what = f"{settings['samples']} questions per task, seed {settings['seed']}, " + (
+            "compressed after the question was read" if settings["question_aware"] else "compressed before the question"
+        )
+    else:
+        what = (
+            f"{settings['samples']} texts of up to {settings['length']} tokens, {settings['chunk']} tokens per forward"
+        )
+    where = hardware.get("accelerator") or f"{hardware['cpu']}, {hardware['workers']} processes of one thread"
+    return (
+        f"Model `{settings['model']}`, {what}, blocks of {settings['block_size']}, heads {settings['heads']}; "
+        f"{meta['seconds']:.0f} s on {where}; transformers {versions['transformers']}, torch {versions['torch']}. "
+        "Best of each column in bold."
+    )
+
+
+def _details(title: str, content: str) -> str:
+    return f"<details><summary>{title}</summary>\n\n{content}\n\n</details>"
+
+
+def replace_section(text: str, name: str, content: str) -> str:
+    """Put `content` between the markers of a section."""
+    begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+    head, found, rest = text.partition(begin)
+    _, closed, tail = rest.partition(end)
+    if not (found and closed):
+        raise UserError(f"no markers {begin} and {end}")
+    return f"{head}{begin}\n{content}\n{end}{tail}"
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description="Write the tables and plots of a run into a README.")
+    parser.add_argument("folder", type=Path, help="folder of results")
+    parser.add_argument("readme", type=Path, help="file to change")
+    options = parser.parse_args()
+    try:
+        name, content, plots = results_section(options.folder)
+        text = replace_section(options.readme.read_text("utf-8"), name, content)
+    except (OSError, UserError) as error:
+        sys.exit(f"error: {error}")
+    images = options.readme.parent / IMAGES
+    images.mkdir(parents=True, exist_ok=True)
+    for plot in plots:
+        shutil.copy(plot, images)
+    options.readme.write_text(text, "utf-8")
+
+
+if __name__ == "__main__":
+    main()

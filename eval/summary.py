@@ -1,0 +1,96 @@
+"""Rows averaged into what tables and plots show."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import exp, sqrt
+from statistics import fmean
+
+from .results import Row
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Accuracy of one policy at one budget on one task.
+
+    Attributes:
+        tokens: held per layer and row; None for the full cache.
+        accuracy: mean score, 0 to 1.
+        error: standard error of that mean.
+        samples: number of questions.
+    """
+
+    task: str
+    length: int
+    policy: str
+    budget: str
+    tokens: int | None
+    accuracy: float
+    error: float
+    samples: int
+
+
+def summarise(rows: Iterable[Row]) -> list[Cell]:
+    """One cell per task, length, policy and budget, in the order of first appearance."""
+    groups: dict[tuple[str, int, str, str, int | None], list[float]] = {}
+    for row in rows:
+        key = (row["task"], row["length"], row["policy"], row["budget"], row["budget_tokens"])
+        groups.setdefault(key, []).append(row["score"])
+    return [Cell(*key, fmean(scores), _error(scores), len(scores)) for key, scores in groups.items()]
+
+
+def _error(scores: Sequence[float]) -> float:
+    mean = fmean(scores)
+    return sqrt(sum((score - mean) ** 2 for score in scores) / max(len(scores) - 1, 1) / len(scores))
+
+
+def over_tasks(cells: Sequence[Cell]) -> list[Cell]:
+    """The mean over tasks, each counting the same; its error assumes independent tasks."""
+    groups: dict[tuple[int, str, str, int | None], list[Cell]] = {}
+    for cell in cells:
+        groups.setdefault((cell.length, cell.policy, cell.budget, cell.tokens), []).append(cell)
+    return [
+        Cell(
+            "all tasks",
+            *key,
+            fmean(cell.accuracy for cell in group),
+            sqrt(sum(cell.error**2 for cell in group)) / len(group),
+            sum(cell.samples for cell in group),
+        )
+        for key, group in groups.items()
+    ]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Perplexity of one policy at one budget.
+
+    Attributes:
+        tokens: held per layer and row; None for the full cache.
+        perplexity: over all tokens of all texts.
+        by_position: per position bin; None where no text reaches.
+        predicted: number of predicted tokens.
+    """
+
+    policy: str
+    budget: str
+    tokens: int | None
+    perplexity: float
+    by_position: list[float | None]
+    predicted: int
+
+
+def curves(rows: Iterable[Row]) -> list[Curve]:
+    """One curve per policy and budget, in the order of first appearance."""
+    groups: dict[tuple[str, str, int | None], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row["policy"], row["budget"], row["budget_tokens"]), []).append(row)
+    return [_curve(key, group) for key, group in groups.items()]
+
+
+def _curve(key: tuple[str, str, int | None], rows: Sequence[Row]) -> Curve:
+    losses = [sum(column) for column in zip(*(row["loss"] for row in rows), strict=True)]
+    counts = [sum(column) for column in zip(*(row["count"] for row in rows), strict=True)]
+    bins = [exp(loss / count) if count else None for loss, count in zip(losses, counts, strict=True)]
+    return Curve(*key, exp(sum(losses) / sum(counts)), bins, sum(counts))

@@ -1,0 +1,114 @@
+"""Tables for the terminal and for Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from rich.box import SIMPLE_HEAD
+from rich.columns import Columns
+from rich.console import Group, RenderableType
+from rich.table import Table
+
+from .budgets import FULL
+from .summary import Cell, Curve, over_tasks
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Numbers by policy (rows) and budget (columns), as text.
+
+    Attributes:
+        title: what the numbers are.
+        columns: budgets.
+        rows: name of the policy and one text per budget.
+        best: row indices of the best number of each column; none where all are equal.
+    """
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, tuple[str, ...]], ...]
+    best: tuple[frozenset[int], ...]
+
+
+def make_grid(
+    title: str,
+    numbers: dict[tuple[str, str], float],
+    show: Callable[[float], str],
+    best: Callable[[Sequence[float]], float],
+) -> Grid:
+    """Arrange `numbers` by (policy, budget); what shows as the same text is equally good."""
+    policies = list(dict.fromkeys(policy for policy, _ in numbers))
+    budgets = list(dict.fromkeys(budget for _, budget in numbers))
+    texts = {key: show(value) for key, value in numbers.items()}
+    rows = tuple((policy, tuple(texts.get((policy, budget), "") for budget in budgets)) for policy in policies)
+    winners = []
+    for column, budget in enumerate(budgets):
+        winner = show(best([value for (_, other), value in numbers.items() if other == budget]))
+        bold = frozenset(index for index, (_, cells) in enumerate(rows) if cells[column] == winner)
+        winners.append(bold if len(bold) < len(rows) else frozenset())
+    return Grid(title, tuple(budgets), rows, tuple(winners))
+
+
+def accuracy_grid(title: str, cells: Sequence[Cell], name: Callable[[Cell], str]) -> Grid:
+    """Accuracy in percent, in columns of these names; the full cache stands in the title."""
+    numbers = {(cell.policy, name(cell)): 100 * cell.accuracy for cell in cells if cell.policy != FULL}
+    full = [f"full cache {100 * cell.accuracy:.1f}" for cell in cells if cell.policy == FULL]
+    return make_grid(", ".join([title, *full]), numbers, "{:.1f}".format, max)
+
+
+def accuracy_grids(cells: Sequence[Cell]) -> list[Grid]:
+    """Per length: the mean over tasks, then every task."""
+    grids = []
+    for length in dict.fromkeys(cell.length for cell in cells):
+        here = [cell for cell in cells if cell.length == length]
+        tasks = list(dict.fromkeys(cell.task for cell in here))
+        title = f"accuracy in %, {length} tokens, mean of {len(tasks)} tasks"
+        grids.append(accuracy_grid(title, over_tasks(here), column_name))
+        for task in tasks:
+            # Narrow columns, so that two tables stand side by side.
+            mine = [cell for cell in here if cell.task == task]
+            grids.append(accuracy_grid(task, mine, lambda cell: cell.budget))
+    return grids
+
+
+def perplexity_grid(found: Sequence[Curve]) -> Grid:
+    """Perplexity over all tokens; the full cache stands in the title."""
+    numbers = {(curve.policy, column_name(curve)): curve.perplexity for curve in found if curve.policy != FULL}
+    full = [f"full cache {curve.perplexity:.2f}" for curve in found if curve.policy == FULL]
+    return make_grid(", ".join(["perplexity", *full]), numbers, "{:.2f}".format, min)
+
+
+def column_name(cell: Cell | Curve) -> str:
+    """A budget as written and in tokens."""
+    return cell.budget if cell.budget == str(cell.tokens) else f"{cell.budget} ({cell.tokens})"
+
+
+def for_terminal(grids: Sequence[Grid]) -> RenderableType:
+    """Tables side by side where they fit; the best of each column in bold."""
+    return Group(*(_rich(grid) for grid in grids[:1]), Columns([_rich(grid) for grid in grids[1:]], padding=(0, 2)))
+
+
+def _rich(grid: Grid) -> Table:
+    table = Table(title=grid.title, title_justify="left", title_style="", box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("policy", no_wrap=True)
+    for name in grid.columns:
+        table.add_column(name, justify="right", no_wrap=True)
+    for index, (policy, cells) in enumerate(grid.rows):
+        marked = (f"[bold]{text}[/]" if index in grid.best[column] else text for column, text in enumerate(cells))
+        table.add_row(policy, *marked)
+    return table
+
+
+def for_markdown(grid: Grid) -> str:
+    """The same table for a README."""
+    lines = [
+        f"*{grid.title}*",
+        "",
+        "| policy | " + " | ".join(grid.columns) + " |",
+        "|---|" + "---:|" * len(grid.columns),
+    ]
+    for index, (policy, cells) in enumerate(grid.rows):
+        marked = (f"**{text}**" if index in grid.best[column] else text for column, text in enumerate(cells))
+        lines.append(f"| `{policy}` | " + " | ".join(marked) + " |")
+    return "\n".join(lines)

@@ -1,0 +1,61 @@
+"""A model and a tokenizer small enough to be made for the test run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("typer", reason="the extra `eval` is not installed")
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+VOCABULARY = 600
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Any:
+    """Byte-level BPE: encodes any text."""
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=["<pad>", "<eos>"],
+        show_progress=False,
+    )
+    core.train_from_iterator([Path(torch.__file__).read_text("utf-8")], trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=core, pad_token="<pad>", eos_token="<eos>")
+
+
+@pytest.fixture(scope="session")
+def model() -> Any:
+    """Random weights in float64, so that two ways to compute the same thing agree on every argmax."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=2048,
+        initializer_range=0.2,
+        bos_token_id=None,
+        eos_token_id=1,
+        pad_token_id=0,
+    )
+    return LlamaForCausalLM(config).double().eval()
+
+
+@pytest.fixture(scope="session")
+def model_folder(model: Any, tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Where `--model` finds them."""
+    folder = tmp_path_factory.mktemp("model")
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)

@@ -1,0 +1,99 @@
+"""Perplexity against one plain forward, and by position."""
+
+from __future__ import annotations
+
+import json
+from math import exp
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import DynamicCache
+
+from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction_eval.errors import UserError
+from hf_paged_eviction_eval.perplexity import BINS, binned, make_text_jobs, run_texts, token_losses
+from hf_paged_eviction_eval.settings import TextSettings
+from hf_paged_eviction_eval.summary import curves
+from hf_paged_eviction_eval.texts import read_texts
+
+
+@torch.no_grad()
+def plain_losses(model: Any, tokens: list[int]) -> list[float]:
+    """One token after the other, each from a forward over everything before it."""
+    losses = []
+    for position in range(1, len(tokens)):
+        logits = model(torch.tensor([tokens[:position]]), use_cache=False).logits[0, -1]
+        losses.append(-float(logits.log_softmax(-1)[tokens[position]]))
+    return losses
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 64])
+def test_losses_equal_a_plain_loop(model: Any, chunk: int) -> None:
+    tokens = torch.randint(2, 600, (40,), generator=torch.Generator().manual_seed(0)).tolist()
+    expected = torch.tensor(plain_losses(model, tokens))
+    for cache in (DynamicCache(config=model.config), PagedEvictionCache(model.config, budget=48, block_size=4)):
+        found = token_losses(model, torch.tensor([tokens]), cache, chunk)
+        torch.testing.assert_close(found[0], expected, atol=1e-5, rtol=1e-5)
+
+
+def text_settings(files: tuple[str, ...], **changes: Any) -> TextSettings:
+    defaults: dict[str, Any] = {
+        "policies": ("paged_eviction", "recency"),
+        "budgets": ("25%", "full"),
+        "block_size": 4,
+        "length": 160,
+        "chunk": 16,
+        "samples": 4,
+    }
+    return TextSettings(files=files, **defaults | changes)
+
+
+def all_rows(model: Any, tokenizer: Any, settings: TextSettings) -> list[dict[str, Any]]:
+    jobs = make_text_jobs(settings, tokenizer)
+    return [row for job in jobs for rows in run_texts(model, tokenizer, settings, job, set()) for row in rows]
+
+
+def test_a_text_does_not_depend_on_its_batch(model: Any, tokenizer: Any, tmp_path: Path) -> None:
+    source = Path(torch.__file__).read_text("utf-8")
+    records = [{"context": source[:900]}, {"text": source[2000:2300]}, {"text": "short"}]
+    path = tmp_path / "texts.jsonl"
+    path.write_text("\n".join(map(json.dumps, records)) + "\n", "utf-8")
+    together = all_rows(model, tokenizer, text_settings((str(path),)))
+    alone = all_rows(model, tokenizer, text_settings((str(path),), batch_size=1))
+    assert {row["text"] for row in together} == {f"{path}:1", f"{path}:2"}
+    by_key = {(row["text"], row["policy"], row["budget"]): row for row in alone}
+    for row in together:
+        other = by_key[row["text"], row["policy"], row["budget"]]
+        assert row["count"] == other["count"] and sum(row["count"]) == row["tokens"] - 1
+        assert row["loss"] == pytest.approx(other["loss"], abs=1e-4)
+    full = [curve for curve in curves(together) if curve.policy == "full"]
+    small = [curve for curve in curves(together) if curve.policy != "full"]
+    assert len(full) == 1 and len(small) == 2
+    assert all(curve.perplexity != full[0].perplexity and curve.tokens == 40 for curve in small)
+
+
+def test_bins_hold_every_position_once() -> None:
+    found = binned(torch.full((99,), 2.0), 100)
+    assert len(found["loss"]) == len(found["count"]) == BINS
+    assert sum(found["count"]) == 99 and sum(found["loss"]) == pytest.approx(198)
+    row = {"policy": "full", "budget": "full", "budget_tokens": None, **found}
+    assert curves([row])[0].perplexity == pytest.approx(exp(2.0))
+
+
+def test_files_take_turns(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "1"}\n\n{"text": "3"}\n')
+    (tmp_path / "b.txt").write_text("2")
+    assert [text.content for text in read_texts([str(tmp_path / "a.jsonl"), str(tmp_path / "b.txt")])] == [*"123"]
+
+
+def test_mistakes_in_files_are_named(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "x"}\n{"title": "y"}\n')
+    with pytest.raises(UserError, match="line 2"):
+        read_texts([str(tmp_path / "a.jsonl")])
+    (tmp_path / "b.txt").write_bytes(b"\xff\xfe\xfa")
+    with pytest.raises(UserError, match="UTF-8"):
+        read_texts([str(tmp_path / "b.txt")])
+    with pytest.raises(UserError, match="cannot read"):
+        read_texts([str(tmp_path / "none.txt")])

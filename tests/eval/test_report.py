@@ -1,0 +1,91 @@
+"""Summaries, tables and the README section."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hf_paged_eviction_eval import readme
+from hf_paged_eviction_eval.plot import plot_accuracy, plot_accuracy_by_task, plot_perplexity
+from hf_paged_eviction_eval.summary import Cell, Curve, over_tasks, summarise
+from hf_paged_eviction_eval.table import accuracy_grids, for_markdown, perplexity_grid
+
+
+def row(task: str, policy: str, budget: str, tokens: int | None, score: float) -> dict[str, Any]:
+    return {"task": task, "length": 100, "policy": policy, "budget": budget, "budget_tokens": tokens, "score": score}
+
+
+ROWS = [
+    row("a", "full", "full", None, 1.0),
+    row("a", "p", "25%", 25, 1.0),
+    row("a", "p", "25%", 25, 0.0),
+    row("a", "q", "25%", 25, 0.0),
+    row("b", "full", "full", None, 0.5),
+    row("b", "p", "25%", 25, 0.5),
+    row("b", "q", "25%", 25, 0.75),
+]
+
+
+def test_every_task_counts_the_same() -> None:
+    cells = summarise(ROWS)
+    first = next(cell for cell in cells if cell.policy == "p")
+    assert (first.accuracy, first.samples) == (0.5, 2)
+    assert first.error == pytest.approx(0.5)
+    mean = {cell.policy: cell.accuracy for cell in over_tasks(cells)}
+    assert mean == {"full": 0.75, "p": 0.5, "q": 0.375}
+
+
+def test_tables() -> None:
+    grids = accuracy_grids(summarise(ROWS))
+    assert [grid.title.partition(",")[0] for grid in grids] == ["accuracy in %", "a", "b"]
+    text = for_markdown(grids[0])
+    assert "full cache 75.0" in text and "| `p` | **50.0** |" in text and "| `q` | 37.5 |" in text
+    assert "| policy | 25% (25) |" in text
+    curve = Curve("p", "64", 64, 3.0, [3.0] * 16, 100)
+    assert "| policy | 64 |" in for_markdown(perplexity_grid([curve]))
+
+
+def test_plots_with_one_line_or_many(tmp_path: Path) -> None:
+    many = [
+        Cell(task, length, f"policy {index}", "25%", 25, 0.1 * index, 0.0, 4)
+        for task in "abcde"
+        for length in (100, 200)
+        for index in range(9)
+    ]
+    only_full = [Cell("a", 100, "full", "full", None, 0.5, 0.0, 4)]
+    for number, cells in enumerate([many, only_full]):
+        plot_accuracy(cells, tmp_path / f"{number}.png")
+        plot_accuracy_by_task(cells, tmp_path / f"{number}_by_task.png")
+    plot_perplexity([Curve("full", "full", None, 3.0, [3.0] * 15 + [None], 9)], 160, tmp_path / "text.png")
+    assert len(list(tmp_path.glob("*.png"))) == 5
+
+
+def test_readme_section(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    settings = {"tasks": ["a"], "model": "m", "samples": 2, "seed": 0, "question_aware": False}
+    meta = {
+        "settings": settings | {"block_size": 16, "heads": "shared"},
+        "versions": {"transformers": "5", "torch": "2"},
+        "hardware": {"cpu": "c", "workers": 1},
+        "seconds": 1.0,
+    }
+    (folder / "run_meta.json").write_text(json.dumps(meta))
+    (folder / "summary.json").write_text(json.dumps([vars(cell) for cell in summarise(ROWS)]))
+    for name in ("accuracy.png", "accuracy_by_task.png"):
+        (folder / name).write_bytes(b"")
+    page = tmp_path / "README.md"
+    page.write_text("before\n<!-- results:begin -->\nstale\n<!-- results:end -->\nafter\n")
+    monkeypatch.setattr(sys, "argv", ["readme", str(folder), str(page)])
+    readme.main()
+    text = page.read_text()
+    assert text.startswith("before\n") and text.endswith("\nafter\n") and "stale" not in text
+    assert "| `p` | **50.0** |" in text
+    assert (tmp_path / "notebooks/images/accuracy.png").exists()
+    page.write_text("no markers")
+    with pytest.raises(SystemExit, match="results:begin"):
+        readme.main()
