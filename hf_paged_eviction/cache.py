@@ -1,5 +1,6 @@
 """The cache that is handed to `generate`."""
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -9,7 +10,7 @@ from transformers.cache_utils import Cache
 from .budget import BlockBudget
 from .layer import Heads, PagedLayer
 from .mask_channel import CacheOffset, open_channel
-from .models import check_model, is_latent_attention, layer_plan, warn_of_surprises
+from .models import asks_for_mask_sizes, check_model, is_latent_attention, layer_plan, warn_of_surprises
 from .padding import Padding
 from .policies import EvictionPolicy, make_policy
 from .stats import CacheStats, LayerStats, readable_bytes
@@ -70,7 +71,10 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
                 "Use one that does not, such as 'keydiff', 'streaming_llm' or 'random'."
             )
         plan = layer_plan(config)
-        warn_of_surprises(config, plan)
+        warn_of_surprises(config, plan, stacklevel=4 if _inside_encoder_decoder else 3)
+        self._model_type: str = config.model_type
+        self._model_masks_itself = not asks_for_mask_sizes(config)
+        self._decoder_of_encoder = _inside_encoder_decoder
         self._padding = Padding(attention_mask)
         layers = [
             PagedLayer(sizes, scorer, heads, index, self._padding) if layer is None else layer
@@ -93,6 +97,38 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             paged = [index for index, _ in self.paged_layers]
             raise ValueError(f"Layer {layer_idx} is a {type(layer).__name__}, not paged. Paged layers: {paged}.")
         return layer
+
+    # ---- update ---------------------------------------------------------------------------------------------------
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Take in a layer's new keys and values; see `PagedLayer.update`.
+
+        Raises:
+            RuntimeError: this model (in this transformers release) would mask the wrong slots.
+        """
+        if self._model_masks_itself:
+            self._refuse_wrong_mask(layer_idx, key_states)
+        updated: tuple[Tensor, Tensor] = super().update(key_states, value_states, layer_idx, *args, **kwargs)
+        return updated
+
+    def _refuse_wrong_mask(self, layer_idx: int, key_states: Tensor) -> None:
+        """Such a model takes slot `n` for token `n`: right until something is evicted, then only without any mask."""
+        layer = self.layers[layer_idx]
+        if not isinstance(layer, PagedLayer):
+            return
+        rows, _, count, _ = key_states.shape
+        seen, padding = layer.get_seq_length(), self._padding
+        unknown = rows > 1 and not padding.given and not self._decoder_of_encoder
+        evicting = layer.budget.tokens is None or seen + count > layer.budget.tokens
+        if (count > 1 and seen > layer.held) or (evicting and seen and (unknown or padding.any_pads)):
+            raise RuntimeError(
+                f"In this transformers release {self._model_type} builds its attention mask without asking the cache "
+                "what it holds, so after an eviction it would mask the wrong tokens. Only one unpadded prompt in one "
+                "forward and single tokens after it are possible (for several rows, pass attention_mask= of ones to "
+                "the cache). Upgrade transformers to 5.14 or later, or use a budget that holds the whole text."
+            )
 
     # ---- masks ----------------------------------------------------------------------------------------------------
 
@@ -120,6 +156,38 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         _, offset = layer.get_mask_sizes(query_length)
         columns[:, offset : offset + visible.shape[1]] = visible.to(columns.device)
         return columns
+
+    # ---- rows and rollback ----------------------------------------------------------------------------------------
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Row `i` becomes what row `beam_idx[i]` was."""
+        self._map_padding(lambda rows: rows[beam_idx.to(rows.device)])
+        super().reorder_cache(beam_idx)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeat every row `repeats` times in place."""
+        self._map_padding(lambda rows: rows.repeat_interleave(repeats, dim=0))
+        super().batch_repeat_interleave(repeats)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keep the rows `indices` (int64 or bool `[rows]`)."""
+        self._map_padding(lambda rows: rows[indices.to(rows.device)])
+        super().batch_select_indices(indices)
+
+    def _map_padding(self, change: Callable[[Tensor], Tensor]) -> None:
+        batch = next((layer.table.pads.shape[0] for _, layer in self.paged_layers if layer.get_seq_length()), None)
+        if batch is not None:
+            self._padding.map_rows(change, batch)
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Take back the newest tokens of all layers, or of none; see `PagedLayer.crop`.
+
+        Raises:
+            ValueError: some of these tokens have been evicted already and nothing was recorded.
+        """
+        for _, layer in self.paged_layers:
+            layer.check_crop(tokens_to_remove)
+        super().crop(tokens_to_remove)
 
     # ---- life -----------------------------------------------------------------------------------------------------
 

@@ -302,8 +302,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         Raises:
             ValueError: some of these tokens have been evicted already and nothing was recorded.
         """
-        seen = self.get_seq_length()
-        count = max(seen - tokens_to_remove, 0) if tokens_to_remove > 0 else min(-tokens_to_remove, seen)
+        count = self._columns_to_remove(tokens_to_remove)
         if self._pending is not None:
             dropped = min(count, self._waiting)
             self._pending = self._pending.first(self._waiting - dropped)
@@ -312,16 +311,33 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         if count:
             self._remove(count)
 
+    def check_crop(self, tokens_to_remove: int) -> None:
+        """Raise the `ValueError` of `crop`, if it would, before anything is changed."""
+        count = self._columns_to_remove(tokens_to_remove) - self._waiting
+        if self._pending is None and 0 < count < self.get_seq_length():
+            self._order_without(count)
+
+    def _columns_to_remove(self, tokens_to_remove: int) -> int:
+        seen = self.get_seq_length()
+        return max(seen - tokens_to_remove, 0) if tokens_to_remove > 0 else min(-tokens_to_remove, seen)
+
     def _remove(self, count: int) -> None:
         table = self.table
         if count == table.seen:
             self._clear()
             return
-        pads = self._pads_before(table.seen - count)
+        order = self._order_without(count)
+        if order is not None:
+            for states in self._storage:
+                states[:, :, : table.held] = gather_slots(states, order)
+        table.shrink(order, count, self._pads_before(table.seen - count))
+
+    def _order_without(self, count: int) -> Tensor | None:
+        """Slots `[B, S, held]` with the last `count` columns moved to the end; None if they are there already."""
+        table = self.table
         if table.in_arrival_order:
-            table.shrink(None, count, pads)
-            return
-        positions = table.positions
+            return None
+        pads, positions = self._pads_before(table.seen - count), table.positions
         slots = torch.arange(table.held, device=table.device)
         left = (table.seen - count - pads)[:, None, None]  # real tokens that remain
         gone = (positions >= left) | ((positions < 0) & (slots < (table.pads - pads)[:, None, None]))
@@ -330,10 +346,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
                 f"Cannot take back {count} tokens: some of them have been evicted. Call "
                 "`cache.activate_past_recording()` before the forward that may be taken back, or use a larger budget."
             )
-        order = positions.masked_fill(gone, KEEP).argsort(stable=True, dim=-1)
-        for states in self._storage:
-            states[:, :, : table.held] = gather_slots(states, order)
-        table.shrink(order, count, pads)
+        return positions.masked_fill(gone, KEEP).argsort(stable=True, dim=-1)
 
     def _pads_before(self, column: int) -> Tensor:
         """`[B]` pads among the first `column` columns."""

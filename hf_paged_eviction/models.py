@@ -1,9 +1,10 @@
 """Which layers of which models may lose tokens."""
 
+import sys
 import warnings
 from typing import Any
 
-from transformers import DynamicCache
+from transformers import MODEL_MAPPING, DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 # Attention scores of these models depend on the slot a key lies in, not on a position stored with the key.
@@ -81,14 +82,31 @@ def layer_plan(config: Any) -> list[Any]:
     return plan
 
 
-def warn_of_surprises(config: Any, plan: list[Any]) -> None:
-    """One warning where the cache cannot do what its user expects."""
+def asks_for_mask_sizes(config: Any) -> bool:
+    """Whether the model builds its masks with `transformers.masking_utils`, which asks the cache what it holds.
+
+    Before transformers 5.14 some models (OPT, GPT-J, Falcon, BART, ...) work the mask out of the number of tokens seen.
+    True where the model is not one of transformers' own.
+    """
+    text = config.get_text_config(decoder=True)
+    found = [MODEL_MAPPING[type(part)] for part in (text, config) if type(part) in MODEL_MAPPING]
+    classes = [cls for entry in found for cls in (entry if isinstance(entry, tuple) else (entry,))]
+    modules = [sys.modules[cls.__module__] for cls in classes]
+    return not modules or any(
+        getattr(value, "__module__", None) == "transformers.masking_utils"
+        for module in modules
+        for value in vars(module).values()
+    )
+
+
+def warn_of_surprises(config: Any, plan: list[Any], stacklevel: int) -> None:
+    """One warning where the cache cannot do what its user expects, pointing `stacklevel` calls up."""
     text = config.get_text_config(decoder=True)
     if all(layer is not None for layer in plan):
         warnings.warn(
             f"No layer of this {text.model_type} model can evict: all are sliding-window, linear or shared layers, "
             "which hold a fixed number of tokens already. The cache behaves like DynamicCache.",
-            stacklevel=4,
+            stacklevel=stacklevel,
         )
     rope: Any = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
     if isinstance(rope, dict) and "longrope" in (rope.get("rope_type"), rope.get("type")):
@@ -96,5 +114,5 @@ def warn_of_surprises(config: Any, plan: list[Any]) -> None:
         warnings.warn(
             f"{text.model_type} uses longrope: when the text crosses {limit} tokens, `generate` drops this cache and "
             "goes on with a plain DynamicCache of the whole text. Keep prompt plus answer on one side of that length.",
-            stacklevel=4,
+            stacklevel=stacklevel,
         )

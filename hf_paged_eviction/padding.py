@@ -6,6 +6,7 @@ per forward of several tokens; a decode step reads no tensor on an accelerator.
 """
 
 import warnings
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -92,6 +93,16 @@ class Padding:
         self._all_real_from = int(padded[-1]) + 1 if len(padded) else 0
         self.irregular = self.irregular or bool((mask[:, 1:] < mask[:, :-1]).any())
 
+    @property
+    def given(self) -> bool:
+        """Whether the mask came from the user."""
+        return self._given is not None
+
+    @property
+    def any_pads(self) -> bool:
+        """Whether a pad is known of, as of the last forward of several tokens."""
+        return self._all_real_from > 0
+
     def columns(self, start: int, stop: int, batch: int, device: torch.device) -> Tensor | None:
         """Which of the tokens `start .. stop` are real: `[batch, stop - start]` bool, or None if all are."""
         if start >= self._all_real_from or self._mask is None:
@@ -102,7 +113,7 @@ class Padding:
 
     def warn_if_unknown(self) -> None:
         """Several rows and no word about pads: say so, once."""
-        if self.observed or self._given is not None or self._warned:
+        if self.observed or self.given or self._warned:
             return
         self._warned = True
         warnings.warn(
@@ -110,6 +121,13 @@ class Padding:
             "This model builds its mask by itself: pass attention_mask= to PagedEvictionCache.",
             stacklevel=2,
         )
+
+    def map_rows(self, change: Callable[[Tensor], Tensor], batch: int) -> None:
+        """Apply an indexing of the batch's rows, `batch` of them so far, to all that is known."""
+        if self._given is not None:
+            self._given = change(self._expand(self._given, batch))
+        if self._mask is not None:
+            self._mask = change(self._expand(self._mask, batch))
 
     def reset(self) -> None:
         """Forget the mask, the one given by the user included: the next prompt has its own."""

@@ -1,0 +1,96 @@
+"""The masks of flash and flex attention: other formats, same promises."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers.modeling_utils import AttentionInterface
+
+import models
+import modes
+from hf_paged_eviction import PagedEvictionCache
+from reference import Recorder, assert_evicted, assert_exact
+
+pytestmark = pytest.mark.contract
+
+
+def flash_on_cpu(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **settings: Any
+) -> tuple[Tensor, None]:
+    """What the kernels compute: a 2-D mask over the keys, causality aligned at the bottom right, a window."""
+    repeats = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(repeats, dim=1), value.repeat_interleave(repeats, dim=1)
+    queries, keys = query.shape[2], key.shape[2]
+    distance = torch.arange(queries)[:, None] + keys - queries - torch.arange(keys)
+    allowed = (distance >= 0)[None, None]
+    window = settings.get("sliding_window")
+    if window is not None:
+        allowed = allowed & (distance < window)
+    if attention_mask is not None:
+        assert attention_mask.ndim == 2
+        assert attention_mask.shape[1] == keys, "flash attention unpads exactly the keys it is given"
+        allowed = allowed & attention_mask.bool()[:, None, None]
+    weights = query @ key.transpose(-1, -2) * settings["scaling"]
+    weights = weights.masked_fill(~allowed, torch.finfo(weights.dtype).min).softmax(-1)
+    return (weights @ value).transpose(1, 2), None
+
+
+@pytest.fixture
+def flash(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setitem(AttentionInterface._global_mapping, "flash_attention_2", flash_on_cpu)
+    yield
+
+
+def flash_model(family: str) -> Any:
+    model = models.build(family)
+    for module in model.modules():
+        if hasattr(module, "config"):
+            module.config._attn_implementation = "flash_attention_2"
+    return model
+
+
+@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
+@pytest.mark.parametrize("mode", ["greedy", "beam", "chunked_prefill", "direct", "prompt_lookup", "three_turns"])
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+@pytest.mark.usefixtures("flash")
+def test_flash_is_exact(family: str, mode: str, padded: bool) -> None:
+    if reason := models.cannot_crop(family, mode):
+        pytest.skip(reason)
+    model = flash_model(family)
+    recording = models.NEEDS_RECORDING_FLAG and mode in modes.SPECULATIVE
+    cache = PagedEvictionCache(model.config, budget=24, block_size=4, record_past=recording)
+    with Recorder(model, cache, poison=True) as recorder:
+        modes.run(model, cache, mode, *modes.batch(mode, padded))
+    assert_evicted(recorder)
+    assert_exact(model, recorder)
+
+
+@pytest.mark.usefixtures("flash")
+def test_flash_with_pads_in_the_middle() -> None:
+    model = flash_model("llama")
+    generator = torch.Generator().manual_seed(3)
+    ids = torch.randint(2, models.VOCABULARY, (3, 50), generator=generator)
+    mask = (torch.rand(3, 50, generator=generator) > 0.3).long()
+    mask[:, 0] = mask[:, 11] = 1
+    cache = PagedEvictionCache(model.config, budget=16, block_size=4)
+    with Recorder(model, cache, poison=True) as recorder:
+        for start, stop in [(0, 12), (12, 20), *((at, at + 1) for at in range(20, 44)), (44, 50)]:
+            modes.forward(model, cache, ids, mask, start, stop)
+    assert_evicted(recorder)
+    assert_exact(model, recorder)
+
+
+@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
+@pytest.mark.parametrize("mode", ["greedy", "direct"])
+def test_flex_is_exact(mode: str, padded: bool) -> None:
+    """Run without the compiler, which takes minutes and changes nothing about the mask."""
+    model = models.build("llama", "flex_attention", head_dim=16)
+    cache = PagedEvictionCache(model.config, budget=24, block_size=4)
+    with torch.compiler.set_stance("force_eager"), Recorder(model, cache, poison=True) as recorder:
+        modes.run(model, cache, mode, *modes.batch(mode, padded))
+    assert_evicted(recorder)
+    assert_exact(model, recorder)

@@ -1,0 +1,223 @@
+"""Promises 2, 4 and 5: exact for what is held, bounded, protected.
+
+The recorder checks bound, protection and the keys of every slot after each forward; see tests/reference.py.
+"""
+
+import pytest
+import torch
+
+import models
+import modes
+from hf_paged_eviction import PagedEvictionCache
+from reference import Recorder, assert_evicted, assert_exact, reference_logits
+
+pytestmark = pytest.mark.contract
+
+BUILT_IN = ("key_norm", "keydiff", "paged_eviction", "random", "recency", "streaming_llm", "value_norm")
+#: Modes whose rows can be followed column by column (sampling and embeddings feed the cache like greedy).
+FOLLOWED = (
+    "greedy",
+    "beam",
+    "chunked_prefill",
+    "two_turns",
+    "three_turns",
+    "direct",
+    "inputs_embeds",
+    "prompt_lookup",
+    "assisted",
+)
+TOLERANCE = 1e-5
+
+
+def binding(model: object, mode: str, **settings: object) -> PagedEvictionCache:
+    recording = models.NEEDS_RECORDING_FLAG and mode in modes.SPECULATIVE
+    defaults = {"budget": 24, "block_size": 4, "record_past": recording}
+    if "deepseek" in type(model).__name__.lower():
+        defaults["policy"] = "keydiff"
+    return PagedEvictionCache(model.config, **{**defaults, **settings})
+
+
+def check(
+    family: str, attention: str, mode: str, padded: bool, tolerance: float = TOLERANCE, **settings: object
+) -> None:
+    model = models.shared(family, attention)
+    cache = binding(model, mode, **settings)
+    ids, mask = modes.batch(mode, padded)
+    with Recorder(model, cache, poison=True) as recorder:
+        modes.run(model, cache, mode, ids, mask)
+    assert_evicted(recorder)
+    assert_exact(model, recorder, tolerance)
+
+
+@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
+@pytest.mark.parametrize("mode", FOLLOWED)
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_llama_every_mode(mode: str, padded: bool, attention: str) -> None:
+    check("llama", attention, mode, padded)
+
+
+@pytest.mark.parametrize("heads", ["shared", "separate"])
+@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
+@pytest.mark.parametrize("mode", ["greedy", "direct", "two_turns", "prompt_lookup"])
+@pytest.mark.parametrize("policy", BUILT_IN)
+def test_llama_every_policy(mode: str, padded: bool, policy: str, heads: str) -> None:
+    check("llama", "sdpa", mode, padded, policy=policy, heads=heads)
+
+
+PAGED_FAMILIES = [family for family in models.FAMILIES if family not in ("llama", "mistral_sliding")]
+
+
+@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
+@pytest.mark.parametrize("mode", ["greedy", "direct", "prompt_lookup"])
+@pytest.mark.parametrize("family", PAGED_FAMILIES)
+def test_family(family: str, mode: str, padded: bool) -> None:
+    reason = models.unavailable(family) or models.cannot_crop(family, mode)
+    if reason := reason or models.recurrence_differs(family, mode, padded):
+        pytest.skip(reason)
+    attention = "eager" if padded == (mode == "direct") else "sdpa"
+    # Recurrent layers round differently in a chunk and step by step.
+    check(family, attention, mode, padded, 2e-4 if family in models.HYBRID else 2e-5, heads="separate")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"block_size": 1, "budget": 8},
+        {"block_size": 1, "budget": 3, "sink_tokens": 1},
+        {"block_size": 1, "budget": 2, "sink_tokens": 0},
+        {"block_size": 4, "budget": 12},
+        {"block_size": 4, "budget": 8, "sink_tokens": 0},
+        {"block_size": 4, "budget": 20, "sink_tokens": 6},
+        {"block_size": 4, "budget": 24, "protected_prefix": 13},
+        {"block_size": 16, "budget": 32, "sink_tokens": 0},
+        {"block_size": 16, "budget": 48},
+        {"block_size": 3, "budget": 15},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
+@pytest.mark.parametrize("mode", ["greedy", "direct", "two_turns"])
+def test_sizes(mode: str, padded: bool, settings: dict[str, int]) -> None:
+    check("llama", "sdpa", mode, padded, **settings)
+
+
+def test_the_reference_would_notice() -> None:
+    """Without eviction the same text has logits that differ by whole units: the comparison can fail."""
+    model = models.shared("llama")
+    cache = binding(model, "direct")
+    ids, mask = modes.batch("direct", padded=True)
+    with Recorder(model, cache) as recorder:
+        modes.run(model, cache, "direct", ids, mask)
+    exact = reference_logits(model, recorder)
+    for at, column in enumerate(recorder.columns):
+        for index in column.visible:
+            column.visible[index] = [
+                [{c for c in range(at + 1) if recorder.columns[c].real[row]} for _ in heads]
+                for row, heads in enumerate(column.visible[index])
+            ]
+    everything = reference_logits(model, recorder)
+    assert (exact - everything)[recorder.mask.bool()].abs().max() > 0.5
+    with pytest.raises(AssertionError, match="logits differ"):
+        assert_exact(model, recorder)
+
+
+@pytest.mark.parametrize("length", [1, 2, 23, 24, 25, 26, 48])
+@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
+def test_prompt_lengths_around_the_budget(length: int, padded: bool) -> None:
+    model = models.shared("llama")
+    cache = binding(model, "greedy")
+    lengths = [length, max(1, length // 2), 1] if padded else [length]
+    ids, mask = models.left_pad(models.prompts(lengths))
+    with Recorder(model, cache, poison=True) as recorder:
+        modes.generate(model, cache, ids, mask, 40)
+    assert_evicted(recorder)
+    assert_exact(model, recorder)
+
+
+@pytest.mark.parametrize("rows", [1, 17])
+def test_batch_sizes(rows: int) -> None:
+    model = models.shared("llama")
+    cache = binding(model, "greedy", budget=12)
+    ids, mask = models.left_pad(models.prompts([1 + (7 * row) % 19 for row in range(rows)], seed=4), 20)
+    with Recorder(model, cache, poison=True) as recorder:
+        modes.generate(model, cache, ids, mask, 16)
+    assert_evicted(recorder)
+    assert_exact(model, recorder)
+
+
+@pytest.mark.parametrize("policy", ["paged_eviction", "keydiff", "value_norm"])
+@pytest.mark.parametrize("mode", ["greedy", "direct"])
+def test_repeated_tokens(policy: str, mode: str) -> None:
+    """The same token all over: in the first layer all scores tie exactly."""
+    model = models.shared("llama")
+    cache = binding(model, mode, policy=policy)
+    ids, mask = models.left_pad([torch.full((length,), 7) for length in modes.LENGTHS])
+    with Recorder(model, cache) as recorder:
+        modes.run(model, cache, mode, ids, mask)
+    assert_evicted(recorder)
+    assert_exact(model, recorder)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("mode", ["greedy", "direct"])
+def test_low_precision(dtype: torch.dtype, mode: str) -> None:
+    """Half precision rounds differently in one long forward, so only the bookkeeping is held to the bit."""
+    model = models.build("llama").to(dtype)
+    cache = binding(model, mode)
+    ids, mask = modes.batch(mode, padded=True)
+    with Recorder(model, cache, poison=True) as recorder:
+        modes.run(model, cache, mode, ids, mask)
+    assert_evicted(recorder)
+    assert_exact(model, recorder, 0.5 if dtype == torch.bfloat16 else 0.1)
+    assert cache.layers[0].keys.dtype == dtype
+    assert cache.block_scores().dtype == torch.float32
+
+
+@pytest.mark.parametrize("chunk", [1, 5, 16, 33])
+def test_peak_of_a_chunked_prefill(chunk: int) -> None:
+    """Budget plus one chunk is the most that attention ever gets; the storage itself never grows."""
+    model = models.shared("llama")
+    cache = binding(model, "greedy")
+    ids, mask = models.left_pad(models.prompts([120]))
+    seen_by_attention = []
+    layer = cache.layers[0]
+    update = layer.update
+    layer.update = lambda *args, **kwargs: seen_by_attention.append(out := update(*args, **kwargs)) or out
+    with torch.no_grad():
+        modes.generate(model, cache, ids, mask, 5, prefill_chunk_size=chunk)
+    assert max(keys.shape[2] for keys, _ in seen_by_attention) <= 24 + (chunk if chunk > 1 else 0)
+    assert layer.keys.shape[2] == layer.held == 24
+    per_slot = 2 * (layer.keys.shape[-1] + layer.values.shape[-1]) * 4  # two KV heads, fp32
+    assert cache.stats().storage_bytes <= 2 * 24 * per_slot * 2
+
+
+@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
+def test_direct_forward_without_position_ids(padded: bool) -> None:
+    """The model asks the cache where it stands: tokens seen, not tokens kept."""
+    model = models.shared("llama")
+    cache = binding(model, "greedy")
+    ids, _ = models.left_pad(models.prompts([40] * 2))
+    with Recorder(model, cache) as recorder, torch.no_grad():
+        for start, stop in [(0, 30), *((at, at + 1) for at in range(30, 36)), (36, 40)]:
+            extra = {"attention_mask": torch.ones(2, stop, dtype=torch.long)} if padded else {}
+            model(ids[:, start:stop], past_key_values=cache, use_cache=True, **extra)
+            assert cache.get_seq_length() == stop
+    assert_evicted(recorder)
+    assert_exact(model, recorder)
+
+
+@pytest.mark.skipif(models.VERSION < (5, 14), reason="earlier versions slice such a prompt to nothing")
+def test_second_turn_with_only_the_new_ids() -> None:
+    model = models.shared("llama")
+    ids, mask = models.left_pad(models.prompts([30]))
+    extra = models.prompts([6], seed=9)[0][None]
+    results = []
+    for only_new in (False, True):
+        cache = binding(model, "greedy")
+        first = modes.generate(model, cache, ids, mask, 5)
+        # The last generated token has not been fed yet.
+        full = torch.cat([first, extra], dim=1)
+        given = full[:, cache.get_seq_length() :] if only_new else full
+        turn = modes.generate(model, cache, given, torch.ones(1, full.shape[1], dtype=torch.long), 5)
+        results.append(turn[:, given.shape[1] :].tolist())
+    assert results[0] == results[1]

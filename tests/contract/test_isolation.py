@@ -1,0 +1,157 @@
+"""Promise 6: state lives on the cache, and transformers stays as it is."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from transformers import DynamicCache
+from transformers.masking_utils import AttentionMaskInterface
+
+import models
+import modes
+from hf_paged_eviction import PagedEvictionCache
+
+pytestmark = pytest.mark.contract
+
+_TABLES = """
+import torch, transformers
+from transformers import cache_utils
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
+torch.set_num_threads(1)
+
+def tables(masks=True):
+    found = [dict(AttentionInterface._global_mapping), dict(ALL_ATTENTION_FUNCTIONS._local_mapping)]
+    if masks:
+        found += [dict(AttentionMaskInterface._global_mapping), dict(ALL_MASK_ATTENTION_FUNCTIONS._local_mapping)]
+    for name in ("DYNAMIC_LAYER_TYPE_MAPPING", "STATIC_LAYER_TYPE_MAPPING"):
+        found.append(dict(getattr(cache_utils, name, {})))
+    found.append({k: id(v) for k, v in vars(cache_utils).items() if callable(v)})
+    found.append({k: id(v) for k, v in vars(cache_utils.Cache).items()})
+    found.append({k: id(v) for k, v in vars(cache_utils.DynamicCache).items()})
+    return found
+"""
+
+_IMPORT = (
+    _TABLES
+    + """
+before = tables()
+import hf_paged_eviction
+assert tables() == before, "import changed a table"
+print("unchanged")
+"""
+)
+
+_USE = (
+    _TABLES
+    + """
+import models, modes
+model = models.build("llama")
+gemma = models.build("gemma3")
+inputs = modes.batch("direct", True)
+cases = [(model, "direct"), (model, "greedy"), (model, "beam"), (gemma, "direct")]
+
+def plain():
+    caches = [modes.dynamic(one) for one, _ in cases]
+    tokens = [modes.run(one, cache, mode, *inputs) for (one, mode), cache in zip(cases, caches)]
+    layers = [layer for cache in caches for layer in cache.layers]
+    return tokens + [layer.keys for layer in layers] + [layer.values for layer in layers]
+
+first, before = plain(), tables(masks=False)
+from hf_paged_eviction import PagedEvictionCache
+for one, mode in cases:
+    modes.run(one, PagedEvictionCache(one.config, budget=24, block_size=4), mode, *inputs)
+assert tables(masks=False) == before, "use changed a table"
+second = plain()
+assert len(first) == len(second)
+assert all(torch.equal(a, b) for a, b in zip(first, second)), "a foreign cache changed"
+print("unchanged")
+"""
+)
+
+
+@pytest.mark.parametrize("script", [_IMPORT, _USE], ids=["import", "use"])
+def test_transformers_stays_as_it_is(script: str) -> None:
+    """In a process of its own, where nothing has touched the package yet."""
+    script = f"import sys; sys.path[:0] = {sys.path!r}\n{script}"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.strip().endswith("unchanged")
+
+
+def test_masks_are_wrapped_once() -> None:
+    model = models.shared("llama")
+    for _ in range(3):
+        PagedEvictionCache(model.config, budget=24, block_size=4)
+    before = dict(AttentionMaskInterface._global_mapping)
+    PagedEvictionCache(model.config, budget=32, block_size=4)
+    assert dict(AttentionMaskInterface._global_mapping) == before
+
+
+def test_wrapped_masks_hand_foreign_caches_through() -> None:
+    """A mask built for a DynamicCache is the very result of the function underneath."""
+    model = models.shared("llama", "eager")
+    PagedEvictionCache(model.config, budget=24, block_size=4)
+    wrapped = AttentionMaskInterface._global_mapping["sdpa"]
+    mask = torch.ones(2, 9, dtype=torch.bool)
+    mask[0, :3] = False
+    seen: dict[str, Any] = {}
+    inner = wrapped.__wrapped__
+    settings = {"batch_size": 2, "attention_mask": mask, "allow_is_causal_skip": False}
+    if models.VERSION >= (5, 4):
+        settings |= {"q_length": 9, "kv_length": 9, "q_offset": 0, "kv_offset": 0}
+    else:
+        settings |= {"cache_position": torch.arange(9), "kv_length": 9, "kv_offset": 0}
+    for name, function in (("wrapped", wrapped), ("inner", inner)):
+        seen[name] = function(**settings)
+    assert torch.equal(seen["wrapped"], seen["inner"])
+    assert not seen["wrapped"].all()
+
+
+def test_two_caches_side_by_side() -> None:
+    """Interleaved step by step, two caches of one model give what each gives on its own, to the bit."""
+    model = models.shared("llama")
+    inputs = [modes.batch("direct", padded=True), models.left_pad(models.prompts([38, 40], seed=9))]
+    settings: list[dict[str, Any]] = [
+        {"budget": 24, "block_size": 4},
+        {"budget": 16, "block_size": 2, "policy": "keydiff", "heads": "separate"},
+    ]
+
+    def forwards(which: int, cache: PagedEvictionCache) -> Any:
+        ids, mask = inputs[which]
+        for start, stop in [(0, 25), (25, 26), (26, 30), *((at, at + 1) for at in range(30, 40))]:
+            yield modes.forward(model, cache, ids, mask, start, stop)
+
+    alone = [list(forwards(which, PagedEvictionCache(model.config, **settings[which]))) for which in range(2)]
+    runs = [forwards(which, PagedEvictionCache(model.config, **settings[which])) for which in range(2)]
+    for one, other, expected_one, expected_other in zip(*runs, *alone, strict=True):
+        assert torch.equal(one, expected_one)
+        assert torch.equal(other, expected_other)
+
+
+def test_one_policy_object_serves_two_caches() -> None:
+    from hf_paged_eviction import make_policy
+
+    model = models.shared("llama")
+    policy = make_policy("keydiff")
+    state = dict(vars(policy))
+    caches = [PagedEvictionCache(model.config, budget=24, block_size=4, policy=policy) for _ in range(2)]
+    for seed, cache in enumerate(caches):
+        modes.run(model, cache, "greedy", *modes.batch("greedy", padded=True, seed=seed))
+    assert vars(policy) == state
+    fresh = PagedEvictionCache(model.config, budget=24, block_size=4, policy="keydiff")
+    modes.run(model, fresh, "greedy", *modes.batch("greedy", padded=True, seed=1))
+    assert torch.equal(fresh.layers[0].positions, caches[1].layers[0].positions)
+
+
+def test_no_automatic_compilation() -> None:
+    """generate compiles by itself for caches that say they can be; a subclass of DynamicCache must not."""
+    cache = PagedEvictionCache(models.shared("llama").config, budget=24, block_size=4)
+    assert isinstance(cache, DynamicCache)
+    assert cache.is_compileable is False
+    cache._is_user_defined = True  # generate marks the cache it was given
+    assert all(layer._layer_type is None for layer in cache.layers if hasattr(layer, "_layer_type"))

@@ -1,0 +1,127 @@
+"""Turns that leave pads in the middle of the text, and caches that are used again."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import models
+import modes
+from hf_paged_eviction import PagedEvictionCache
+from reference import Recorder, assert_evicted, assert_exact
+
+pytestmark = pytest.mark.contract
+
+
+def ragged_turns(model: object, cache: object, count: int = 3) -> Tensor:
+    """Each turn's user text is left-padded on its own, behind what was said before."""
+    ids, mask = models.left_pad(models.prompts([21, 13, 5]))
+    said = []
+    for turn in range(count):
+        if turn:
+            more, real = models.left_pad(models.prompts([[9, 2, 5], [3, 11, 4]][turn - 1], seed=turn))
+            ids, mask = torch.cat([ids, more], dim=1), torch.cat([mask, real], dim=1)
+        width = ids.shape[1]
+        ids = modes.generate(model, cache, ids, mask, 6)
+        mask = modes.extend(mask, 6)
+        said.append(ids[:, width:])
+    return torch.cat(said, dim=1)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2", "deepseek_v3"])
+def test_ragged_turns_equal_dynamic(family: str, attention: str) -> None:
+    model = models.shared(family, attention)
+    policy = "keydiff" if family == "deepseek_v3" else "paged_eviction"
+    cache = PagedEvictionCache(model.config, budget=96, policy=policy)
+    assert ragged_turns(model, cache).tolist() == ragged_turns(model, modes.dynamic(model)).tolist()
+
+
+@pytest.mark.parametrize("budget", [12, 20, 28, 40, 44])
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("heads", ["shared", "separate"])
+def test_ragged_turns_are_exact(budget: int, attention: str, heads: str) -> None:
+    model = models.shared("llama", attention)
+    cache = PagedEvictionCache(model.config, budget=budget, block_size=4, heads=heads)
+    with Recorder(model, cache, poison=True) as recorder:
+        ragged_turns(model, cache)
+    assert_evicted(recorder)
+    assert_exact(model, recorder)
+
+
+@pytest.mark.parametrize("family", ["gemma3", "gpt_oss", "llama4", "qwen3"])
+def test_ragged_turns_are_exact_in(family: str) -> None:
+    """Sliding layers mask by column, the paged ones by the slots their pads moved to."""
+    model = models.shared(family)
+    cache = PagedEvictionCache(model.config, budget=20, block_size=4)
+    with Recorder(model, cache, poison=True) as recorder:
+        ragged_turns(model, cache, count=2)
+    assert_evicted(recorder)
+    assert_exact(model, recorder, 2e-5)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_random_masks_in_direct_calls(seed: int) -> None:
+    """Any 2-D mask, any chunks: pads left, right and in the middle."""
+    model = models.shared("llama")
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(2, models.VOCABULARY, (3, 60), generator=generator)
+    mask = (torch.rand(3, 60, generator=generator) > 0.3).long()
+    mask[:, 0] = torch.tensor([1, 0, 1])
+    mask[:, 12] = 1
+    cache = PagedEvictionCache(model.config, budget=16, block_size=4, sink_tokens=3)
+    with Recorder(model, cache, poison=True) as recorder:
+        start = 0
+        while start < 60:
+            size = int(torch.randint(1, 9, (), generator=generator))
+            size = 13 if start == 0 else 1 if size > 4 else size
+            stop = min(60, start + size)
+            modes.forward(model, cache, ids, mask, start, stop)
+            start = stop
+    assert_evicted(recorder)
+    assert_exact(model, recorder)
+
+
+@pytest.mark.parametrize("mode", ["greedy", "beam", "prompt_lookup", "two_turns"])
+def test_reset_equals_a_fresh_cache(mode: str) -> None:
+    model = models.shared("llama")
+    settings = {"budget": 24, "block_size": 4, "record_past": models.NEEDS_RECORDING_FLAG and mode == "prompt_lookup"}
+    used = PagedEvictionCache(model.config, **settings)
+    modes.run(model, used, mode, *modes.batch(mode, padded=True, seed=8))
+    used.reset()
+    assert used.get_seq_length() == 0
+    fresh = PagedEvictionCache(model.config, **settings)
+    inputs = modes.batch(mode, padded=True, seed=1)
+    ours, theirs = (modes.run(model, cache, mode, *inputs) for cache in (used, fresh))
+    assert ours.tolist() == theirs.tolist()
+    assert torch.equal(used.layers[0].positions, fresh.layers[0].positions)
+
+
+def test_plain_generate_after_assisted_stays_bounded() -> None:
+    """generate never switches recording off again; what waits is committed by the next forward."""
+    model = models.shared("llama")
+    cache = PagedEvictionCache(model.config, budget=24, block_size=4, record_past=models.NEEDS_RECORDING_FLAG)
+    ids, mask = modes.batch("prompt_lookup", padded=False)
+    text = modes.generate(model, cache, ids, mask, 10, prompt_lookup_num_tokens=3)
+    assert cache.layers[0].record_past
+    longer = modes.generate(model, cache, text, torch.ones_like(text), 40)
+    assert longer.shape[1] == text.shape[1] + 40
+    assert cache.layers[0].held <= 24
+    assert cache.layers[0].keys.shape[2] == 24
+    assert cache.get_seq_length() == longer.shape[1] - 1
+
+
+def test_one_row_then_many() -> None:
+    """Prefill once, repeat the row, sample several continuations: as if each had been prefilled."""
+    model = models.shared("llama")
+    ids, mask = models.left_pad(models.prompts([40]))
+    one = PagedEvictionCache(model.config, budget=24, block_size=4)
+    modes.forward(model, one, ids, mask, 0, 39)
+    one.batch_repeat_interleave(3)
+    many = PagedEvictionCache(model.config, budget=24, block_size=4)
+    ids, mask = ids.repeat(3, 1), mask.repeat(3, 1)
+    modes.forward(model, many, ids, mask, 0, 39)
+    tokens = [modes.generate(model, cache, ids, mask, 12, do_sample=True).tolist() for cache in (one, many)]
+    assert tokens[0] == tokens[1]
+    assert tokens[0][0] != tokens[0][1]

@@ -1,0 +1,204 @@
+"""Tiny random models, one per architecture family.
+
+Weights are drawn wide, so that logits differ by whole units when attention sees the wrong tokens: with the
+usual initialisation of 0.02 every cache would pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+VOCABULARY = 120
+PAD = 0
+VERSION = tuple(int(part) for part in transformers.__version__.split(".")[:2])
+#: Before 5.14 assisted decoding does not tell the cache that it will crop.
+NEEDS_RECORDING_FLAG = VERSION < (5, 14)
+#: Since then hybrid models share DynamicCache instead of bringing a cache class of their own.
+HAS_HYBRID_CACHE = VERSION >= (5, 14)
+
+_COMMON = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "bos_token_id": 1,
+    "eos_token_id": None,
+    "pad_token_id": PAD,
+    "tie_word_embeddings": False,
+}
+_SLIDING_AND_FULL = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8}
+# The default of gpt_oss stretches its positions to 131,072; said in the words of transformers 4 and of 5.
+_PLAIN_ROPE = (
+    {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
+    if VERSION >= (5, 0)
+    else {"rope_scaling": None}
+)
+
+_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "qwen2": ("qwen2", {}),
+    "qwen3": ("qwen3", {"head_dim": 8}),
+    "mistral": ("mistral", {"sliding_window": None}),
+    "mistral_sliding": ("mistral", {"sliding_window": 12}),
+    "gemma2": ("gemma2", {"head_dim": 8, "query_pre_attn_scalar": 8, **_SLIDING_AND_FULL}),
+    "gemma3": ("gemma3_text", {"head_dim": 8, "query_pre_attn_scalar": 8, **_SLIDING_AND_FULL}),
+    "gpt_neox": ("gpt_neox", {"num_key_value_heads": 4, "rotary_pct": 0.5}),
+    "phi3": ("phi3", {"sliding_window": None}),
+    "gpt_oss": (
+        "gpt_oss",
+        {"head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2, **_PLAIN_ROPE, **_SLIDING_AND_FULL},
+    ),
+    "llama4": (
+        "llama4_text",
+        {
+            "head_dim": 8,
+            "intermediate_size_mlp": 48,
+            "num_local_experts": 2,
+            "num_experts_per_tok": 1,
+            "interleave_moe_layer_step": 2,
+            "attention_chunk_size": 512,
+            "no_rope_layers": [1, 0],
+        },
+    ),
+    "gpt2": (
+        "gpt2",
+        {
+            "n_embd": 32,
+            "n_layer": 2,
+            "n_head": 4,
+            "n_positions": 512,
+            "resid_pdrop": 0,
+            "attn_pdrop": 0,
+            "embd_pdrop": 0,
+        },
+    ),
+    "deepseek_v3": (
+        "deepseek_v3",
+        {
+            "num_key_value_heads": 4,
+            "q_lora_rank": 16,
+            "kv_lora_rank": 16,
+            "qk_rope_head_dim": 8,
+            "qk_nope_head_dim": 8,
+            "v_head_dim": 8,
+            "moe_intermediate_size": 16,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "n_group": 1,
+            "topk_group": 1,
+            "n_shared_experts": 1,
+            "first_k_dense_replace": 1,
+        },
+    ),
+    "lfm2": ("lfm2", {"layer_types": ["conv", "full_attention"], "full_attn_idxs": [1], "conv_L_cache": 3}),
+    "qwen3_next": (
+        "qwen3_next",
+        {
+            "head_dim": 8,
+            "layer_types": ["linear_attention", "full_attention"],
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 8,
+            "linear_value_head_dim": 8,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+            "shared_expert_intermediate_size": 16,
+        },
+    ),
+}
+HYBRID = ("lfm2", "qwen3_next")
+#: Soft-capping or sinks: sdpa cannot express them (gemma2 refuses it in newer versions).
+EAGER_ONLY = ("gemma2", "gpt_oss")
+FAMILIES = tuple(_FAMILIES)
+
+
+def family_config(family: str, **changes: Any) -> Any:
+    """The configuration of a tiny model of this family."""
+    model_type, settings = _FAMILIES[family]
+    return AutoConfig.for_model(model_type, **{**_COMMON, **settings, **changes})
+
+
+def unavailable(family: str) -> str | None:
+    """Why this family cannot be tested on the installed transformers, or None."""
+    if family in HYBRID and not HAS_HYBRID_CACHE:
+        return f"{family} brings a cache class of its own before transformers 5.14"
+    return None
+
+
+def cannot_crop(family: str, mode: str) -> str | None:
+    """Why transformers cannot run a speculative mode on this family, whatever the cache; None if it can."""
+    if mode not in ("prompt_lookup", "assisted"):
+        return None
+    if family == "qwen3_next" or (family in HYBRID and VERSION < (5, 20)):
+        return "generate refuses assisted decoding for models that declare themselves stateful"
+    if VERSION < (5, 15) and family in ("gemma2", "gemma3", "gpt_oss", "llama4", "mistral_sliding"):
+        return f"sliding layers of transformers {transformers.__version__} refuse to crop"
+    return None
+
+
+def recurrence_differs(family: str, mode: str, padded: bool) -> str | None:
+    """Why no cache at all, DynamicCache included, gives what one long forward gives; None if it does."""
+    if family in HYBRID and VERSION < (5, 20) and (padded or mode != "greedy"):
+        return f"recurrent layers of transformers {transformers.__version__} depend on chunks and pads"
+    return None
+
+
+def randomise(model: PreTrainedModel, seed: int, scale: float = 0.25) -> PreTrainedModel:
+    """Draw all matrices anew, wide and the same on every version of transformers."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in sorted(model.named_parameters()):
+            # One-dimensional parameters (norms, decay rates) keep what the architecture needs to stay stable.
+            if parameter.dim() > 1:
+                wide = 1.0 if "embed_tokens" in name or "embed_in" in name else scale
+                parameter.normal_(0.0, wide, generator=generator)
+    return model.eval()
+
+
+def build(family: str, attention: str = "sdpa", seed: int = 0, **changes: Any) -> PreTrainedModel:
+    """A tiny model of this family; the same weights for the same seed."""
+    config = family_config(family, **changes)
+    attention = "eager" if family in EAGER_ONLY and attention == "sdpa" else attention
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+    model.generation_config.eos_token_id = None
+    model.generation_config.pad_token_id = PAD
+    return randomise(model, seed)
+
+
+@cache
+def shared(family: str, attention: str = "sdpa", seed: int = 0) -> PreTrainedModel:
+    """As `build`, built once per process: callers must leave it as it is."""
+    return build(family, attention, seed)
+
+
+def prompts(lengths: list[int], seed: int = 0, draw: Callable[..., torch.Tensor] | None = None) -> list[torch.Tensor]:
+    """Token ids [length] per row, without the pad id."""
+    generator = torch.Generator().manual_seed(seed)
+    draw = draw or (lambda n: torch.randint(2, VOCABULARY, (n,), generator=generator))
+    return [draw(length) for length in lengths]
+
+
+def left_pad(rows: list[torch.Tensor], width: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids and mask [rows, width] with the pads on the left."""
+    width = width or max(len(row) for row in rows)
+    ids = torch.full((len(rows), width), PAD)
+    mask = torch.zeros_like(ids)
+    for index, row in enumerate(rows):
+        ids[index, width - len(row) :] = row
+        mask[index, width - len(row) :] = 1
+    return ids, mask
+
+
+def positions_of(mask: torch.Tensor) -> torch.Tensor:
+    """Position ids as generate computes them: the pads do not count."""
+    return (mask.cumsum(-1) - 1).clamp(min=0)

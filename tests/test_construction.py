@@ -1,0 +1,302 @@
+"""What cannot be right is refused at once, with the reason and the way out; what may surprise warns once."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, BartConfig, T5Config
+
+import models
+import modes
+from hf_paged_eviction import PagedEvictionCache, available_policies, paged_encoder_decoder_cache
+
+
+def make(**settings: Any) -> PagedEvictionCache:
+    return PagedEvictionCache(models.family_config("llama"), **settings)
+
+
+def refused(kind: type[Exception], **settings: Any) -> str:
+    with pytest.raises(kind) as caught:
+        make(**settings)
+    return str(caught.value)
+
+
+# ---- sizes --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("budget", "nearest"), [(100, ("96", "112")), (97, ("96", "112")), (50, ("48", "64"))])
+def test_budget_is_a_multiple_of_the_block(budget: int, nearest: tuple[str, str]) -> None:
+    message = refused(ValueError, budget=budget)
+    assert "multiple of block_size=16" in message
+    for size in nearest:
+        assert size in message.replace(f"budget={budget}", "")
+
+
+@pytest.mark.parametrize("budget", [1, 20, 40, 47])
+def test_a_nearest_budget_that_is_named_is_legal(budget: int) -> None:
+    """Below the smallest legal budget the message must not send the user into the next error."""
+    message = refused(ValueError, budget=budget)
+    named = [int(word.strip(".,;")) for word in message.split("legal")[1].split() if word.strip(".,;:").isdigit()]
+    assert named
+    for size in named:
+        make(budget=size)
+
+
+@pytest.mark.parametrize(
+    ("settings", "smallest"),
+    [
+        ({"budget": 32}, 48),
+        ({"budget": 16}, 48),
+        ({"budget": 16, "sink_tokens": 0}, 32),
+        ({"budget": 8, "block_size": 4, "sink_tokens": 3}, 12),
+        ({"budget": 8, "block_size": 4, "sink_tokens": 5}, 16),
+        ({"budget": 48, "protected_prefix": 17}, 64),
+        ({"budget": 48, "sink_tokens": 0, "protected_prefix": 33}, 80),
+        ({"budget": 1, "block_size": 1, "sink_tokens": 0}, 2),
+    ],
+    ids=str,
+)
+def test_something_must_be_left_to_evict(settings: dict[str, int], smallest: int) -> None:
+    message = refused(ValueError, **settings)
+    assert f"mallest legal budget: {smallest}" in message
+    cache = make(**{**settings, "budget": smallest})
+    assert cache.layers[0].budget.tokens == smallest
+    assert "protected" in message
+
+
+@pytest.mark.parametrize(
+    ("settings", "kind", "words"),
+    [
+        ({"budget": -16}, ValueError, "budget"),
+        ({"budget": 0}, ValueError, "budget"),
+        ({"budget": 64.0}, TypeError, "budget"),
+        ({"budget": "64"}, TypeError, "budget"),
+        ({"budget": True}, TypeError, "budget"),
+        ({"budget": 64, "block_size": 0}, ValueError, "block_size"),
+        ({"budget": 64, "block_size": -4}, ValueError, "block_size"),
+        ({"budget": 64, "block_size": 4.5}, TypeError, "block_size"),
+        ({"budget": 64, "sink_tokens": -1}, ValueError, "sink_tokens"),
+        ({"budget": 64, "sink_tokens": 1.5}, TypeError, "sink_tokens"),
+        ({"budget": 64, "protected_prefix": -2}, ValueError, "protected_prefix"),
+        ({"budget": 64, "protected_prefix": "a"}, TypeError, "protected_prefix"),
+        ({}, ValueError, "keep_ratio"),
+        ({"budget": 64, "keep_ratio": 0.5}, ValueError, "keep_ratio"),
+        ({"keep_ratio": 0.0}, ValueError, "keep_ratio"),
+        ({"keep_ratio": 1.5}, ValueError, "keep_ratio"),
+        ({"keep_ratio": -0.5}, ValueError, "keep_ratio"),
+        ({"keep_ratio": float("nan")}, ValueError, "keep_ratio"),
+        ({"keep_ratio": "half"}, TypeError, "keep_ratio"),
+        ({"budget": 64, "heads": "both"}, ValueError, '"shared" or "separate"'),
+        ({"budget": 64, "policy": "h3o"}, ValueError, "Unknown policy"),
+        ({"budget": 64, "policy": 7}, TypeError, "policy"),
+        ({"budget": 64, "attention_mask": [[1, 1]]}, TypeError, "attention_mask"),
+        ({"budget": 64, "attention_mask": torch.ones(2, 1, 4, 4)}, ValueError, r"\[rows, length\]"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_right(settings: dict[str, Any], kind: type[Exception], words: str) -> None:
+    with pytest.raises(kind, match=words):
+        make(**settings)
+
+
+def test_unknown_policy_lists_the_names() -> None:
+    message = refused(ValueError, budget=64, policy="snapcv")
+    assert all(name in message for name in available_policies())
+
+
+def test_whole_numbers_of_other_libraries_are_whole_numbers() -> None:
+    numpy = pytest.importorskip("numpy")
+    assert make(budget=numpy.int64(64)).layers[0].budget.tokens == 64
+
+
+@pytest.mark.parametrize(
+    ("ratio", "length", "expected"), [(0.5, 100, 64), (0.25, 256, 64), (0.01, 100, 48), (1.0, 33, 48), (0.26, 256, 80)]
+)
+def test_keep_ratio_meets_its_prompt(ratio: float, length: int, expected: int) -> None:
+    """Rounded up to a block, and never below what is legal."""
+    model = models.shared("llama")
+    cache = PagedEvictionCache(model.config, keep_ratio=ratio)
+    assert cache.stats().budget is None
+    assert "%" in repr(cache)
+    ids, mask = models.left_pad(models.prompts([length]))
+    modes.generate(model, cache, ids, mask, 3)
+    assert cache.stats().budget == expected
+    assert cache.layers[0].keys.shape[2] == expected
+    cache.reset()
+    ids, mask = models.left_pad(models.prompts([2 * length]))
+    modes.generate(model, cache, ids, mask, 3)
+    again = PagedEvictionCache(model.config, keep_ratio=ratio)
+    modes.generate(model, again, ids, mask, 3)
+    assert cache.stats().budget == again.stats().budget
+
+
+# ---- models -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("model_type", "settings", "reason"),
+    [
+        ("bloom", {}, "ALiBi"),
+        ("mpt", {}, "ALiBi"),
+        ("falcon", {"alibi": True}, "ALiBi"),
+        ("t5", {}, "relative position bias"),
+        ("mt5", {}, "relative position bias"),
+        ("umt5", {}, "relative position bias"),
+        ("longt5", {}, "relative position bias"),
+        ("switch_transformers", {}, "relative position bias"),
+    ],
+)
+def test_scores_that_depend_on_the_slot(model_type: str, settings: dict[str, Any], reason: str) -> None:
+    config = AutoConfig.for_model(model_type, **settings)
+    with pytest.raises(ValueError, match=reason) as caught:
+        PagedEvictionCache(config, budget=64)
+    assert "DynamicCache" in str(caught.value)
+    if config.is_encoder_decoder:
+        with pytest.raises(ValueError, match=reason):
+            paged_encoder_decoder_cache(config, budget=64)
+
+
+def test_falcon_without_alibi_is_welcome() -> None:
+    config = AutoConfig.for_model("falcon", alibi=False)
+    assert len(PagedEvictionCache(config, budget=64).paged_layers) == config.num_hidden_layers
+
+
+def test_encoder_decoders_have_a_helper() -> None:
+    with pytest.raises(ValueError, match="paged_encoder_decoder_cache"):
+        PagedEvictionCache(BartConfig(), budget=64)
+    with pytest.raises(ValueError, match="PagedEvictionCache"):
+        paged_encoder_decoder_cache(models.family_config("llama"), budget=64)
+    with pytest.raises(ValueError, match="multiple"):
+        paged_encoder_decoder_cache(BartConfig(), budget=65)
+    assert T5Config().is_encoder_decoder
+
+
+@pytest.mark.parametrize("policy", ["paged_eviction", "key_norm", "value_norm"])
+def test_norms_mean_nothing_for_latents(policy: str) -> None:
+    config = models.family_config("deepseek_v3")
+    with pytest.raises(ValueError, match="MLA") as caught:
+        PagedEvictionCache(config, budget=64, policy=policy)
+    assert "keydiff" in str(caught.value)
+    for other in ("keydiff", "streaming_llm", "recency", "random"):
+        assert len(PagedEvictionCache(config, budget=64, policy=other).paged_layers) == 2
+
+
+def test_multimodal_configs_hide_a_text_config() -> None:
+    """Their own layer count is not that of the text model."""
+    config = AutoConfig.for_model("gemma3")
+    text = config.get_text_config()
+    text.num_hidden_layers, text.layer_types = 3, ["sliding_attention", "full_attention", "full_attention"]
+    cache = PagedEvictionCache(config, budget=64)
+    assert [index for index, _ in cache.paged_layers] == [1, 2]
+    assert len(cache.layers) == 3
+
+
+def test_cross_attention_layers_stay_whole() -> None:
+    config = AutoConfig.for_model("mllama").get_text_config()
+    config.num_hidden_layers, config.cross_attention_layers = 4, [1, 3]
+    if hasattr(config, "layer_types") and config.layer_types:
+        config.layer_types = ["full_attention"] * 4
+    cache = PagedEvictionCache(config, budget=64)
+    assert [index for index, _ in cache.paged_layers] == [0, 2]
+
+
+@pytest.mark.parametrize("family", models.HYBRID)
+def test_recurrent_layers_are_untouched(family: str) -> None:
+    config = models.family_config(family)
+    if not models.HAS_HYBRID_CACHE:
+        with pytest.raises(ValueError, match="Upgrade transformers"):
+            PagedEvictionCache(config, budget=64)
+        return
+    cache = PagedEvictionCache(config, budget=64)
+    assert [index for index, _ in cache.paged_layers] == [1]
+    assert type(cache.layers[0]).__name__ == "LinearAttentionLayer"
+
+
+# ---- warnings -----------------------------------------------------------------------------------------------------
+
+
+def caught(action: Any) -> list[str]:
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        action()
+    return [str(one.message) for one in found if issubclass(one.category, UserWarning)]
+
+
+def test_nothing_that_can_evict_warns_once() -> None:
+    config = models.family_config("mistral_sliding")
+    messages = caught(lambda: PagedEvictionCache(config, budget=64))
+    assert len(messages) == 1
+    assert "No layer of this mistral model can evict" in messages[0]
+    assert caught(lambda: PagedEvictionCache(models.family_config("gemma3"), budget=64)) == []
+
+
+def test_the_warning_points_at_the_users_line() -> None:
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        PagedEvictionCache(models.family_config("mistral_sliding"), budget=64)
+    assert found[0].filename == __file__
+
+
+def test_longrope_warns_once() -> None:
+    factors = {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+    rope = {"rope_type": "longrope", **factors}
+    if models.VERSION >= (5, 0):
+        changes: dict[str, Any] = {
+            "rope_parameters": {"rope_theta": 10000.0, "original_max_position_embeddings": 64, **rope}
+        }
+    else:
+        changes = {"rope_scaling": {"type": "longrope", **factors}}
+    config = models.family_config("phi3", original_max_position_embeddings=64, **changes)
+    messages = caught(lambda: PagedEvictionCache(config, budget=64))
+    assert len(messages) == 1
+    assert "longrope" in messages[0]
+    assert "64" in messages[0]
+
+
+def test_unknown_padding_in_a_batch_warns_once() -> None:
+    """Keys that arrive without any word from a model."""
+    cache = make(budget=48)
+    states = torch.randn(2, 2, 5, 8)
+
+    def feed() -> None:
+        for _ in range(3):
+            for layer in range(2):
+                cache.update(states, states, layer)
+
+    messages = caught(feed)
+    assert len(messages) == 1
+    assert "attention_mask=" in messages[0]
+
+
+@pytest.mark.parametrize("how", ["one row", "given mask", "model"])
+def test_known_padding_does_not_warn(how: str) -> None:
+    states = torch.randn(1 if how == "one row" else 2, 2, 5, 8)
+    if how == "model":
+        model = models.shared("llama")
+        ids, mask = modes.batch("greedy", padded=True)
+        cache = PagedEvictionCache(model.config, budget=48)
+        assert caught(lambda: modes.generate(model, cache, ids, mask, 3)) == []
+        return
+    cache = make(budget=48, attention_mask=torch.ones(2, 5) if how == "given mask" else None)
+    assert caught(lambda: cache.update(states, states, 0)) == []
+
+
+def test_a_mask_of_the_wrong_batch_is_refused() -> None:
+    model = models.shared("llama")
+    cache = PagedEvictionCache(model.config, budget=48, attention_mask=torch.ones(2, 40))
+    ids, mask = models.left_pad(models.prompts([40, 30, 20]))
+    with pytest.raises(ValueError, match="does not divide the batch of 3"):
+        modes.generate(model, cache, ids, mask, 3)
+
+
+def test_another_batch_needs_a_reset() -> None:
+    model = models.shared("llama")
+    cache = PagedEvictionCache(model.config, budget=48)
+    ids, mask = models.left_pad(models.prompts([20, 20]))
+    modes.forward(model, cache, ids, mask, 0, 20)
+    one = torch.cat([ids, ids[:, :1]], dim=1)[:1]
+    with pytest.raises(ValueError, match="holds 2 rows but got 1"):
+        modes.forward(model, cache, one, torch.ones_like(one), 20, 21)

@@ -1,0 +1,319 @@
+"""Each policy against its formula written as a loop, and the registry."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from dataclasses import FrozenInstanceError, dataclass, is_dataclass
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+
+import models
+import modes
+from hf_paged_eviction import (
+    EvictionPolicy,
+    PagedEvictionCache,
+    ScoreContext,
+    available_policies,
+    make_policy,
+    register_policy,
+)
+from hf_paged_eviction.policies import StreamingLLM, registry
+from reference import SLOW_POLICIES
+
+
+def context(
+    rows: int = 3, heads: int = 2, tokens: int = 11, dtype: torch.dtype = torch.float32, layer_idx: int = 1
+) -> ScoreContext:
+    """Random states; the rows start with 0, 2 and 4 pads full of nonsense."""
+    generator = torch.Generator().manual_seed(0)
+    keys = torch.randn(rows, heads, tokens, 6, generator=generator)
+    values = torch.randn(rows, heads, tokens, 4, generator=generator)
+    positions = torch.arange(tokens) - 2 * torch.arange(rows)[:, None]
+    pads = positions < 0
+    positions = positions.masked_fill(pads, -1)[:, None].expand(-1, heads, -1)
+    keys = keys.masked_fill(pads[:, None, :, None], 1e4)
+    return ScoreContext(keys.to(dtype), values.to(dtype), positions, positions[:, 0].amax(-1) + 1, layer_idx)
+
+
+def slowly(name: str, given: ScoreContext) -> Tensor:
+    """The loop's scores, nan where a pad is."""
+    scores = torch.full(given.positions.shape, float("nan"))
+    for row in range(scores.shape[0]):
+        for head in range(scores.shape[1]):
+            real = given.valid[row, head].nonzero()[:, 0].tolist()
+            scores[row, head, real] = torch.tensor(
+                SLOW_POLICIES[name](
+                    [given.keys[row, head, at].tolist() for at in real],
+                    [given.values[row, head, at].tolist() for at in real],
+                    [int(given.positions[row, head, at]) for at in real],
+                    given.layer_idx,
+                    head,
+                )
+            )
+    return scores
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", sorted(SLOW_POLICIES))
+def test_score_is_the_papers(name: str, dtype: torch.dtype) -> None:
+    given = context(dtype=dtype)
+    scores = make_policy(name).score(given)
+    assert scores.shape == given.positions.shape
+    assert scores.dtype == torch.float32
+    expected = slowly(name, given)
+    real = given.valid
+    torch.testing.assert_close(scores[real], expected[real], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", sorted(SLOW_POLICIES))
+def test_pads_change_nothing(name: str) -> None:
+    """Neither their keys and values nor how many there are."""
+    given = context()
+    alone = ScoreContext(
+        given.keys[2:, :, 4:], given.values[2:, :, 4:], given.positions[2:, :, 4:], given.seen[2:], given.layer_idx
+    )
+    policy = make_policy(name)
+    torch.testing.assert_close(policy.score(given)[2:, :, 4:], policy.score(alone))
+
+
+@pytest.mark.parametrize("name", sorted(SLOW_POLICIES))
+def test_token_local_keeps_its_word(name: str) -> None:
+    """A score that claims to depend on its own token only is the same among fewer tokens."""
+    given = context()
+    few = ScoreContext(
+        given.keys[:, :, 6:], given.values[:, :, 6:], given.positions[:, :, 6:], given.seen, given.layer_idx
+    )
+    policy = make_policy(name)
+    same = torch.allclose(policy.score(given)[:, :, 6:], policy.score(few))
+    assert same == policy.token_local
+
+
+@pytest.mark.parametrize("name", sorted(SLOW_POLICIES))
+def test_a_policy_is_a_frozen_dataclass_with_a_docstring(name: str) -> None:
+    policy = make_policy(name)
+    assert is_dataclass(policy)
+    assert policy.name == name
+    assert inspect.getdoc(type(policy))
+    with pytest.raises(FrozenInstanceError):
+        policy.anything = 1  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("name", "paper"), [("paged_eviction", "2509.04377"), ("key_norm", "2406.11430")])
+def test_papers_are_named(name: str, paper: str) -> None:
+    assert make_policy(name).paper == paper
+
+
+def test_keydiff_prefers_what_is_different() -> None:
+    keys = torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [1.0, -0.1]])[None, None]
+    given = ScoreContext(keys, keys, torch.arange(4)[None, None], torch.tensor([4]), 0)
+    assert make_policy("keydiff").score(given).argmax().item() == 2
+
+
+def test_streaming_llm_pins_its_sinks() -> None:
+    given = context()
+    scores = StreamingLLM(n_sink=2).score(given)
+    assert torch.equal(scores.isposinf(), given.positions < 2)
+    with pytest.raises(ValueError, match="cannot be negative"):
+        StreamingLLM(n_sink=-1)
+
+
+def test_random_is_a_function_of_seed_layer_head_and_position() -> None:
+    positions = torch.arange(4000)[None, None].expand(2, 3, -1)
+
+    def draw(seed: int, layer: int, dims: int = 4) -> Tensor:
+        states = torch.randn(2, 3, 4000, dims)
+        given = ScoreContext(states, states, positions, torch.tensor([4000, 4000]), layer)
+        return make_policy("random").__class__(seed=seed).score(given)  # type: ignore[call-arg]
+
+    first = draw(0, 0)
+    assert torch.equal(first, draw(0, 0, dims=8)), "the states must not matter"
+    assert torch.equal(first[0], first[1]), "the row must not matter"
+    for other in (draw(1, 0)[0], draw(0, 1)[0], first[0].roll(1, 0)):
+        correlation = torch.corrcoef(torch.stack([first[0].flatten(), other.flatten()]))[0, 1]
+        assert correlation.abs() < 0.05
+    assert (first >= 0).all()
+    assert (first < 1).all()
+    assert abs(first.mean().item() - 0.5) < 0.02
+    assert abs(first.std().item() - 12**-0.5) < 0.02
+    # Scrambled, not a ramp: neighbours are independent.
+    assert torch.corrcoef(torch.stack([first[0, 0, 1:], first[0, 0, :-1]]))[0, 1].abs() < 0.05
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_random_is_the_same_every_time(seed: int) -> None:
+    model = models.shared("llama")
+    policy = type(make_policy("random"))(seed=seed)  # type: ignore[call-arg]
+    held = []
+    for torch_seed in (0, 1):
+        cache = PagedEvictionCache(model.config, budget=24, block_size=4, policy=policy)
+        torch.manual_seed(torch_seed)
+        modes.direct(model, cache, *modes.batch("direct", padded=False), steps=5)
+        held.append(cache.layers[0].positions)
+    assert torch.equal(*held)
+
+
+# ---- registry ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def clean_registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(registry, "_POLICIES", dict(registry._POLICIES))
+    yield
+
+
+def test_available_policies_are_sorted_and_complete() -> None:
+    names = available_policies()
+    assert list(names) == sorted(names)
+    assert set(SLOW_POLICIES) <= set(names)
+    assert all(isinstance(make_policy(name), EvictionPolicy) for name in names)
+
+
+@pytest.mark.usefixtures("clean_registry")
+def test_a_policy_of_the_users_own_in_ten_lines() -> None:
+    @register_policy("even_positions")
+    @dataclass(frozen=True)
+    class EvenPositions(EvictionPolicy):
+        token_local: ClassVar[bool] = True
+
+        def score(self, context: ScoreContext) -> Tensor:
+            return 1.0 - (context.positions % 2).float()
+
+    model = models.shared("llama")
+    cache = PagedEvictionCache(model.config, budget=24, block_size=4, policy="even_positions")
+    ids, mask = models.left_pad(models.prompts([40]))
+    modes.forward(model, cache, ids, mask, 0, 40)
+    held = cache.layers[0].positions[0, 0].tolist()
+    # Protected: 0..3 and 36..39. Of 4..35 sixteen stay, all of them even.
+    assert held == [0, 1, 2, 3, *range(4, 36, 2), 36, 37, 38, 39]
+    assert "even_positions" in available_policies()
+
+
+@pytest.mark.usefixtures("clean_registry")
+def test_names_are_unique() -> None:
+    class Mine(EvictionPolicy):
+        def score(self, context: ScoreContext) -> Tensor:
+            return context.positions.float()
+
+    register_policy("mine")(Mine)
+    register_policy("mine")(Mine)  # a notebook cell that is run twice
+    with pytest.raises(ValueError, match="'recency' is taken"):
+        register_policy("recency")(Mine)
+    with pytest.raises(TypeError, match="subclass of EvictionPolicy"):
+        register_policy("other")(int)  # type: ignore[type-var]
+
+
+def test_unknown_names_list_what_there_is() -> None:
+    with pytest.raises(ValueError, match="Unknown policy 'h3o'") as caught:
+        make_policy("h3o")
+    for name in available_policies():
+        assert name in str(caught.value)
+
+
+@pytest.mark.parametrize("wrong", [3, None, StreamingLLM])
+def test_neither_name_nor_policy(wrong: Any) -> None:
+    with pytest.raises(TypeError, match="policy"):
+        make_policy(wrong)
+
+
+# ---- what the cache does with scores ----------------------------------------------------------------------------
+
+
+class Fixed(EvictionPolicy):
+    """Scores by position from a table."""
+
+    token_local: ClassVar[bool] = True
+
+    def __init__(self, table: list[float]) -> None:
+        self.table = torch.tensor(table)
+
+    def score(self, context: ScoreContext) -> Tensor:
+        return self.table[context.positions.clamp(0, len(self.table) - 1)]
+
+
+def held_after(policy: EvictionPolicy, length: int, budget: int, block: int = 1, sinks: int = 0) -> list[int]:
+    model = models.shared("llama")
+    cache = PagedEvictionCache(model.config, budget=budget, block_size=block, sink_tokens=sinks, policy=policy)
+    ids, mask = models.left_pad(models.prompts([length]))
+    modes.forward(model, cache, ids, mask, 0, length)
+    return cache.layers[0].positions[0, 0].tolist()
+
+
+def test_high_scores_stay_and_ties_lose_the_oldest() -> None:
+    assert held_after(Fixed([5, 1, 5, 1, 5, 1, 0]), 7, 4) == [0, 2, 4, 6]
+    assert held_after(Fixed([1, 1, 1, 1, 1, 1, 1]), 7, 4) == [3, 4, 5, 6]
+
+
+def test_differences_below_the_rounding_are_ties() -> None:
+    """Noise in the last bits does not decide; a difference of a thousandth does."""
+    noisy = [1 + 1e-6, 1, 1, 1, 1, 1, 1]
+    assert held_after(Fixed(noisy), 7, 4) == [3, 4, 5, 6]
+    clear = [1 + 1e-3, 1, 1, 1, 1, 1, 1]
+    assert held_after(Fixed(clear), 7, 4) == [0, 4, 5, 6]
+
+
+@pytest.mark.parametrize("scale", [1e-20, 1e-3, 1e6, 1e20])
+def test_the_scale_of_the_scores_does_not_matter(scale: float) -> None:
+    scores = [0.3, -0.2, 0.9, 0.1, 0.5, -0.7, 0.0]
+    expected = held_after(Fixed(scores), 7, 4)
+    assert expected == [0, 2, 4, 6]
+    assert held_after(Fixed([scale * score for score in scores]), 7, 4) == expected
+
+
+def test_infinities_pin_and_nan_is_lowest() -> None:
+    inf, nan = float("inf"), float("nan")
+    assert held_after(Fixed([inf, 3, -inf, 2, nan, 1, 0]), 7, 4) == [0, 1, 3, 6]
+    # An infinity says nothing about the scale of the others.
+    assert held_after(Fixed([inf, 5, 1, 4, 2, 3, 0]), 7, 4) == [0, 1, 3, 6]
+
+
+def test_wrong_shapes_are_refused() -> None:
+    class Flat(EvictionPolicy):
+        def score(self, context: ScoreContext) -> Tensor:
+            return context.positions.float()[:, 0]
+
+    with pytest.raises(ValueError, match=r"must return \[batch, kv_heads, tokens\]"):
+        held_after(Flat(), 7, 4)
+
+
+def test_shared_heads_average_and_separate_heads_do_not() -> None:
+    class ByHead(EvictionPolicy):
+        """Head 0 wants low positions, head 1 high ones, twice as strongly."""
+
+        token_local: ClassVar[bool] = True
+
+        def score(self, context: ScoreContext) -> Tensor:
+            return context.positions.float() * torch.tensor([-1.0, 2.0])[:, None]
+
+    model = models.shared("llama")
+    held = {}
+    for heads in ("shared", "separate"):
+        cache = PagedEvictionCache(model.config, 6, 1, ByHead(), heads, 0)  # type: ignore[arg-type]
+        ids, mask = models.left_pad(models.prompts([12]))
+        modes.forward(model, cache, ids, mask, 0, 12)
+        held[heads] = cache.layers[0].positions[0].tolist()
+    assert held["shared"] == [[6, 7, 8, 9, 10, 11]] * 2
+    assert held["separate"] == [[0, 1, 2, 3, 4, 11], [6, 7, 8, 9, 10, 11]]
+
+
+def test_context_holds_what_the_docstring_says() -> None:
+    seen: list[ScoreContext] = []
+
+    class Spy(EvictionPolicy):
+        def score(self, context: ScoreContext) -> Tensor:
+            seen.append(context)
+            return context.positions.float()
+
+    model = models.shared("llama")
+    cache = PagedEvictionCache(model.config, budget=12, block_size=4, policy=Spy())
+    ids, mask = models.left_pad(models.prompts([20, 9]))
+    modes.forward(model, cache, ids, mask, 0, 20)
+    assert [one.layer_idx for one in seen] == [0, 1]
+    for one in seen:
+        assert one.keys.shape == one.values.shape == (2, 2, 20, 8)
+        assert one.positions.tolist() == [[list(range(20))] * 2, [[-1] * 11 + list(range(9))] * 2]
+        assert one.seen.tolist() == [20, 9]
+        assert torch.equal(one.valid, one.positions >= 0)
