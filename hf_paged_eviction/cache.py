@@ -74,8 +74,8 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         warn_of_surprises(config, plan, stacklevel=4 if _inside_encoder_decoder else 3)
         self._model_type: str = config.model_type
         self._model_masks_itself = not asks_for_mask_sizes(config)
-        self._decoder_of_encoder = _inside_encoder_decoder
-        self._padding = Padding(attention_mask)
+        # The decoder's own prompt is a start token: no pads to be told of.
+        self._padding = Padding(attention_mask, expected=not _inside_encoder_decoder)
         layers = [
             PagedLayer(sizes, scorer, heads, index, self._padding) if layer is None else layer
             for index, layer in enumerate(plan)
@@ -120,9 +120,9 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             return
         rows, _, count, _ = key_states.shape
         seen, padding = layer.get_seq_length(), self._padding
-        unknown = rows > 1 and not padding.given and not self._decoder_of_encoder
+        unknown = rows > 1 and padding.expected and not padding.given
         evicting = layer.budget.tokens is None or seen + count > layer.budget.tokens
-        if (count > 1 and seen > layer.held) or (evicting and seen and (unknown or padding.any_pads)):
+        if (count > 1 and seen > layer.held) or (evicting and (unknown or padding.any_pads)):
             raise RuntimeError(
                 f"In this transformers release {self._model_type} builds its attention mask without asking the cache "
                 "what it holds, so after an eviction it would mask the wrong tokens. Only one unpadded prompt in one "

@@ -18,12 +18,14 @@ class Padding:
     Args:
         attention_mask: `[rows, length]`, nonzero = real token. Wins over what the model tells for the columns it
             covers; `rows` may divide the batch (beams, several returned sequences).
+        expected: whether a batch that says nothing of pads deserves a warning.
 
     Raises:
         TypeError, ValueError: the mask is not a tensor, or not 2-D.
     """
 
-    def __init__(self, attention_mask: Tensor | None = None) -> None:
+    def __init__(self, attention_mask: Tensor | None = None, expected: bool = True) -> None:
+        self.expected = expected
         self._given = self._check(attention_mask)
         self._mask: Tensor | None = None
         self._all_real_from = 0
@@ -113,7 +115,7 @@ class Padding:
 
     def warn_if_unknown(self) -> None:
         """Several rows and no word about pads: say so, once."""
-        if self.observed or self.given or self._warned:
+        if not self.expected or self.observed or self.given or self._warned:
             return
         self._warned = True
         warnings.warn(

@@ -35,19 +35,49 @@ def build(family: str) -> Any:
     return models.randomise(model, 0)
 
 
+def refused(refusal: Exception) -> bool:
+    """Whether an error says what is wrong: ours names the mask, and torch is loud where the shapes do not fit."""
+    assert models.VERSION < (5, 14), "every model asks the cache by now"
+    return "mask" in str(refusal) or "must match the size of tensor" in str(refusal)
+
+
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
 @pytest.mark.parametrize("mode", ["greedy", "direct"])
 @pytest.mark.parametrize("family", SIZES)
 def test_exact_or_refused(family: str, mode: str, padded: bool) -> None:
     model = build(family)
-    cache = PagedEvictionCache(model.config, budget=24, block_size=4)
+    ids, mask = modes.batch(mode, padded)
+    cache = PagedEvictionCache(model.config, budget=24, block_size=4, attention_mask=mask)
     with Recorder(model, cache) as recorder:
         try:
-            modes.run(model, cache, mode, *modes.batch(mode, padded))
+            modes.run(model, cache, mode, ids, mask)
         except (RuntimeError, ValueError, NotImplementedError) as refusal:
-            assert models.VERSION < (5, 14), "every model asks the cache by now"
-            # Ours names the mask; where the shapes do not even fit, torch is loud enough.
-            assert "mask" in str(refusal) or "must match the size of tensor" in str(refusal)
+            assert refused(refusal)
             return
     assert_evicted(recorder)
     assert_exact(model, recorder, 2e-5)
+
+
+@pytest.mark.parametrize("mode", ["greedy", "direct"])
+@pytest.mark.parametrize("family", SIZES)
+def test_a_batch_of_unknown_padding_evicts_nothing(family: str, mode: str) -> None:
+    """Told by nobody, the cache must not go on to the first eviction."""
+    model = build(family)
+    cache = PagedEvictionCache(model.config, budget=24, block_size=4)
+    try:
+        modes.run(model, cache, mode, *modes.batch(mode, padded=True))
+    except (RuntimeError, ValueError, NotImplementedError) as refusal:
+        assert refused(refusal)
+        assert cache.stats().evicted_tokens == 0
+    else:
+        assert models.VERSION >= (5, 14), "silently wrong"
+        assert cache.stats().evicted_tokens > 0
+
+
+@pytest.mark.parametrize("family", SIZES)
+def test_whole_in_the_budget_is_dynamic_cache(family: str) -> None:
+    model = build(family)
+    ids, mask = modes.batch("greedy", padded=True)
+    cache = PagedEvictionCache(model.config, budget=128)
+    expected = modes.run(model, modes.dynamic(model), "greedy", ids, mask)
+    assert (modes.run(model, cache, "greedy", ids, mask) == expected).all()
