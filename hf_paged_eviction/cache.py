@@ -1,6 +1,7 @@
 """The cache that is handed to `generate`."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -9,7 +10,7 @@ from transformers.cache_utils import Cache
 
 from .budget import BlockBudget
 from .layer import Heads, PagedLayer
-from .mask_channel import CacheOffset, open_channel
+from .mask_channel import TellingOffset, open_channel
 from .models import asks_for_mask_sizes, check_model, is_latent_attention, layer_plan, warn_of_surprises
 from .padding import Padding
 from .policies import EvictionPolicy, make_policy
@@ -139,9 +140,9 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             return sizes
         length, offset = self.layers[layer_idx].get_mask_sizes(query_length)
         count = query_length if isinstance(query_length, int) else query_length.shape[0]
-        return length, CacheOffset.of(offset, self, count)
+        return length, TellingOffset.of(offset, partial(self._see_mask, count))
 
-    def _see_mask(self, mask: Tensor | None, query_length: int, batch: int) -> Tensor | None:
+    def _see_mask(self, query_length: int, mask: Tensor | None, batch: int) -> Tensor | None:
         """Learn the 2-D mask of the coming forward; return the one its 4-D mask must be built from."""
         seen = self.get_seq_length()
         mask = self._padding.observe(mask, seen, seen + query_length, batch)

@@ -2,32 +2,31 @@
 
 Every model that builds its mask with `transformers.masking_utils` asks the cache for `get_mask_sizes` and hands the
 answer, together with the 2-D mask, to one of the functions in a public table (`AttentionMaskInterface`). Our answer
-is an `int` that remembers its cache; the functions in the table are wrapped once, when the first cache is made, to
+is an `int` that remembers whom to tell; the functions in the table are wrapped once, when the first cache is made, to
 look for it. For any other cache the wrapper hands its arguments through untouched.
 """
 
 from collections.abc import Callable
 from functools import wraps
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 from transformers.masking_utils import AttentionMaskInterface
 
-if TYPE_CHECKING:
-    from .cache import PagedEvictionCache
+#: Takes the 2-D mask of the coming forward (or None) and the number of rows; returns the mask to build from.
+Listener = Callable[[Tensor | None, int], Tensor | None]
 
 
-class CacheOffset(int):
-    """A `kv_offset` that remembers whose it is and for how many new tokens it was asked."""
+class TellingOffset(int):
+    """A `kv_offset` that remembers who wants to see the mask it is used for."""
 
-    cache: "PagedEvictionCache"
-    query_length: int
+    listener: Listener
 
     @classmethod
-    def of(cls, offset: int, cache: "PagedEvictionCache", query_length: int) -> "CacheOffset":
+    def of(cls, offset: int, listener: Listener) -> "TellingOffset":
+        """The number `offset`, with a listener."""
         self = cls(offset)
-        self.cache = cache
-        self.query_length = query_length
+        self.listener = listener
         return self
 
 
@@ -35,10 +34,8 @@ def _listening(build_mask: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(build_mask)
     def with_cache(*args: Any, **kwargs: Any) -> Any:
         offset = kwargs.get("kv_offset")
-        if isinstance(offset, CacheOffset):
-            mask: Tensor | None = kwargs.get("attention_mask")
-            batch: int = kwargs["batch_size"]
-            kwargs["attention_mask"] = offset.cache._see_mask(mask, offset.query_length, batch)
+        if isinstance(offset, TellingOffset):
+            kwargs["attention_mask"] = offset.listener(kwargs.get("attention_mask"), kwargs["batch_size"])
             kwargs["kv_offset"] = int(offset)
         return build_mask(*args, **kwargs)
 
