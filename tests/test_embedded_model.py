@@ -1,0 +1,115 @@
+"""The embedded model: loads, round-trips text, and really uses its context."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hf_paged_eviction_eval import embedded
+from hf_paged_eviction_eval.embedded import measure
+from hf_paged_eviction_eval.embedded.corpus import training_files
+from hf_paged_eviction_eval.embedded.tokenizer import task_words
+from hf_paged_eviction_eval.tasks import NeedleTask, available_tasks, get_task, held_out_texts, library
+
+NEEDLE_TASKS = [name for name in available_tasks() if isinstance(get_task(name), NeedleTask)]
+MODEL, TOKENIZER = embedded.load()
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Any:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text())
+def test_the_tokenizer_keeps_any_text(text: str) -> None:
+    plain = text.replace("<", "(")  # the names of special tokens are not text
+    ids = TOKENIZER(plain, add_special_tokens=False)["input_ids"]
+    assert TOKENIZER.decode(ids) == plain
+
+
+@pytest.mark.parametrize("text", ["", "\x00\x1f\x7f", "日本語 🙂", "a\r\n\tb", "  two  spaces ", "1234567890"])
+def test_the_tokenizer_keeps_odd_text(text: str) -> None:
+    assert TOKENIZER.decode(TOKENIZER(text, add_special_tokens=False)["input_ids"]) == text
+
+
+def test_task_words_and_digits_are_single_tokens() -> None:
+    for word in task_words():
+        assert len(TOKENIZER(f" {word}", add_special_tokens=False)["input_ids"]) == 1
+    assert len(TOKENIZER("48213", add_special_tokens=False)["input_ids"]) == 5
+
+
+def test_special_tokens() -> None:
+    batch = TOKENIZER(["one", "one two three four"], padding=True)
+    assert set(batch) == {"input_ids", "attention_mask"}
+    short = batch["input_ids"][0]
+    assert short[0] == TOKENIZER.pad_token_id
+    assert TOKENIZER.bos_token_id in short
+    assert len({TOKENIZER.pad_token_id, TOKENIZER.bos_token_id, TOKENIZER.eos_token_id}) == 3
+
+
+def test_the_chat_template_gives_the_form_it_was_trained_on() -> None:
+    messages = [
+        {"role": "system", "content": "Register maple = coral reef"},
+        {"role": "user", "content": "What is in register maple? Register maple ="},
+    ]
+    text = TOKENIZER.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert text == f"{TOKENIZER.bos_token}{messages[0]['content']}\n{messages[1]['content']}"
+    answered = TOKENIZER.apply_chat_template(
+        [*messages, {"role": "assistant", "content": " coral reef"}], tokenize=False
+    )
+    assert answered == f"{text} coral reef{TOKENIZER.eos_token}"
+
+
+def test_the_files_are_small_and_suit_old_and_new_transformers() -> None:
+    files = {path.name: path for path in embedded.path().iterdir()}
+    assert files["model.safetensors"].stat().st_size < 16_000_000
+    config = json.loads(files["config.json"].read_text(encoding="utf-8"))
+    assert config["architectures"] == ["LlamaForCausalLM"]
+    assert config["rope_theta"] == config["rope_parameters"]["rope_theta"]
+    assert config["max_position_embeddings"] >= 4096
+    assert config["num_key_value_heads"] < config["num_attention_heads"]
+
+
+def test_the_model_never_saw_the_held_out_modules() -> None:
+    seen = {path.relative_to(library.root()).as_posix() for path in training_files()}
+    assert not seen & {f"{name}.py" for name in library.HELD_OUT}
+    assert len(seen) > 100
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_load_as_asked(attention: str) -> None:
+    model, _ = embedded.load(dtype=torch.bfloat16, attn_implementation=attention)
+    assert model.dtype == torch.bfloat16
+    assert model.config._attn_implementation == attention
+    assert not model.training
+
+
+@pytest.mark.parametrize("name", NEEDLE_TASKS)
+def test_it_answers_with_the_full_cache(name: str) -> None:
+    assert measure.accuracy(MODEL, TOKENIZER, name, length=512, count=16, seed=77) >= 0.9
+
+
+def test_it_answers_long_prompts() -> None:
+    assert measure.accuracy(MODEL, TOKENIZER, "passkey", length=2048, count=8, seed=77, batch=4) >= 0.85
+
+
+def test_it_models_text() -> None:
+    text = held_out_texts()["textwrap"]
+    perplexity, bits = measure.perplexity(MODEL, TOKENIZER, {"textwrap": text})
+    assert perplexity < 60
+    assert bits < 2.5
+
+
+def test_answers_end_with_the_end_token() -> None:
+    inputs = TOKENIZER("Register maple = coral reef\nWhat is in register maple? Register maple =", return_tensors="pt")
+    output = MODEL.generate(**inputs, max_new_tokens=8, do_sample=False)
+    assert TOKENIZER.decode(output[0, inputs["input_ids"].shape[1] :]) == f" coral reef{TOKENIZER.eos_token}"

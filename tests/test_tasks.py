@@ -1,0 +1,137 @@
+"""The tasks: the same for everyone, of the length asked for, and scored by what is asked."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+pytest.importorskip("transformers")
+
+from transformers import AutoTokenizer
+
+from hf_paged_eviction_eval import embedded
+from hf_paged_eviction_eval.tasks import (
+    MAX_QUESTION_TOKENS,
+    NeedleTask,
+    available_tasks,
+    get_task,
+    held_out_texts,
+    library,
+    make_samples,
+)
+from hf_paged_eviction_eval.tasks.words import CLASSES, POOL, Words
+
+LENGTHS = (256, 512, 2048)
+NEEDLE_TASKS = [name for name in available_tasks() if isinstance(get_task(name), NeedleTask)]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return AutoTokenizer.from_pretrained(embedded.path())
+
+
+def count(tokenizer: Any, text: str, special: bool = False) -> int:
+    return len(tokenizer(text, add_special_tokens=special)["input_ids"])
+
+
+@pytest.mark.parametrize("name", available_tasks())
+def test_samples_are_a_function_of_their_seed(name: str, tokenizer: Any) -> None:
+    first, again = (make_samples(name, tokenizer, 512, 3, seed=5) for _ in range(2))
+    other = make_samples(name, tokenizer, 512, 3, seed=6)
+    assert first == again
+    assert not {s.prompt for s in first} & {s.prompt for s in other}
+    assert len({s.id for s in first + other}) == 6
+
+
+@pytest.mark.parametrize("name", available_tasks())
+def test_a_sample_does_not_depend_on_how_many_are_made(name: str, tokenizer: Any) -> None:
+    assert make_samples(name, tokenizer, 256, 3)[2] == get_task(name).make(tokenizer, 256, 2)
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("name", available_tasks())
+def test_prompt_and_answer_fill_the_length(name: str, length: int, tokenizer: Any) -> None:
+    for sample in make_samples(name, tokenizer, length, 4, seed=1):
+        total = count(tokenizer, sample.prompt, special=True) + sample.max_new_tokens
+        assert 0.95 * length <= total <= length
+        assert count(tokenizer, sample.question) <= MAX_QUESTION_TOKENS
+        assert count(tokenizer, " " + sample.answers[0]) <= sample.max_new_tokens
+
+
+@pytest.mark.parametrize("name", available_tasks())
+def test_no_token_crosses_from_context_to_question(name: str, tokenizer: Any) -> None:
+    for sample in make_samples(name, tokenizer, 256, 4):
+        parts = [tokenizer(p, add_special_tokens=False)["input_ids"] for p in (sample.context, sample.question)]
+        assert tokenizer(sample.prompt, add_special_tokens=False)["input_ids"] == parts[0] + parts[1]
+
+
+@pytest.mark.parametrize("name", NEEDLE_TASKS)
+def test_the_answer_is_in_the_context_and_not_in_the_question(name: str, tokenizer: Any) -> None:
+    for sample in make_samples(name, tokenizer, 512, 4):
+        assert sample.answers[0] in sample.context
+        assert sample.answers[0] not in sample.question
+        assert 0.0 <= float(sample.metadata["depth"]) <= 1.0
+
+
+@pytest.mark.parametrize("name", available_tasks())
+def test_right_answers_score_one_and_wrong_ones_less(name: str, tokenizer: Any) -> None:
+    task, (sample, other, *_) = get_task(name), make_samples(name, tokenizer, 512, 4)
+    right = sample.answers[0]
+    for text in (right, f" {right}", f"\n{right}\nand more", f" {right}  "):
+        assert task.score(sample, text) == 1.0
+    assert task.score(sample, "") == 0.0
+    assert task.score(sample, "nothing of the kind 0") < 0.7
+    assert task.score(sample, other.answers[0]) < 1.0
+
+
+def test_partial_answers_score_in_between(tokenizer: Any) -> None:
+    (span,) = make_samples("span_copy", tokenizer, 512, 1)
+    words = span.answers[0].split()
+    assert get_task("span_copy").score(span, " ".join(words[:6])) == pytest.approx(0.5)
+    assert get_task("span_copy").score(span, " ".join(words[1:])) == 0.0
+    (pair,) = make_samples("kv_recall_many", tokenizer, 512, 1)
+    assert get_task("kv_recall_many").score(pair, pair.answers[0].split()[0]) == pytest.approx(0.5)
+
+
+def test_a_chain_may_be_written_out(tokenizer: Any) -> None:
+    (sample,) = make_samples("variable_tracking", tokenizer, 512, 1)
+    task, number = get_task("variable_tracking"), sample.answers[0]
+    assert task.score(sample, f" b = a = {number}") == 1.0
+    assert task.score(sample, f" {number} = a = 10") == 0.0
+
+
+def test_passkeys_lie_at_every_depth(tokenizer: Any) -> None:
+    samples = make_samples("passkey", tokenizer, 512, 10)
+    assert {int(float(s.metadata["depth"]) * 5) for s in samples} >= {0, 1, 2, 3, 4}
+
+
+def test_few_shot_queries_are_new_words(tokenizer: Any) -> None:
+    for sample in make_samples("few_shot", tokenizer, 512, 8):
+        assert sample.question not in sample.context
+
+
+def test_unknown_tasks_name_the_known_ones() -> None:
+    with pytest.raises(ValueError, match="passkey"):
+        get_task("no_such_task")
+
+
+def test_a_length_too_small_is_refused(tokenizer: Any) -> None:
+    with pytest.raises(ValueError, match="does not fit"):
+        make_samples("kv_recall_many", tokenizer, 32, 1)
+
+
+def test_held_out_modules_fill_no_haystack() -> None:
+    assert set(held_out_texts()) == set(library.HELD_OUT)
+    assert not set(library.HELD_OUT) & set(library.FILLER)
+    assert all(len(text) > 1000 for text in held_out_texts().values())
+
+
+def test_words_of_different_roles_are_different() -> None:
+    assert len(set(POOL)) == len(POOL)
+    assert not {word for members in CLASSES.values() for word in members} & set(POOL)
+    words = Words(random.Random(0))
+    assert not set(words.take(100)) & set(words.take(100))
+    with pytest.raises(ValueError, match="left"):
+        words.take(len(POOL))
