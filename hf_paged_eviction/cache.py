@@ -9,11 +9,12 @@ from transformers import DynamicCache
 from transformers.cache_utils import Cache
 
 from .budget import BlockBudget
-from .layer import Heads, PagedLayer
+from .layer import PagedLayer
 from .mask_channel import TellingOffset, open_channel
 from .models import asks_for_mask_sizes, check_model, is_latent_attention, layer_plan, warn_of_surprises
 from .padding import Padding
 from .policies import EvictionPolicy, make_policy
+from .scoring import Heads
 from .stats import CacheStats, LayerStats, readable_bytes
 from .storage import byte_count
 

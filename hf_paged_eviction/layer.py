@@ -1,8 +1,7 @@
 """One layer of the cache: keys and values in a fixed storage, evicted block by block."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,24 +10,11 @@ from transformers.cache_utils import CacheLayerMixin
 from .blocks import BlockTable
 from .budget import BlockBudget
 from .padding import Padding
-from .policies import EvictionPolicy, ScoreContext
+from .pending import Pending
+from .policies import EvictionPolicy
 from .ranking import KEEP, best_tokens, rank_keys
+from .scoring import Heads, Scorer
 from .storage import byte_count, empty_storage, gather_slots, serves, slot_index
-
-Heads = Literal["shared", "separate"]
-
-
-@dataclass
-class Pending:
-    """Tokens of forwards that may still be taken back."""
-
-    keys: Tensor
-    values: Tensor
-    real: Tensor | None  # [B, n] bool, None = all
-
-    def first(self, count: int) -> "Pending":
-        real = None if self.real is None else self.real[:, :count]
-        return Pending(self.keys[:, :, :count], self.values[:, :, :count], real)
 
 
 class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
@@ -72,6 +58,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.policy = policy
         self.heads: Heads = heads
         self.layer_idx = layer_idx
+        self._score = Scorer(policy, heads, layer_idx)
         self.padding = padding if padding is not None else Padding()
         self._table: BlockTable | None = None
         self._pending: Pending | None = None
@@ -101,7 +88,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     @property
     def _waiting(self) -> int:
-        return 0 if self._pending is None else self._pending.keys.shape[2]
+        return 0 if self._pending is None else self._pending.count
 
     def get_mask_sizes(self, query_length: int | Tensor) -> tuple[int, int]:
         """Length of what the next `update` returns, and the column of its first slot: `(kv_length, kv_offset)`."""
@@ -236,7 +223,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         capacity = self.budget.capacity
         if not (serves(self.keys, keys, capacity) and serves(self.values, values, capacity)):
             self.keys, self.values = empty_storage(keys, capacity), empty_storage(values, capacity)
-        sets = 1 if self.heads == "shared" else keys.shape[1]
+        sets = self._score.sets(keys.shape[1])
         self._table = BlockTable(self.budget, keys.shape[0], sets, keys.device, self.policy.token_local)
         if keys.shape[0] > 1:
             self.padding.warn_if_unknown()
@@ -250,18 +237,6 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             )
 
     # ---- scores ---------------------------------------------------------------------------------------------------
-
-    def _score(self, keys: Tensor, values: Tensor, positions: Tensor, seen: Tensor) -> Tensor:
-        """Policy's scores `[B, 1 or H, T]`, one per set of victims."""
-        positions = positions.expand(-1, keys.shape[1], -1)
-        scores = self.policy.score(ScoreContext(keys, values, positions, seen, self.layer_idx))
-        if scores.shape != positions.shape:
-            raise ValueError(
-                f"{type(self.policy).__name__}.score must return [batch, kv_heads, tokens] = "
-                f"{tuple(positions.shape)}, got {tuple(scores.shape)}."
-            )
-        scores = scores.float()
-        return scores.mean(1, keepdim=True) if self.heads == "shared" else scores
 
     def _score_slots(self, slots: Tensor | None) -> Tensor:
         keys, values = self._storage
@@ -289,7 +264,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     def commit(self) -> None:
         """Take in the tokens that wait for `crop`, evicting as needed."""
         pending, self._pending = self._pending, None
-        if pending is not None and pending.keys.shape[2]:
+        if pending is not None and pending.count:
             self._take(pending.keys, pending.values, pending.real)
 
     def crop(self, tokens_to_remove: int) -> None:
@@ -362,8 +337,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.keys, self.values = (change(states) for states in self._storage)
         self._table.map_rows(change)
         if self._pending is not None:
-            real = None if self._pending.real is None else change(self._pending.real)
-            self._pending = Pending(change(self._pending.keys), change(self._pending.values), real)
+            self._pending = self._pending.map_rows(change)
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Row `i` becomes what row `beam_idx[i]` was."""

@@ -1,0 +1,34 @@
+"""Tokens of a forward that may still be taken back."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Pending:
+    """Tokens that wait to be committed.
+
+    Attributes:
+        keys, values: `[batch, kv_heads, n, dim]`.
+        real: `[batch, n]` bool, False for pads; None = all real.
+    """
+
+    keys: Tensor
+    values: Tensor
+    real: Tensor | None
+
+    @property
+    def count(self) -> int:
+        """Tokens per row."""
+        return self.keys.shape[2]
+
+    def first(self, count: int) -> "Pending":
+        """The first `count` tokens alone."""
+        real = None if self.real is None else self.real[:, :count]
+        return Pending(self.keys[:, :, :count], self.values[:, :, :count], real)
+
+    def map_rows(self, change: Callable[[Tensor], Tensor]) -> "Pending":
+        """The same tokens with the rows indexed."""
+        return Pending(change(self.keys), change(self.values), None if self.real is None else change(self.real))

@@ -1,0 +1,48 @@
+"""A policy's scores, one per set of victims."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from .policies import EvictionPolicy, ScoreContext
+
+#: "shared": the KV heads of a layer evict the same tokens. "separate": each evicts its own.
+Heads = Literal["shared", "separate"]
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """Asks the policy and reduces over heads."""
+
+    policy: EvictionPolicy
+    heads: Heads
+    layer_idx: int
+
+    def sets(self, kv_heads: int) -> int:
+        """Number of sets of victims."""
+        return 1 if self.heads == "shared" else kv_heads
+
+    def __call__(self, keys: Tensor, values: Tensor, positions: Tensor, seen: Tensor) -> Tensor:
+        """Score tokens.
+
+        Args:
+            keys, values: `[batch, kv_heads, tokens, dim]`.
+            positions: `[batch, sets, tokens]`, -1 for pads.
+            seen: `[batch]` real tokens seen.
+
+        Returns:
+            `[batch, sets, tokens]` float32.
+
+        Raises:
+            ValueError: the policy returned another shape than it was given.
+        """
+        positions = positions.expand(-1, keys.shape[1], -1)
+        scores = self.policy.score(ScoreContext(keys, values, positions, seen, self.layer_idx))
+        if scores.shape != positions.shape:
+            raise ValueError(
+                f"{type(self.policy).__name__}.score must return [batch, kv_heads, tokens] = "
+                f"{tuple(positions.shape)}, got {tuple(scores.shape)}."
+            )
+        scores = scores.float()
+        return scores.mean(1, keepdim=True) if self.heads == "shared" else scores
