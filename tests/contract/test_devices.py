@@ -1,0 +1,58 @@
+"""Layers on different devices, and decoding that never looks at a tensor."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from pathlib import Path
+
+import pytest
+import torch
+
+import models
+import modes
+from hf_paged_eviction import PagedEvictionCache, available_policies
+
+pytestmark = [pytest.mark.contract, pytest.mark.filterwarnings("ignore:A batch of several rows arrived")]
+
+
+@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
+def test_a_model_split_by_accelerate_gives_the_same_tokens(tmp_path: Path, padded: bool) -> None:
+    accelerate = pytest.importorskip("accelerate")
+    whole = models.shared("llama")
+    split = deepcopy(whole)
+    places = {"model.embed_tokens": "cpu", "model.layers.0": "cpu", "model.layers.1": "disk"}
+    places |= {"model.norm": "cpu", "model.rotary_emb": "cpu", "lm_head": "disk"}
+    accelerate.dispatch_model(split, places, main_device="cpu", offload_dir=tmp_path, force_hooks=True)
+    ids, mask = modes.batch("greedy", padded)
+    expected = modes.run(whole, PagedEvictionCache(whole.config, budget=24, block_size=4), "greedy", ids, mask)
+    cache = PagedEvictionCache(split.config, budget=24, block_size=4)
+    assert (modes.run(split, cache, "greedy", ids, mask) == expected).all()
+    assert cache.stats().evicted_tokens > 0
+
+
+@pytest.mark.parametrize("heads", ["shared", "separate"])
+@pytest.mark.parametrize("policy", available_policies())
+def test_each_layer_lives_where_its_keys_are(policy: str, heads: str) -> None:
+    """A tensor on `meta` has no content: reading one, or mixing devices, would raise."""
+    config = models.shared("llama").config
+    cache = PagedEvictionCache(config, budget=24, block_size=4, policy=policy, heads=heads)
+    devices = [torch.device("cpu"), torch.device("meta")]
+    for count in (30, *[1] * 21, 7, *[1] * 9):
+        for index, device in enumerate(devices):
+            states = torch.randn(2, 2, count, 8).to(device)
+            keys, values = cache.update(states, states, index)
+            assert keys.device == values.device == device
+    for index, device in enumerate(devices):
+        layer = cache.layers[index]
+        assert layer.held == 24
+        assert layer.get_seq_length() == 67
+        assert layer.keys.device == layer.positions.device == layer.block_scores().device == device
+
+
+def test_growing_layers_read_nothing_either() -> None:
+    cache = PagedEvictionCache(models.shared("llama").config, budget=24, block_size=4)
+    for count in (5, *[1] * 40):
+        states = torch.empty(1, 2, count, 8, device="meta")
+        for index in range(2):
+            cache.update(states, states, index)
+    assert cache.layers[0].held == 24
