@@ -1,0 +1,80 @@
+"""Write the tables of `benchmarks/results/` into a README: `python benchmarks/readme.py README.md`."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from common import RESULTS
+
+from hf_paged_eviction_eval.readme import replace_section
+
+
+def load(name: str) -> dict[str, Any]:
+    results: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text("utf-8"))
+    return results
+
+
+def where(results: dict[str, Any]) -> str:
+    env = results["environment"]
+    return f"{env['cpu']}, {env['torch_threads']} thread, torch {env['torch']}, transformers {env['transformers']}"
+
+
+def table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    lines = [header, tuple("---" for _ in header), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def decode() -> str:
+    results = load("decode")
+    settings, ratios = results["settings"], results["ratios"]
+    goals = {"paged 8k / floor": "<= 1.05", "paged 8k / paged 2k": "<= 1.05"}
+    rows = [(name, f"{value:.2f}", goals.get(name, "")) for name, value in ratios.items()]
+    return (
+        f"**Decode step**, `python benchmarks/decode.py`: a Llama of {results['parameters'] / 1e6:.0f} M parameters, "
+        f"budget {settings['budget']}, float32, medians of {settings['rounds']} interleaved rounds. *floor* is a "
+        f"DynamicCache that holds no more than the budget, *full* one that holds everything. {where(results)}.\n\n"
+        + table(("ratio of step times", "measured", "goal"), rows)
+    )
+
+
+def update() -> str:
+    results = load("update")
+    settings = results["settings"]
+    rows = [(name, f"{value:.0f}") for name, value in results["update_us"].items()]
+    return (
+        f"**`update` of one layer** for one token, `python benchmarks/update.py`: 8 KV heads of 128, budget "
+        f"{settings['budget']}, context {settings['context']}, choice of victims included. {where(results)}.\n\n"
+        + table(("layer", "µs per token"), rows)
+    )
+
+
+def prefill_memory() -> str:
+    results = load("prefill_memory")
+    settings = results["settings"]
+    rows = [
+        (name, f"{row['peak_bytes'] / 2**20:.1f}", f"{row['peak_tokens']:.0f}", f"{row['held_tokens_after']:.0f}")
+        for name, row in results["rows"].items()
+    ]
+    return (
+        f"**Peak KV memory of a prefill** of {settings['tokens']:,} tokens, `python benchmarks/prefill_memory.py`: "
+        f"budget {settings['budget']}, chunks of {settings['chunk']}, {settings['layers']} layers, every live tensor "
+        f"of the shape of keys or values counted; goal: at most 1.1 x (budget + chunk) = "
+        f"{1.1 * (settings['budget'] + settings['chunk']):.0f} tokens. kvpress 0.5.5 needs transformers below 5.3, so "
+        f"all rows ran there. {where(results)}.\n\n"
+        + table(("cache", "peak, MiB", "peak, tokens per layer", "held afterwards"), rows)
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("readme", type=Path)
+    options = parser.parse_args()
+    note = "All on a CPU; nothing here has been measured on a GPU yet."
+    content = "\n\n".join([note, decode(), update(), prefill_memory()])
+    text = options.readme.read_text("utf-8")
+    options.readme.write_text(replace_section(text, "benchmarks", content), "utf-8")
+
+
+if __name__ == "__main__":
+    main()
