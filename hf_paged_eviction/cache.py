@@ -84,8 +84,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         ]
         Cache.__init__(self, layers=layers)
         if record_past:
-            for _, paged in self.paged_layers:
-                paged.activate_past_recording()
+            self.activate_past_recording()
         open_channel()
 
     @property
@@ -180,6 +179,12 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         batch = next((layer.table.pads.shape[0] for _, layer in self.paged_layers if layer.get_seq_length()), None)
         if batch is not None:
             self._padding.map_rows(change, batch)
+
+    def activate_past_recording(self) -> None:
+        """From now on new tokens wait until `crop` (or the next forward) commits them, so they can be taken back."""
+        for layer in self.layers:
+            if hasattr(layer, "activate_past_recording"):
+                layer.activate_past_recording()
 
     def crop(self, tokens_to_remove: int) -> None:
         """Take back the newest tokens of all layers, or of none; see `PagedLayer.crop`.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
 
 from . import library
 
@@ -89,9 +91,10 @@ def fill(lines: Iterator[str], cost: Cost, budget: int) -> list[str]:
 
 def bury(lines: Sequence[str], needles: Sequence[str], depths: Sequence[float]) -> list[str]:
     """`lines` with each needle put in at its depth in [0, 1]; needles keep their order when `depths` ascend."""
+    starts = list(accumulate(map(len, lines), initial=0))  # in characters: lines differ in length
     places: dict[int, list[str]] = {}
     for needle, depth in zip(needles, depths, strict=True):
-        places.setdefault(round(depth * len(lines)), []).append("\n" + needle)
+        places.setdefault(bisect_left(starts, depth * starts[-1]), []).append("\n" + needle)
     mixed: list[str] = []
     for index in range(len(lines) + 1):
         mixed += places.get(index, [])
