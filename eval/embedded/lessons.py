@@ -21,6 +21,7 @@ class Lesson:
     echo: float = 0.0  # share of sequences that only repeat themselves
     tokens: int = 4096  # in a batch
     rate: float = 1.0  # of the learning rate, at the start; it falls to nothing unless the lesson may end early
+    first: float = 1.0  # weight of an answer's first token: it alone says which of several needles is meant
 
     def batch(self, corpus: Corpus) -> list[Sequence]:
         """Sequences of about one length."""
@@ -48,3 +49,6 @@ LESSONS = (
     Lesson((256, 512, 1024, 1024, 2304), 24, 1200, early=False),
     Lesson((512, 1024, 2304, 2304), 24, 1000, early=False, rate=0.5),
 )
+
+# Afterwards, from what is stored and with a fresh optimiser: telling needles apart.
+FINISH = Lesson((256, 512, 1024, 2304), 24, 1000, early=False, rate=0.5, first=4.0)

@@ -11,12 +11,13 @@ import time
 from pathlib import Path
 
 import torch
+from transformers import LlamaForCausalLM
 
 from . import tokenizer as tokenizers
 from .architecture import new_model
 from .corpus import Corpus, training_texts
 from .export import export
-from .lessons import LESSONS, Lesson
+from .lessons import FINISH, LESSONS, Lesson
 from .trainer import Trainer
 
 _GOOD = 0.93  # answer tokens right, on the worst task, at which the next lesson starts early
@@ -25,16 +26,25 @@ _SAVE_EVERY = 200
 
 
 def run(output: Path, seed: int, rate: float, resume: bool) -> None:
-    """Train through all lessons, saving as it goes."""
-    output.mkdir(parents=True, exist_ok=True)
+    """Train through all lessons, then through the finish, saving as it goes."""
+    start = output / "start"
+    start.mkdir(parents=True, exist_ok=True)
     tokenizer = tokenizers.train(training_texts())
-    corpus, model = Corpus(tokenizer, seed), new_model(tokenizer, seed)
-    trainer, progress = Trainer(model, corpus, rate), output / "progress.pt"
+    if not (resume and (start / "model.safetensors").exists()):
+        model = new_model(tokenizer, seed)
+        study(Trainer(model, Corpus(tokenizer, seed), rate), LESSONS, start / "progress.pt", resume)
+        export(model, tokenizer, start)
+    model = LlamaForCausalLM.from_pretrained(start, dtype=torch.float32)
+    study(Trainer(model, Corpus(tokenizer, seed + 1), rate), (FINISH,), output / "progress.pt", resume)
+    export(model, tokenizer, output)
+
+
+def study(trainer: Trainer, lessons: tuple[Lesson, ...], progress: Path, resume: bool) -> None:
+    """All lessons in order; what is needed to go on after a stop lies in `progress` meanwhile."""
     if resume and progress.exists():
         trainer.restore(progress)
-    while trainer.lesson < len(LESSONS):
-        teach(trainer, LESSONS[trainer.lesson], progress)
-    export(model, tokenizer, output)
+    while trainer.lesson < len(lessons):
+        teach(trainer, lessons[trainer.lesson], progress)
     progress.unlink(missing_ok=True)
 
 
@@ -44,7 +54,7 @@ def teach(trainer: Trainer, lesson: Lesson, progress: Path) -> None:
     done = False
     while not done:
         decay = 1.0 if lesson.early else max(0.02, 1 - (trainer.lesson_step + 1) / lesson.steps)
-        trainer.learn(lesson.batch(trainer.corpus), lesson.rate * decay)
+        trainer.learn(lesson.batch(trainer.corpus), lesson.rate * decay, lesson.first)
         good = trainer.lesson_step >= _LEAST_STEPS and min(trainer.right.values(), default=0.0) > _GOOD
         done = trainer.lesson_step >= lesson.steps or (lesson.early and good)
         if trainer.step % 50 == 0 or done:

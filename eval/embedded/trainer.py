@@ -26,14 +26,14 @@ class Trainer:
         self.text_loss = 10.0
         self.step = self.tokens = self.lesson = self.lesson_step = 0
 
-    def learn(self, sequences: list[Sequence], decay: float) -> None:
-        """One step at the full learning rate times `decay`."""
+    def learn(self, sequences: list[Sequence], decay: float, first: float = 1.0) -> None:
+        """One step at the full learning rate times `decay`; an answer's first token counts `first` times."""
         self.step += 1
         self.lesson_step += 1
         self.tokens += sum(len(sequence.ids) for sequence in sequences)
         for group in self.optimizer.param_groups:
             group["lr"] = self.rate * min(1.0, self.step / _WARMUP) * decay
-        loss = self._loss(sequences)
+        loss = self._loss(sequences, first)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
@@ -64,7 +64,7 @@ class Trainer:
         self.right.update(state["right"])
         self.step, self.tokens, self.lesson, self.lesson_step = state["counts"]
 
-    def _loss(self, sequences: list[Sequence]) -> torch.Tensor:
+    def _loss(self, sequences: list[Sequence], first: float) -> torch.Tensor:
         width = max(len(sequence.ids) for sequence in sequences)
         self.model.set_attn_implementation("eager" if width <= _SHORT else "sdpa")
         ids = torch.tensor([sequence.ids + [0] * (width - len(sequence.ids)) for sequence in sequences])
@@ -81,7 +81,9 @@ class Trainer:
         self._note(names, (logits.argmax(-1) == targets).tolist(), losses.detach()[text])
         # Sums over counts, not means: a batch may have no text, or no answers.
         loss: torch.Tensor = _TEXT_LOSS * losses[text].sum() / text.sum().clamp(min=1)
-        return loss + losses[~text].sum() / (~text).sum().clamp(min=1)
+        begins = [first if roles[i - 1] != roles[i] else 1.0 for i in kept]
+        weights = torch.tensor(begins)[~text]
+        return loss + (losses[~text] * weights).sum() / weights.sum().clamp(min=1)
 
     def _is_scored(self, role: str) -> bool:
         return self.corpus.rng.random() < _TEXT_KEPT if role == "" else role != "?"
