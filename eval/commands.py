@@ -131,7 +131,7 @@ def evaluate(
         ),
     ] = None,
     samples: Annotated[
-        int | None, typer.Option(min=1, help="Questions per task and length (default 32); with --text: texts (8).")
+        int | None, typer.Option(min=1, help="Questions per task and length (default 64); with --text: texts (8).")
     ] = None,
     full: Annotated[
         bool, typer.Option("--full", help=f"Tasks at {FULL_LENGTHS} tokens, {FULL_SAMPLES} questions each.")

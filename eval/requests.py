@@ -16,7 +16,7 @@ from .errors import UserError
 from .settings import EMBEDDED, TaskSettings, TextSettings
 from .tasks import available_tasks
 
-LENGTH, SAMPLES = 1024, 32
+LENGTH, SAMPLES = 1024, 64
 TEXT_LENGTH, TEXT_SAMPLES = 2048, 8
 
 

@@ -24,7 +24,7 @@ class Settings:
     block_size: int = 16
     heads: Literal["shared", "separate"] = "shared"
     batch_size: int = 16
-    samples: int = 32
+    samples: int = 64
 
     @property
     def parsed_budgets(self) -> tuple[Budget, ...]:
