@@ -59,7 +59,7 @@ def make_text_jobs(settings: TextSettings, tokenizer: Any) -> list[TextJob]:
         if len(found) == settings.samples:
             break
         # Enough characters for the tokens wanted, without encoding whole books.
-        ids = tokenizer(text.content[: settings.length * 32])["input_ids"][: settings.length]
+        ids = tokenizer(text.content[: settings.length * 32], verbose=False)["input_ids"][: settings.length]
         if len(ids) >= SHORTEST:
             found.append((text.name, tuple(ids)))
     if not found:
