@@ -10,7 +10,7 @@ import torch
 
 import models
 import modes
-from hf_paged_eviction import CacheStats, LayerStats, PagedEvictionCache
+from hf_paged_eviction import CacheStats, EvictionPolicy, LayerStats, PagedEvictionCache, ScoreContext
 from reference import Recorder, assert_exact
 
 BUDGET = 24
@@ -113,6 +113,24 @@ def test_what_was_evicted_cannot_be_taken_back() -> None:
     decode(cache, 40, 50)
     with pytest.raises(ValueError, match="activate_past_recording"):
         cache.crop(-30)
+
+
+class OldestInTheSecondLayer(EvictionPolicy):
+    """The first layer keeps what is new, the second what is old."""
+
+    def score(self, context: ScoreContext) -> torch.Tensor:
+        return context.positions.float() * (1 if context.layer_idx == 0 else -1)
+
+
+def test_a_refused_crop_changes_no_layer() -> None:
+    cache = make(policy=OldestInTheSecondLayer())
+    feed(cache, 0, 40, rows=1, padded=False)
+    decode(cache, 40, 46, rows=1, padded=False)
+    before = copy.deepcopy(cache)
+    copy.deepcopy(cache).layers[0].crop(-12)  # alone, the first layer could
+    with pytest.raises(ValueError, match="Cannot take back 12 tokens"):
+        cache.crop(-12)
+    same_state(cache, before)
 
 
 @pytest.mark.parametrize("rows", ["select", "reorder", "repeat"])
@@ -289,17 +307,6 @@ def test_offload_and_prefetch_on_one_device() -> None:
         assert layer.keys.device.type == "cpu"
         layer.prefetch()
     assert torch.equal(decode(cache, 40, 50), decode(fresh, 40, 50))
-
-
-def test_model_split_by_accelerate(tmp_path: Any) -> None:
-    """One layer on the CPU, one on disk: every layer allocates where its keys are."""
-    accelerate = pytest.importorskip("accelerate")
-    model = models.build("llama")
-    expected = modes.generate(model, make(), *text(), 10).tolist()
-    places = {"model.embed_tokens": "cpu", "model.layers.0": "cpu", "model.layers.1": "disk"}
-    places |= {"model.norm": "cpu", "lm_head": "cpu", "model.rotary_emb": "cpu"}
-    split = accelerate.dispatch_model(model, places, main_device="cpu", offload_dir=str(tmp_path), force_hooks=True)
-    assert modes.generate(split, make(), *text(), 10).tolist() == expected
 
 
 def test_in_and_out_of_inference_mode() -> None:
