@@ -11,6 +11,8 @@ from transformers.utils.logging import disable_progress_bar
 from .errors import UserError
 from .settings import EMBEDDED, Settings
 
+_EXPECTED = "expected: a folder that exists, or a name on the Hugging Face Hub and a network"
+
 
 def load(settings: Settings) -> tuple[Any, Any]:
     """The model, in evaluation mode on its device, and its tokenizer."""
@@ -28,7 +30,7 @@ def load(settings: Settings) -> tuple[Any, Any]:
             model = AutoModelForCausalLM.from_pretrained(settings.model, dtype=dtype)
             tokenizer = load_tokenizer(settings)
     except (OSError, ValueError) as error:
-        raise UserError(f"cannot load the model {settings.model!r}: {error}") from error
+        raise UserError(f"cannot load the model {settings.model!r} ({_EXPECTED}): {error}") from error
     return model.to(settings.device).eval(), tokenizer
 
 
@@ -42,7 +44,7 @@ def load_tokenizer(settings: Settings) -> Any:
             source = str(embedded.path())
         return AutoTokenizer.from_pretrained(source)
     except (OSError, ValueError) as error:
-        raise UserError(f"cannot load a tokenizer from {source!r}: {error}") from error
+        raise UserError(f"cannot load a tokenizer from {source!r} ({_EXPECTED}): {error}") from error
 
 
 def resolve_dtype(settings: Settings) -> torch.dtype | str:
