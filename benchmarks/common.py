@@ -1,7 +1,6 @@
 """What the benchmarks share: model shapes, interleaved timing, results with hardware and versions."""
 
 import json
-import platform
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -9,8 +8,9 @@ from statistics import median
 from typing import Any
 
 import torch
-import transformers
 from transformers import LlamaConfig, PreTrainedConfig
+
+from hf_paged_eviction_eval.environment import cpu_name, versions
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -60,19 +60,7 @@ def ratio(times: dict[str, list[float]], of: str, to: str) -> float:
 
 def environment() -> dict[str, Any]:
     """Hardware and versions, for the results file."""
-    model = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        names = [line.split(":")[1].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line]
-        model = names[0] if names else model
-    return {
-        "cpu": model,
-        "torch_threads": torch.get_num_threads(),
-        "device": "cpu",
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-    }
+    return {"cpu": cpu_name(), "torch_threads": torch.get_num_threads(), "device": "cpu", **versions()}
 
 
 def save(name: str, results: dict[str, Any]) -> None:

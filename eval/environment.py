@@ -25,13 +25,14 @@ def versions() -> dict[str, str]:
 
 def hardware(device: str, workers: int) -> dict[str, Any]:
     """The processor, and the accelerator if the run used one."""
-    found: dict[str, Any] = {"cpu": _cpu_name(), "cpu_threads": os.cpu_count(), "workers": workers}
+    found: dict[str, Any] = {"cpu": cpu_name(), "cpu_threads": os.cpu_count(), "workers": workers}
     if torch.device(device).type == "cuda":
         found["accelerator"] = torch.cuda.get_device_name(torch.device(device))
     return found
 
 
-def _cpu_name() -> str:
+def cpu_name() -> str:
+    """The processor, as the system names it."""
     info = Path("/proc/cpuinfo")
     if info.exists():
         for line in info.read_text("utf-8", errors="replace").splitlines():

@@ -263,6 +263,11 @@ class BlockTable:
         self._scored = self._overwriting and self._token_local
 
     @property
+    def rows(self) -> int:
+        """Rows of the batch."""
+        return self.pads.shape[0]
+
+    @property
     def positions(self) -> Tensor:
         """`[B, S, held]` in slot order."""
         self.write_back()

@@ -176,7 +176,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         super().batch_select_indices(indices)
 
     def _map_padding(self, change: Callable[[Tensor], Tensor]) -> None:
-        batch = next((layer.table.pads.shape[0] for _, layer in self.paged_layers if layer.get_seq_length()), None)
+        batch = next((layer.table.rows for _, layer in self.paged_layers if layer.get_seq_length()), None)
         if batch is not None:
             self._padding.map_rows(change, batch)
 

@@ -229,7 +229,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             self.padding.warn_if_unknown()
 
     def _check_rows(self, rows: int) -> None:
-        held = self.table.pads.shape[0]
+        held = self.table.rows
         if rows != held:
             raise ValueError(
                 f"The cache holds {held} rows but got {rows}. Use a new cache or `cache.reset()` for another batch, "
@@ -288,7 +288,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def check_crop(self, tokens_to_remove: int) -> None:
         """Raise the `ValueError` of `crop`, if it would, before anything is changed."""
-        count = self._columns_to_remove(tokens_to_remove) - self._waiting
+        count = self._columns_to_remove(tokens_to_remove)
         if self._pending is None and 0 < count < self.get_seq_length():
             self._order_without(count)
 
@@ -326,7 +326,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     def _pads_before(self, column: int) -> Tensor:
         """`[B]` pads among the first `column` columns."""
         table = self.table
-        later = self.padding.columns(column, table.seen, table.pads.shape[0], table.device)
+        later = self.padding.columns(column, table.seen, table.rows, table.device)
         return table.pads if later is None else table.pads - (~later).sum(-1)
 
     # ---- rows -----------------------------------------------------------------------------------------------------

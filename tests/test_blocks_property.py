@@ -279,9 +279,7 @@ COMMON = settings(
     max_examples=120, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow], print_blob=False
 )
 
-
-@COMMON
-@given(
+ANY_GAME = given(
     rows=st.integers(1, 3),
     heads=st.sampled_from([1, 2]),
     sizes=SIZES,
@@ -290,6 +288,10 @@ COMMON = settings(
     seed=st.integers(0, 10_000),
     calls=CALLS,
 )
+
+
+@COMMON
+@ANY_GAME
 def test_any_calls(
     rows: int, heads: int, sizes: tuple[int, int, int], separate: bool, compared: bool, seed: int, calls: list[Any]
 ) -> None:
@@ -297,15 +299,7 @@ def test_any_calls(
 
 
 @COMMON
-@given(
-    rows=st.integers(1, 3),
-    heads=st.sampled_from([1, 2]),
-    sizes=SIZES,
-    separate=st.booleans(),
-    compared=st.booleans(),
-    seed=st.integers(0, 10_000),
-    calls=CALLS,
-)
+@ANY_GAME
 def test_any_calls_while_recording(
     rows: int, heads: int, sizes: tuple[int, int, int], separate: bool, compared: bool, seed: int, calls: list[Any]
 ) -> None:
