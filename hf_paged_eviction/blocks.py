@@ -59,8 +59,7 @@ class BlockTable:
         self._written_until = 0
         self._scored = False
         # Host-side knowledge, so that decode reads no tensor. A superset: stays true when rows are permuted.
-        self._full_at_values = {self.capacity}
-        self._residues: frozenset[int] = frozenset()  # `full_at` modulo `P`: when victims are due
+        self._know({self.capacity})
         # From here on meaningful only while overwriting, that is once every slot is in use.
         self._overwriting = False
         self._order: Tensor | None = None  # [B, C] slot of each logical place, None where they are the same
@@ -100,7 +99,14 @@ class BlockTable:
 
     def _know(self, full_at_values: set[int]) -> None:
         self._full_at_values = full_at_values
+        # `full_at` modulo `P`: when victims are due
         self._residues = frozenset(value % self.block_size for value in full_at_values)
+
+    def block_filled(self) -> Tensor | None:
+        """`[B]` bool, rows whose newest block is full; None where it is known that there is none."""
+        if self.seen % self.block_size not in self._residues:
+            return None
+        return (self.seen - self.full_at) % self.block_size == 0
 
     # ---- overwriting, one token at a time -----------------------------------------------------------------------
 

@@ -8,10 +8,12 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import Cache
 
+from .attention import PAGED_EVICTION, ModelAttention, hand_over
 from .budget import BlockBudget
 from .layer import PagedLayer
 from .mask_channel import TellingOffset, open_channel
 from .models import asks_for_mask_sizes, check_model, is_latent_attention, layer_plan, warn_of_surprises
+from .observed_layer import ObservedLayer
 from .padding import Padding
 from .policies import EvictionPolicy, make_policy
 from .scoring import Heads
@@ -72,20 +74,33 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
                 f"The policy {scorer.name!r} compares norms of keys and values, but this model caches latents (MLA). "
                 "Use one that does not, such as 'keydiff', 'streaming_llm' or 'random'."
             )
+        self._attention = ModelAttention(config.get_text_config(decoder=True))
+        self._policy = scorer
+        self._check_attention()
         plan = layer_plan(config)
         warn_of_surprises(config, plan, stacklevel=4 if _inside_encoder_decoder else 3)
         self._model_type: str = config.model_type
         self._model_masks_itself = not asks_for_mask_sizes(config)
         # The decoder's own prompt is a start token: no pads to be told of.
         self._padding = Padding(attention_mask, expected=not _inside_encoder_decoder)
+        make_layer = ObservedLayer if scorer.needs_queries else PagedLayer
         layers = [
-            PagedLayer(sizes, scorer, heads, index, self._padding) if layer is None else layer
+            make_layer(sizes, scorer, heads, index, self._padding) if layer is None else layer
             for index, layer in enumerate(plan)
         ]
         Cache.__init__(self, layers=layers)
         if record_past:
             self.activate_past_recording()
         open_channel()
+
+    def _check_attention(self) -> None:
+        if self._policy.needs_queries and not self._attention.shows_queries:
+            raise ValueError(
+                f"The policy {self._policy.name!r} decides by queries or attention, which only the attention "
+                f"implementation {PAGED_EVICTION!r} shows to the cache; this model uses {self._attention.name!r}. Call "
+                f"model.set_attn_implementation({PAGED_EVICTION!r}) first, or load the model with "
+                f"attn_implementation={PAGED_EVICTION!r}."
+            )
 
     @property
     def paged_layers(self) -> list[tuple[int, PagedLayer]]:
@@ -108,10 +123,15 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
 
         Raises:
             RuntimeError: this model (in this transformers release) would mask the wrong slots.
+            ValueError: the policy needs queries and the model's attention implementation does not show them.
         """
         if self._model_masks_itself:
             self._refuse_wrong_mask(layer_idx, key_states)
+        self._check_attention()
         updated: tuple[Tensor, Tensor] = super().update(key_states, value_states, layer_idx, *args, **kwargs)
+        layer = self.layers[layer_idx]
+        if isinstance(layer, ObservedLayer):
+            hand_over(layer, updated[0])
         return updated
 
     def _refuse_wrong_mask(self, layer_idx: int, key_states: Tensor) -> None:

@@ -135,13 +135,17 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self._make_storage(keys, values)
         table = self.table
         real = self.padding.columns(table.seen, table.seen + count, keys.shape[0], keys.device)
-        if self.record_past:
+        if self._holds_back(count):
             self._pending = Pending(keys, values, real)
             return self._with_held(key_states, value_states)
         empty = table.seen == 0
         returned = self._take(keys, values, real)
         # The caller's own tensors carry a gradient, the storage does not.
         return (key_states, value_states) if empty and count > 1 else returned
+
+    def _holds_back(self, count: int) -> bool:
+        """Whether `count` new tokens wait outside the storage for now."""
+        return self.record_past
 
     def _take(self, keys: Tensor, values: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
         table, count = self.table, keys.shape[2]
@@ -185,12 +189,16 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         rank = rank_keys(scores, positions, positions >= 0)
         rank = rank.masked_fill(self._protected(positions), KEEP)
         kept = best_tokens(rank, positions, table.capacity)
+        self._kept(kept)
         storage_k, storage_v = self._storage
         torch.gather(full_k, 2, slot_index(kept, full_k), out=storage_k)
         torch.gather(full_v, 2, slot_index(kept, full_v), out=storage_v)
         local_scores = scores.gather(-1, kept) if self.policy.token_local else None
         table.replace(positions.gather(-1, kept), local_scores, count, real)
         return full_k, full_v
+
+    def _kept(self, kept: Tensor) -> None:
+        """For layers that remember more of a token: `kept` `[B, S, C]` of the held and new tokens stay."""
 
     def _protected(self, positions: Tensor) -> Tensor:
         """The row's first real tokens and its newest block."""
@@ -241,10 +249,15 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     def _score_slots(self, slots: Tensor | None) -> Tensor:
         keys, values = self._storage
         table, positions = self.table, self.table.positions
-        seen = table.seen - table.pads
+        seen, known = table.seen - table.pads, self._statistics(slots)
         if slots is None:
-            return self._score(keys[:, :, : table.held], values[:, :, : table.held], positions, seen)
-        return self._score(gather_slots(keys, slots), gather_slots(values, slots), positions.gather(-1, slots), seen)
+            return self._score(keys[:, :, : table.held], values[:, :, : table.held], positions, seen, known)
+        keys, values = gather_slots(keys, slots), gather_slots(values, slots)
+        return self._score(keys, values, positions.gather(-1, slots), seen, known)
+
+    def _statistics(self, slots: Tensor | None) -> dict[str, Tensor]:
+        """What the policy knows of the tokens in these slots `[B, S, n]`, or in all that are held."""
+        return {}
 
     def _score_overflow(self, keys: Tensor, values: Tensor, positions: Tensor, count: int) -> Tensor:
         table = self.table
@@ -306,6 +319,10 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             for states in self._storage:
                 states[:, :, : table.held] = gather_slots(states, order)
         table.shrink(order, count, self._pads_before(table.seen - count))
+        self._moved(order)
+
+    def _moved(self, order: Tensor | None) -> None:
+        """For layers that remember more of a token: tokens were taken back, the others moved as `order` says."""
 
     def _order_without(self, count: int) -> Tensor | None:
         """Slots `[B, S, held]` with the last `count` columns moved to the end; None if they are there already."""

@@ -1,6 +1,8 @@
 """A policy's scores, one per set of victims."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal
 
 from torch import Tensor
@@ -23,13 +25,21 @@ class Scorer:
         """Number of sets of victims."""
         return 1 if self.heads == "shared" else kv_heads
 
-    def __call__(self, keys: Tensor, values: Tensor, positions: Tensor, seen: Tensor) -> Tensor:
+    def __call__(
+        self,
+        keys: Tensor,
+        values: Tensor,
+        positions: Tensor,
+        seen: Tensor,
+        statistics: Mapping[str, Tensor] = MappingProxyType({}),
+    ) -> Tensor:
         """Score tokens.
 
         Args:
             keys, values: `[batch, kv_heads, tokens, dim]`.
             positions: `[batch, sets, tokens]`, -1 for pads.
             seen: `[batch]` real tokens seen.
+            statistics: what the policy has observed, see `ScoreContext`.
 
         Returns:
             `[batch, sets, tokens]` float32.
@@ -38,7 +48,7 @@ class Scorer:
             ValueError: the policy returned another shape than it was given.
         """
         positions = positions.expand(-1, keys.shape[1], -1)
-        scores = self.policy.score(ScoreContext(keys, values, positions, seen, self.layer_idx))
+        scores = self.policy.score(ScoreContext(keys, values, positions, seen, self.layer_idx, statistics))
         if scores.shape != positions.shape:
             raise ValueError(
                 f"{type(self.policy).__name__}.score must return [batch, kv_heads, tokens] = "

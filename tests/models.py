@@ -169,7 +169,9 @@ def build(family: str, attention: str = "sdpa", seed: int = 0, **changes: Any) -
     """A tiny model of this family; the same weights for the same seed."""
     config = family_config(family, **changes)
     attention = "eager" if family in EAGER_ONLY and attention == "sdpa" else attention
-    model = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)  # for the vectors that `randomise` leaves as they are: attention sinks, for one
+        model = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
     model.generation_config.eos_token_id = None
     model.generation_config.pad_token_id = PAD
     return randomise(model, seed)

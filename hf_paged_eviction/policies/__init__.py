@@ -1,6 +1,7 @@
 """Eviction policies: what a cached token is worth. One file each."""
 
-from .base import EvictionPolicy, ScoreContext
+from .base import EvictionPolicy, ScoreContext, Statistics
+from .h2o import H2O
 from .key_norm import KeyNorm
 from .keydiff import KeyDiff
 from .paged_eviction import PagedEviction
@@ -11,6 +12,7 @@ from .streaming_llm import StreamingLLM
 from .value_norm import ValueNorm
 
 __all__ = [
+    "H2O",
     "EvictionPolicy",
     "KeyDiff",
     "KeyNorm",
@@ -18,6 +20,7 @@ __all__ = [
     "Random",
     "Recency",
     "ScoreContext",
+    "Statistics",
     "StreamingLLM",
     "ValueNorm",
     "available_policies",

@@ -1,10 +1,16 @@
 """What a policy is given and what it must return."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from torch import Tensor
+
+from ..attention_rows import Attention
+
+#: Running numbers of one layer, by name.
+Statistics = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -18,6 +24,8 @@ class ScoreContext:
             score is ignored.
         seen: `[batch]` int64, real tokens the row has seen so far.
         layer_idx: index of the layer in the model.
+        statistics: what `observe` made of the attention so far, float32: `[batch, kv_heads, tokens]` for the names
+            in `token_statistics`, `[batch, ...]` for those in `row_statistics`. Zero before anything was observed.
     """
 
     keys: Tensor
@@ -25,6 +33,7 @@ class ScoreContext:
     positions: Tensor
     seen: Tensor
     layer_idx: int
+    statistics: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def valid(self) -> Tensor:
@@ -35,7 +44,9 @@ class ScoreContext:
 class EvictionPolicy(ABC):
     """Scores tokens. Reduction over heads and blocks, protection and ties belong to the cache.
 
-    A policy holds parameters only, never state of a run: one object may serve many caches.
+    A policy holds parameters only, never state of a run: one object may serve many caches. What it must remember of
+    queries and attention are its *statistics*, which the cache keeps for it: they move with the tokens, follow beams
+    and are forgotten by `reset`.
 
     Class attributes:
         name: set by `register_policy`.
@@ -55,3 +66,43 @@ class EvictionPolicy(ABC):
     @abstractmethod
     def score(self, context: ScoreContext) -> Tensor:
         """Return `[batch, kv_heads, tokens]`, float32, high = keep. `inf` pins a token, nan counts as lowest."""
+
+    # ---- for policies that decide by queries or attention ---------------------------------------------------------
+
+    @property
+    def token_statistics(self) -> tuple[str, ...]:
+        """Names of numbers kept per token and KV head; zero for a new token. Naming any makes `observe` be called."""
+        return ()
+
+    @property
+    def row_statistics(self) -> tuple[str, ...]:
+        """Names of numbers kept per row, of any shape `[batch, ...]`; absent until `observe` returns them."""
+        return ()
+
+    @property
+    def window(self) -> int | None:
+        """How many of the last queries of a forward of several tokens are observed; None = all of them.
+
+        Single tokens are observed a block at a time, always all of them.
+        """
+        return None
+
+    @property
+    def needs_queries(self) -> bool:
+        """Whether the policy works with the attention implementation "paged_eviction" only."""
+        return bool(self.token_statistics or self.row_statistics)
+
+    def observe(self, statistics: Statistics, attention: Attention) -> Statistics:
+        """Fold what some queries attend to into the statistics.
+
+        Called with consecutive queries, in order: those of the block that has just been filled, or (some of) those
+        of a forward of several tokens, in pieces where there are many.
+
+        Args:
+            statistics: as of the last call. A name in `row_statistics` is missing before the first one.
+            attention: the queries, the tokens they see and (computed when asked for) the attention weights.
+
+        Returns:
+            New tensors for the same names, float32.
+        """
+        raise NotImplementedError(f"{type(self).__name__} names statistics but has no observe().")

@@ -1,0 +1,82 @@
+"""The attention that some queries of a layer pay to the tokens it holds, worked out for scoring only."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Logits:
+    """How a model turns products of queries and keys into the logits of its softmax.
+
+    Attributes:
+        scaling: factor on the products.
+        softcap: bound of gemma2 and the like; None = none.
+        sinks: `[query_heads]`, a logit per head that takes part in the softmax and belongs to no token (gpt_oss).
+    """
+
+    scaling: float
+    softcap: float | None = None
+    sinks: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Attention:
+    """What consecutive queries of one layer attend to. `G` query heads share a KV head; all attention is causal.
+
+    Attributes:
+        queries: `[batch, query_heads, q, dim]` as attention gets them (after rotary embedding).
+        keys: `[batch, kv_heads or query_heads, tokens, dim]`; latent attention (MLA) expands one per query head.
+        query_positions: `[batch, q]` int64, -1 where a query does not count (a pad, or one observed before).
+        key_positions: `[batch, kv_heads, tokens]` int64, -1 for a pad.
+        logits: scaling and the like.
+    """
+
+    queries: Tensor
+    keys: Tensor
+    query_positions: Tensor
+    key_positions: Tensor
+    logits: Logits
+
+    @property
+    def counts(self) -> Tensor:
+        """`[batch, q]` bool, which queries count."""
+        return self.query_positions >= 0
+
+    @cached_property
+    def visible(self) -> Tensor:
+        """`[batch, kv_heads, 1, q, tokens]` bool: the query counts, and the token is none of its future."""
+        keys = self.key_positions[:, :, None, None, :]
+        queries = self.query_positions[:, None, None, :, None]
+        seen: Tensor = (keys >= 0) & (keys <= queries)
+        return seen
+
+    @cached_property
+    def grouped_queries(self) -> Tensor:
+        """`[batch, kv_heads, G, q, dim]`."""
+        grouped: Tensor = self.queries.unflatten(1, (self.key_positions.shape[1], -1))
+        return grouped
+
+    @cached_property
+    def weights(self) -> Tensor:
+        """`[batch, kv_heads, G, q, tokens]` float32; rows of queries that do not count are zero."""
+        heads = self.key_positions.shape[1]
+        # One product per key head, the queries of its group below each other: no key is copied.
+        grouped = self.queries.unflatten(1, (self.keys.shape[1], -1)).flatten(2, 3)
+        products = (grouped @ self.keys.mT).float() * self.logits.scaling
+        products = products.unflatten(2, (-1, self.queries.shape[2])).flatten(1, 2).unflatten(1, (heads, -1))
+        if self.logits.softcap is not None:
+            products = torch.tanh(products / self.logits.softcap) * self.logits.softcap
+        products = products.masked_fill(~self.visible, float("-inf"))
+        if self.logits.sinks is None:
+            weights: Tensor = products.softmax(-1).nan_to_num(0.0)
+            return weights
+        sinks = self.logits.sinks.float().view(1, heads, -1, 1, 1).expand(*products.shape[:-1], 1)
+        return torch.cat([products, sinks], dim=-1).softmax(-1)[..., :-1]
+
+    @property
+    def last_query(self) -> Tensor:
+        """`[batch, q]` bool, the newest query that counts in each row; none where none counts."""
+        return self.counts & (self.query_positions == self.query_positions.amax(-1, keepdim=True))

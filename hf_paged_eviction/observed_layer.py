@@ -1,0 +1,147 @@
+"""A layer whose policy decides by queries or attention."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from .layer import PagedLayer
+from .observer import Observer, Queries
+
+
+class ObservedLayer(PagedLayer):
+    """A `PagedLayer` that is also told of the queries, by the attention implementation "paged_eviction".
+
+    Attention runs after `update`, so a forward of several tokens is held back until its queries are known: it is
+    evicted between this layer's attention and the next layer's `update`. A single token is taken in at once; its
+    query counts from the next choice of a victim on.
+
+    Raises:
+        RuntimeError: (by `update` and `commit`) attention did not tell of the last forward.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._observer = Observer(self.policy, self.budget.block_size)
+        self._queries: Queries | None = None  # of the tokens that wait
+        self._expected = False
+
+    @property
+    def observer_bytes(self) -> int:
+        """Bytes of statistics and of kept queries."""
+        return self._observer.bytes
+
+    @property
+    def observed(self) -> dict[str, Tensor]:
+        """The policy's statistics by name: `[batch, kv_heads, held]` in slot order, or `[batch, ...]`."""
+        return self._statistics(None)
+
+    # ---- update ---------------------------------------------------------------------------------------------------
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Take in new tokens; `attended` must follow. See `PagedLayer.update`."""
+        self._check_told()
+        returned = super().update(key_states, value_states, *args, **kwargs)
+        self._expected = key_states.shape[2] > 0
+        return returned
+
+    def attended(self, queries: Queries) -> None:
+        """The queries of the last forward, and what they were compared with."""
+        self._expected = False
+        if self._pending is not None:
+            self._queries = queries
+            if not self.record_past:
+                self.commit()
+        else:
+            self._observe_step(queries)
+
+    def _check_told(self) -> None:
+        if self._expected:
+            raise RuntimeError(
+                f"The policy {self.policy.name!r} decides by attention, but the model did not show any to layer "
+                f"{self.layer_idx}. Call model.set_attn_implementation('paged_eviction') before the first forward."
+            )
+
+    def _holds_back(self, count: int) -> bool:
+        return self.record_past or count > 1
+
+    def commit(self) -> None:
+        """Take in the tokens that wait, evicting as needed."""
+        self._check_told()
+        super().commit()
+        self._queries = None
+
+    def _make_storage(self, keys: Tensor, values: Tensor) -> None:
+        starts = self._table is None
+        super()._make_storage(keys, values)
+        if starts:
+            self._observer.start(keys.shape[0], keys.shape[1], self.table.capacity, keys.device)
+
+    def _take(self, keys: Tensor, values: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
+        count, waiting = keys.shape[2], self._queries
+        if waiting is not None:
+            self._queries = waiting.first(count)
+        self._step_positions = self.table.new_positions(count, real)[:, 0]
+        returned = super()._take(keys, values, real)
+        if self._queries is not None and count == 1:
+            self._observe_step(self._by_slot(self._queries))
+        return returned
+
+    def _append(self, keys: Tensor, values: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
+        held = self.held
+        returned = super()._append(keys, values, real)
+        if self._queries is not None and keys.shape[2] > 1:
+            self._observer.observe_many(self._queries, self.table.positions, self._step_positions, held)
+            self._observer.settle(None, self.table.capacity)
+        return returned
+
+    # ---- observing ------------------------------------------------------------------------------------------------
+
+    def _observe_step(self, queries: Queries) -> None:
+        table = self.table
+        self._observer.keep(queries, table.seen - 1, self._step_positions[:, -1])
+        due = table.block_filled()
+        if due is not None:
+            self._observer.observe_block(queries.key, table.positions, table.seen - table.pads, due)
+
+    def _by_slot(self, queries: Queries) -> Queries:
+        """A token that waited was compared with [held, new]; now it lies in a slot of its own."""
+        held = self.held
+        if queries.key.shape[2] == held:
+            return queries
+        place = (self.table.positions == self._step_positions[:, None]).float().argmax(-1)  # [B, S]
+        key = queries.key[:, :, :held].clone()
+        new = queries.key[:, :, -1:]
+        index = place.repeat_interleave(key.shape[1] // place.shape[1], dim=1)[:, :, None, None]
+        key.scatter_(2, index.expand(-1, -1, 1, key.shape[-1]), new)
+        return Queries(queries.query, key, queries.logits)
+
+    def _score_overflow(self, keys: Tensor, values: Tensor, positions: Tensor, count: int) -> Tensor:
+        if self._queries is None:
+            raise RuntimeError("A forward of several tokens is scored after its attention only.")
+        self._observer.observe_many(self._queries, positions, self._step_positions, positions.shape[-1] - count)
+        seen = positions[:, 0].amax(-1) + 1
+        return self._score(keys, values, positions, seen, self._observer.statistics(positions))
+
+    def _statistics(self, slots: Tensor | None) -> dict[str, Tensor]:
+        return self._observer.statistics(self.table.positions, slots)
+
+    def _kept(self, kept: Tensor) -> None:
+        self._observer.settle(kept, self.table.capacity)
+
+    # ---- rows, rollback, life -------------------------------------------------------------------------------------
+
+    def _moved(self, order: Tensor | None) -> None:
+        self._observer.move(order, self.held, self.table.seen - self.table.pads)
+
+    def _map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
+        super()._map_rows(change)
+        if self._table is not None:
+            self._observer.map_rows(change)
+            self._queries = None if self._queries is None else self._queries.map_rows(change)
+
+    def _clear(self) -> None:
+        super()._clear()
+        self._observer.clear()
+        self._queries = None
+        self._expected = False

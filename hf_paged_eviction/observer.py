@@ -1,0 +1,223 @@
+"""What one layer remembers of queries, for policies that decide by attention.
+
+Nothing is computed per token: a single token's query is kept, and when its block is full the attention of the whole
+block is worked out at once, over the tokens held at that moment. The queries of a prompt or a chunk are there all at
+once and are observed before anything is evicted. A full prompt x prompt matrix never exists.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .attention_rows import Attention, Logits
+from .blocks import persistent
+from .policies import EvictionPolicy
+from .storage import gather_slots
+
+#: Attention weights that exist at one time, in bytes: long prompts are observed in pieces of this size.
+_PIECE = 64 * 2**20
+
+
+@dataclass(frozen=True)
+class Queries:
+    """What an attention function knows of one forward of a layer.
+
+    Attributes:
+        query: `[batch, query_heads, q, dim]`.
+        key: `[batch, kv_heads or query_heads, tokens, dim]`, what the queries were compared with.
+        logits: scaling and the like.
+    """
+
+    query: Tensor
+    key: Tensor
+    logits: Logits
+
+    def first(self, count: int) -> "Queries":
+        """The first `count` queries alone, and the tokens that were there before the last of them."""
+        beyond = self.query.shape[2] - count
+        return Queries(self.query[:, :, :count], self.key[:, :, : self.key.shape[2] - beyond], self.logits)
+
+    def map_rows(self, change: Callable[[Tensor], Tensor]) -> "Queries":
+        """The same with the rows indexed."""
+        return Queries(change(self.query), change(self.key), self.logits)
+
+
+class Observer:
+    """Statistics of one layer, and the queries of the block that is being filled.
+
+    Shapes: `B` rows, `H` KV heads, `P` block size, `C` budget.
+
+    Args:
+        policy: makes statistics of attention.
+        block_size: `P`.
+    """
+
+    def __init__(self, policy: EvictionPolicy, block_size: int) -> None:
+        self.policy = policy
+        self.block_size = block_size
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._tokens: dict[str, Tensor] = {}  # [B, H, C] by slot
+        self._rows: dict[str, Tensor] = {}  # [B, ...]
+        self._ring: Tensor | None = None  # [B, query_heads, P, dim], column c in place c % P
+        self._ring_positions: Tensor | None = None  # [B, P], -1 for a pad
+        self._until: Tensor | None = None  # [B] real tokens whose queries have been observed
+        self._logits: Logits | None = None
+
+    def start(self, rows: int, kv_heads: int, capacity: int, device: torch.device) -> None:
+        """Make room for the statistics of a new prompt."""
+        shape = (rows, kv_heads, capacity)
+        self._tokens = {name: torch.zeros(shape, device=device) for name in self.policy.token_statistics}
+        self._until = torch.zeros(rows, dtype=torch.int64, device=device)
+
+    @property
+    def until(self) -> Tensor:
+        """`[B]` real tokens whose queries have been observed."""
+        if self._until is None:
+            raise RuntimeError("The observer has not been started.")
+        return self._until
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of statistics and of kept queries."""
+        kept = [*self._tokens.values(), *self._rows.values(), self._ring, self._ring_positions, self._until]
+        return sum(tensor.numel() * tensor.element_size() for tensor in kept if tensor is not None)
+
+    def statistics(self, positions: Tensor, slots: Tensor | None = None) -> dict[str, Tensor]:
+        """What the policy may look at, by name.
+
+        Args:
+            positions: `[B, 1 or H, held]` in slot order.
+            slots: `[B, 1 or H, n]`, the slots wanted; None = all that are held.
+        """
+        tokens = self._of_known_tokens(positions)
+        if slots is not None:
+            tokens = {name: values.gather(-1, _over_heads(slots, values)) for name, values in tokens.items()}
+        return tokens | self._rows
+
+    # ---- single tokens --------------------------------------------------------------------------------------------
+
+    def keep(self, queries: Queries, column: int, positions: Tensor) -> None:
+        """Keep the query of a single token.
+
+        Args:
+            queries: of one token.
+            column: its column in the batch.
+            positions: `[B]` its position in each row, -1 for a pad.
+        """
+        query = queries.query.detach()
+        if self._ring is None or self._ring_positions is None:
+            self._ring = persistent(query.new_zeros(*query.shape[:2], self.block_size, query.shape[-1]))
+            self._ring_positions = persistent(positions.new_full((len(positions), self.block_size), -1))
+        place = column % self.block_size
+        self._ring[:, :, place : place + 1] = query
+        self._ring_positions[:, place] = positions
+        self._logits = queries.logits
+
+    def observe_block(self, key: Tensor, positions: Tensor, seen: Tensor, due: Tensor) -> None:
+        """Observe the kept queries of the rows whose block has just been filled.
+
+        Args:
+            key: `[B, kv_heads or query_heads, held, dim]` in slot order.
+            positions: `[B, 1 or H, held]`.
+            seen: `[B]` real tokens so far.
+            due: `[B]` bool.
+        """
+        if self._ring is None or self._ring_positions is None or self._logits is None:
+            return
+        asked = self._ring_positions.masked_fill(self._ring_positions < self.until[:, None], -1)
+        asked = asked.masked_fill(~due[:, None], -1)
+        heads = next(iter(self._tokens.values())).shape[1] if self._tokens else positions.shape[1]
+        positions = positions.expand(-1, heads, -1)
+        attention = Attention(self._ring, key.detach(), asked, positions, self._logits)
+        held = positions.shape[-1]
+        after = self.policy.observe(self.statistics(positions), attention)
+        self._store(after, due, held)
+        self._until = torch.where(due, seen, self.until)
+
+    def _of_known_tokens(self, positions: Tensor) -> dict[str, Tensor]:
+        """The token statistics `[B, H, held]`; zero for tokens that came after the last observation."""
+        held = positions.shape[-1]
+        new = positions >= self.until[:, None, None]
+        return {name: values[:, :, :held].masked_fill(new, 0.0) for name, values in self._tokens.items()}
+
+    def _store(self, after: dict[str, Tensor], due: Tensor, held: int) -> None:
+        for name in self.policy.token_statistics:
+            old = self._tokens[name]
+            new = torch.where(due[:, None, None], after[name], old[:, :, :held])
+            self._tokens[name] = torch.cat([new, old[:, :, held:]], dim=-1)
+        for name in self.policy.row_statistics:
+            new = after[name]
+            if name in self._rows:
+                new = torch.where(due.view(-1, *[1] * (new.ndim - 1)), new, self._rows[name])
+            self._rows[name] = new
+
+    # ---- several tokens -------------------------------------------------------------------------------------------
+
+    def observe_many(self, queries: Queries, key_positions: Tensor, query_positions: Tensor, held: int) -> None:
+        """Observe a forward of several tokens: the statistics then cover all tokens that it saw.
+
+        Args:
+            queries: of the forward.
+            key_positions: `[B, 1 or H, tokens]`: the `held` slots as they are, then the new tokens.
+            query_positions: `[B, q]`, -1 for pads.
+            held: slots held before.
+        """
+        heads = next(iter(self._tokens.values())).shape[1] if self._tokens else key_positions.shape[1]
+        key_positions = key_positions.expand(-1, heads, -1)
+        new = key_positions.shape[-1] - held
+        known = self._of_known_tokens(key_positions[..., :held])
+        found = {name: torch.nn.functional.pad(values, (0, new)) for name, values in known.items()} | self._rows
+        for query, positions in self._pieces(queries, query_positions):
+            attention = Attention(query, queries.key.detach(), positions, key_positions, queries.logits)
+            found = self.policy.observe(found, attention)
+        self._tokens = {name: found[name] for name in self.policy.token_statistics}
+        self._rows = {name: found[name] for name in self.policy.row_statistics}
+        self._until = torch.maximum(self.until, query_positions.amax(-1) + 1)
+
+    def _pieces(self, queries: Queries, positions: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        query = queries.query.detach()
+        window = self.policy.window
+        if window is not None and window < query.shape[2]:
+            # The last real ones of each row; pads may stand behind them.
+            order = torch.where(positions >= 0, torch.arange(positions.shape[1], device=positions.device), -1)
+            chosen = order.topk(window, dim=-1).values.sort(dim=-1).values
+            positions = positions.gather(-1, chosen.clamp_min(0)).masked_fill(chosen < 0, -1)
+            query = gather_slots(query, chosen.clamp_min(0)[:, None])
+        rows, heads, count, _ = query.shape
+        size = max(1, _PIECE // (4 * rows * heads * queries.key.shape[2]))
+        for start in range(0, count, size):
+            yield query[:, :, start : start + size], positions[:, start : start + size]
+
+    def settle(self, kept: Tensor | None, capacity: int) -> None:
+        """After `observe_many`: keep the statistics of the tokens `[B, 1 or H, n]`, or of all, in slot order."""
+        for name, values in self._tokens.items():
+            if kept is not None:
+                values = values.gather(-1, _over_heads(kept, values))
+            self._tokens[name] = torch.nn.functional.pad(values, (0, capacity - values.shape[-1]))
+
+    # ---- rows and rollback ----------------------------------------------------------------------------------------
+
+    def move(self, order: Tensor | None, held: int, seen: Tensor) -> None:
+        """Tokens were taken back: `seen` `[B]` real ones remain; slots moved by `order` `[B, 1 or H, held]`."""
+        if order is not None:
+            for name, values in self._tokens.items():
+                moved = values[:, :, :held].gather(-1, _over_heads(order, values))
+                self._tokens[name] = torch.cat([moved, values[:, :, held:]], dim=-1)
+        self._until = torch.minimum(self.until, seen)
+
+    def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
+        """Apply an indexing of dimension 0 to everything."""
+        self._tokens = {name: change(values) for name, values in self._tokens.items()}
+        self._rows = {name: change(values) for name, values in self._rows.items()}
+        if self._ring is not None and self._ring_positions is not None:
+            self._ring, self._ring_positions = persistent(change(self._ring)), persistent(change(self._ring_positions))
+        self._until = None if self._until is None else change(self._until)
+
+
+def _over_heads(slots: Tensor, values: Tensor) -> Tensor:
+    return slots.expand(-1, values.shape[1], -1)

@@ -1,0 +1,257 @@
+"""The attention implementation "paged_eviction": what it observes is what attention really does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import models
+import modes
+import rows
+from evicting import FOLLOWED, binding, check
+from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction.policies import H2O
+from reference import Recorder, assert_evicted
+
+pytestmark = pytest.mark.contract
+
+OURS = "paged_eviction"
+ROOMY = 160
+FAMILIES = [family for family in models.FAMILIES if family != "mistral_sliding"]
+
+
+def skip_unavailable(family: str, mode: str = "direct", padded: bool = True) -> None:
+    reason = models.unavailable(family) or models.cannot_crop(family, mode)
+    if reason := reason or models.recurrence_differs(family, mode, padded):
+        pytest.skip(reason)
+
+
+# ---- same as DynamicCache while nothing has to go -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
+@pytest.mark.parametrize("mode", modes.MODES)
+def test_same_as_dynamic(mode: str, padded: bool) -> None:
+    inputs = modes.batch(mode, padded)
+    plain, ours = models.shared("llama"), models.shared("llama", OURS)
+    recording = models.NEEDS_RECORDING_FLAG and mode in modes.SPECULATIVE
+    cache = PagedEvictionCache(ours.config, budget=ROOMY, block_size=4, policy="h2o", record_past=recording)
+    expected = modes.run(plain, modes.dynamic(plain), mode, *inputs)
+    assert modes.run(ours, cache, mode, *inputs).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("mode", ["greedy", "direct", "prompt_lookup"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_family_same_as_dynamic(family: str, mode: str) -> None:
+    skip_unavailable(family, mode)
+    inputs = modes.batch(mode, padded=True)
+    plain, ours = models.shared(family), models.shared(family, OURS)
+    recording = models.NEEDS_RECORDING_FLAG and mode in modes.SPECULATIVE
+    cache = PagedEvictionCache(ours.config, budget=ROOMY, policy="h2o", record_past=recording)
+    expected = modes.run(plain, modes.dynamic(plain), mode, *inputs)
+    assert modes.run(ours, cache, mode, *inputs).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt_oss", "deepseek_v3", "gemma3"])
+def test_without_our_cache_it_is_plain_attention(family: str) -> None:
+    inputs = modes.batch("greedy", padded=True)
+    plain, ours = models.shared(family), models.shared(family, OURS)
+    expected = modes.run(plain, modes.dynamic(plain), "greedy", *inputs)
+    assert modes.run(ours, modes.dynamic(ours), "greedy", *inputs).tolist() == expected.tolist()
+
+
+# ---- what is observed -----------------------------------------------------------------------------------------------
+
+
+def eager_attention(family: str, ids: torch.Tensor, mask: torch.Tensor) -> list[torch.Tensor]:
+    """Per layer `[rows, query heads, queries, tokens]`, rows of pads zero."""
+    model = models.shared(family, "eager")
+    with torch.no_grad():
+        found = model(
+            ids, attention_mask=mask, position_ids=models.positions_of(mask), output_attentions=True, use_cache=False
+        ).attentions
+    return [weights.float() * mask[:, None, :, None] for weights in found]
+
+
+@pytest.mark.parametrize("chunks", [[37], [20, 9, 8], [30, *[1] * 7], [1] * 37], ids=str)
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt_oss", "deepseek_v3", "qwen3", "gpt2"])
+def test_observed_attention_is_that_of_the_model(family: str, chunks: list[int]) -> None:
+    """Summed up over a whole text it is the column sum of the eager attention matrix, however the text came in."""
+    ids, mask = models.left_pad(models.prompts([37, 25], seed=1))
+    model = models.shared(family, OURS)
+    # One block is one token, so that no query waits at the end.
+    cache = PagedEvictionCache(model.config, budget=64, block_size=1, policy=H2O(normalised=False))
+    start = 0
+    for count in chunks:
+        modes.forward(model, cache, ids, mask, start, start + count)
+        start += count
+    for index, layer in cache.paged_layers:
+        expected = eager_attention(family, ids, mask)[index].sum(2)
+        heads = layer.keys.shape[1]
+        expected = expected.unflatten(1, (heads, -1)).mean(2) * mask[:, None]
+        observed = layer.observed["attention"]
+        torch.testing.assert_close(observed, expected, rtol=1e-4, atol=2e-5)
+        opportunities = torch.where(mask.bool(), mask.sum(-1, keepdim=True) - models.positions_of(mask), 0)
+        assert layer.observed["queries"][:, 0].long().tolist() == opportunities.tolist()
+
+
+@pytest.mark.parametrize("block_size", [3, 4, 16])
+def test_queries_of_a_block_count_once_it_is_full(block_size: int) -> None:
+    ids, mask = models.left_pad(models.prompts([37, 25], seed=1))
+    model = models.shared("llama", OURS)
+    cache = PagedEvictionCache(model.config, budget=48, block_size=block_size, policy="h2o")
+    modes.forward(model, cache, ids, mask, 0, 20)
+    for at in range(20, 37):
+        modes.forward(model, cache, ids, mask, at, at + 1)
+    for row, length in enumerate([37, 25]):
+        prompt = length - 17
+        observed = max(prompt, length // block_size * block_size)
+        first = ids.shape[1] - length  # the row's first token has met every query
+        assert cache.layers[0].observed["queries"][row, 0, first].item() == observed
+
+
+def test_pieces_of_a_long_prompt_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    ids, mask = models.left_pad(models.prompts([60, 41]))
+    model = models.shared("llama", OURS)
+    found = []
+    for piece in (None, 4 * 2 * 4 * 60 * 7):
+        if piece:
+            monkeypatch.setattr("hf_paged_eviction.observer._PIECE", piece)
+        cache = PagedEvictionCache(model.config, budget=24, block_size=4, policy="h2o")
+        modes.forward(model, cache, ids, mask, 0, 60)
+        found.append(cache.layers[1].observed["attention"])
+    torch.testing.assert_close(found[0], found[1])
+
+
+# ---- exact, bounded, protected, whatever the mode --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("heads", ["shared", "separate"])
+@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
+@pytest.mark.parametrize("mode", FOLLOWED)
+def test_exact(mode: str, padded: bool, heads: str) -> None:
+    check("llama", OURS, mode, padded, policy="h2o", heads=heads)
+
+
+@pytest.mark.parametrize("mode", ["greedy", "direct", "prompt_lookup"])
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "llama"])
+def test_family_exact(family: str, mode: str) -> None:
+    skip_unavailable(family, mode)
+    check(family, OURS, mode, True, 2e-4 if family in models.HYBRID else 2e-5, policy="h2o", heads="separate")
+
+
+@pytest.mark.parametrize("budget", [12, 24, 52])
+@pytest.mark.parametrize("heads", ["shared", "separate"])
+@pytest.mark.parametrize("turns", [None, [10, 2, 6, 3]], ids=str)
+def test_rows_do_not_depend_on_their_batch(heads: str, budget: int, turns: list[int] | None) -> None:
+    model = models.shared("llama", OURS)
+    settings: dict[str, Any] = {"budget": budget, "block_size": 4, "policy": "h2o", "heads": heads}
+    assert rows.compare(model, [40, 33, 9, 1], turns, **settings) > 0
+
+
+@pytest.mark.parametrize("family", ["gemma2", "gpt_oss", "deepseek_v3", "qwen3", "gemma3"])
+def test_family_rows(family: str) -> None:
+    skip_unavailable(family)
+    assert rows.compare(models.shared(family, OURS), [40, 29, 9], budget=24, block_size=4, policy="h2o") > 0
+
+
+def test_attention_decides() -> None:
+    """Another policy would have kept other tokens: the run is not decided by protection alone."""
+    held = []
+    for policy in ("h2o", "recency"):
+        model = models.shared("llama", OURS)
+        cache = binding(model, "greedy", policy=policy)
+        ids, mask = modes.batch("greedy", padded=False)
+        with Recorder(model, cache) as recorder:
+            modes.run(model, cache, "greedy", ids, mask)
+        assert_evicted(recorder)
+        held.append(cache.layers[1].positions.sort(-1).values)
+    assert not torch.equal(held[0], held[1])
+
+
+# ---- rows, rollback, life -------------------------------------------------------------------------------------------
+
+
+def test_two_caches_in_turns() -> None:
+    """Each forward hands its own layers over."""
+    model = models.shared("llama", OURS)
+    texts = [models.left_pad(models.prompts([40], seed=seed)) for seed in (0, 1)]
+    together = [binding(model, "greedy", policy="h2o") for _ in texts]
+    alone = [binding(model, "greedy", policy="h2o") for _ in texts]
+    for at, stop in zip([0, *range(30, 40)], range(30, 41), strict=True):
+        for cache, (ids, mask) in zip(together, texts, strict=True):
+            modes.forward(model, cache, ids, mask, at, stop)
+    for cache, (ids, mask) in zip(alone, texts, strict=True):
+        for at, stop in zip([0, *range(30, 40)], range(30, 41), strict=True):
+            modes.forward(model, cache, ids, mask, at, stop)
+    for ours, own in zip(together, alone, strict=True):
+        for name in ("attention", "queries"):
+            assert torch.equal(ours.layers[1].observed[name], own.layers[1].observed[name])
+
+
+def test_statistics_follow_rows_and_reset() -> None:
+    model = models.shared("llama", OURS)
+    cache = binding(model, "direct", policy="h2o")
+    ids, mask = models.left_pad(models.prompts([40, 30, 20]))
+    modes.forward(model, cache, ids, mask, 0, 40)
+    before = cache.layers[0].observed["attention"].clone()
+    cache.reorder_cache(torch.tensor([2, 0, 0]))
+    assert torch.equal(cache.layers[0].observed["attention"], before[[2, 0, 0]])
+    cache.batch_select_indices(torch.tensor([1]))
+    cache.batch_repeat_interleave(2)
+    assert torch.equal(cache.layers[0].observed["attention"], before[[0, 0]])
+    cache.reset()
+    modes.forward(model, cache, ids, mask, 0, 40)
+    assert torch.equal(cache.layers[0].observed["attention"], before)
+
+
+def test_crop_takes_back_statistics_of_tokens_that_waited() -> None:
+    """Tokens that were dropped leave no trace."""
+    model = models.shared("llama", OURS)
+    ids, mask = models.left_pad(models.prompts([40, 33]))
+    caches = [PagedEvictionCache(model.config, budget=24, block_size=4, policy="h2o", record_past=True) for _ in "ab"]
+    for cache in caches:
+        modes.forward(model, cache, ids, mask, 0, 30)
+    modes.forward(model, caches[0], ids, mask, 30, 34)
+    modes.forward(model, caches[1], ids, mask, 30, 40)
+    caches[1].crop(34)
+    caches[0].crop(34)
+    for layer, other in zip(caches[0].layers, caches[1].layers, strict=True):
+        assert torch.equal(layer.positions, other.positions)
+        torch.testing.assert_close(layer.observed["attention"], other.observed["attention"])
+
+
+# ---- refusals -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_another_implementation_is_refused(attention: str) -> None:
+    model = models.shared("llama", attention)
+    with pytest.raises(ValueError, match=f"uses '{attention}'.*set_attn_implementation"):
+        PagedEvictionCache(model.config, budget=24, block_size=4, policy="h2o")
+
+
+def test_an_implementation_changed_later_is_refused() -> None:
+    model = models.build("llama", OURS)
+    cache = binding(model, "greedy", policy="h2o")
+    model.set_attn_implementation("sdpa")
+    ids, mask = modes.batch("greedy", padded=False)
+    with pytest.raises(ValueError, match="uses 'sdpa'"):
+        modes.run(model, cache, "greedy", ids, mask)
+    model.set_attn_implementation(OURS)
+    modes.run(model, cache, "greedy", ids, mask)
+
+
+def test_update_without_attention_is_refused() -> None:
+    model = models.shared("llama", OURS)
+    cache = binding(model, "greedy", policy="h2o")
+    states = torch.randn(1, 2, 30, 8)
+    cache.update(states, states, 0)
+    with pytest.raises(RuntimeError, match="did not show any to layer 0"):
+        cache.update(states, states, 0)
+    single = binding(model, "greedy", policy="h2o")
+    single.update(states[:, :, :1], states[:, :, :1], 0)
+    with pytest.raises(RuntimeError, match="did not show any to layer 0"):
+        single.update(states[:, :, :1], states[:, :, :1], 0)

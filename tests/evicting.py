@@ -1,0 +1,42 @@
+"""Runs in which something has to go, compared with the slow reference."""
+
+from __future__ import annotations
+
+import models
+import modes
+from hf_paged_eviction import PagedEvictionCache
+from reference import Recorder, assert_evicted, assert_exact
+
+#: Modes whose rows can be followed column by column (sampling and embeddings feed the cache like greedy).
+FOLLOWED = (
+    "greedy",
+    "beam",
+    "chunked_prefill",
+    "two_turns",
+    "three_turns",
+    "direct",
+    "inputs_embeds",
+    "prompt_lookup",
+    "assisted",
+)
+TOLERANCE = 1e-5
+
+
+def binding(model: object, mode: str, **settings: object) -> PagedEvictionCache:
+    recording = models.NEEDS_RECORDING_FLAG and mode in modes.SPECULATIVE
+    defaults = {"budget": 24, "block_size": 4, "record_past": recording}
+    if "deepseek" in type(model).__name__.lower():
+        defaults["policy"] = "keydiff"
+    return PagedEvictionCache(model.config, **{**defaults, **settings})
+
+
+def check(
+    family: str, attention: str, mode: str, padded: bool, tolerance: float = TOLERANCE, **settings: object
+) -> None:
+    model = models.shared(family, attention)
+    cache = binding(model, mode, **settings)
+    ids, mask = modes.batch(mode, padded)
+    with Recorder(model, cache, poison=True) as recorder:
+        modes.run(model, cache, mode, ids, mask)
+    assert_evicted(recorder)
+    assert_exact(model, recorder, tolerance)
