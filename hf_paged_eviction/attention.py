@@ -87,6 +87,10 @@ def paged_eviction_attention(
         softcap, s_aux: soft-capping and attention sinks; such models compute with their own eager function.
     """
     layer = _receive(module, key)
+    if layer is not None:
+        attention_mask = _fitting(attention_mask, layer, query)
+        if isinstance(layer, ObservedLayer) and layer.masks_itself:
+            kwargs["is_causal"] = False  # some models work it out from the mask that was not used
     output: tuple[Tensor, Tensor | None]
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     if softcap is None and s_aux is None:
@@ -98,6 +102,30 @@ def paged_eviction_attention(
     if isinstance(layer, ObservedLayer):
         layer.attended(Queries(query, key, Logits(scaling, softcap, s_aux)))
     return output
+
+
+def _fitting(mask: Tensor | None, layer: PagedLayer, query: Tensor) -> Tensor | None:
+    """The mask of this layer, where the model's does not fit it, or none where none is needed."""
+    ours = mask is None or getattr(mask, "of_paged_eviction", False)
+    count = query.shape[2]
+    if isinstance(layer, ObservedLayer) and layer.masks_itself:
+        if not ours:
+            raise ValueError(
+                "This model or call brings an attention mask of its own making, but the layers of this cache hold "
+                "different numbers of tokens, so no mask fits them all. Use allocator='uniform', or pass the 2-D "
+                "attention_mask."
+            )
+        own = layer.mask(count)
+        return own if own is None or own.shape[1] == 1 else own.repeat_interleave(query.shape[1] // own.shape[1], 1)
+    return None if ours and count == 1 and layer.all_real else mask
+
+
+def _build_mask(*args: Any, **kwargs: Any) -> Tensor | None:
+    """What sdpa gets, marked: a mask without the mark was made by somebody else and is left as it is."""
+    mask: Tensor | None = sdpa_mask(*args, **kwargs)
+    if mask is not None:
+        mask.of_paged_eviction = True  # type: ignore[attr-defined]
+    return mask
 
 
 def _additive(mask: Tensor | None, query: Tensor, key: Tensor) -> Tensor | None:
@@ -113,4 +141,4 @@ def _additive(mask: Tensor | None, query: Tensor, key: Tensor) -> Tensor | None:
 
 
 AttentionInterface.register(PAGED_EVICTION, paged_eviction_attention)
-AttentionMaskInterface.register(PAGED_EVICTION, sdpa_mask)
+AttentionMaskInterface.register(PAGED_EVICTION, _build_mask)

@@ -36,9 +36,10 @@ class BlockTable:
         held: slots in use, equal in all rows.
         seen: columns seen, pads included.
         pads: `[B]` int64, pads among the columns seen.
-        full_at: `[B]` int64, value of `seen` at which the row holds `C` real tokens.
+        full_at: `[B, S]` int64, value of `seen` at which the set holds as many real tokens as it may.
         evicted_blocks: `[B]` int64, blocks whose overwriting has begun.
         in_arrival_order: whether column `n` of the batch lies in slot `n`.
+        limits: `[B, S]` int64, multiples of `P`: slots that a set may use, the others are dead; None = all of them.
     """
 
     def __init__(self, budget: BlockBudget, rows: int, sets: int, device: torch.device, token_local: bool) -> None:
@@ -50,7 +51,8 @@ class BlockTable:
         self.held = 0
         self.seen = 0
         self.pads = torch.zeros(rows, dtype=torch.int64, device=device)
-        self.full_at = torch.full((rows,), self.capacity, dtype=torch.int64, device=device)
+        self.full_at = torch.full((rows, sets), self.capacity, dtype=torch.int64, device=device)
+        self.limits: Tensor | None = None
         self.evicted_blocks = torch.zeros(rows, dtype=torch.int64, device=device)
         self._positions = persistent(torch.full((rows, sets, self.capacity), -1, device=device))
         self._scores = persistent(torch.full((rows, sets, self.capacity), float("nan"), device=device))
@@ -62,7 +64,7 @@ class BlockTable:
         self._know({self.capacity})
         # From here on meaningful only while overwriting, that is once every slot is in use.
         self._overwriting = False
-        self._order: Tensor | None = None  # [B, C] slot of each logical place, None where they are the same
+        self._order: Tensor | None = None  # [B, S, C] slot of each logical place, None where they are the same
         self._current = self.pads.new_empty(0)  # [B, S] logical block being overwritten = the newest block
         self._slots = self.pads.new_empty(0)  # [B, S, P] its slots
 
@@ -94,8 +96,8 @@ class BlockTable:
             return
         pads = (~real).sum(-1)
         self.pads = self.pads + pads
-        self.full_at = self.full_at + pads
-        self._know(set(self.full_at.tolist()))
+        self.full_at = self.full_at + pads[:, None]
+        self._know(set(self.full_at.flatten().tolist()))
 
     def _know(self, full_at_values: set[int]) -> None:
         self._full_at_values = full_at_values
@@ -103,10 +105,10 @@ class BlockTable:
         self._residues = frozenset(value % self.block_size for value in full_at_values)
 
     def block_filled(self) -> Tensor | None:
-        """`[B]` bool, rows whose newest block is full; None where it is known that there is none."""
+        """`[B]` bool, rows in which some newest block is full; None where it is known that there is none."""
         if self.seen % self.block_size not in self._residues:
             return None
-        return (self.seen - self.full_at) % self.block_size == 0
+        return ((self.seen - self.full_at) % self.block_size == 0).any(-1)
 
     # ---- overwriting, one token at a time -----------------------------------------------------------------------
 
@@ -115,16 +117,21 @@ class BlockTable:
         self.write_back()
         self.full_at = self.full_at.clamp_min(self.seen)
         self._know({max(value, self.seen) for value in self._full_at_values})
-        held_pads = (self.full_at - self.seen).clamp_max(self.capacity)
+        held_pads = (self.full_at - self.seen).minimum(self._usable)
         self._order = self._logical_order(held_pads) if max(self._full_at_values) > self.seen else None
-        newest = (self.capacity - held_pads - 1).clamp_min(0) // self.block_size
         self._overwriting = True
-        self._point_at(newest[:, None].expand(-1, self._positions.shape[1]))
+        self._point_at((self._usable - held_pads - 1).clamp_min(0) // self.block_size)
+
+    @property
+    def _usable(self) -> Tensor:
+        """`[B, S]` slots that are not dead."""
+        return torch.full_like(self.full_at, self.capacity) if self.limits is None else self.limits
 
     def _logical_order(self, held_pads: Tensor) -> Tensor:
-        logical = torch.arange(self.capacity, device=self.device)
-        shifted = logical + held_pads[:, None]
-        return torch.where(shifted < self.capacity, shifted, self.capacity - 1 - logical)
+        logical, usable = torch.arange(self.capacity, device=self.device), self._usable[..., None]
+        shifted = logical + held_pads[..., None]
+        order = torch.where(shifted < usable, shifted, usable - 1 - logical)
+        return torch.where(logical < usable, order, logical)
 
     def _point_at(self, block: Tensor) -> None:
         self._current = block
@@ -132,7 +139,7 @@ class BlockTable:
         if self._order is None:
             self._slots = places
         else:
-            self._slots = self._order.gather(1, places.flatten(1)).view_as(places)
+            self._slots = self._order.gather(-1, places)
 
     def next_slot(self, score_slots: ScoreSlots, real: Tensor | None = None) -> Tensor:
         """Slot the next token goes to, `[B, S, 1]`; chooses new victims where a block is used up.
@@ -147,28 +154,30 @@ class BlockTable:
         if len(self._residues) == 1:
             (residue,) = self._residues
             return self._slots.narrow(2, (self.seen - residue) % self.block_size, 1)
-        phase = ((self.seen - self.full_at) % self.block_size)[:, None, None]
-        return self._slots.gather(2, phase.expand(-1, self._slots.shape[1], 1))
+        phase = (self.seen - self.full_at) % self.block_size
+        return self._slots.gather(2, phase[..., None])
 
     def _choose_victims(self, score_slots: ScoreSlots, real: Tensor | None) -> None:
         self.refresh_scores(score_slots)
         full = self.full_at <= self.seen
         used_up = (self.seen - self.full_at) % self.block_size == 0
         if real is not None:
-            used_up = used_up & real[:, 0]
+            used_up = used_up & real
         victim = self._lowest_block()
         if self._order is not None:
             # A row that still holds pads goes on to its next logical block, which lies in the pads' slots.
-            filled = (self.capacity - (self.full_at - self.seen)).clamp_min(0) // self.block_size
-            victim = torch.where(full[:, None], victim, filled[:, None])
-        self.evicted_blocks = self.evicted_blocks + (used_up & full)
-        self._point_at(torch.where(used_up[:, None], victim, self._current))
+            filled = (self._usable - (self.full_at - self.seen)).clamp_min(0) // self.block_size
+            victim = torch.where(full, victim, filled)
+        self.evicted_blocks = self.evicted_blocks + (used_up & full).any(-1)
+        self._point_at(torch.where(used_up, victim, self._current))
 
     def _lowest_block(self) -> Tensor:
         scores, positions = self.block_scores(), self.table()
         keys = rank_keys(scores, positions[..., 0], scores.isnan().logical_not())
         blocks = torch.arange(keys.shape[-1], device=self.device)
         safe = (blocks < self._protected_blocks) | (blocks == self._current[..., None])
+        if self.limits is not None:
+            safe |= blocks >= self.limits[..., None] // self.block_size
         return keys.masked_fill(safe, KEEP).argmin(-1)
 
     def overwritten(self, real: Tensor | None) -> None:
@@ -183,15 +192,29 @@ class BlockTable:
 
     # ---- replacing everything at once ---------------------------------------------------------------------------
 
-    def replace(self, positions: Tensor, scores: Tensor | None, count: int, real: Tensor | None) -> None:
+    def replace(
+        self,
+        positions: Tensor,
+        scores: Tensor | None,
+        count: int,
+        real: Tensor | None,
+        limits: Tensor | None = None,
+    ) -> None:
         """`count` columns arrived and every slot was rewritten.
 
         Args:
-            positions: `[B, S, C]` in slot order: pads, then real tokens by position.
+            positions: `[B, S, C]` in slot order: pads, then real tokens by position, then dead slots (-1). With
+                `limits` the number of slots may change.
             scores: `[B, S, C]`, or None where they are worked out afresh at each eviction.
+            limits: `[B, S]`, see the attribute.
         """
         self.in_arrival_order = False
         self._count(count, real)
+        self.limits = limits
+        if limits is not None:
+            self.full_at = self.seen + limits - (positions >= 0).sum(-1)
+            self._know(set(self.full_at.flatten().tolist()))
+            self._resize(positions.shape[-1])
         self._positions.copy_(positions)
         if scores is not None:
             self._scores.copy_(scores)
@@ -199,6 +222,13 @@ class BlockTable:
         self._written_until = self.seen
         self.held = self.capacity
         self._start_overwriting()
+
+    def _resize(self, capacity: int) -> None:
+        if capacity != self.capacity:
+            self.capacity = capacity
+            shape = (*self._positions.shape[:2], capacity)
+            self._positions = persistent(self._positions.new_empty(shape))
+            self._scores = persistent(self._scores.new_full(shape, float("nan")))
 
     def shrink(self, order: Tensor | None, count: int, pads: Tensor) -> None:
         """The last `count` columns were taken back.
@@ -214,9 +244,9 @@ class BlockTable:
         self.seen -= count
         self._written_until = self.seen
         self.pads = pads
-        held_pads = (self._positions[:, 0, : self.held] < 0).sum(-1)
-        self.full_at = self.seen + self.capacity - (self.held - held_pads)
-        self._know(set(self.full_at.tolist()))
+        kept = (self._positions[:, :, : self.held] >= 0).sum(-1)
+        self.full_at = self.seen + self.capacity - kept
+        self._know(set(self.full_at.flatten().tolist()))
         self._scored = self._overwriting = False
         self._order = None
 
@@ -228,6 +258,7 @@ class BlockTable:
         self._scores = persistent(change(self._scores))
         self.pads, self.full_at = change(self.pads), change(self.full_at)
         self.evicted_blocks = change(self.evicted_blocks)
+        self.limits = None if self.limits is None else change(self.limits)
         self._order = None if self._order is None else change(self._order)
         if self._overwriting:
             self._current, self._slots = change(self._current), change(self._slots)
@@ -249,15 +280,15 @@ class BlockTable:
 
     def _write_positions(self, count: int, real: Tensor | None) -> None:
         """Write the positions of the last `count` columns, which all lie in the current blocks."""
-        filled = (self.seen - 1 - self.full_at) % self.block_size + 1  # [B] tokens of the current block that are new
+        filled = (self.seen - 1 - self.full_at) % self.block_size + 1  # [B, S] new tokens of the current block
         place = torch.arange(self.block_size, device=self.device)
-        behind = filled[:, None] - 1 - place  # how many columns ago the token at this place came
+        behind = filled[..., None] - 1 - place  # how many columns ago the token at this place came
         fresh = (behind >= 0) & (behind < count)
         if real is not None:
-            fresh &= real
-        position = (self.seen - self.pads)[:, None] - 1 - behind
+            fresh &= real[..., None]
+        position = (self.seen - self.pads)[:, None, None] - 1 - behind
         old = self._positions.gather(-1, self._slots)
-        self._positions.scatter_(-1, self._slots, torch.where(fresh[:, None], position[:, None], old))
+        self._positions.scatter_(-1, self._slots, torch.where(fresh, position, old))
 
     def refresh_scores(self, score_slots: ScoreSlots) -> None:
         """Score what came since the last eviction: the current block, or everything where that is not enough."""
@@ -285,9 +316,15 @@ class BlockTable:
         return self._scores[:, :, : self.held]
 
     @property
-    def kept(self) -> Tensor:
-        """`[B]` real tokens held."""
-        return (self.positions[:, 0] >= 0).sum(-1)
+    def all_real(self) -> bool:
+        """Whether every slot is known to hold a real token. Reads no tensor."""
+        return self.limits is None and max(self._full_at_values) <= max(self.seen, self.capacity)
+
+    @property
+    def evicted_tokens(self) -> Tensor:
+        """`[B]` int64, real tokens seen and no longer held; a mean where sets hold different numbers."""
+        kept = (self.positions >= 0).sum((1, 2))
+        return self.seen - self.pads - kept // self._positions.shape[1]
 
     def table(self) -> Tensor:
         """`[B, S, C / P, P]` positions in logical order; -1 where no real token is."""
@@ -305,5 +342,5 @@ class BlockTable:
             positions = self._positions.masked_fill(~used | (self._positions < 0), KEEP)
             slots = slots.masked_fill(~used, missing).gather(-1, positions.argsort(stable=True, dim=-1))
         elif self._order is not None:
-            slots = slots.gather(-1, self._order[:, None].expand_as(slots))
+            slots = slots.gather(-1, self._order)
         return slots.view(*slots.shape[:-1], -1, self.block_size)

@@ -84,6 +84,10 @@ class BlockBudget:
         """Fewest tokens that leave one block to evict beside the protected ones and the newest."""
         return (self.protected_blocks + 2) * self.block_size
 
+    def of(self, tokens: int) -> "BlockBudget":
+        """The same with another number of tokens, a multiple of the block size."""
+        return BlockBudget(tokens, self.block_size, self.protected)
+
     def resolve(self, prompt_length: int) -> "BlockBudget":
         """Turn a `keep_ratio` into tokens: rounded up to a block, never below the smallest legal budget."""
         if self.keep_ratio is None:

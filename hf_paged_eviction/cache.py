@@ -1,6 +1,6 @@
 """The cache that is handed to `generate`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -8,12 +8,13 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import Cache
 
+from .allocators import BudgetAllocator, Uniform, make_allocator
 from .attention import PAGED_EVICTION, ModelAttention, hand_over
 from .budget import BlockBudget
 from .layer import PagedLayer
+from .layer_builder import LayerBuilder, given_shares
 from .mask_channel import TellingOffset, open_channel
 from .models import asks_for_mask_sizes, check_model, is_latent_attention, layer_plan, warn_of_surprises
-from .observed_layer import ObservedLayer
 from .padding import Padding
 from .policies import EvictionPolicy, make_policy
 from .scoring import Heads
@@ -31,7 +32,8 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
 
     Args:
         config: `model.config`; the text part of a multimodal config is found by itself.
-        budget: tokens held per layer and row, a multiple of `block_size`.
+        budget: tokens held per layer and row, a multiple of `block_size`. A list gives each paged layer its own; that
+            needs the attention implementation "paged_eviction".
         block_size: tokens per block.
         policy: a name from `available_policies()` or an `EvictionPolicy`.
         heads: "shared" = the KV heads of a layer evict the same tokens (scores are averaged), "separate" = each
@@ -40,6 +42,9 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         protected_prefix: the same for a prefix you know, such as a system prompt; the larger of the two counts.
         attention_mask: `[rows, length]`, nonzero = real token. Normally learned from the model by itself; if given,
             it wins for the columns it covers. `rows` may divide the batch (beams). `reset` forgets it.
+        allocator: how the budget of all layers together is shared out among layers and KV heads; a name from
+            `available_allocators()` or a `BudgetAllocator`. All but "uniform" need the attention implementation
+            "paged_eviction".
         keep_ratio: instead of `budget`, the share of the first forward's tokens to hold, rounded up to a block. With
             chunked prefill the first chunk counts, so give `budget` there.
         record_past: hold new tokens back until `crop` or the next forward, so that they can be taken back exactly.
@@ -52,7 +57,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
     def __init__(
         self,
         config: Any,
-        budget: int | None = None,
+        budget: int | Sequence[int] | None = None,
         block_size: int = 16,
         policy: str | EvictionPolicy = "paged_eviction",
         heads: Heads = "shared",
@@ -60,12 +65,15 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         protected_prefix: int = 0,
         attention_mask: Tensor | None = None,
         *,
+        allocator: str | BudgetAllocator = "uniform",
         keep_ratio: float | None = None,
         record_past: bool = False,
         _inside_encoder_decoder: bool = False,
     ) -> None:
+        scorer, shares = make_policy(policy), make_allocator(allocator)
+        if isinstance(budget, Sequence):
+            budget, shares = given_shares(budget, shares)
         sizes = BlockBudget.validate(budget, keep_ratio, block_size, sink_tokens, protected_prefix)
-        scorer = make_policy(policy)
         if heads not in ("shared", "separate"):
             raise ValueError(f'heads must be "shared" or "separate", got {heads!r}.')
         check_model(config, _inside_encoder_decoder)
@@ -75,7 +83,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
                 "Use one that does not, such as 'keydiff', 'streaming_llm' or 'random'."
             )
         self._attention = ModelAttention(config.get_text_config(decoder=True))
-        self._policy = scorer
+        self._policy, self._allocator = scorer, shares
         self._check_attention()
         plan = layer_plan(config)
         warn_of_surprises(config, plan, stacklevel=4 if _inside_encoder_decoder else 3)
@@ -83,24 +91,29 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         self._model_masks_itself = not asks_for_mask_sizes(config)
         # The decoder's own prompt is a start token: no pads to be told of.
         self._padding = Padding(attention_mask, expected=not _inside_encoder_decoder)
-        make_layer = ObservedLayer if scorer.needs_queries else PagedLayer
-        layers = [
-            make_layer(sizes, scorer, heads, index, self._padding) if layer is None else layer
-            for index, layer in enumerate(plan)
-        ]
-        Cache.__init__(self, layers=layers)
+        builder = LayerBuilder(sizes, scorer, heads, shares)
+        self._allocation = builder.allocation
+        Cache.__init__(self, layers=builder.fill(plan, self._padding, config))
         if record_past:
             self.activate_past_recording()
         open_channel()
 
     def _check_attention(self) -> None:
-        if self._policy.needs_queries and not self._attention.shows_queries:
-            raise ValueError(
-                f"The policy {self._policy.name!r} decides by queries or attention, which only the attention "
-                f"implementation {PAGED_EVICTION!r} shows to the cache; this model uses {self._attention.name!r}. Call "
-                f"model.set_attn_implementation({PAGED_EVICTION!r}) first, or load the model with "
-                f"attn_implementation={PAGED_EVICTION!r}."
+        if self._attention.shows_queries:
+            return
+        if self._policy.needs_queries:
+            reason = f"The policy {self._policy.label!r} decides by queries or attention, which only"
+        elif not isinstance(self._allocator, Uniform):
+            reason = (
+                f"With the allocator {self._allocator.name!r} layers or heads hold different numbers of tokens; only"
             )
+        else:
+            return
+        raise ValueError(
+            f"{reason} the attention implementation {PAGED_EVICTION!r} can serve that, and this model uses "
+            f"{self._attention.name!r}. Call model.set_attn_implementation({PAGED_EVICTION!r}) first, or load the "
+            f"model with attn_implementation={PAGED_EVICTION!r}."
+        )
 
     @property
     def paged_layers(self) -> list[tuple[int, PagedLayer]]:
@@ -130,7 +143,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         self._check_attention()
         updated: tuple[Tensor, Tensor] = super().update(key_states, value_states, layer_idx, *args, **kwargs)
         layer = self.layers[layer_idx]
-        if isinstance(layer, ObservedLayer):
+        if self._attention.shows_queries and isinstance(layer, PagedLayer):
             hand_over(layer, updated[0])
         return updated
 
@@ -166,7 +179,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         """Learn the 2-D mask of the coming forward; return the one its 4-D mask must be built from."""
         seen = self.get_seq_length()
         mask = self._padding.observe(mask, seen, seen + query_length, batch)
-        if not self._padding.irregular or seen == 0:
+        if not self._padding.irregular or seen == 0 or not isinstance(self._allocator, Uniform):
             return mask
         # Pads in the middle do not stay in the columns they came in.
         for _, layer in self.paged_layers:
@@ -199,6 +212,8 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         batch = next((layer.table.rows for _, layer in self.paged_layers if layer.get_seq_length()), None)
         if batch is not None:
             self._padding.map_rows(change, batch)
+            if self._allocation is not None:
+                self._allocation.map_rows(lambda rows: change(rows.to("cpu")))
 
     def activate_past_recording(self) -> None:
         """From now on new tokens wait until `crop` (or the next forward) commits them, so they can be taken back."""
@@ -221,6 +236,8 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
     def reset(self) -> None:
         """Forget all tokens and the attention mask; keep the storage for the next prompt of the same shape."""
         self._padding.reset()
+        if self._allocation is not None:
+            self._allocation.clear()
         super().reset()
 
     # ---- reading --------------------------------------------------------------------------------------------------
@@ -238,7 +255,8 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
     def block_scores(self, layer_idx: int = 0) -> Tensor:
         """What the policy thinks of each block now, `[batch, kv_heads, blocks]` float32, high = keep.
 
-        nan for blocks that are not yet filled. With `heads="shared"` all heads show the mean that decides.
+        nan for blocks that are not yet filled. With `heads="shared"` all heads show the mean that decides; under
+        tensor parallelism every process has to ask, because the others' heads count.
 
         Raises:
             ValueError: the layer is not paged. RuntimeError: nothing was seen yet.
@@ -277,15 +295,17 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
 
 def _layer_stats(layer: PagedLayer) -> LayerStats:
     evicted_tokens = evicted_blocks = 0
+    held, budget = layer.held, layer.budget.tokens
     if layer.held:
-        table = layer.table
-        evicted_tokens = int((table.seen - table.pads - table.kept).sum())
-        evicted_blocks = int(table.evicted_blocks.sum())
+        if layer.table.limits is not None:
+            held = budget = round(layer.table.limits.double().mean().item())
+        evicted_tokens = int(layer.table.evicted_tokens.sum())
+        evicted_blocks = int(layer.table.evicted_blocks.sum())
     return LayerStats(
         layer_idx=layer.layer_idx,
         seen=layer.get_seq_length(),
-        held=layer.held,
-        budget=layer.budget.tokens,
+        held=held,
+        budget=budget,
         evicted_tokens=evicted_tokens,
         evicted_blocks=evicted_blocks,
         storage_bytes=layer.storage_bytes,

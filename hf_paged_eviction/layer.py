@@ -10,6 +10,7 @@ from transformers.cache_utils import CacheLayerMixin
 from .blocks import BlockTable
 from .budget import BlockBudget
 from .padding import Padding
+from .parallel import WHOLE, HeadShare
 from .pending import Pending
 from .policies import EvictionPolicy
 from .ranking import KEEP, best_tokens, rank_keys
@@ -34,6 +35,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         heads: "shared" = all KV heads of the layer evict the same tokens, "separate" = each its own.
         layer_idx: index in the model.
         padding: what is known of the batch's pads; shared by the layers of a cache.
+        share: which of the layer's KV heads this process holds.
     """
 
     is_compileable = False
@@ -49,6 +51,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         heads: Heads = "shared",
         layer_idx: int = 0,
         padding: Padding | None = None,
+        share: HeadShare = WHOLE,
     ) -> None:
         self.keys: Tensor | None = None
         self.values: Tensor | None = None
@@ -58,7 +61,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.policy = policy
         self.heads: Heads = heads
         self.layer_idx = layer_idx
-        self._score = Scorer(policy, heads, layer_idx)
+        self._score = Scorer(policy, heads, layer_idx, share)
         self.padding = padding if padding is not None else Padding()
         self._table: BlockTable | None = None
         self._pending: Pending | None = None
@@ -85,6 +88,11 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         """Tokens seen per row, pads included: what positions continue from, never what is held."""
         seen = 0 if self._table is None else self._table.seen
         return seen + self._waiting
+
+    @property
+    def all_real(self) -> bool:
+        """Whether every slot that the last `update` returned is known to hold a real token. Reads no tensor."""
+        return self._pending is None and self.table.all_real
 
     @property
     def _waiting(self) -> int:
@@ -186,16 +194,22 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         positions = torch.cat([table.positions, new.expand(-1, sets, -1)], dim=-1)
         full_k, full_v = self._with_held(keys, values)
         scores = self._score_overflow(full_k, full_v, positions, count)
+        self._keep_best(full_k, full_v, positions, scores, count, real)
+        return full_k, full_v
+
+    def _keep_best(
+        self, full_k: Tensor, full_v: Tensor, positions: Tensor, scores: Tensor, count: int, real: Tensor | None
+    ) -> None:
+        table = self.table
         rank = rank_keys(scores, positions, positions >= 0)
         rank = rank.masked_fill(self._protected(positions), KEEP)
         kept = best_tokens(rank, positions, table.capacity)
-        self._kept(kept)
         storage_k, storage_v = self._storage
         torch.gather(full_k, 2, slot_index(kept, full_k), out=storage_k)
         torch.gather(full_v, 2, slot_index(kept, full_v), out=storage_v)
         local_scores = scores.gather(-1, kept) if self.policy.token_local else None
         table.replace(positions.gather(-1, kept), local_scores, count, real)
-        return full_k, full_v
+        self._kept(kept)
 
     def _kept(self, kept: Tensor) -> None:
         """For layers that remember more of a token: `kept` `[B, S, C]` of the held and new tokens stay."""
@@ -329,6 +343,11 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         table = self.table
         if table.in_arrival_order:
             return None
+        if table.limits is not None:
+            raise ValueError(
+                f"Cannot take back {count} tokens: the shares of this layer were decided with them. Call "
+                "`cache.activate_past_recording()` before the forward that may be taken back."
+            )
         pads, positions = self._pads_before(table.seen - count), table.positions
         slots = torch.arange(table.held, device=table.device)
         left = (table.seen - count - pads)[:, None, None]  # real tokens that remain

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from .layer import PagedLayer
@@ -16,12 +17,16 @@ class ObservedLayer(PagedLayer):
     evicted between this layer's attention and the next layer's `update`. A single token is taken in at once; its
     query counts from the next choice of a victim on.
 
+    Args:
+        masks_itself: the model's own mask does not fit this layer, whose number of tokens is not that of the others.
+
     Raises:
         RuntimeError: (by `update` and `commit`) attention did not tell of the last forward.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, masks_itself: bool = False, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.masks_itself = masks_itself
         self._observer = Observer(self.policy, self.budget.block_size)
         self._queries: Queries | None = None  # of the tokens that wait
         self._expected = False
@@ -79,13 +84,16 @@ class ObservedLayer(PagedLayer):
 
     def _take(self, keys: Tensor, values: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
         count, waiting = keys.shape[2], self._queries
-        if waiting is not None:
-            self._queries = waiting.first(count)
-        self._step_positions = self.table.new_positions(count, real)[:, 0]
+        self._prepare(count, real)
         returned = super()._take(keys, values, real)
-        if self._queries is not None and count == 1:
-            self._observe_step(self._by_slot(self._queries))
+        if waiting is not None and count == 1:
+            self._observe_step(self._by_slot(waiting.first(1)))
         return returned
+
+    def _prepare(self, count: int, real: Tensor | None) -> None:
+        self._step_positions = self.table.new_positions(count, real)[:, 0]
+        if self._queries is not None:
+            self._queries = self._queries.first(count)
 
     def _append(self, keys: Tensor, values: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
         held = self.held
@@ -94,6 +102,34 @@ class ObservedLayer(PagedLayer):
             self._observer.observe_many(self._queries, self.table.positions, self._step_positions, held)
             self._observer.settle(None, self.table.capacity)
         return returned
+
+    # ---- mask -----------------------------------------------------------------------------------------------------
+
+    def get_mask_sizes(self, query_length: int | Tensor) -> tuple[int, int]:
+        """See `PagedLayer.get_mask_sizes`; where the model's mask is not used, a small one is asked for."""
+        if not self.masks_itself:
+            return super().get_mask_sizes(query_length)
+        count = query_length if isinstance(query_length, int) else query_length.shape[0]
+        return count, self.get_seq_length()
+
+    def mask(self, query_length: int) -> Tensor | None:
+        """What the queries of the last `update` may attend to, of the tokens that it returned.
+
+        Returns:
+            `[batch, 1 or kv_heads, query_length, tokens]` bool; None where a single token sees all.
+        """
+        table = self.table
+        if self._pending is None:
+            keys, queries = table.positions, self._step_positions
+            if table.all_real:
+                return None
+        else:
+            queries = table.new_positions(self._pending.count, self._pending.real)[:, 0]
+            keys = torch.cat([table.positions, queries[:, None].expand(-1, table.positions.shape[1], -1)], dim=-1)
+        keys, queries = keys[:, :, None, :], queries[:, None, -query_length:, None]
+        visible = (keys >= 0) & (keys <= queries)
+        # A pad sees everything: a softmax over nothing would be nan, and nobody looks at what it says.
+        return visible | (queries < 0)
 
     # ---- observing ------------------------------------------------------------------------------------------------
 

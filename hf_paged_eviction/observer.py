@@ -7,13 +7,14 @@ once and are observed before anything is evicted. A full prompt x prompt matrix 
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from .attention_rows import Attention, Logits
 from .blocks import persistent
-from .policies import EvictionPolicy
+from .policies import EvictionPolicy, Statistics
 from .storage import gather_slots
 
 #: Attention weights that exist at one time, in bytes: long prompts are observed in pieces of this size.
@@ -42,6 +43,44 @@ class Queries:
     def map_rows(self, change: Callable[[Tensor], Tensor]) -> "Queries":
         """The same with the rows indexed."""
         return Queries(change(self.query), change(self.key), self.logits)
+
+
+class Watcher(Protocol):
+    """A policy, or an allocator."""
+
+    @property
+    def window(self) -> int | None: ...
+
+    def observe(self, statistics: Statistics, attention: Attention) -> Statistics: ...
+
+
+def fold(
+    watcher: Watcher, found: Statistics, queries: Queries, key_positions: Tensor, query_positions: Tensor
+) -> Statistics:
+    """Statistics `found` after the last `window` queries of a forward, shown in pieces.
+
+    Args:
+        key_positions: `[B, kv_heads, tokens]`.
+        query_positions: `[B, q]`, -1 for queries that do not count.
+    """
+    key = queries.key.detach()
+    for query, positions in _pieces(watcher.window, queries, query_positions):
+        found = watcher.observe(found, Attention(query, key, positions, key_positions, queries.logits))
+    return found
+
+
+def _pieces(window: int | None, queries: Queries, positions: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    query = queries.query.detach()
+    if window is not None and window < query.shape[2]:
+        # The last real ones of each row; pads may stand behind them.
+        order = torch.where(positions >= 0, torch.arange(positions.shape[1], device=positions.device), -1)
+        chosen = order.topk(window, dim=-1).values.sort(dim=-1).values
+        positions = positions.gather(-1, chosen.clamp_min(0)).masked_fill(chosen < 0, -1)
+        query = gather_slots(query, chosen.clamp_min(0)[:, None])
+    rows, heads, count, _ = query.shape
+    size = max(1, _PIECE // (4 * rows * heads * queries.key.shape[2]))
+    for start in range(0, count, size):
+        yield query[:, :, start : start + size], positions[:, start : start + size]
 
 
 class Observer:
@@ -109,6 +148,8 @@ class Observer:
             column: its column in the batch.
             positions: `[B]` its position in each row, -1 for a pad.
         """
+        if not self.policy.needs_queries:
+            return
         query = queries.query.detach()
         if self._ring is None or self._ring_positions is None:
             self._ring = persistent(query.new_zeros(*query.shape[:2], self.block_size, query.shape[-1]))
@@ -167,31 +208,17 @@ class Observer:
             query_positions: `[B, q]`, -1 for pads.
             held: slots held before.
         """
+        if not self.policy.needs_queries:
+            return
         heads = next(iter(self._tokens.values())).shape[1] if self._tokens else key_positions.shape[1]
         key_positions = key_positions.expand(-1, heads, -1)
         new = key_positions.shape[-1] - held
         known = self._of_known_tokens(key_positions[..., :held])
         found = {name: torch.nn.functional.pad(values, (0, new)) for name, values in known.items()} | self._rows
-        for query, positions in self._pieces(queries, query_positions):
-            attention = Attention(query, queries.key.detach(), positions, key_positions, queries.logits)
-            found = self.policy.observe(found, attention)
+        found = fold(self.policy, found, queries, key_positions, query_positions)
         self._tokens = {name: found[name] for name in self.policy.token_statistics}
         self._rows = {name: found[name] for name in self.policy.row_statistics}
         self._until = torch.maximum(self.until, query_positions.amax(-1) + 1)
-
-    def _pieces(self, queries: Queries, positions: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        query = queries.query.detach()
-        window = self.policy.window
-        if window is not None and window < query.shape[2]:
-            # The last real ones of each row; pads may stand behind them.
-            order = torch.where(positions >= 0, torch.arange(positions.shape[1], device=positions.device), -1)
-            chosen = order.topk(window, dim=-1).values.sort(dim=-1).values
-            positions = positions.gather(-1, chosen.clamp_min(0)).masked_fill(chosen < 0, -1)
-            query = gather_slots(query, chosen.clamp_min(0)[:, None])
-        rows, heads, count, _ = query.shape
-        size = max(1, _PIECE // (4 * rows * heads * queries.key.shape[2]))
-        for start in range(0, count, size):
-            yield query[:, :, start : start + size], positions[:, start : start + size]
 
     def settle(self, kept: Tensor | None, capacity: int) -> None:
         """After `observe_many`: keep the statistics of the tokens `[B, 1 or H, n]`, or of all, in slot order."""

@@ -40,3 +40,25 @@ def best_tokens(keys: Tensor, positions: Tensor, count: int) -> Tensor:
     kept = keys.topk(count, dim=-1, sorted=False).indices
     order = positions.gather(-1, kept).sort(dim=-1, stable=True).indices
     return kept.gather(-1, order)
+
+
+def best_within(keys: Tensor, positions: Tensor, limits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """As `best_tokens`, with a limit of its own for each row and head.
+
+    Args:
+        keys, positions: `[batch, heads, candidates]`.
+        limits: `[batch, heads]` int64, how many stay; where there are fewer candidates, pads make up for them.
+        count: the largest limit.
+
+    Returns:
+        Indices `[batch, heads, count]` and their positions: pads (-1), real tokens by position, then slots beyond the
+        limit (-1), whose index means nothing.
+    """
+    missing = max(count - keys.shape[-1], 0)
+    padded = torch.nn.functional.pad(keys, (0, missing), value=DROP)
+    positions = torch.nn.functional.pad(positions, (0, missing), value=-1)
+    kept = padded.topk(count, dim=-1).indices
+    held = positions.expand(-1, keys.shape[1], -1).gather(-1, kept)
+    beyond = torch.arange(count, device=keys.device) >= limits[..., None]
+    held, order = held.masked_fill(beyond, KEEP).sort(dim=-1, stable=True)
+    return kept.gather(-1, order).clamp_max(keys.shape[-1] - 1), held.masked_fill(held == KEEP, -1)

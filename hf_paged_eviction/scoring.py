@@ -7,6 +7,7 @@ from typing import Literal
 
 from torch import Tensor
 
+from .parallel import WHOLE, HeadShare
 from .policies import EvictionPolicy, ScoreContext
 
 #: "shared": the KV heads of a layer evict the same tokens. "separate": each evicts its own.
@@ -15,15 +16,23 @@ Heads = Literal["shared", "separate"]
 
 @dataclass(frozen=True)
 class Scorer:
-    """Asks the policy and reduces over heads."""
+    """Asks the policy and reduces over heads, those that tensor parallelism gave to other processes included."""
 
     policy: EvictionPolicy
     heads: Heads
     layer_idx: int
+    share: HeadShare = WHOLE
 
     def sets(self, kv_heads: int) -> int:
-        """Number of sets of victims."""
-        return 1 if self.heads == "shared" else kv_heads
+        """Number of sets of victims.
+
+        Raises:
+            ValueError: the heads of other processes cannot be asked.
+        """
+        if self.heads == "separate":
+            return kv_heads
+        self.share.check(kv_heads)
+        return 1
 
     def __call__(
         self,
@@ -48,11 +57,12 @@ class Scorer:
             ValueError: the policy returned another shape than it was given.
         """
         positions = positions.expand(-1, keys.shape[1], -1)
-        scores = self.policy.score(ScoreContext(keys, values, positions, seen, self.layer_idx, statistics))
+        first_head = self.share.first_head(keys.shape[1])
+        scores = self.policy.score(ScoreContext(keys, values, positions, seen, self.layer_idx, statistics, first_head))
         if scores.shape != positions.shape:
             raise ValueError(
                 f"{type(self.policy).__name__}.score must return [batch, kv_heads, tokens] = "
                 f"{tuple(positions.shape)}, got {tuple(scores.shape)}."
             )
         scores = scores.float()
-        return scores.mean(1, keepdim=True) if self.heads == "shared" else scores
+        return self.share.gather(scores).mean(1, keepdim=True) if self.heads == "shared" else scores

@@ -11,7 +11,8 @@ class LayerStats:
         layer_idx: index in the model.
         seen: tokens seen per row, pads included.
         held: tokens held per row, pads included.
-        budget: most tokens it may hold per row; None while a `keep_ratio` waits for its prompt.
+        budget: most tokens it may hold per row, its share where an allocator shares out; None while a `keep_ratio`
+            waits for its prompt. Means where rows or heads have shares of their own.
         evicted_tokens: real tokens seen and no longer held, summed over rows.
         evicted_blocks: blocks overwritten during decoding, summed over rows (shared by the KV heads or one each).
         storage_bytes: key and value storage, used or not.

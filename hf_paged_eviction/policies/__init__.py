@@ -1,28 +1,73 @@
 """Eviction policies: what a cached token is worth. One file each."""
 
+from .adaptive import Adaptive
+from .attention_mean import AttentionMean
+from .attention_policy import AttentionPolicy
 from .base import EvictionPolicy, ScoreContext, Statistics
+from .caote import Caote
+from .compactor import Compactor
+from .expected_attention import ExpectedAttention
+from .graphkv import GraphKV
 from .h2o import H2O
+from .hybrid import Hybrid
 from .key_norm import KeyNorm
 from .keydiff import KeyDiff
+from .kvzip import KVzip
+from .lagkv import LagKV
+from .lazy_eviction import LazyEviction
+from .lfa import LFA
+from .lfu import LFU
+from .lra import LRA
+from .lru import LRU
+from .modifier import Modifier
 from .paged_eviction import PagedEviction
+from .r_kv import RKV
 from .random import Random
 from .recency import Recency
-from .registry import available_policies, make_policy, register_policy
+from .registry import available_modifiers, available_policies, make_policy, register_policy
+from .roco import RoCo
+from .sage_kv import SageKV
+from .scissorhands import Scissorhands
+from .snapkv import SnapKV
 from .streaming_llm import StreamingLLM
+from .tova import TOVA
 from .value_norm import ValueNorm
 
 __all__ = [
     "H2O",
+    "LFA",
+    "LFU",
+    "LRA",
+    "LRU",
+    "RKV",
+    "TOVA",
+    "Adaptive",
+    "AttentionMean",
+    "AttentionPolicy",
+    "Caote",
+    "Compactor",
     "EvictionPolicy",
+    "ExpectedAttention",
+    "GraphKV",
+    "Hybrid",
+    "KVzip",
     "KeyDiff",
     "KeyNorm",
+    "LagKV",
+    "LazyEviction",
+    "Modifier",
     "PagedEviction",
     "Random",
     "Recency",
+    "RoCo",
+    "SageKV",
+    "Scissorhands",
     "ScoreContext",
+    "SnapKV",
     "Statistics",
     "StreamingLLM",
     "ValueNorm",
+    "available_modifiers",
     "available_policies",
     "make_policy",
     "register_policy",

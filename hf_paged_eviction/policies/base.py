@@ -8,6 +8,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from ..attention_rows import Attention
+from .spelling import spell
 
 #: Running numbers of one layer, by name.
 Statistics = dict[str, Tensor]
@@ -26,6 +27,8 @@ class ScoreContext:
         layer_idx: index of the layer in the model.
         statistics: what `observe` made of the attention so far, float32: `[batch, kv_heads, tokens]` for the names
             in `token_statistics`, `[batch, ...]` for those in `row_statistics`. Zero before anything was observed.
+        first_head: index in the model of the first of these KV heads; above 0 only on processes that tensor
+            parallelism gave later heads.
     """
 
     keys: Tensor
@@ -34,6 +37,7 @@ class ScoreContext:
     seen: Tensor
     layer_idx: int
     statistics: Mapping[str, Tensor] = field(default_factory=dict)
+    first_head: int = 0
 
     @property
     def valid(self) -> Tensor:
@@ -62,6 +66,14 @@ class EvictionPolicy(ABC):
     paper: ClassVar[str | None] = None
     token_local: ClassVar[bool] = False
     supports_mla: ClassVar[bool] = True
+
+    @property
+    def label(self) -> str:
+        """How `make_policy` spells this policy, without parameters at their default: `snapkv(window=16)`."""
+        return spell(self)
+
+    def __str__(self) -> str:
+        return self.label
 
     @abstractmethod
     def score(self, context: ScoreContext) -> Tensor:

@@ -5,36 +5,34 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from ..attention_rows import Attention
-from .base import EvictionPolicy, ScoreContext, Statistics
+from .base import ScoreContext
+from .checks import check_flag
 from .registry import register_policy
+from .running_attention import RunningAttention
 
 
 @register_policy("h2o")
 @dataclass(frozen=True)
-class H2O(EvictionPolicy):
+class H2O(RunningAttention):
     """All the attention that a token has received so far, summed over queries and averaged over query heads.
 
-    The sum favours early tokens: more queries could see them. `normalised` divides it by their number.
+    The sum favours early tokens: more queries could see them. `normalised` divides it by their number. The paper's
+    sum is not divided, and its recent half of the budget is here what the cache protects (the newest block). The paper
+    evicts a token at every step, the cache a block when one is full.
 
     Args:
         normalised: divide by the number of queries that could see the token.
-    """
 
-    paper: ClassVar[str | None] = "2306.14048"
+    Raises:
+        ValueError: `normalised` is neither True nor False.
+    """
 
     normalised: bool = True
 
-    @property
-    def token_statistics(self) -> tuple[str, ...]:
-        return ("attention", "queries")
+    paper: ClassVar[str | None] = "2306.14048"
 
-    def observe(self, statistics: Statistics, attention: Attention) -> Statistics:
-        return {
-            "attention": statistics["attention"] + attention.weights.mean(2).sum(2),
-            "queries": statistics["queries"] + attention.visible[:, :, 0].sum(2),
-        }
+    def __post_init__(self) -> None:
+        check_flag("normalised", self.normalised)
 
-    def score(self, context: ScoreContext) -> Tensor:
-        attention = context.statistics["attention"]
-        return attention / context.statistics["queries"].clamp_min(1) if self.normalised else attention
+    def attention(self, context: ScoreContext) -> Tensor:
+        return self.mean(context) if self.normalised else context.statistics["attention"]

@@ -24,16 +24,27 @@ def _mix(bits: Tensor) -> Tensor:
 class Random(EvictionPolicy):
     """A uniform number in [0, 1) drawn from (seed, layer, head, position).
 
-    A hash rather than a generator: the draw is the same on every device, in every batch and at every call.
+    A hash rather than a generator: the draw is the same on every device, in every batch, at every call and however the
+    heads are shared between processes.
+
+    Args:
+        seed: any whole number.
+
+    Raises:
+        ValueError: `seed` is no whole number.
     """
 
     seed: int = 0
 
     token_local: ClassVar[bool] = True
 
+    def __post_init__(self) -> None:
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
+            raise ValueError(f"seed must be a whole number, got {self.seed!r}.")
+
     def score(self, context: ScoreContext) -> Tensor:
         positions = context.positions
-        heads = torch.arange(positions.shape[1], device=positions.device)[:, None]
+        heads = context.first_head + torch.arange(positions.shape[1], device=positions.device)[:, None]
         stream = _mix(_mix(heads + (self.seed & _MASK_32)) + context.layer_idx)
         bits = _mix((stream + positions) & _MASK_32)
         return (bits >> 8).float() / 2**24

@@ -29,8 +29,8 @@ class StreamingLLM(EvictionPolicy):
     token_local: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if self.n_sink < 0:
-            raise ValueError(f"n_sink counts tokens and cannot be negative, got {self.n_sink}.")
+        if isinstance(self.n_sink, bool) or not isinstance(self.n_sink, int) or self.n_sink < 0:
+            raise ValueError(f"n_sink counts tokens and cannot be negative, got {self.n_sink!r}.")
 
     def score(self, context: ScoreContext) -> Tensor:
         return context.positions.float().masked_fill(context.positions < self.n_sink, float("inf"))

@@ -1,0 +1,81 @@
+"""The shares of a cache's layers, decided while a forward walks through them."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from .allocators import LayerAllocator, share_out
+from .budget import BlockBudget
+from .observer import Queries, fold
+
+if TYPE_CHECKING:
+    from .unequal_layer import UnequalLayer
+
+
+class Allocation:
+    """What each layer may hold (CAKE's cascade, arXiv 2503.12491).
+
+    The total is shared out among the layers that have attended so far. Each new one takes from the others, so their sum
+    never exceeds the total; until the last one is through, none gets more than its row has tokens.
+
+    Args:
+        allocator: weighs the layers.
+        budget: mean share.
+    """
+
+    def __init__(self, allocator: LayerAllocator, budget: BlockBudget) -> None:
+        self._allocator = allocator
+        self._budget = budget
+        self._layers: list[UnequalLayer] = []
+        self._preferences: dict[int, Tensor] = {}  # by place, [B]
+        self._shares: dict[int, Tensor] = {}  # by place, [B, 1] tokens
+
+    def add(self, layer: "UnequalLayer") -> None:
+        """One more layer, in the order of the model."""
+        self._layers.append(layer)
+
+    def share(self, layer: "UnequalLayer") -> Tensor | None:
+        """`[B, 1]` tokens that the layer may hold; None before anything was decided."""
+        return self._shares.get(self._layers.index(layer))
+
+    def attended(self, layer: "UnequalLayer", queries: Queries, key_positions: Tensor, query_positions: Tensor) -> None:
+        """Share out anew; the other layers are resized at once, so that the total holds.
+
+        Args:
+            layer: the one whose queries these are.
+            key_positions: `[B, kv_heads, tokens]`.
+            query_positions: `[B, q]`.
+        """
+        place = self._layers.index(layer)
+        if place == 0 and layer.held == 0:
+            self.clear()  # another prompt
+        empty = torch.zeros(key_positions.shape, device=key_positions.device)
+        start = {name: empty for name in self._allocator.token_statistics}
+        found = fold(self._allocator, start, queries, key_positions, query_positions)
+        self._preferences[place] = self._allocator.preference(found, key_positions >= 0)
+        self._share_out(key_positions[:, 0].amax(-1) + 1)
+        for other in self._layers:
+            if other is not layer:
+                other.resize()
+
+    def _share_out(self, real: Tensor) -> None:
+        size, smallest = self._budget.block_size, self._budget.smallest
+        places = sorted(self._preferences)
+        weights = self._allocator.weights(torch.stack([self._preferences[place] for place in places], dim=1))
+        total = self._budget.capacity // size * len(self._layers)
+        most = (-(-real // size)).cpu()
+        blocks = share_out(weights, total, smallest // size, most)
+        if len(places) < len(self._layers):
+            blocks = blocks.minimum(most.clamp_min(smallest // size)[:, None])
+        self._shares = {place: blocks[:, at : at + 1] * size for at, place in enumerate(places)}
+
+    def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
+        """Apply an indexing of dimension 0 to all that belongs to a row."""
+        self._preferences = {place: change(preference) for place, preference in self._preferences.items()}
+        self._shares = {place: change(share) for place, share in self._shares.items()}
+
+    def clear(self) -> None:
+        """Forget the prompt."""
+        self._preferences, self._shares = {}, {}

@@ -1,0 +1,28 @@
+"""Budget allocators: how many tokens each layer and head may hold. One file each."""
+
+from .ada_kv import AdaKV
+from .base import BudgetAllocator, FixedAllocator, HeadAllocator, LayerAllocator
+from .cake import Cake
+from .d2o import D2O
+from .given import Given
+from .pyramid import Pyramid
+from .registry import available_allocators, make_allocator, register_allocator
+from .share import share_out
+from .uniform import Uniform
+
+__all__ = [
+    "D2O",
+    "AdaKV",
+    "BudgetAllocator",
+    "Cake",
+    "FixedAllocator",
+    "Given",
+    "HeadAllocator",
+    "LayerAllocator",
+    "Pyramid",
+    "Uniform",
+    "available_allocators",
+    "make_allocator",
+    "register_allocator",
+    "share_out",
+]

@@ -1,0 +1,38 @@
+"""Ada-KV, arXiv 2407.11550."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from .base import HeadAllocator
+from .registry import register_allocator
+
+
+@register_allocator("ada_kv")
+@dataclass(frozen=True)
+class AdaKV(HeadAllocator):
+    """Heads get as many tokens as they have among the layer's best, mixed with an equal share.
+
+    Scores of different heads are compared as they are, so a policy whose scores mean the same in every head (attention)
+    suits it best.
+
+    Args:
+        floor: weight of the equal share, 0 to 1.
+    """
+
+    paper: ClassVar[str | None] = "2407.11550"
+
+    floor: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.floor <= 1:
+            raise ValueError(f"floor must lie in [0, 1], got {self.floor}.")
+
+    def weights(self, scores: Tensor, budget: int) -> Tensor:
+        heads, tokens = scores.shape[1:]
+        best = scores.flatten(1).topk(min(heads * budget, heads * tokens), dim=-1).indices // tokens
+        counts = torch.zeros(len(scores), heads, device=scores.device)
+        counts.scatter_add_(1, best, torch.ones_like(best, dtype=counts.dtype))
+        return (1 - self.floor) * counts + self.floor * counts.mean(-1, keepdim=True)

@@ -1,0 +1,74 @@
+"""What shares the budget out among layers and KV heads."""
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+from torch import Tensor
+
+from ..attention_rows import Attention
+from ..policies import Statistics
+
+
+class BudgetAllocator:
+    """Says how many tokens each layer, or each KV head, may hold. The total is that of equal shares.
+
+    Whole blocks are shared out; a share is never below the smallest legal budget nor, as long as others can use it,
+    above what the row has to hold. Like a policy, an allocator holds parameters only.
+
+    Class attributes:
+        name: set by `register_allocator`.
+        paper: arXiv id, or None.
+    """
+
+    name: ClassVar[str] = ""
+    paper: ClassVar[str | None] = None
+
+
+class FixedAllocator(BudgetAllocator, ABC):
+    """Shares that depend on nothing but the layer's place."""
+
+    @abstractmethod
+    def weights(self, layers: int, budget: int) -> list[float]:
+        """One number per layer, proportional to its share; `budget` is the mean share in tokens."""
+
+
+class LayerAllocator(BudgetAllocator, ABC):
+    """Shares among layers that each row's prompt decides, layer by layer while the forward runs.
+
+    As soon as a layer has attended, the total is shared out among the layers so far; earlier layers give up tokens.
+    """
+
+    @property
+    def window(self) -> int | None:
+        """How many of the last queries of a forward are looked at; None = all."""
+        return None
+
+    @property
+    @abstractmethod
+    def token_statistics(self) -> tuple[str, ...]:
+        """Names of the numbers kept per token while a forward's queries are looked at."""
+
+    @abstractmethod
+    def observe(self, statistics: Statistics, attention: Attention) -> Statistics:
+        """As `EvictionPolicy.observe`; the statistics live for one forward."""
+
+    @abstractmethod
+    def preference(self, statistics: Statistics, valid: Tensor) -> Tensor:
+        """What a layer's attention says of it, `[batch]` float32; `valid` `[batch, kv_heads, tokens]` bool."""
+
+    def weights(self, preferences: Tensor) -> Tensor:
+        """Preferences `[batch, layers]` as numbers proportional to the shares, same shape."""
+        return preferences
+
+
+class HeadAllocator(BudgetAllocator, ABC):
+    """Shares among the KV heads of a layer, decided by the scores of its tokens. Needs heads="separate"."""
+
+    @abstractmethod
+    def weights(self, scores: Tensor, budget: int) -> Tensor:
+        """Numbers `[batch, kv_heads]` proportional to the shares.
+
+        Args:
+            scores: `[batch, kv_heads, tokens]` float32, high = keep; inf = protected, -inf = a pad.
+            budget: mean share of a head in tokens.
+        """

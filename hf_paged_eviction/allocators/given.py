@@ -1,0 +1,30 @@
+"""A share for every layer, given by the user."""
+
+from dataclasses import dataclass
+
+from ..budget import BlockBudget
+from .base import BudgetAllocator
+
+
+@dataclass(frozen=True)
+class Given(BudgetAllocator):
+    """The user's own list; made by `PagedEvictionCache(budget=[...])`.
+
+    Args:
+        tokens: per paged layer.
+    """
+
+    tokens: tuple[int, ...]
+
+    def budgets(self, sizes: BlockBudget, layers: int) -> list[BlockBudget]:
+        """One budget per paged layer.
+
+        Raises:
+            TypeError, ValueError: the list does not fit the model, or a number the block size.
+        """
+        if len(self.tokens) != layers:
+            raise ValueError(
+                f"{len(self.tokens)} budgets were given for the {layers} layers of this model that are paged."
+            )
+        size, protected = sizes.block_size, sizes.protected
+        return [BlockBudget.validate(tokens, None, size, protected, 0) for tokens in self.tokens]

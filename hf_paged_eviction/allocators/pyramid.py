@@ -1,0 +1,40 @@
+"""PyramidKV, arXiv 2406.02069."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from .base import FixedAllocator
+from .registry import register_allocator
+
+
+@register_allocator("pyramid")
+@dataclass(frozen=True)
+class Pyramid(FixedAllocator):
+    """Shares that fall linearly from the first layer to the last.
+
+    With a window of `w` tokens that every layer keeps, the last layer gets `w + (budget - w) / beta` and the first as
+    much above the mean as the last is below it. The paper clips shares at the prompt's length; here a layer with room
+    to spare keeps it for the tokens to come.
+
+    Args:
+        beta: how steep; 1 = equal shares.
+        window: tokens that do not take part.
+    """
+
+    paper: ClassVar[str | None] = "2406.02069"
+
+    beta: float = 20.0
+    window: int = 32
+
+    def __post_init__(self) -> None:
+        if self.beta < 1:
+            raise ValueError(f"beta must be at least 1 (equal shares), got {self.beta}.")
+        if self.window < 0:
+            raise ValueError(f"window counts tokens and cannot be negative, got {self.window}.")
+
+    def weights(self, layers: int, budget: int) -> list[float]:
+        window = min(self.window, budget)
+        least = (budget - window) / self.beta
+        most = 2 * (budget - window) - least
+        step = (most - least) / max(layers - 1, 1)
+        return [window + most - index * step for index in range(layers)] if layers > 1 else [1.0]

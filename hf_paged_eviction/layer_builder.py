@@ -1,0 +1,85 @@
+"""Which kind of layer a cache needs, and how much each may hold."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from .allocation import Allocation
+from .allocators import BudgetAllocator, FixedAllocator, Given, HeadAllocator, LayerAllocator, Uniform, share_out
+from .budget import BlockBudget
+from .layer import PagedLayer
+from .observed_layer import ObservedLayer
+from .padding import Padding
+from .parallel import HeadShare
+from .policies import EvictionPolicy
+from .scoring import Heads
+from .unequal_layer import UnequalLayer
+
+
+class LayerBuilder:
+    """Makes the paged layers of one cache.
+
+    Args:
+        sizes: what the user asked for.
+        policy, heads, allocator: of the cache.
+
+    Raises:
+        ValueError: they do not go together.
+    """
+
+    def __init__(self, sizes: BlockBudget, policy: EvictionPolicy, heads: Heads, allocator: BudgetAllocator) -> None:
+        if sizes.tokens is None and not isinstance(allocator, Uniform):
+            raise ValueError(f"The allocator {allocator.name!r} needs budget= in tokens, not keep_ratio=.")
+        if isinstance(allocator, HeadAllocator) and heads != "separate":
+            raise ValueError(f'The allocator {allocator.name!r} shares out among KV heads: use heads="separate".')
+        self._sizes, self._allocator = sizes, allocator
+        self.allocation = Allocation(allocator, sizes) if isinstance(allocator, LayerAllocator) else None
+        self._make = partial(self._class_for(policy), policy=policy, heads=heads)
+
+    def _class_for(self, policy: EvictionPolicy) -> Any:
+        if self.allocation is not None:
+            return partial(UnequalLayer, masks_itself=True, allocation=self.allocation)
+        if isinstance(self._allocator, HeadAllocator):
+            return partial(UnequalLayer, masks_itself=True, head_allocator=self._allocator)
+        if not isinstance(self._allocator, Uniform):
+            return partial(ObservedLayer, masks_itself=True)
+        return ObservedLayer if policy.needs_queries else PagedLayer
+
+    def fill(self, plan: Sequence[Any], padding: Padding, config: Any) -> list[Any]:
+        """The layers of the model: those of `plan`, and paged ones where it says None."""
+        paged = [index for index, layer in enumerate(plan) if layer is None]
+        budgets = dict(zip(paged, self._budgets(len(paged)), strict=True))
+        return [
+            self._make(budgets[index], layer_idx=index, padding=padding, share=HeadShare.of(config, index))
+            if layer is None
+            else layer
+            for index, layer in enumerate(plan)
+        ]
+
+    def _budgets(self, layers: int) -> list[BlockBudget]:
+        if isinstance(self._allocator, Given):
+            return self._allocator.budgets(self._sizes, layers)
+        if not isinstance(self._allocator, FixedAllocator) or self._sizes.tokens is None or not layers:
+            return [self._sizes] * layers
+        size, tokens = self._sizes.block_size, self._sizes.capacity
+        weights = torch.tensor([self._allocator.weights(layers, tokens)])
+        blocks = share_out(weights, tokens // size * layers, self._sizes.smallest // size)
+        return [self._sizes.of(count * size) for count in blocks[0].tolist()]
+
+
+def given_shares(tokens: Sequence[int], allocator: BudgetAllocator) -> tuple[int, Given]:
+    """The smallest budget of a user's list, and the list as an allocator.
+
+    Raises:
+        ValueError: the list is empty, or an allocator is asked to share out as well.
+    """
+    if not isinstance(allocator, Uniform):
+        raise ValueError(
+            f"allocator= shares out one budget: give a single number with {allocator.name!r}, or a list of budgets "
+            "without an allocator."
+        )
+    if not tokens:
+        raise ValueError("budget= is an empty list: give one number per paged layer.")
+    return min(tokens), Given(tuple(tokens))

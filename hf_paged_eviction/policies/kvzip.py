@@ -1,0 +1,36 @@
+"""KVzip, arXiv 2505.23416: the scoring half."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ..attention_rows import Attention
+from .attention_policy import AttentionPolicy
+from .base import ScoreContext, Statistics
+from .registry import register_policy
+
+
+@register_policy("kvzip")
+@dataclass(frozen=True)
+class KVzip(AttentionPolicy):
+    """The largest weight that any query, in any query head of the group, has ever paid the token.
+
+    This is KVzip's score if the queries are those of a probe ("repeat the previous context:", then the context
+    itself) that runs over the whole cache before anything is evicted. The policy does not run a probe. Without one, the
+    queries are the text's own, and the score is that of the same formula on ordinary attention. KVzip also shares
+    one budget among all layers and heads; here each layer has its own.
+    """
+
+    paper: ClassVar[str | None] = "2505.23416"
+
+    @property
+    def token_statistics(self) -> tuple[str, ...]:
+        return ("attention",)
+
+    def observe(self, statistics: Statistics, attention: Attention) -> Statistics:
+        return {"attention": torch.maximum(statistics["attention"], attention.weights.amax((2, 3)))}
+
+    def attention(self, context: ScoreContext) -> Tensor:
+        return context.statistics["attention"]

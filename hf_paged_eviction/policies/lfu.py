@@ -1,0 +1,35 @@
+"""Least frequently used."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ..attention_rows import Attention
+from .checks import check_count
+from .hits import HitRate, among_the_top
+from .registry import register_policy
+
+
+@register_policy("lfu")
+@dataclass(frozen=True)
+class LFU(HitRate):
+    """How often the token is among the `top` most attended: the least frequently used goes first.
+
+    The share of the queries that could see the token, not their number, which would only grow with age. Any query
+    head of the group counts. The textbook rule of caches; what "used" means for a token is our definition, as no
+    paper gives one.
+
+    Args:
+        top: tokens that a query of one head uses.
+
+    Raises:
+        ValueError: `top` is not a whole number above 0.
+    """
+
+    top: int = 8
+
+    def __post_init__(self) -> None:
+        check_count("top", self.top, at_least=1)
+
+    def hits(self, attention: Attention) -> Tensor:
+        return among_the_top(attention, self.top)

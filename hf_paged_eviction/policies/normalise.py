@@ -1,0 +1,24 @@
+"""Scores of different policies on one scale."""
+
+from torch import Tensor
+
+
+def standardise(scores: Tensor, valid: Tensor) -> Tensor:
+    """Shift and scale the scores of each row and head: their mean is 0, their mean distance from it 1.
+
+    Over the valid tokens with finite scores. The mean distance rather than the standard deviation: attention has a few
+    enormous values, and next to their squares all other tokens would look alike. Infinities stay, equal scores are 0.
+
+    Args:
+        scores: `[batch, kv_heads, tokens]`, pads may hold anything.
+        valid: same shape, bool.
+    """
+    usable = valid & scores.isfinite()
+    count = usable.sum(-1, keepdim=True).clamp_min(1)
+    centred = scores - scores.where(usable, 0.0).sum(-1, keepdim=True) / count
+    distance = centred.abs().where(usable, 0.0).sum(-1, keepdim=True) / count
+    # What rounding leaves of equal scores is no distance.
+    size = scores.abs().where(usable, 0.0).sum(-1, keepdim=True) / count
+    equal = distance <= 1e-6 * size
+    scaled = centred / distance.where(~equal, 1.0)
+    return scaled.masked_fill(equal & usable, 0.0)

@@ -1,0 +1,25 @@
+"""Attention added up since a token arrived."""
+
+from torch import Tensor
+
+from ..attention_rows import Attention
+from .attention_policy import AttentionPolicy
+from .base import ScoreContext, Statistics
+
+
+class RunningAttention(AttentionPolicy):
+    """Keeps the sum of attention and the number of queries that could have paid it. Query heads of a group: mean."""
+
+    @property
+    def token_statistics(self) -> tuple[str, ...]:
+        return ("attention", "queries")
+
+    def observe(self, statistics: Statistics, attention: Attention) -> Statistics:
+        return {
+            "attention": statistics["attention"] + attention.weights.mean(2).sum(2),
+            "queries": statistics["queries"] + attention.visible[:, :, 0].sum(2),
+        }
+
+    def mean(self, context: ScoreContext) -> Tensor:
+        """Attention per query that could see the token."""
+        return context.statistics["attention"] / context.statistics["queries"].clamp_min(1)

@@ -1,0 +1,77 @@
+"""Attention of the last few queries."""
+
+from abc import abstractmethod
+
+import torch
+from torch import Tensor
+
+from ..attention_rows import Attention
+from .attention_policy import AttentionPolicy
+from .base import ScoreContext, Statistics
+from .text_order import Pooling, pool
+
+
+class WindowAttention(AttentionPolicy):
+    """Keeps the attention of the row's last `window` queries.
+
+    Summed in spans of `window` positions: the span that is being filled and the one before it. What the current span
+    lacks of a full window is taken from the one before, as its average. So after a prompt, of which the cache shows
+    just `window` queries, the window is exact, and in decode its older part is an estimate; no query is kept for it.
+    It does not depend on how many pieces the queries come in.
+    """
+
+    @property
+    @abstractmethod
+    def window(self) -> int:
+        """Number of queries."""
+
+    @property
+    def token_statistics(self) -> tuple[str, ...]:
+        return ("current", "previous")
+
+    @property
+    def row_statistics(self) -> tuple[str, ...]:
+        return ("newest", "current_queries", "previous_queries")
+
+    def over_group(self, weights: Tensor) -> Tensor:
+        """Join query heads: `[batch, kv_heads, G, q, tokens]` -> `[batch, kv_heads, q, tokens]`."""
+        return weights.mean(2)
+
+    def observe(self, statistics: Statistics, attention: Attention) -> Statistics:
+        positions, weights = attention.query_positions, self.over_group(attention.weights)
+        none = torch.zeros(len(positions), device=positions.device)
+        before = statistics.get("newest", none - 1)
+        newest = torch.maximum(before, positions.amax(-1).float())
+        span = newest.long().div(self.window, rounding_mode="floor")
+        steps = (span - before.long().div(self.window, rounding_mode="floor"))[:, None]
+        spans = positions.div(self.window, rounding_mode="floor").masked_fill(~attention.counts, -2)
+        kept, aged = (steps == 0).float(), (steps == 1).float()
+        after = {"newest": newest}
+        for name, which in (("current", span[:, None]), ("previous", span[:, None] - 1)):
+            chosen = ((spans == which) & attention.counts).float()
+            after[name] = (chosen[:, None, None] @ weights)[:, :, 0] + statistics[name] * kept[:, :, None]
+            queries = f"{name}_queries"
+            after[queries] = chosen.sum(-1) + statistics.get(queries, none) * kept[:, 0]
+        after["previous"] = after["previous"] + statistics["current"] * aged[:, :, None]
+        after["previous_queries"] = after["previous_queries"] + statistics.get("current_queries", none) * aged[:, 0]
+        return after
+
+    def mean(self, context: ScoreContext) -> Tensor:
+        """Attention per query of the window that could see the token, `[batch, kv_heads, tokens]`."""
+        known = context.statistics
+        if "newest" not in known:
+            return torch.zeros(context.positions.shape, device=context.positions.device)
+        missing = (self.window - known["current_queries"]).clamp_min(0)
+        share = (missing / known["previous_queries"].clamp_min(1)).clamp_max(1)
+        queries = known["current_queries"] + share * known["previous_queries"]
+        later = known["newest"][:, None, None] + 1 - context.positions
+        total = known["current"] + share[:, None, None] * known["previous"]
+        return total / torch.minimum(later, queries[:, None, None]).clamp_min(1)
+
+    def pooled(self, values: Tensor, context: ScoreContext, kernel: int, pooling: Pooling) -> Tensor:
+        """Pool along the text before the window; the tokens of the window itself stay as they are."""
+        newest = context.statistics.get("newest")
+        if newest is None:
+            return values
+        before = context.valid & (context.positions <= newest[:, None, None] - self.window)
+        return torch.where(before, pool(values * before, context.positions, kernel, pooling), values)

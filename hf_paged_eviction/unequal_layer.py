@@ -1,0 +1,98 @@
+"""A layer whose share of the budget is decided by what it has read."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .allocation import Allocation
+from .allocators import HeadAllocator, share_out
+from .observed_layer import ObservedLayer
+from .observer import Queries
+from .ranking import KEEP, best_within, rank_keys
+from .storage import empty_storage, gather_slots
+
+
+class UnequalLayer(ObservedLayer):
+    """Holds a number of tokens of its own in each row, or in each row and KV head.
+
+    The storage is as long as the largest of these numbers; slots beyond a smaller one are dead. Shares are decided by
+    every forward of several tokens.
+
+    Args:
+        allocation: shares among layers, one object per cache; None where layers are equal.
+        head_allocator: shares among the heads of a layer; None where heads are equal.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        allocation: Allocation | None = None,
+        head_allocator: HeadAllocator | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self._allocation = allocation
+        self._head_allocator = head_allocator
+        if allocation is not None:
+            allocation.add(self)
+
+    # ---- the share ------------------------------------------------------------------------------------------------
+
+    def _decide(self, allocation: Allocation, queries: Queries) -> None:
+        held, new = self.table.positions, self._step_positions
+        positions = torch.cat([held, new[:, None].expand(-1, held.shape[1], -1)], dim=-1)
+        allocation.attended(self, queries, positions.expand(-1, self._storage[0].shape[1], -1), new)
+
+    def _limits(self, scores: Tensor, positions: Tensor) -> Tensor:
+        """`[B, S]` tokens that each set may hold from now on."""
+        size, sets = self.budget.block_size, positions.shape[1]
+        if self._head_allocator is None:
+            share = self._allocation.share(self) if self._allocation is not None else None
+            mean = torch.full((positions.shape[0], 1), self._asked.capacity, device=positions.device)
+            return (mean if share is None else share.to(mean)).expand(-1, sets)
+        blocks = self._asked.capacity // size
+        pinned = scores.masked_fill(self._protected(positions), float("inf"))
+        pinned = pinned.masked_fill(positions < 0, float("-inf"))
+        weights = self._head_allocator.weights(pinned, self._asked.capacity)
+        real = (positions[:, 0] >= 0).sum(-1)
+        most = -(-real // size)
+        return share_out(weights, blocks * sets, self._asked.smallest // size, most).to(positions.device) * size
+
+    def resize(self) -> None:
+        """Give up, or get room for, tokens: the share has changed. Tokens that wait for `crop` are decided on later."""
+        if self._table is None or self._pending is not None:
+            return
+        table = self.table
+        positions, scores = table.positions, self._score_slots(None)
+        limits = self._limits(scores, positions)
+        if table.limits is None or not torch.equal(limits, table.limits):
+            keys, values = (states[:, :, : table.held] for states in self._storage)
+            self._keep_best(keys, values, positions, scores, 0, None)
+
+    # ---- update ---------------------------------------------------------------------------------------------------
+
+    def _take(self, keys: Tensor, values: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
+        if keys.shape[2] > 1:
+            self._prepare(keys.shape[2], real)
+            if self._allocation is not None and self._queries is not None:
+                self._decide(self._allocation, self._queries)
+            return self._overflow(keys, values, real)
+        return super()._take(keys, values, real)
+
+    def _keep_best(
+        self, full_k: Tensor, full_v: Tensor, positions: Tensor, scores: Tensor, count: int, real: Tensor | None
+    ) -> None:
+        limits = self._limits(scores, positions)
+        capacity = int(limits.max())
+        rank = rank_keys(scores, positions, positions >= 0)
+        rank = rank.masked_fill(self._protected(positions), KEEP)
+        kept, positions = best_within(rank, positions, limits, capacity)
+        old = self._storage
+        self.keys, self.values = (empty_storage(states, capacity) for states in old)
+        self.keys.copy_(gather_slots(full_k, kept))
+        self.values.copy_(gather_slots(full_v, kept))
+        local_scores = scores.gather(-1, kept) if self.policy.token_local else None
+        self.budget = self.budget.of(capacity)
+        self.table.replace(positions, local_scores, count, real, limits)
+        self._kept(kept)

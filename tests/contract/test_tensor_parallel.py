@@ -1,0 +1,159 @@
+"""A model split over two processes evicts what it would evict in one (real processes, `tp_plan="auto"`)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import models
+import tensor_parallel
+from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction.parallel import HeadShare
+
+pytestmark = [
+    pytest.mark.contract,
+    pytest.mark.skipif(
+        not (dist.is_available() and dist.is_gloo_available()), reason="this torch is built without gloo"
+    ),
+]
+
+CASES = [(family, *case) for family in tensor_parallel.FAMILIES for case in tensor_parallel.cases(family)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("split")
+    tensor_parallel.save_models(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def ranks(folder: Path) -> list[Any]:
+    """What the two processes answered."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command += [tensor_parallel.__file__, str(folder)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-5000:]
+    return [torch.load(folder / f"rank{rank}.pt", weights_only=False) for rank in range(2)]
+
+
+@pytest.fixture(scope="module")
+def alone(folder: Path) -> dict[str, Any]:
+    """What one process answers."""
+    load, answers = tensor_parallel.load, tensor_parallel.answers
+    return {family: answers(load(folder / family, parallel=False), family) for family in tensor_parallel.FAMILIES}
+
+
+def test_heads_are_split_where_it_matters(ranks: list[Any], alone: dict[str, Any]) -> None:
+    full = ("full", "")
+    assert alone["llama"][full]["heads"] == 4
+    for found in ranks:
+        assert found["llama"][full]["heads"] == 2
+        assert found["olmo2"][full]["heads"] == 4
+        for family in tensor_parallel.FAMILIES:
+            assert found[family][full]["tokens"].equal(alone[family][full]["tokens"])
+
+
+@pytest.mark.parametrize(("family", "policy", "heads"), CASES)
+def test_tokens_and_positions_are_those_of_one_process(
+    ranks: list[Any], alone: dict[str, Any], family: str, policy: str, heads: str
+) -> None:
+    expected = alone[family][policy, heads]
+    for rank, found in enumerate(ranks):
+        answer = found[family][policy, heads]
+        assert answer["tokens"].equal(expected["tokens"])
+        first = rank * answer["heads"] if answer["heads"] < expected["heads"] else 0
+        for held, whole in zip(answer["positions"], expected["positions"], strict=True):
+            assert held.equal(whole[:, first : first + answer["heads"]])
+
+
+def test_something_was_evicted_and_heads_differ(alone: dict[str, Any]) -> None:
+    """What the comparison rests on: the halves of a layer would choose different tokens by themselves."""
+    found = alone["llama"]
+    for policy in ("keydiff", "paged_eviction", "random"):
+        held = found[policy, "separate"]["positions"][0]
+        assert not held[:2, :2].equal(held[:2, 2:])
+        assert not found["full", ""]["tokens"].equal(found[policy, "shared"]["tokens"])
+
+
+# ---- no false alarm ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """`world(size)` makes it look as if that many processes ran together; to communicate is a mistake."""
+
+    def pretend(size: int, rank: int = 0) -> None:
+        monkeypatch.setattr(dist, "is_initialized", lambda: True)
+        monkeypatch.setattr(dist, "get_world_size", lambda *args: size)
+        monkeypatch.setattr(dist, "get_rank", lambda *args: rank)
+        monkeypatch.setattr(dist, "all_gather", lambda *args, **kwargs: pytest.fail("something was sent"))
+
+    return pretend
+
+
+def feed(cache: PagedEvictionCache, kv_heads: int) -> None:
+    for count in (40, *[1] * 9):
+        states = torch.randn(1, kv_heads, count, 8)
+        for index in range(len(cache.layers)):
+            cache.update(states, states, index)
+    assert cache.stats().evicted_tokens > 0
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("family", ["llama", "gpt_neox", "gemma3", "gpt2", "deepseek_v3"])
+def test_copies_of_a_model_send_nothing(world: Any, family: str, size: int) -> None:
+    """Data parallelism: other processes have other rows."""
+    world(size)
+    config = models.family_config(family)
+    latents = family == "deepseek_v3"
+    cache = PagedEvictionCache(config, budget=24, block_size=4, policy="keydiff")
+    feed(cache, 1 if latents else getattr(config, "num_key_value_heads", config.num_attention_heads))
+
+
+def test_layers_with_fewer_heads_than_the_rest_send_nothing(world: Any) -> None:
+    world(2)
+    try:
+        config = models.AutoConfig.for_model(
+            "gemma4_text",
+            num_hidden_layers=2,
+            layer_types=["sliding_attention", "full_attention"],
+            num_attention_heads=4,
+            num_key_value_heads=4,
+            num_global_key_value_heads=2,
+            attention_k_eq_v=True,
+            num_kv_shared_layers=0,
+        )
+    except ValueError:
+        pytest.skip("gemma4 came with a later transformers")
+    share = HeadShare.of(config, 1)
+    assert share.processes(2) == 1
+    assert HeadShare.of(config, 0).total in (None, 4)
+
+
+def test_tensor_parallelism_within_copies_is_refused_where_decisions_are_shared(world: Any) -> None:
+    world(4)
+    config = models.family_config("llama")
+    with pytest.raises(ValueError, match="split over 2 processes, but 4 run together"):
+        feed(PagedEvictionCache(config, budget=24, block_size=4), 1)
+    feed(PagedEvictionCache(config, budget=24, block_size=4, heads="separate"), 1)
+
+
+def test_later_heads_know_their_number(world: Any) -> None:
+    config = SimpleNamespace(num_key_value_heads=4, kv_lora_rank=None)
+    config.get_text_config = lambda **_: config
+    share = HeadShare.of(config, 0)
+    found = []
+    for rank in range(4):
+        world(4, rank)
+        found.append((share.first_head(1), share.first_head(2), share.first_head(4)))
+    assert found == [(0, 0, 0), (1, 2, 0), (2, 0, 0), (3, 2, 0)]

@@ -1,0 +1,184 @@
+"""Layers and heads that hold different numbers of tokens keep every promise that equal ones keep."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import models
+import modes
+import rows
+from evicting import FOLLOWED, check
+from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction.allocators import Cake, Pyramid
+from reference import Recorder
+
+pytestmark = pytest.mark.contract
+
+OURS = "paged_eviction"
+BLOCK = 4
+#: Settings that make each allocator share unequally on two layers.
+SHARED: dict[str, dict[str, Any]] = {
+    "pyramid": {"allocator": Pyramid(window=8)},
+    "cake": {"allocator": Cake(observed=8), "heads": "shared"},
+    "d2o": {"allocator": "d2o", "heads": "separate"},
+    "ada_kv": {"allocator": "ada_kv", "heads": "separate"},
+    "list": {"budget": [36, 12], "allocator": "uniform"},
+}
+LAYERWISE = ("pyramid", "cake", "d2o", "list")
+
+
+def shares(cache: PagedEvictionCache) -> list[torch.Tensor]:
+    """Per layer, tokens that each row and head may hold `[batch, heads]`."""
+    found = []
+    for _, layer in cache.paged_layers:
+        limits = layer.table.limits
+        heads = layer.keys.shape[1]
+        equal = torch.full((layer.table.rows, heads), layer.table.capacity)
+        found.append(equal if limits is None else limits.expand(-1, heads))
+    return found
+
+
+@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
+@pytest.mark.parametrize("mode", FOLLOWED)
+@pytest.mark.parametrize("name", SHARED)
+def test_exact(name: str, mode: str, padded: bool) -> None:
+    check("llama", OURS, mode, padded, policy="h2o", **SHARED[name])
+
+
+@pytest.mark.parametrize("policy", ["paged_eviction", "keydiff", "random"])
+@pytest.mark.parametrize("name", SHARED)
+def test_any_policy(name: str, policy: str) -> None:
+    check("llama", OURS, "direct", True, policy=policy, **SHARED[name])
+
+
+@pytest.mark.parametrize("mode", ["greedy", "direct"])
+@pytest.mark.parametrize("family", ["qwen3", "gpt_neox", "gpt2", "phi3", "llama4", "deepseek_v3", "lfm2", "gemma2"])
+def test_family(family: str, mode: str) -> None:
+    if reason := models.unavailable(family) or models.recurrence_differs(family, mode, True):
+        pytest.skip(reason)
+    tolerance = 2e-4 if family in models.HYBRID else 2e-5
+    check(family, OURS, mode, True, tolerance, policy="h2o", allocator="ada_kv", heads="separate")
+
+
+@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
+@pytest.mark.parametrize("mode", modes.MODES)
+@pytest.mark.parametrize("name", [name for name in SHARED if name != "list"])
+def test_same_as_dynamic(name: str, mode: str, padded: bool) -> None:
+    inputs = modes.batch(mode, padded)
+    plain, ours = models.shared("llama"), models.shared("llama", OURS)
+    recording = models.NEEDS_RECORDING_FLAG and mode in modes.SPECULATIVE
+    settings = {"budget": 400, "block_size": BLOCK, "record_past": recording, **SHARED[name]}
+    if name == "pyramid":  # its last layer gets a quarter of the mean, which must be room enough
+        settings["allocator"] = Pyramid(beta=4)
+    cache = PagedEvictionCache(ours.config, **settings)
+    expected = modes.run(plain, modes.dynamic(plain), mode, *inputs)
+    assert modes.run(ours, cache, mode, *inputs).tolist() == expected.tolist()
+    assert cache.stats().evicted_tokens == 0
+
+
+@pytest.mark.parametrize("budget", [16, 24, 52])
+@pytest.mark.parametrize("turns", [None, [10, 2, 6, 3]], ids=["one turn", "ragged second turn"])
+@pytest.mark.parametrize("name", [name for name in SHARED if name != "list"])
+def test_rows_do_not_depend_on_their_batch(name: str, budget: int, turns: list[int] | None) -> None:
+    model = models.shared("llama", OURS)
+    settings = {"budget": budget, "block_size": BLOCK, "policy": "h2o", **SHARED[name]}
+    # No row of one token: alone it would have no prompt that could decide the shares.
+    assert rows.compare(model, [40, 33, 9, 2], turns, **settings) > 0
+
+
+@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
+@pytest.mark.parametrize("name", SHARED)
+def test_the_total_is_that_of_equal_shares(name: str, padded: bool) -> None:
+    model = models.shared("llama", OURS)
+    cache = PagedEvictionCache(model.config, **{"budget": 24, "block_size": BLOCK, "policy": "h2o", **SHARED[name]})
+    modes.run(model, cache, "greedy", *modes.batch("greedy", padded))
+    found = shares(cache)
+    layers = torch.stack([share.double().mean(1) for share in found])  # [layers, rows]
+    assert layers.sum(0).tolist() == [48.0] * layers.shape[1]
+    if name == "ada_kv":
+        assert all(share.sum(1).tolist() == [48] * len(share) for share in found)
+        assert any((share[:, 0] != share[:, 1]).any() for share in found), "all heads got the same"
+    elif name != "d2o":  # its softmax hardly tells two layers apart
+        assert (layers[0] != layers[1]).any(), "all layers got the same"
+    assert all((share % BLOCK == 0).all() for share in found)
+    # Every slot that may be used holds a real token, as soon as the row has so many.
+    seen = cache.layers[0].table.seen - cache.layers[0].table.pads
+    for (_, layer), share in zip(cache.paged_layers, found, strict=True):
+        assert (layer.positions >= 0).sum(-1).tolist() == share.minimum(seen[:, None]).tolist()
+    stats = cache.stats()
+    assert sum(layer.budget or 0 for layer in stats.layers) == pytest.approx(48, abs=1)
+
+
+@pytest.mark.parametrize("chunk", [None, 7])
+def test_cake_keeps_the_total_at_every_moment(chunk: int | None) -> None:
+    """Layers that have been through hold no more than the total together, while the others are still to come."""
+    model = models.build("llama", OURS, num_hidden_layers=5)
+    cache = PagedEvictionCache(model.config, budget=24, block_size=BLOCK, policy="h2o", allocator=Cake(observed=8))
+    ids, mask = models.left_pad(models.prompts([120]))
+    held: list[int] = []
+    for _, layer in cache.paged_layers:
+        attended = layer.attended
+
+        def follow(queries: Any, attended: Any = attended) -> None:
+            attended(queries)
+            held.append(sum(one.table.capacity for _, one in cache.paged_layers if one.held))
+
+        layer.attended = follow
+    settings = {} if chunk is None else {"prefill_chunk_size": chunk}
+    modes.generate(model, cache, ids, mask, 8, **settings)
+    assert max(held) == 24 * 5
+    assert len({layer.table.capacity for _, layer in cache.paged_layers}) > 1
+
+
+def test_poisoned_dead_slots() -> None:
+    """What lies in slots that a head may not use is never looked at."""
+    model = models.shared("llama", OURS)
+    settings: dict[str, Any] = {"budget": 24, "block_size": BLOCK, "policy": "h2o", **SHARED["ada_kv"]}
+    ids, mask = modes.batch("direct", padded=True)
+    clean, spoiled = (PagedEvictionCache(model.config, **settings) for _ in "ab")
+    expected = modes.run(model, clean, "direct", ids, mask)
+    with Recorder(model, spoiled, poison=True):
+        assert modes.run(model, spoiled, "direct", ids, mask).tolist() == expected.tolist()
+    assert any((layer.positions < 0).any() for _, layer in spoiled.paged_layers), "no slot was dead"
+
+
+def test_taking_back_needs_recording() -> None:
+    model = models.shared("llama", OURS)
+    ids, mask = models.left_pad(models.prompts([40]))
+    cache = PagedEvictionCache(model.config, budget=24, block_size=BLOCK, allocator="cake")
+    modes.forward(model, cache, ids, mask, 0, 40)
+    with pytest.raises(ValueError, match="activate_past_recording"):
+        cache.crop(-1)
+    cache.reset()
+    cache.activate_past_recording()
+    modes.forward(model, cache, ids, mask, 0, 30)
+    modes.forward(model, cache, ids, mask, 30, 40)
+    cache.crop(-4)
+    assert cache.get_seq_length() == 36
+
+
+def test_a_mask_of_the_users_own_is_refused() -> None:
+    model = models.shared("llama", OURS)
+    cache = PagedEvictionCache(model.config, budget=24, block_size=BLOCK, allocator="pyramid")
+    ids, _ = models.left_pad(models.prompts([10]))
+    mask = torch.zeros(1, 1, 10, 10)
+    with pytest.raises(ValueError, match="no mask fits them all"), torch.no_grad():
+        model(ids, attention_mask=mask, past_key_values=cache, use_cache=True)
+
+
+def test_beams_and_rows_follow() -> None:
+    model = models.shared("llama", OURS)
+    cache = PagedEvictionCache(model.config, budget=24, block_size=BLOCK, policy="h2o", **SHARED["cake"])
+    ids, mask = models.left_pad(models.prompts([40, 30, 20]))
+    modes.forward(model, cache, ids, mask, 0, 40)
+    before = shares(cache)
+    cache.reorder_cache(torch.tensor([2, 0, 1]))
+    for ours, old in zip(shares(cache), before, strict=True):
+        assert torch.equal(ours, old[[2, 0, 1]])
+    cache.reset()
+    modes.forward(model, cache, ids, mask, 0, 40)
+    for ours, old in zip(shares(cache), before, strict=True):
+        assert torch.equal(ours, old)

@@ -1,0 +1,172 @@
+"""Budget allocators: shares add up, follow their formula, and are refused where they cannot work."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import models
+from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction.allocators import (
+    D2O,
+    AdaKV,
+    Cake,
+    Pyramid,
+    available_allocators,
+    make_allocator,
+    register_allocator,
+    share_out,
+)
+from hf_paged_eviction.attention_rows import Attention, Logits
+
+
+@given(
+    weights=st.lists(st.floats(0, 1e6), min_size=1, max_size=12),
+    least=st.integers(1, 5),
+    spare=st.integers(0, 200),
+    most=st.none() | st.integers(0, 60),
+)
+def test_shares_add_up(weights: list[float], least: int, spare: int, most: int | None) -> None:
+    total = least * len(weights) + spare
+    shares = share_out(torch.tensor([weights]), total, least, None if most is None else torch.tensor([most]))[0]
+    assert shares.sum() == total
+    assert shares.min() >= min(least, total // len(weights))
+    by_weight = sorted(zip(weights, shares.tolist(), strict=True))
+    assert all(heavy - light >= -1 for (_, light), (_, heavy) in itertools.pairwise(by_weight))
+
+
+def test_shares_are_proportional_within_their_bounds() -> None:
+    assert share_out(torch.tensor([[1.0, 2.0, 5.0]]), 16, 1).tolist() == [[2, 4, 10]]
+    assert share_out(torch.tensor([[1.0, 2.0, 5.0]]), 16, 3).tolist() == [[3, 4, 9]]
+    assert share_out(torch.tensor([[1.0, 2.0, 5.0]]), 16, 1, torch.tensor([7])).tolist() == [[3, 6, 7]]
+    assert share_out(torch.tensor([[1.0, 2.0, 5.0]]), 16, 1, torch.tensor([4])).tolist() == [[6, 5, 5]]
+    assert share_out(torch.tensor([[0.0, 0.0]]), 7, 1).tolist() == [[4, 3]]
+    rows = share_out(torch.tensor([[1.0, 3.0], [3.0, 1.0]]), 8, 1)
+    assert rows.tolist() == [[2, 6], [6, 2]]
+
+
+def test_pyramid_is_the_papers() -> None:
+    """Linear from `2 (C - w) - (C - w) / beta` down to `(C - w) / beta`, beside the window."""
+    budget, layers, beta, window = 512, 8, 20, 32
+    low = (budget - window) / beta
+    high = 2 * (budget - window) - low
+    expected = [window + high - layer * (high - low) / (layers - 1) for layer in range(layers)]
+    weights = Pyramid().weights(layers, budget)
+    assert weights == pytest.approx(expected)
+    assert sum(weights) == pytest.approx(budget * layers)
+    assert Pyramid(beta=1).weights(4, 64) == pytest.approx([64] * 4)
+    assert Pyramid().weights(1, 64) == [1.0]
+
+
+def attention(rows: int = 2, queries: int = 6, tokens: int = 9) -> Attention:
+    """Random attention of the last queries; row 1 starts with two pads."""
+    generator = torch.Generator().manual_seed(1)
+    positions = torch.arange(tokens) - 2 * torch.arange(rows)[:, None]
+    positions = positions.masked_fill(positions < 0, -1)
+    return Attention(
+        torch.randn(rows, 4, queries, 5, generator=generator),
+        torch.randn(rows, 2, tokens, 5, generator=generator),
+        positions[:, -queries:],
+        positions[:, None].expand(-1, 2, -1),
+        Logits(5**-0.5),
+    )
+
+
+def watched(allocator: Cake | D2O, given: Attention) -> torch.Tensor:
+    start = {name: torch.zeros(given.key_positions.shape) for name in allocator.token_statistics}
+    return allocator.preference(allocator.observe(start, given), given.key_positions >= 0)
+
+
+def test_cake_is_entropy_times_variance() -> None:
+    given = attention()
+    allocator = Cake(tau1=1.3, tau2=0.7)
+    weights = given.weights
+    for row, found in enumerate(watched(allocator, given).tolist()):
+        entropy = spread = 0.0
+        for head in range(2):
+            for token in range(9):
+                pays = [weights[row, head, :, query, token].mean().item() for query in range(6)]
+                mean = sum(pays) / 6
+                spread += sum((pay - mean) ** 2 for pay in pays) / 6
+                for group in range(2):
+                    for query in range(6):
+                        weight = weights[row, head, group, query, token].item()
+                        entropy -= weight * math.log(weight) / 2 if weight > 0 else 0.0
+        assert found == pytest.approx(entropy ** (1 / 1.3) * spread ** (1 / 0.7), rel=1e-3)
+
+
+def test_d2o_is_the_variance_of_received_attention() -> None:
+    given = attention()
+    found = watched(D2O(), given)
+    for row in range(2):
+        received = [given.weights[row, :, :, :, token].sum().item() / 4 for token in range(2 * row, 9)]
+        low, high = min(received), max(received)
+        scaled = [(value - low) / (high - low) for value in received]
+        mean = sum(scaled) / len(scaled)
+        assert found[row].item() == pytest.approx(sum((value - mean) ** 2 for value in scaled) / len(scaled), rel=1e-4)
+    weights = D2O().weights(torch.tensor([[0.1, 0.3]]))
+    assert weights[0, 0] / weights[0, 1] == pytest.approx(math.exp(0.2))
+
+
+def test_ada_kv_counts_the_best_of_the_layer() -> None:
+    scores = torch.tensor([[[9.0, 8.0, 7.0, 1.0], [6.0, 0.0, 0.0, -math.inf]]])
+    assert AdaKV(floor=0.0).weights(scores, 2).tolist() == [[3.0, 1.0]]
+    assert AdaKV(floor=0.5).weights(scores, 2).tolist() == [[2.5, 1.5]]
+    assert AdaKV(floor=1.0).weights(scores, 2).tolist() == [[2.0, 2.0]]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Pyramid(beta=0.5), "beta must be at least 1"),
+        (lambda: Pyramid(window=-1), "cannot be negative"),
+        (lambda: Cake(tau1=0), "must be positive"),
+        (lambda: Cake(observed=1), "at least 2 queries"),
+        (lambda: AdaKV(floor=2), r"must lie in \[0, 1\]"),
+    ],
+)
+def test_wrong_parameters(make: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()  # type: ignore[operator]
+
+
+def test_registry() -> None:
+    assert available_allocators() == ("ada_kv", "cake", "d2o", "pyramid", "uniform")
+    assert make_allocator("pyramid") == Pyramid()
+    assert make_allocator(Pyramid(beta=3)).beta == 3  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match="Unknown allocator 'piramid'"):
+        make_allocator("piramid")
+    with pytest.raises(TypeError, match="not a class"):
+        make_allocator(Pyramid)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="'pyramid' is taken"):
+        register_allocator("pyramid")(AdaKV)
+    assert AdaKV.name == "ada_kv"
+
+
+def test_refusals() -> None:
+    plain, ours = models.shared("llama"), models.shared("llama", "paged_eviction")
+    with pytest.raises(ValueError, match=r"allocator 'pyramid'.*uses 'sdpa'.*set_attn_implementation"):
+        PagedEvictionCache(plain.config, budget=64, allocator="pyramid")
+    with pytest.raises(ValueError, match='use heads="separate"'):
+        PagedEvictionCache(ours.config, budget=64, allocator="ada_kv")
+    with pytest.raises(ValueError, match="needs budget= in tokens"):
+        PagedEvictionCache(ours.config, keep_ratio=0.5, allocator="cake")
+
+
+def test_a_list_of_budgets() -> None:
+    model = models.shared("llama", "paged_eviction")
+    cache = PagedEvictionCache(model.config, budget=[96, 64])
+    assert [layer.budget for layer in cache.stats().layers] == [96, 64]
+    with pytest.raises(ValueError, match="3 budgets were given for the 2 layers"):
+        PagedEvictionCache(model.config, budget=[96, 64, 64])
+    with pytest.raises(ValueError, match="budget=70 is not a multiple"):
+        PagedEvictionCache(model.config, budget=[96, 70])
+    with pytest.raises(ValueError, match="allocator= shares out one budget"):
+        PagedEvictionCache(model.config, budget=[96, 64], allocator="pyramid")
+    with pytest.raises(ValueError, match="set_attn_implementation"):
+        PagedEvictionCache(models.shared("llama").config, budget=[96, 64])
