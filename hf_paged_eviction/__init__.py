@@ -4,9 +4,17 @@
 >>> model.generate(**inputs, past_key_values=cache)  # doctest: +SKIP
 """
 
+from .allocators import available_allocators, make_allocator
 from .cache import PagedEvictionCache
 from .encoder_decoder import paged_encoder_decoder_cache
-from .policies import EvictionPolicy, ScoreContext, available_policies, make_policy, register_policy
+from .policies import (
+    EvictionPolicy,
+    ScoreContext,
+    available_modifiers,
+    available_policies,
+    make_policy,
+    register_policy,
+)
 from .stats import CacheStats, LayerStats
 
 __version__ = "0.1.0"
@@ -18,7 +26,10 @@ __all__ = [
     "PagedEvictionCache",
     "ScoreContext",
     "__version__",
+    "available_allocators",
+    "available_modifiers",
     "available_policies",
+    "make_allocator",
     "make_policy",
     "paged_encoder_decoder_cache",
     "register_policy",

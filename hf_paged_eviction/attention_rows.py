@@ -1,6 +1,6 @@
 """The attention that some queries of a layer pay to the tokens it holds, worked out for scoring only."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -63,18 +63,29 @@ class Attention:
     def weights(self) -> Tensor:
         """`[batch, kv_heads, G, q, tokens]` float32; rows of queries that do not count are zero."""
         heads = self.key_positions.shape[1]
-        # One product per key head, the queries of its group below each other: no key is copied.
+        # One product per key head, the queries of its group below each other: no key is copied. Then in place, since
+        # this is most of what observing costs.
         grouped = self.queries.unflatten(1, (self.keys.shape[1], -1)).flatten(2, 3)
-        products = (grouped @ self.keys.mT).float() * self.logits.scaling
+        products = (grouped @ self.keys.mT).float().mul_(self.logits.scaling)
         products = products.unflatten(2, (-1, self.queries.shape[2])).flatten(1, 2).unflatten(1, (heads, -1))
         if self.logits.softcap is not None:
-            products = torch.tanh(products / self.logits.softcap) * self.logits.softcap
-        products = products.masked_fill(~self.visible, float("-inf"))
-        if self.logits.sinks is None:
-            weights: Tensor = products.softmax(-1).nan_to_num(0.0)
-            return weights
-        sinks = self.logits.sinks.float().view(1, heads, -1, 1, 1).expand(*products.shape[:-1], 1)
-        return torch.cat([products, sinks], dim=-1).softmax(-1)[..., :-1]
+            products = products.div_(self.logits.softcap).tanh_().mul_(self.logits.softcap)
+        # The smaller of both, not their sum: a logit that overflowed at an invisible token would survive a sum.
+        torch.minimum(products, self._ceiling, out=products)
+        if self.logits.sinks is not None:
+            sinks = self.logits.sinks.float().view(1, heads, -1, 1, 1).expand(*products.shape[:-1], 1)
+            products = torch.cat([products, sinks], dim=-1)
+        weights = products.softmax(-1)[..., : self.key_positions.shape[-1]]
+        counted: Tensor = weights.mul_(self.counts[:, None, None, :, None])
+        return counted
+
+    @property
+    def _ceiling(self) -> Tensor:
+        """inf where a token is visible and far below any logit elsewhere, broadcastable like `visible`."""
+        # Positions are mostly the same for all heads: a view that repeats them.
+        shared = self.key_positions.stride(1) == 0
+        visible = replace(self, key_positions=self.key_positions[:, :1]).visible if shared else self.visible
+        return torch.full(visible.shape, float("inf"), device=visible.device).masked_fill_(~visible, -1e30)
 
     @property
     def last_query(self) -> Tensor:

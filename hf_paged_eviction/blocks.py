@@ -104,6 +104,11 @@ class BlockTable:
         # `full_at` modulo `P`: when victims are due
         self._residues = frozenset(value % self.block_size for value in full_at_values)
 
+    @property
+    def in_step(self) -> bool:
+        """Whether the blocks of all rows are known to be full at the same time. Reads no tensor."""
+        return len(self._residues) == 1
+
     def block_filled(self) -> Tensor | None:
         """`[B]` bool, rows in which some newest block is full; None where it is known that there is none."""
         if self.seen % self.block_size not in self._residues:

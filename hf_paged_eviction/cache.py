@@ -286,7 +286,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         sizes = layer.budget
         budget = f"{sizes.tokens} tokens" if sizes.tokens is not None else f"{sizes.keep_ratio:.0%} of the prompt"
         return (
-            f"{type(self).__name__}(policy={layer.policy.name or type(layer.policy).__name__}, heads={layer.heads}, "
+            f"{type(self).__name__}(policy={layer.policy.label}, heads={layer.heads}, "
             f"budget={budget} in blocks of {sizes.block_size}, layers={len(paged)} paged + "
             f"{len(self.layers) - len(paged)} other, seen={stats.seen}, held={stats.held}, "
             f"evicted={stats.evicted_tokens} tokens, storage={readable_bytes(stats.storage_bytes)})"

@@ -63,7 +63,7 @@ class ObservedLayer(PagedLayer):
     def _check_told(self) -> None:
         if self._expected:
             raise RuntimeError(
-                f"The policy {self.policy.name!r} decides by attention, but the model did not show any to layer "
+                f"The policy {self.policy.label!r} decides by attention, but the model did not show any to layer "
                 f"{self.layer_idx}. Call model.set_attn_implementation('paged_eviction') before the first forward."
             )
 
@@ -91,7 +91,9 @@ class ObservedLayer(PagedLayer):
         return returned
 
     def _prepare(self, count: int, real: Tensor | None) -> None:
-        self._step_positions = self.table.new_positions(count, real)[:, 0]
+        self._step_real = real
+        if count > 1 or self.masks_itself or self._queries is not None:
+            self._step_positions = self.table.new_positions(count, real)[:, 0]
         if self._queries is not None:
             self._queries = self._queries.first(count)
 
@@ -135,10 +137,11 @@ class ObservedLayer(PagedLayer):
 
     def _observe_step(self, queries: Queries) -> None:
         table = self.table
-        self._observer.keep(queries, table.seen - 1, self._step_positions[:, -1])
+        self._observer.keep(queries, self._step_real)
         due = table.block_filled()
         if due is not None:
-            self._observer.observe_block(queries.key, table.positions, table.seen - table.pads, due)
+            seen = table.seen - table.pads
+            self._observer.observe_block(queries.key, table.positions, seen, due, table.in_step)
 
     def _by_slot(self, queries: Queries) -> Queries:
         """A token that waited was compared with [held, new]; now it lies in a slot of its own."""

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from .attention_rows import Attention, Logits
-from .blocks import persistent
 from .policies import EvictionPolicy, Statistics
-from .storage import gather_slots
+from .storage import byte_count, gather_slots
 
 #: Attention weights that exist at one time, in bytes: long prompts are observed in pieces of this size.
 _PIECE = 64 * 2**20
@@ -102,9 +101,10 @@ class Observer:
         """Forget everything."""
         self._tokens: dict[str, Tensor] = {}  # [B, H, C] by slot
         self._rows: dict[str, Tensor] = {}  # [B, ...]
-        self._ring: Tensor | None = None  # [B, query_heads, P, dim], column c in place c % P
-        self._ring_positions: Tensor | None = None  # [B, P], -1 for a pad
         self._until: Tensor | None = None  # [B] real tokens whose queries have been observed
+        # The last single tokens, at most a block of them: nothing is copied until their block is full.
+        self._kept: list[Tensor] = []  # [B, query_heads, 1, dim]
+        self._kept_real: list[Tensor | None] = []  # [B, 1], None = all
         self._logits: Logits | None = None
 
     def start(self, rows: int, kv_heads: int, capacity: int, device: torch.device) -> None:
@@ -123,8 +123,7 @@ class Observer:
     @property
     def bytes(self) -> int:
         """Bytes of statistics and of kept queries."""
-        kept = [*self._tokens.values(), *self._rows.values(), self._ring, self._ring_positions, self._until]
-        return sum(tensor.numel() * tensor.element_size() for tensor in kept if tensor is not None)
+        return byte_count(*self._tokens.values(), *self._rows.values(), self._until, *self._kept)
 
     def statistics(self, positions: Tensor, slots: Tensor | None = None) -> dict[str, Tensor]:
         """What the policy may look at, by name.
@@ -140,26 +139,25 @@ class Observer:
 
     # ---- single tokens --------------------------------------------------------------------------------------------
 
-    def keep(self, queries: Queries, column: int, positions: Tensor) -> None:
-        """Keep the query of a single token.
+    def keep(self, queries: Queries, real: Tensor | None) -> None:
+        """Keep the query of a single token; `real` `[B, 1]` bool, False where it is a pad, None = nowhere."""
+        if self.policy.needs_queries:
+            self._kept.append(queries.query.detach())
+            self._kept_real.append(real)
+            self._logits = queries.logits
 
-        Args:
-            queries: of one token.
-            column: its column in the batch.
-            positions: `[B]` its position in each row, -1 for a pad.
-        """
-        if not self.policy.needs_queries:
-            return
-        query = queries.query.detach()
-        if self._ring is None or self._ring_positions is None:
-            self._ring = persistent(query.new_zeros(*query.shape[:2], self.block_size, query.shape[-1]))
-            self._ring_positions = persistent(positions.new_full((len(positions), self.block_size), -1))
-        place = column % self.block_size
-        self._ring[:, :, place : place + 1] = query
-        self._ring_positions[:, place] = positions
-        self._logits = queries.logits
+    def _kept_positions(self, seen: Tensor, count: int) -> Tensor:
+        """`[B, count]` positions of the kept queries, -1 for pads."""
+        behind = torch.arange(count - 1, -1, -1, device=seen.device)
+        if all(real is None for real in self._kept_real):
+            return seen[:, None] - 1 - behind
+        everywhere = torch.ones(len(seen), count, dtype=torch.bool, device=seen.device)
+        known = zip(everywhere.split(1, dim=1), self._kept_real, strict=True)
+        real = torch.cat([column if given is None else given for column, given in known], dim=1)
+        later = real.flip(-1).cumsum(-1).flip(-1)
+        return (seen[:, None] - later).masked_fill(~real, -1)
 
-    def observe_block(self, key: Tensor, positions: Tensor, seen: Tensor, due: Tensor) -> None:
+    def observe_block(self, key: Tensor, positions: Tensor, seen: Tensor, due: Tensor, all_due: bool) -> None:
         """Observe the kept queries of the rows whose block has just been filled.
 
         Args:
@@ -167,18 +165,26 @@ class Observer:
             positions: `[B, 1 or H, held]`.
             seen: `[B]` real tokens so far.
             due: `[B]` bool.
+            all_due: whether that is known to be True for all rows.
         """
-        if self._ring is None or self._ring_positions is None or self._logits is None:
+        if not self._kept or self._logits is None:
             return
-        asked = self._ring_positions.masked_fill(self._ring_positions < self.until[:, None], -1)
-        asked = asked.masked_fill(~due[:, None], -1)
+        query = torch.cat(self._kept, dim=2)
+        asked = self._kept_positions(seen, query.shape[2])
+        asked = asked.masked_fill((asked < self.until[:, None]) | ~due[:, None], -1)
         heads = next(iter(self._tokens.values())).shape[1] if self._tokens else positions.shape[1]
         positions = positions.expand(-1, heads, -1)
-        attention = Attention(self._ring, key.detach(), asked, positions, self._logits)
+        attention = Attention(query, key.detach(), asked, positions, self._logits)
         held = positions.shape[-1]
         after = self.policy.observe(self.statistics(positions), attention)
         self._store(after, due, held)
         self._until = torch.where(due, seen, self.until)
+        self._forget(all_due)
+
+    def _forget(self, everything: bool) -> None:
+        """Drop queries that no row waits for any more: all of them, or those older than a block."""
+        stop = len(self._kept) if everything else max(len(self._kept) - self.block_size, 0)
+        del self._kept[:stop], self._kept_real[:stop]
 
     def _of_known_tokens(self, positions: Tensor) -> dict[str, Tensor]:
         """The token statistics `[B, H, held]`; zero for tokens that came after the last observation."""
@@ -190,7 +196,7 @@ class Observer:
         for name in self.policy.token_statistics:
             old = self._tokens[name]
             new = torch.where(due[:, None, None], after[name], old[:, :, :held])
-            self._tokens[name] = torch.cat([new, old[:, :, held:]], dim=-1)
+            self._tokens[name] = new if held == old.shape[-1] else torch.cat([new, old[:, :, held:]], dim=-1)
         for name in self.policy.row_statistics:
             new = after[name]
             if name in self._rows:
@@ -241,8 +247,9 @@ class Observer:
         """Apply an indexing of dimension 0 to everything."""
         self._tokens = {name: change(values) for name, values in self._tokens.items()}
         self._rows = {name: change(values) for name, values in self._rows.items()}
-        if self._ring is not None and self._ring_positions is not None:
-            self._ring, self._ring_positions = persistent(change(self._ring)), persistent(change(self._ring_positions))
+        if self._kept:
+            self._kept = list(change(torch.cat(self._kept, dim=2)).split(1, dim=2))
+            self._kept_real = [None if real is None else change(real) for real in self._kept_real]
         self._until = None if self._until is None else change(self._until)
 
 

@@ -43,6 +43,6 @@ def redundancy(keys: Tensor, positions: Tensor, threshold: float) -> Tensor:
 def _piece(unit: Tensor, positions: Tensor, rows: Tensor, tokens: Tensor, threshold: float) -> Tensor:
     similar = (unit[:, :, rows] @ unit.mT).masked_fill(rows[:, None] == tokens, 0.0)
     near = similar > threshold
-    latest = positions[:, :, None].masked_fill(~near, -1).argmax(-1, keepdim=True)
+    latest = positions.int()[:, :, None].masked_fill(~near, -1).argmax(-1, keepdim=True)
     spared = near & (tokens == latest)
     return similar.masked_fill(spared, 0.0).sum(2)

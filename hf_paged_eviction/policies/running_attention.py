@@ -16,7 +16,7 @@ class RunningAttention(AttentionPolicy):
 
     def observe(self, statistics: Statistics, attention: Attention) -> Statistics:
         return {
-            "attention": statistics["attention"] + attention.weights.mean(2).sum(2),
+            "attention": statistics["attention"] + attention.weights.sum((2, 3)) / attention.weights.shape[2],
             "queries": statistics["queries"] + attention.visible[:, :, 0].sum(2),
         }
 

@@ -11,6 +11,9 @@ import torch
 import models
 import modes
 from hf_paged_eviction import PagedEvictionCache, available_policies
+from hf_paged_eviction.attention_rows import Logits
+from hf_paged_eviction.observed_layer import ObservedLayer
+from hf_paged_eviction.observer import Queries
 
 pytestmark = [pytest.mark.contract, pytest.mark.filterwarnings("ignore:A batch of several rows arrived")]
 
@@ -30,18 +33,25 @@ def test_a_model_split_by_accelerate_gives_the_same_tokens(tmp_path: Path, padde
     assert cache.stats().evicted_tokens > 0
 
 
+def feed(cache: PagedEvictionCache, index: int, count: int, device: torch.device) -> None:
+    """Random tokens to one layer, and their queries where it wants them."""
+    states = torch.randn(2, 2, count, 8).to(device)
+    keys, values = cache.update(states, states, index)
+    assert keys.device == values.device == device
+    if isinstance(layer := cache.layers[index], ObservedLayer):
+        layer.attended(Queries(torch.randn(2, 4, count, 8).to(device), keys, Logits(8**-0.5)))
+
+
 @pytest.mark.parametrize("heads", ["shared", "separate"])
 @pytest.mark.parametrize("policy", available_policies())
 def test_each_layer_lives_where_its_keys_are(policy: str, heads: str) -> None:
     """A tensor on `meta` has no content: reading one, or mixing devices, would raise."""
-    config = models.shared("llama").config
+    config = models.shared("llama", "paged_eviction").config
     cache = PagedEvictionCache(config, budget=24, block_size=4, policy=policy, heads=heads)
     devices = [torch.device("cpu"), torch.device("meta")]
     for count in (30, *[1] * 21, 7, *[1] * 9):
         for index, device in enumerate(devices):
-            states = torch.randn(2, 2, count, 8).to(device)
-            keys, values = cache.update(states, states, index)
-            assert keys.device == values.device == device
+            feed(cache, index, count, device)
     for index, device in enumerate(devices):
         layer = cache.layers[index]
         assert layer.held == 24

@@ -1,0 +1,313 @@
+"""Query-aware policies as plain loops over one row and KV head. Each takes the queries that were observed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from itertools import pairwise
+
+import torch
+
+from policy_inputs import Head, Vector
+
+#: head, first query observed -> a score per token
+Slow = Callable[[Head, int], Vector]
+
+
+def mean(numbers: Vector) -> float:
+    return sum(numbers) / len(numbers)
+
+
+def norm(vector: Vector) -> float:
+    return math.sqrt(sum(x * x for x in vector))
+
+
+def cosine(a: Vector, b: Vector) -> float:
+    return sum(x * y for x, y in zip(a, b, strict=True)) / (norm(a) * norm(b))
+
+
+def paid(head: Head, token: int, first: int = 0) -> Vector:
+    """Attention to one token by each later query, mean of the query heads."""
+    return [mean([w[q][token] for w in head.weights]) for q in range(max(first, token), head.length)]
+
+
+def h2o_raw(head: Head, first: int) -> Vector:
+    return [sum(paid(head, t)) for t in range(head.length)]
+
+
+def attention_mean(head: Head, first: int) -> Vector:
+    return [mean(paid(head, t)) for t in range(head.length)]
+
+
+def kvzip(head: Head, first: int) -> Vector:
+    return [max(w[q][t] for w in head.weights for q in range(head.length)) for t in range(head.length)]
+
+
+def sage_kv(head: Head, first: int) -> Vector:
+    return [mean([w[-1][t] for w in head.weights]) for t in range(head.length)]
+
+
+def tova(head: Head, first: int) -> Vector:
+    return [mean([w[-1][t] for one in head.siblings for w in one.weights]) for t in range(head.length)]
+
+
+def _window(head: Head, first: int, over_group: Callable[[Vector], float]) -> Vector:
+    scores = []
+    for t in range(head.length):
+        later = range(max(first, t), head.length)
+        scores.append(mean([over_group([w[q][t] for w in head.weights]) for q in later]))
+    return scores
+
+
+def _pool(scores: Vector, before: int, kernel: int, reduce: Callable[[Vector], float]) -> Vector:
+    half = kernel // 2
+    padded = [0.0] * half + scores[:before] + [0.0] * half
+    return [reduce(padded[t : t + kernel]) for t in range(before)] + scores[before:]
+
+
+def snapkv(head: Head, first: int) -> Vector:
+    """Window 6, kernel 3, average."""
+    return _pool(_window(head, first, mean), max(first, 0), 3, mean)
+
+
+def snapkv_max(head: Head, first: int) -> Vector:
+    """Window 6, kernel 5, maximum."""
+    return _pool(_window(head, first, mean), max(first, 0), 5, max)
+
+
+def redundancy(head: Head) -> Vector:
+    similar = [[cosine(a, b) for b in head.keys] for a in head.keys]
+    for i, row in enumerate(similar):
+        row[i] = 0.0
+        near = [j for j, value in enumerate(row) if value > 0.5]
+        if near:
+            row[near[-1]] = 0.0
+    return [mean([row[t] for row in similar]) for t in range(head.length)]
+
+
+def r_kv(head: Head, first: int) -> Vector:
+    """Window 8, kernel 7."""
+    attention = _window(head, first, max)
+    attention = [a / sum(attention) for a in attention]
+    attention = _pool(attention, max(first, 0), 7, max)
+    logits = redundancy(head)
+    softmax = [math.exp(x) / sum(map(math.exp, logits)) for x in logits]
+    return [0.1 * a - 0.9 * r for a, r in zip(attention, softmax, strict=True)]
+
+
+def roco(head: Head, first: int) -> Vector:
+    means = attention_mean(head, first)
+    stds = []
+    for t in range(head.length):
+        numbers = paid(head, t)
+        stds.append(math.sqrt(max(mean([x * x for x in numbers]) - mean(numbers) ** 2, 0.0)))
+    order = sorted(range(head.length), key=lambda t: (stds[t], t), reverse=True)
+    safe = set(order[: math.floor(0.3 * head.length)])
+    highest = max(means[t] for t in range(head.length) if t not in safe)
+    return [means[t] + (highest if t in safe else 0.0) for t in range(head.length)]
+
+
+Hit = Callable[[Vector, int], list[bool]]  # the weights a query sees, and which tokens it uses
+
+
+def _used(head: Head, token: int, first: int, hit: Hit) -> list[bool]:
+    """For each query from `first` on that sees the token, whether some query head uses it."""
+    return [any(hit(w[q][: q + 1], q)[token] for w in head.weights) for q in range(max(first, token), head.length)]
+
+
+def _last(head: Head, first: int, hit: Hit) -> Vector:
+    scores = []
+    for t in range(head.length):
+        used = [q for q, yes in enumerate(_used(head, t, first, hit), max(first, t)) if yes]
+        scores.append((used[-1] + 1 if used else 0) - head.length)
+    return scores
+
+
+def _rate(head: Head, hit: Hit) -> Vector:
+    return [mean([float(yes) for yes in _used(head, t, 0, hit)]) for t in range(head.length)]
+
+
+def _top(seen: Vector, query: int) -> list[bool]:
+    return [sum(other > weight for other in seen) < 3 for weight in seen]
+
+
+def _more_than_even(seen: Vector, query: int) -> list[bool]:
+    return [weight > 1 / len(seen) for weight in seen]
+
+
+def _above_70(seen: Vector, query: int) -> list[bool]:
+    bound = sorted(seen, reverse=True)[len(seen) * 30 // 100]
+    return [weight > bound for weight in seen]
+
+
+def lru(head: Head, first: int) -> Vector:
+    """Top 3."""
+    return _last(head, first, _top)
+
+
+def lfu(head: Head, first: int) -> Vector:
+    """Top 3."""
+    return _rate(head, _top)
+
+
+def lra(head: Head, first: int) -> Vector:
+    return _last(head, first, _more_than_even)
+
+
+def lfa(head: Head, first: int) -> Vector:
+    return _rate(head, _more_than_even)
+
+
+def scissorhands(head: Head, first: int) -> Vector:
+    """Window 9, percentile 70."""
+    return _last(head, first, _above_70)
+
+
+def lazy_eviction(head: Head, first: int) -> Vector:
+    """Threshold 0.15, lag 3."""
+
+    def sigmoid(x: float) -> float:
+        return 1 / (1 + math.exp(-x))
+
+    scores = []
+    for t in range(head.length):
+        active = [q for q in range(t, head.length) if max(w[q][t] for w in head.weights) > 0.15]
+        pause = max((b - a for a, b in pairwise(active)), default=0)
+        age = head.length - 1 - active[-1] if active else 0
+        if t >= head.length - 3:
+            scores.append(math.inf)
+        elif not active:
+            scores.append(0.0)
+        elif not pause:
+            scores.append(float(age == 0))
+        else:
+            scores.append(2 * sigmoid(-age / pause) + 2 * sigmoid(-pause - 1))
+    return scores
+
+
+def expected_attention(head: Head, first: int) -> Vector:
+    """Horizon 5, scaling 0.4, the first 4 queries left out."""
+    shares: list[Vector] = []
+    for queries in head.queries:
+        rows = [[0.4 * x for x in query] for query in queries[4:]]
+        weights = [math.exp(-(len(rows) - 1 - i) / 5) for i in range(len(rows))]
+        average = [sum(w * row[d] for w, row in zip(weights, rows, strict=True)) / sum(weights) for d in range(6)]
+        logits = []
+        for key in head.keys:
+            centre = sum(m * k for m, k in zip(average, key, strict=True))
+            spread = [sum((x - m) * k for x, m, k in zip(row, average, key, strict=True)) for row in rows]
+            variance = sum(w * s * s for w, s in zip(weights, spread, strict=True)) / sum(weights)
+            logits.append(centre + variance / 2)
+        total = sum(math.exp(x - max(logits)) for x in logits)
+        shares.append([math.exp(x - max(logits)) / total for x in logits])
+    return [mean([share[t] for share in shares]) * norm(head.values[t]) for t in range(head.length)]
+
+
+def lagkv(head: Head, first: int) -> Vector:
+    """Lag 4."""
+
+    def deviations(states: list[Vector]) -> Vector:
+        found = []
+        for t, state in enumerate(states):
+            start = (t // 4 + 1) * 4
+            reference = states[start : start + 4]
+            if len(reference) < 4:
+                found.append(math.inf)
+                continue
+            channels = list(zip(*reference, strict=True))
+            scaled = [(x - min(c)) / (max(c) - min(c)) for x, c in zip(state, channels, strict=True)]
+            found.append(math.sqrt(sum((x - mean(scaled)) ** 2 for x in scaled) / (len(scaled) - 1)))
+        return found
+
+    return [a + b for a, b in zip(deviations(head.keys), deviations(head.values), strict=True)]
+
+
+def compactor(head: Head, first: int) -> Vector:
+    """Ridge 0.01; the leverage as the reach of the regression that explains one key by all."""
+    keys = torch.tensor(head.keys, dtype=torch.float64)
+    gram = keys.T @ keys
+    inverse = torch.linalg.inv(gram + 0.01 * gram.trace() / len(gram) * torch.eye(len(gram), dtype=torch.float64))
+    return [float(key @ inverse @ key) for key in keys]
+
+
+def standardised(scores: Vector) -> Vector:
+    finite = [x for x in scores if math.isfinite(x)]
+    distance = mean([abs(x - mean(finite)) for x in finite])
+    return [(x - mean(finite)) / distance if math.isfinite(x) else x for x in scores]
+
+
+def hybrid(head: Head, first: int) -> Vector:
+    """2 h2o + 1 recency."""
+    parts = standardised(attention_mean(head, first)), standardised([float(t) for t in range(head.length)])
+    return [2 * a + b for a, b in zip(*parts, strict=True)]
+
+
+def caote(head: Head, first: int) -> Vector:
+    """Of h2o."""
+    attention = attention_mean(head, first)
+    alpha = [a / sum(attention) for a in attention]
+    output = [sum(a * v[d] for a, v in zip(alpha, head.values, strict=True)) for d in range(len(head.values[0]))]
+    # The output without the token, and the others' weights made to sum to one again.
+    scores = []
+    for gone, value in enumerate(head.values):
+        left = [(o - alpha[gone] * v) / (1 - alpha[gone]) for o, v in zip(output, value, strict=True)]
+        scores.append(norm([o - x for o, x in zip(output, left, strict=True)]))
+    return scores
+
+
+def graphkv(head: Head, first: int) -> Vector:
+    """Of h2o; sources 0.4, neighbours 2."""
+    scores = attention_mean(head, first)
+    order = sorted(range(head.length), key=lambda t: (scores[t], t), reverse=True)
+    left = list(scores)
+    for place, source in enumerate(order[: math.floor(0.4 * head.length)]):
+        below = order[place + 1 :]
+        nearest = sorted(below, key=lambda t: cosine(head.keys[source], head.keys[t]), reverse=True)[:2]
+        for t in nearest:
+            left[t] *= 1 - min(max(cosine(head.keys[source], head.keys[t]), 0.0), 0.99)
+    return left
+
+
+def entropy(head: Head) -> Vector:
+    """Per query, mean over the row's query heads, 0 to 1."""
+    found = []
+    for q in range(head.length):
+        rows = [w[q] for one in head.siblings for w in one.weights]
+        found.append(mean([-sum(x * math.log(x) for x in row if x > 0) / math.log(max(q + 1, 2)) for row in rows]))
+    return found
+
+
+def adaptive(head: Head, first: int) -> Vector:
+    """h2o below 0.6, else recency; horizon 5."""
+    found = entropy(head)
+    weights = [math.exp(-(head.length - 1 - q) / 5) for q in range(head.length)]
+    signal = sum(w * e for w, e in zip(weights, found, strict=True)) / sum(weights)
+    return attention_mean(head, first) if signal < 0.6 else [float(t) for t in range(head.length)]
+
+
+#: A policy as text -> the loop.
+SLOW_ATTENTION_POLICIES: dict[str, Slow] = {
+    "h2o": attention_mean,
+    "h2o(normalised=False)": h2o_raw,
+    "attention_mean": attention_mean,
+    "kvzip": kvzip,
+    "sage_kv": sage_kv,
+    "tova": tova,
+    "snapkv(window=6, kernel=3)": snapkv,
+    "snapkv(window=6, pooling=max)": snapkv_max,
+    "r_kv": r_kv,
+    "roco": roco,
+    "lru(top=3)": lru,
+    "lfu(top=3)": lfu,
+    "lra": lra,
+    "lfa": lfa,
+    "scissorhands(window=9, percentile=70)": scissorhands,
+    "lazy_eviction(threshold=0.15, lag=3)": lazy_eviction,
+    "expected_attention(horizon=5)": expected_attention,
+    "lagkv(lag=4)": lagkv,
+    "compactor": compactor,
+    "hybrid(h2o, recency, weights=(2, 1))": hybrid,
+    "caote(h2o)": caote,
+    "graphkv(h2o, sources=0.4, neighbours=2)": graphkv,
+    "adaptive(h2o, recency, threshold=0.6, horizon=5)": adaptive,
+}

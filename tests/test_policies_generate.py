@@ -1,0 +1,126 @@
+"""Every policy in a real generate on the model that ships with the harness."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import models
+import modes
+from hf_paged_eviction import PagedEvictionCache, available_policies, make_policy
+from hf_paged_eviction_eval import embedded
+
+MODIFIED = (
+    "caote(h2o)",
+    "caote(snapkv(window=16))",
+    "graphkv(paged_eviction)",
+    "graphkv(h2o, sources=0.5)",
+    "hybrid(h2o, recency)",
+    "hybrid(tova, snapkv(window=16), compactor)",
+    "adaptive(tova, paged_eviction)",
+)
+OLD = ("key_norm", "keydiff", "paged_eviction", "random", "recency", "streaming_llm", "value_norm")
+POLICIES = (*sorted(set(available_policies()) - set(OLD)), *MODIFIED)
+LENGTHS = [101, 74]
+STEPS = 18
+
+
+@cache
+def model() -> Any:
+    """Its lower half, which is enough to see, in double precision, so that no last bit decides."""
+    loaded, _ = embedded.load(torch.float64)
+    loaded.model.layers = loaded.model.layers[:2]
+    loaded.config.num_hidden_layers = 2
+    loaded.set_attn_implementation("paged_eviction")
+    return loaded
+
+
+def generate(rows: list[Tensor], policy: str, heads: Any) -> tuple[Tensor, PagedEvictionCache]:
+    ids, mask = models.left_pad(rows)
+    held = PagedEvictionCache(model().config, budget=64, block_size=16, policy=policy, heads=heads)
+    settings = {"max_new_tokens": STEPS, "min_new_tokens": STEPS, "do_sample": False, "pad_token_id": 0}
+    with torch.no_grad():
+        found = model().generate(ids, attention_mask=mask, past_key_values=held, **settings)
+    return found[:, ids.shape[1] :], held
+
+
+@pytest.mark.parametrize("heads", ["shared", "separate"])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_rows_are_as_alone(policy: str, heads: str) -> None:
+    """Tokens, what is held and what is said of it: a left-padded row is the row alone."""
+    generator = torch.Generator().manual_seed(0)
+    rows = [torch.randint(5, model().config.vocab_size, (length,), generator=generator) for length in LENGTHS]
+    together, held = generate(rows, policy, heads)
+    assert held.stats().evicted_tokens > 0
+    for index, row in enumerate(rows):
+        if index == 0 and heads == "shared":
+            continue  # has no pads, and is looked at with separate heads
+        alone, alone_held = generate([row], policy, heads)
+        assert together[index].tolist() == alone[0].tolist()
+        for (_, layer), (_, other) in zip(held.paged_layers, alone_held.paged_layers, strict=True):
+            assert torch.equal(layer.block_table()[index], other.block_table()[0])
+            torch.testing.assert_close(
+                layer.block_scores()[index], other.block_scores()[0], rtol=1e-3, atol=1e-5, equal_nan=True
+            )
+
+
+@pytest.mark.parametrize("policy", [name for name in POLICIES if make_policy(name).supports_mla])
+def test_latent_attention(policy: str) -> None:
+    """A row is as alone where a layer holds latents, which all query heads share."""
+    latent = models.shared("deepseek_v3", "paged_eviction")
+    rows = models.prompts([40, 33])
+    found = []
+    for batch in (rows, rows[1:]):
+        ids, mask = models.left_pad(batch)
+        held = PagedEvictionCache(latent.config, budget=24, block_size=4, policy=policy)
+        for start, stop in ((0, ids.shape[1] - 8), *((at, at + 1) for at in range(ids.shape[1] - 8, ids.shape[1]))):
+            modes.forward(latent, held, ids, mask, start, stop)
+        found.append(held.block_table()[-1].tolist())
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("policy", [name for name in POLICIES if not make_policy(name).supports_mla])
+def test_latent_attention_is_refused(policy: str) -> None:
+    with pytest.raises(ValueError, match="MLA"):
+        PagedEvictionCache(
+            models.shared("deepseek_v3", "paged_eviction").config, budget=24, block_size=4, policy=policy
+        )
+
+
+class Waits(TorchDispatchMode):
+    """Notes operators for whose result the host waits on an accelerator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = operator.overloadpacket.__name__
+        if name in ("_local_scalar_dense", "nonzero", "is_nonzero", "masked_select", "equal", "item"):
+            self.found.append(name)
+        if name == "index" and any(index is not None and index.dtype == torch.bool for index in args[1]):
+            self.found.append("index by mask")
+        return operator(*args, **(kwargs or {}))
+
+
+def waits_of_decoding(policy: str) -> list[str]:
+    tiny = models.shared("llama", "paged_eviction")
+    ids, mask = models.left_pad(models.prompts([40, 33]))
+    held = PagedEvictionCache(tiny.config, budget=24, block_size=4, policy=policy)
+    modes.forward(tiny, held, ids, mask, 0, 28)
+    with Waits() as waits:
+        for at in range(28, 40):
+            modes.forward(tiny, held, ids, mask, at, at + 1)
+    assert held.stats().evicted_blocks > 0
+    return waits.found
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_decoding_reads_no_tensor(policy: str) -> None:
+    """No more than the model and the cache do themselves with a policy that looks at nothing."""
+    assert waits_of_decoding(policy) == waits_of_decoding("recency")

@@ -1,0 +1,248 @@
+"""Policies as text: what `make_policy` reads, what `label` writes, and what it says of mistakes."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import dataclass, is_dataclass
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from hf_paged_eviction import EvictionPolicy, ScoreContext, available_policies, make_policy, register_policy
+from hf_paged_eviction.policies import (
+    H2O,
+    Adaptive,
+    Caote,
+    GraphKV,
+    Hybrid,
+    PagedEviction,
+    Recency,
+    SnapKV,
+    StreamingLLM,
+    available_modifiers,
+    registry,
+)
+
+WRITTEN: list[tuple[str, EvictionPolicy]] = [
+    ("h2o", H2O()),
+    ("h2o(normalised=False)", H2O(normalised=False)),
+    ("snapkv(window=16)", SnapKV(window=16)),
+    ("snapkv(window=16, pooling=max)", SnapKV(window=16, pooling="max")),
+    ("streaming_llm(n_sink=8)", StreamingLLM(n_sink=8)),
+    ("caote(h2o)", Caote(H2O())),
+    ("graphkv(paged_eviction)", GraphKV(PagedEviction())),
+    ("graphkv(snapkv(window=16), sources=0.2)", GraphKV(SnapKV(window=16), sources=0.2)),
+    ("hybrid(h2o, recency)", Hybrid(H2O(), Recency())),
+    ("hybrid(h2o, recency, weights=(2, 1))", Hybrid(H2O(), Recency(), weights=(2, 1))),
+    ("adaptive(h2o, paged_eviction, threshold=0.4)", Adaptive(H2O(), PagedEviction(), threshold=0.4)),
+    ("graphkv(hybrid(caote(h2o), recency), neighbours=2)", GraphKV(Hybrid(Caote(H2O()), Recency()), neighbours=2)),
+]
+
+
+@pytest.mark.parametrize(("text", "policy"), WRITTEN, ids=[text for text, _ in WRITTEN])
+def test_text_and_object_are_the_same(text: str, policy: EvictionPolicy) -> None:
+    assert make_policy(text) == policy
+    assert policy.label == str(policy) == text
+    assert pickle.loads(pickle.dumps(policy)) == policy
+    assert hash(policy) == hash(make_policy(text))
+
+
+@pytest.mark.parametrize("name", available_policies())
+def test_a_name_alone_is_its_own_label(name: str) -> None:
+    assert make_policy(name).label == make_policy(f" {name}( ) ").label == name
+
+
+@pytest.mark.parametrize(
+    ("text", "label"),
+    [
+        ("  caote( h2o( normalised = True ) )", "caote(h2o)"),
+        ("snapkv(pooling='max')", "snapkv(pooling=max)"),
+        ("snapkv(window=32, kernel=5)", "snapkv"),
+        ("graphkv(keydiff,sources=.25,)", "graphkv(keydiff, sources=0.25)"),
+        ("random(seed=-3)", "random(seed=-3)"),
+        ("hybrid(h2o,\n  recency)", "hybrid(h2o, recency)"),
+        ("hybrid(h2o, recency, weights=[1, 2])", "hybrid(h2o, recency, weights=(1, 2))"),
+    ],
+)
+def test_ways_of_writing(text: str, label: str) -> None:
+    policy = make_policy(text)
+    assert policy.label == label
+    assert make_policy(label) == policy
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("h3o(h2o)", "Unknown policy 'h3o'. Available: attention_mean"),
+        ("caote(h3o)", "Unknown policy 'h3o'"),
+        ("", "Unknown policy ''"),
+        ("caote", "'caote' changes the scores of other policies .* as in 'caote\\(h2o\\)'"),
+        ("graphkv(sources=0.3)", "is none alone"),
+        ("caote(h2o", "character 6: '\\(' was never closed"),
+        ("caote(h2o))", "character 11: unmatched"),
+        ("caote(h2o) h2o()", "invalid syntax"),
+        ("caote(h2o, recency)", "character 1: caote: too many positional arguments, as in 'caote\\(h2o\\)'"),
+        ("adaptive(h2o)", "missing a required argument: 'spread'"),
+        ("caote(keydiff)", "attention a token gets, which 'keydiff' does not say. Policies that do: .*snapkv"),
+        ("hybrid(h2o)", "two or more policies"),
+        ("hybrid(h2o, recency, weights=(1,))", "weights must be 2 numbers above 0"),
+        ("hybrid(h2o, recency, weights=(1, 0))", "weights must be 2 numbers above 0"),
+        ("hybrid(h2o, recency, weights=3)", "weights must be 2 numbers above 0"),
+        ("h2o(recency)", "character 5: h2o takes no other policy. Those that do are adaptive, caote"),
+        ("snapkv(16)", "character 8: .* given by name"),
+        ("graphkv(h2o, 0.3)", "character 14: .* given by name"),
+        ("snapkv(windw=16)", "snapkv has no parameter windw. Its parameters: window, kernel, pooling"),
+        ("tova(window=1)", "It has no parameters"),
+        ("caote(host=h2o)", "is none alone"),
+        ("caote(h2o, host=h2o)", "has no parameter host"),
+        ("snapkv(window=16, window=8)", "character 26: window is given twice"),
+        ("snapkv(**{})", "\\*\\* is not allowed"),
+        ("snapkv(*h2o)", "character 8"),
+        ("snapkv(window=1 + 1)", "character 15: a parameter must be a number"),
+        ("snapkv(window=open('x'))", "character 15: a parameter must be a number"),
+        ("__import__('os').system('true')", "character 1: a name must stand before the parentheses"),
+        ("(lambda: 1)()", "a name must stand before"),
+        ("snapkv(window=\0)", "null bytes"),
+        ("(" * 500, "too many nested"),
+        ("caote(" * 500, "longer than 1000 characters"),
+        ("snapkv(window=abc)", "window must be a whole number of at least 1, got 'abc'"),
+    ],
+)
+def test_mistakes_are_explained(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_policy(text)
+
+
+def test_positions_count_characters() -> None:
+    with pytest.raises(ValueError, match="character 19"):
+        make_policy("caote(größe(ä=1), 3)")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("h2o(normalised=1)", "True or False"),
+        ("snapkv(window=0)", "window"),
+        ("snapkv(window=True)", "window"),
+        ("snapkv(window=2.5)", "window"),
+        ("snapkv(kernel=4)", "kernel must be odd"),
+        ("snapkv(kernel=0)", "kernel"),
+        ("snapkv(pooling=sum)", "pooling must be"),
+        ("r_kv(balance=1.1)", "balance"),
+        ("r_kv(threshold=-2)", "threshold"),
+        ("r_kv(window=None)", "window"),
+        ("roco(safe=-0.1)", "safe"),
+        ("scissorhands(percentile=0)", "percentile"),
+        ("scissorhands(percentile=100)", "percentile"),
+        ("lru(top=0)", "top"),
+        ("lfu(top=1.0)", "top"),
+        ("lazy_eviction(threshold=2)", "threshold"),
+        ("lazy_eviction(lag=-1)", "lag"),
+        ("expected_attention(horizon=0)", "horizon"),
+        ("expected_attention(covariance=0)", "covariance"),
+        ("expected_attention(n_sink=-1)", "n_sink"),
+        ("lagkv(lag=0)", "lag"),
+        ("lagkv(value_weight=-1)", "value_weight"),
+        ("compactor(ridge=0)", "ridge must be above 0"),
+        ("compactor(ridge=1e999)", "ridge"),
+        ("graphkv(h2o, sources=1.5)", "sources"),
+        ("graphkv(h2o, neighbours=0)", "neighbours"),
+        ("adaptive(h2o, recency, threshold=7)", "threshold"),
+        ("adaptive(h2o, recency, horizon=0)", "horizon"),
+        ("random(seed=x)", "seed"),
+        ("streaming_llm(n_sink=many)", "n_sink"),
+    ],
+)
+def test_values_that_cannot_be_meant(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_policy(text)
+
+
+@pytest.mark.parametrize("make", [Caote, GraphKV, lambda part: Hybrid(H2O(), part), lambda part: Adaptive(part, H2O())])
+@pytest.mark.parametrize("wrong", ["h2o", H2O, None])
+def test_modifiers_take_objects(make: Any, wrong: Any) -> None:
+    with pytest.raises(TypeError, match="policy objects"):
+        make(wrong)
+
+
+def test_modifiers_are_listed_apart() -> None:
+    assert available_modifiers() == ("adaptive", "caote", "graphkv", "hybrid")
+    assert not set(available_modifiers()) & set(available_policies())
+    for name in available_modifiers():
+        example = registry._POLICIES[name].example  # type: ignore[attr-defined]
+        assert make_policy(example).label == example
+
+
+def test_a_policy_of_the_users_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_POLICIES", dict(registry._POLICIES))
+
+    @register_policy("by_name")
+    @dataclass(frozen=True)
+    class Mine(EvictionPolicy):
+        word: str = "a b"
+        needed: int = 1
+
+        def score(self, context: ScoreContext) -> Tensor:
+            return context.positions.float()
+
+    assert make_policy("graphkv(by_name(needed=2))").label == "graphkv(by_name(needed=2))"
+    spaced = make_policy("by_name(word='c d')")
+    assert spaced.label == "by_name(word='c d')"
+    assert make_policy(spaced.label) == spaced
+
+    class Plain(EvictionPolicy):
+        def score(self, context: ScoreContext) -> Tensor:
+            return context.positions.float()
+
+    assert not is_dataclass(Plain)
+    assert GraphKV(Plain()).label == "graphkv(Plain)"
+
+
+# ---- what a modifier keeps for its parts ------------------------------------------------------------------------
+
+
+def test_statistics_of_parts_cannot_clash() -> None:
+    both = Hybrid(H2O(), Caote(H2O()), SnapKV(window=4), SnapKV(window=8))
+    names = [*both.token_statistics, *both.row_statistics]
+    assert len(names) == len(set(names)) == 2 + 2 + 5 + 5
+    assert "1.0.attention" in names
+
+
+@pytest.mark.parametrize(
+    ("text", "window", "needs"),
+    [
+        ("graphkv(keydiff)", None, False),
+        ("graphkv(tova)", 1, True),
+        ("hybrid(tova, snapkv(window=9), recency)", 9, True),
+        ("hybrid(snapkv, h2o)", None, True),
+        ("adaptive(recency, paged_eviction, horizon=10)", 40, True),
+        ("adaptive(snapkv(window=50), recency, horizon=10)", 50, True),
+        ("adaptive(h2o, recency)", None, True),
+    ],
+)
+def test_windows_are_joined(text: str, window: int | None, needs: bool) -> None:
+    policy = make_policy(text)
+    assert policy.window == window
+    assert policy.needs_queries is needs
+    assert not policy.token_local
+
+
+@pytest.mark.parametrize(
+    ("text", "supported"),
+    [
+        ("h2o", True),
+        ("compactor", True),
+        ("r_kv", True),
+        ("expected_attention", False),
+        ("lagkv", False),
+        ("caote(h2o)", False),
+        ("graphkv(keydiff)", True),
+        ("graphkv(paged_eviction)", False),
+        ("hybrid(h2o, recency)", True),
+        ("hybrid(h2o, key_norm)", False),
+        ("adaptive(tova, value_norm)", False),
+    ],
+)
+def test_latent_attention_is_supported_where_all_parts_do(text: str, supported: bool) -> None:
+    assert make_policy(text).supports_mla is supported
