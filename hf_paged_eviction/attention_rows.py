@@ -1,7 +1,6 @@
 """The attention that some queries of a layer pay to the tokens it holds, worked out for scoring only."""
 
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -22,7 +21,7 @@ class Logits:
     sinks: Tensor | None = None
 
 
-@dataclass(frozen=True)
+@dataclass
 class Attention:
     """What consecutive queries of one layer attend to. `G` query heads share a KV head; all attention is causal.
 
@@ -39,29 +38,36 @@ class Attention:
     query_positions: Tensor
     key_positions: Tensor
     logits: Logits
+    # Worked out once, when first asked for. (A `cached_property` takes a lock, which `torch.compile` cannot trace.)
+    _visible: Tensor | None = field(default=None, init=False, repr=False)
+    _weights: Tensor | None = field(default=None, init=False, repr=False)
 
     @property
     def counts(self) -> Tensor:
         """`[batch, q]` bool, which queries count."""
         return self.query_positions >= 0
 
-    @cached_property
+    @property
     def visible(self) -> Tensor:
         """`[batch, kv_heads, 1, q, tokens]` bool: the query counts, and the token is none of its future."""
-        keys = self.key_positions[:, :, None, None, :]
-        queries = self.query_positions[:, None, None, :, None]
-        seen: Tensor = (keys >= 0) & (keys <= queries)
-        return seen
+        if self._visible is None:
+            self._visible = _visible(self.key_positions, self.query_positions)
+        return self._visible
 
-    @cached_property
+    @property
     def grouped_queries(self) -> Tensor:
         """`[batch, kv_heads, G, q, dim]`."""
         grouped: Tensor = self.queries.unflatten(1, (self.key_positions.shape[1], -1))
         return grouped
 
-    @cached_property
+    @property
     def weights(self) -> Tensor:
         """`[batch, kv_heads, G, q, tokens]` float32; rows of queries that do not count are zero."""
+        if self._weights is None:
+            self._weights = self._softmax()
+        return self._weights
+
+    def _softmax(self) -> Tensor:
         heads = self.key_positions.shape[1]
         # One product per key head, the queries of its group below each other: no key is copied. Then in place, since
         # this is most of what observing costs.
@@ -84,10 +90,15 @@ class Attention:
         """inf where a token is visible and far below any logit elsewhere, broadcastable like `visible`."""
         # Positions are mostly the same for all heads: a view that repeats them.
         shared = self.key_positions.stride(1) == 0
-        visible = replace(self, key_positions=self.key_positions[:, :1]).visible if shared else self.visible
+        visible = _visible(self.key_positions[:, :1], self.query_positions) if shared else self.visible
         return torch.full(visible.shape, float("inf"), device=visible.device).masked_fill_(~visible, -1e30)
 
     @property
     def last_query(self) -> Tensor:
         """`[batch, q]` bool, the newest query that counts in each row; none where none counts."""
         return self.counts & (self.query_positions == self.query_positions.amax(-1, keepdim=True))
+
+
+def _visible(key_positions: Tensor, query_positions: Tensor) -> Tensor:
+    keys, queries = key_positions[:, :, None, None, :], query_positions[:, None, None, :, None]
+    return (keys >= 0) & (keys <= queries)
