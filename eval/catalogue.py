@@ -4,39 +4,84 @@ from __future__ import annotations
 
 from inspect import getdoc
 
+from rich.console import Group, RenderableType
 from rich.table import Table
 
 from hf_paged_eviction import available_policies, make_policy
+from hf_paged_eviction.allocators import available_allocators
+from hf_paged_eviction.attention import PAGED_EVICTION
+from hf_paged_eviction.policies import available_modifiers
 
-from .tasks import available_tasks, get_task
+from . import suites
 
 
-def policy_lines() -> list[tuple[str, str, str]]:
-    """Name, paper and first sentence of every policy."""
-    found = []
+def policy_sections() -> dict[str, list[tuple[str, str, str]]]:
+    """Name, paper and first sentence of every policy, by what it looks at."""
+    seen: list[tuple[str, str, str]] = []
+    asked: list[tuple[str, str, str]] = []
     for name in available_policies():
         policy = make_policy(name)
         summary = (getdoc(type(policy)) or "").partition("\n\n")[0].replace("\n", " ").replace("`", "")
-        found.append((name, f"arXiv {policy.paper}" if policy.paper else "", summary))
-    return found
+        line = (name, f"arXiv {policy.paper}" if policy.paper else "", summary)
+        (asked if policy.needs_queries else seen).append(line)
+    return {
+        "by keys, values and positions; with every attention implementation": seen,
+        f"by queries or attention too; with the attention implementation {PAGED_EVICTION}": asked,
+    }
 
 
-def policy_table() -> Table:
+def policy_tables() -> RenderableType:
     """The policies, for the terminal."""
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column("policy", no_wrap=True)
-    table.add_column("paper", no_wrap=True)
-    table.add_column("score: the lowest goes first")
-    for line in policy_lines():
-        table.add_row(*line)
-    return table
+    tables: list[RenderableType] = []
+    for title, lines in policy_sections().items():
+        table = _table(title)
+        table.add_column()
+        for name, paper, summary in lines:
+            table.add_row(name, summary, paper)
+        tables += [table, ""]
+    notes = [
+        "What has the lowest score goes first. --policies all: all of them; full: the full cache; oracle: the upper",
+        "bound, evicts what the rest of the full cache's answer will attend to least (for tasks only).",
+        f"Around others: {', '.join(available_modifiers())}, such as caote(h2o). Parameters: snapkv(window=16).",
+        f"Budgets that are not the same in all layers or heads: h2o@cake, with {', '.join(available_allocators())}.",
+    ]
+    return Group(*tables, *notes)
 
 
-def task_table() -> Table:
-    """The tasks, for the terminal."""
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column("task", no_wrap=True)
-    table.add_column("what is asked")
-    for name in available_tasks():
-        table.add_row(name, get_task(name).description)
+def task_sections() -> dict[str, dict[str, str]]:
+    """Tasks with a line about each, by section; the first word of a section is the group that names all of it."""
+    groups = suites.task_groups()
+    sections = {
+        "suite: generated, what the embedded model was trained for": groups["suite"],
+        "ruler: generated at any length": groups["ruler"],
+        "niah: generated, a needle at every depth": groups["niah"],
+        "longeval: generated": groups["longeval"],
+        "all21: LongBench": groups["all21"],
+        "e13: LongBench-E, reported by length": groups["e13"],
+        "v2: LongBench v2": groups["v2"],
+    }
+    return {title: {task: suites.description(task) for task in tasks} for title, tasks in sections.items()}
+
+
+def task_tables() -> RenderableType:
+    """The tasks, for the terminal, and the groups that are parts of a section."""
+    sections = task_sections()
+    tables: list[RenderableType] = []
+    for title, tasks in sections.items():
+        table = _table(title)
+        for task, description in tasks.items():
+            table.add_row(task, description)
+        tables += [table, ""]
+    rest = _table("more groups")
+    whole = {title.partition(":")[0] for title in sections}
+    for name, members in suites.task_groups().items():
+        if name not in whole:
+            rest.add_row(name, ", ".join(members))
+    return Group(*tables, rest)
+
+
+def _table(title: str) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, show_header=False, pad_edge=False)
+    table.add_column(no_wrap=True, min_width=22)
+    table.add_column()
     return table

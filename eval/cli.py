@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import sys
 
-NEEDS_EXTRA = frozenset({"typer", "rich", "matplotlib"})
+NEEDS_EXTRA = frozenset({"accelerate", "datasets", "evaluate", "filelock", "matplotlib", "rich", "typer", "yaml"})
 
 
 def main() -> None:
     """Run the command line, or say in one line how to install what it needs."""
     try:
         from .commands import app
+
+        app()
     except ModuleNotFoundError as error:
         if error.name not in NEEDS_EXTRA:
             raise
         sys.exit(f"paged-eviction needs {error.name}: pip install 'hf_paged_eviction[eval]'")
-    app()

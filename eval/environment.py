@@ -1,34 +1,105 @@
-"""Where a run took place."""
+"""Where a run took place, and with what."""
 
 from __future__ import annotations
 
 import os
 import platform
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 
 import hf_paged_eviction
 
+#: Packages whose version may change a number.
+PACKAGES = "transformers torch tokenizers accelerate datasets evaluate jieba rapidfuzz rouge_score".split()
 
-def versions() -> dict[str, str]:
-    """Versions of what the numbers depend on."""
+
+def versions() -> dict[str, str | None]:
+    """Versions of what the numbers depend on; None for what is not installed."""
     return {
         "hf_paged_eviction": hf_paged_eviction.__version__,
-        "transformers": transformers.__version__,
-        "torch": torch.__version__,
+        **{name: _version(name) for name in PACKAGES},
         "python": platform.python_version(),
+        "platform": platform.platform(),
     }
 
 
-def hardware(device: str, workers: int) -> dict[str, Any]:
-    """The processor, and the accelerator if the run used one."""
-    found: dict[str, Any] = {"cpu": cpu_name(), "cpu_threads": os.cpu_count(), "workers": workers}
-    if torch.device(device).type == "cuda":
-        found["accelerator"] = torch.cuda.get_device_name(torch.device(device))
-    return found
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def commit(folder: Path | None = None) -> str | None:
+    """The commit that a package was installed from, "-dirty" behind it if files were changed.
+
+    Args:
+        folder: of the package; this one if not given.
+
+    Returns:
+        None unless the package's own files are in a git repository.
+    """
+    here = folder or Path(hf_paged_eviction.__file__).resolve().parent
+    # A package that lies in an environment inside of some repository is not a part of it.
+    if _git(here, "ls-files", "--error-unmatch", "__init__.py") is None:
+        return None
+    found = _git(here, "rev-parse", "HEAD")
+    return f"{found}-dirty" if found and _git(here, "status", "--porcelain", "--untracked-files=no", "..") else found
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    command = ["git", "-C", str(folder), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def hardware(processes: int) -> dict[str, Any]:
+    """The processor, its memory in bytes, and all accelerators in sight by name and number.
+
+    Args:
+        processes: that the run was split over.
+    """
+    return {
+        "cpu": cpu_name(),
+        "cpu_threads": os.cpu_count(),
+        "torch_threads": torch.get_num_threads(),
+        "memory_bytes": memory_bytes(),
+        "accelerators": accelerators(),
+        "processes": processes,
+    }
+
+
+def accelerators() -> list[dict[str, Any]]:
+    """Name, number and memory in bytes of each kind of accelerator."""
+    found: dict[tuple[str, int | None], int] = {}
+    if torch.cuda.is_available():
+        for index in range(torch.cuda.device_count()):
+            card = torch.cuda.get_device_properties(index)
+            found[card.name, card.total_memory] = found.get((card.name, card.total_memory), 0) + 1
+    elif torch.accelerator.is_available():
+        found[best_device(), None] = torch.accelerator.device_count()
+    return [{"name": name, "count": count, "memory_bytes": memory} for (name, memory), count in found.items()]
+
+
+def best_device() -> str:
+    """The accelerator of this machine, or the CPU."""
+    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return "cpu" if device is None else device.type
+
+
+def memory_bytes() -> int | None:
+    """Memory of the machine; None where the system does not say."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return None
 
 
 def cpu_name() -> str:
@@ -39,3 +110,16 @@ def cpu_name() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
+
+
+def model_facts(model: Any) -> dict[str, Any]:
+    """What was really used: attention, precision, place and size of a loaded model."""
+    return {
+        "class": type(model).__name__,
+        "attn_implementation": getattr(model.config, "_attn_implementation", None),
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "devices": sorted({str(parameter.device) for parameter in model.parameters()}),
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "commit": getattr(model.config, "_commit_hash", None),
+        "context": getattr(model.config, "max_position_embeddings", None),
+    }

@@ -3,3 +3,20 @@
 
 class UserError(Exception):
     """A mistake in what was asked for; the message says what to do, and is shown without a traceback."""
+
+
+class RowsFailed(Exception):  # noqa: N818 (what happened, not a mistake of the program)
+    """Some rows did not fit into memory, even alone; every other row of the job was yielded before this was raised.
+
+    Attributes:
+        keys: the rows that are missing.
+        reason: what the allocator said.
+    """
+
+    def __init__(self, keys: tuple[tuple[object, ...], ...], reason: str) -> None:
+        super().__init__(keys, reason)
+        self.keys = keys
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"{len(self.keys)} rows ran out of memory one by one: {self.reason}"

@@ -1,80 +1,94 @@
-"""A whole run: the missing rows are computed and appended, then everything is summarised and drawn."""
+"""A whole run: rows are computed, then everything is summarised and drawn."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from .environment import hardware, versions
-from .models import load_tokenizer
+from .completion import Outcome, Watch, Work, complete
+from .distributed import Team, join
+from .errors import UserError
+from .facts import task_facts, text_facts
+from .models import load_config, load_tokenizer
 from .perplexity import make_text_jobs, run_texts, text_row_key
 from .plot import plot_accuracy, plot_accuracy_by_task, plot_perplexity
-from .prompts import make_batches
-from .results import ResultFolder, Row
+from .prompts import Batch, make_batches
+from .results import ResultFolder
 from .runner import batch_keys, row_key, run_batch
 from .settings import Settings, TaskSettings, TextSettings
 from .summary import Cell, Curve, curves, summarise
-from .workers import RunJob, default_workers, run_jobs
 
-#: Called with the number of finished rows and of all rows, at the start and after every group of rows.
-Watch = Callable[[int, int], None]
-Key = TypeVar("Key", bound=tuple[Any, ...])
+#: The batches of a run by the names of what is in them.
+Plan = list[tuple[str, int | None, tuple[str, ...]]]
 
 
-def evaluate_tasks(settings: TaskSettings, output: Path, workers: int | None, watch: Watch) -> list[Cell]:
+def evaluate_tasks(
+    settings: TaskSettings, output: Path, workers: int | None, watch: Watch
+) -> tuple[Outcome, list[Cell]] | None:
     """Answer every question under every policy and budget.
 
     Args:
         settings: what is asked.
         output: folder of results; a run with the same settings is continued.
-        workers: processes; None chooses.
+        workers: processes that this one starts; None chooses.
         watch: told of progress.
+
+    Returns:
+        None in all processes of a launched run but the main one.
     """
-    folder = ResultFolder(output, settings.as_json())
-    found = make_batches(settings, load_tokenizer(settings))
-    jobs = [(batch, batch_keys(settings, batch)) for batch in found]
-    cells = summarise(_complete(folder, settings, run_batch, row_key, jobs, workers, watch))
-    folder.write_json("summary.json", [asdict(cell) for cell in cells])
-    plot_accuracy(cells, output / "accuracy.png")
-    plot_accuracy_by_task(cells, output / "accuracy_by_task.png")
-    return cells
+    team = _gather(settings, output)
+    config = load_config(settings)
+    batches = same_batches(team, make_batches(settings, load_tokenizer(settings), config))
+    jobs = [(batch, batch_keys(settings, batch)) for batch in batches]
+    facts = task_facts(settings, batches) if team.is_main else {}
+    outcome = complete(team, settings, output, Work(run_batch, row_key, jobs, facts), workers, watch)
+    if outcome is None:
+        return None
+    cells = summarise(outcome.rows)
+    outcome.folder.write_json("summary.json", [asdict(cell) for cell in cells])
+    if cells:
+        plot_accuracy(cells, output / "accuracy.png")
+        plot_accuracy_by_task(cells, output / "accuracy_by_task.png")
+    return outcome, cells
 
 
-def evaluate_texts(settings: TextSettings, output: Path, workers: int | None, watch: Watch) -> list[Curve]:
-    """Predict every text under every policy and budget; arguments as for `evaluate_tasks`."""
-    folder = ResultFolder(output, settings.as_json())
+def evaluate_texts(
+    settings: TextSettings, output: Path, workers: int | None, watch: Watch
+) -> tuple[Outcome, list[Curve]] | None:
+    """Predict every text under every policy and budget; arguments and result as of `evaluate_tasks`."""
+    team = _gather(settings, output)
     found = make_text_jobs(settings, load_tokenizer(settings))
     jobs = [(job, job.keys()) for job in found]
-    summary = curves(_complete(folder, settings, run_texts, text_row_key, jobs, workers, watch))
-    folder.write_json("summary.json", [asdict(curve) for curve in summary])
-    plot_perplexity(summary, found[0].length, output / "perplexity.png")
-    return summary
+    outcome = complete(team, settings, output, Work(run_texts, text_row_key, jobs, text_facts(found)), workers, watch)
+    if outcome is None:
+        return None
+    summary = curves(outcome.rows)
+    outcome.folder.write_json("summary.json", [asdict(curve) for curve in summary])
+    if summary:
+        plot_perplexity(summary, found[0].length, output / "perplexity.png")
+    return outcome, summary
 
 
-def _complete(
-    folder: ResultFolder,
-    settings: Settings,
-    run: RunJob[Any, Any],
-    key_of: Callable[[Row], Key],
-    jobs: Sequence[tuple[Any, list[Key]]],
-    workers: int | None,
-    watch: Watch,
-) -> list[Row]:
-    """Append the rows that are missing; return all of them in the order of the jobs."""
-    found = {key_of(row): row for row in folder.rows()}
-    open_jobs = [(job, found.keys() & keys) for job, keys in jobs if not found.keys() >= set(keys)]
-    total = sum(len(keys) for _, keys in jobs)
-    count = workers or default_workers(settings, len(open_jobs))
-    watch(len(found), total)
-    started, before = time.perf_counter(), folder.meta.get("seconds", 0.0)
-    for rows in run_jobs(run, settings, open_jobs, count):
-        folder.append(rows)
-        found |= {key_of(row): row for row in rows}
-        watch(len(found), total)
-        folder.write_meta({"seconds": round(before + time.perf_counter() - started, 1)})
-    if open_jobs:
-        folder.write_meta({"versions": versions(), "hardware": hardware(settings.device, count)})
-    return [found[key] for _, keys in jobs for key in keys]
+def _gather(settings: Settings, output: Path) -> Team:
+    """Meet the other processes; a folder of other settings is refused before anything is loaded."""
+    team = join(settings)
+    team.agree(lambda: ResultFolder(output, settings.as_json()) and None)
+    return team
+
+
+def same_batches(team: Team, batches: Sequence[Batch]) -> list[Batch]:
+    """The prompts in the main process's batches: sizes that depend on free memory differ from process to process."""
+    if team.size == 1:
+        return list(batches)
+    plan: Plan = team.agree(
+        lambda: [(batch.task, batch.length, tuple(each.sample.id for each in batch.prompts)) for batch in batches]
+    )
+    known: dict[tuple[Any, ...], Any] = {
+        (batch.task, batch.length, each.sample.id): each for batch in batches for each in batch.prompts
+    }
+    try:
+        return [Batch(task, length, tuple(known[task, length, name] for name in names)) for task, length, names in plan]
+    except KeyError as error:
+        raise UserError(f"process {team.rank} has other data than the main process: {error} is not in it") from error

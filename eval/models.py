@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
 from .errors import UserError
@@ -15,40 +16,82 @@ _EXPECTED = "expected: a folder that exists, or a name on the Hugging Face Hub a
 
 
 def load(settings: Settings) -> tuple[Any, Any]:
-    """The model, in evaluation mode on its device, and its tokenizer."""
-    dtype = resolve_dtype(settings)
+    """The model, in evaluation mode on its devices, and its tokenizer.
+
+    Raises:
+        UserError: there is no such model, or it does not fit.
+    """
+    tokenizer = load_tokenizer(settings)
     # Its bars would be drawn over the progress of the run.
     disable_progress_bar()
     try:
-        if settings.model == EMBEDDED:
-            from . import embedded
-
-            # The shipped file is half precision to be small, not to be computed in.
-            exact = dtype if isinstance(dtype, torch.dtype) else torch.float32
-            model, tokenizer = embedded.load(dtype=exact)
-        else:
-            model = AutoModelForCausalLM.from_pretrained(settings.model, dtype=dtype)
-            tokenizer = load_tokenizer(settings)
-    except (OSError, ValueError) as error:
+        model = AutoModelForCausalLM.from_pretrained(source(settings.model), **_arguments(settings))
+        # A model that is split is where it belongs, and must not be moved.
+        if not (settings.device_map or settings.tensor_parallel):
+            model = model.to(settings.device)
+    except torch.OutOfMemoryError as error:
+        raise UserError(
+            f"the model {settings.model!r} does not fit on {settings.device}: --dtype bfloat16 halves it, "
+            "--device-map auto splits it over all devices"
+        ) from error
+    except (OSError, ValueError, ImportError) as error:
         raise UserError(f"cannot load the model {settings.model!r} ({_EXPECTED}): {error}") from error
-    return model.to(settings.device).eval(), tokenizer
+    return model.eval(), tokenizer
+
+
+def _arguments(settings: Settings) -> dict[str, Any]:
+    wanted = {
+        "dtype": resolve_dtype(settings),
+        "revision": settings.revision,
+        "attn_implementation": settings.attn_implementation,
+        "device_map": settings.device_map,
+        **(_tensor_parallel() if settings.tensor_parallel else {}),
+    }
+    return {name: value for name, value in wanted.items() if value is not None}
+
+
+def _tensor_parallel() -> dict[str, Any]:
+    """The plan that comes with the model, under the name that this version of transformers has for it."""
+    try:
+        from transformers.distributed import DistributedConfig
+    except ImportError:
+        return {"tp_plan": "auto"}
+    if "tp_plan" not in inspect.signature(DistributedConfig).parameters:
+        return {"tp_plan": "auto"}
+    return {"distributed_config": DistributedConfig(tp_plan="auto")}
+
+
+def load_config(settings: Settings) -> Any:
+    """The configuration alone."""
+    revision = {"revision": settings.revision} if settings.revision else {}
+    try:
+        return AutoConfig.from_pretrained(source(settings.model), **revision)
+    except (OSError, ValueError, ImportError) as error:
+        raise UserError(f"cannot load the model {settings.model!r} ({_EXPECTED}): {error}") from error
 
 
 def load_tokenizer(settings: Settings) -> Any:
     """The tokenizer alone."""
-    source = settings.tokenizer or settings.model
+    name = settings.tokenizer or settings.model
+    revision = {"revision": settings.revision} if settings.revision and not settings.tokenizer else {}
     try:
-        if source == EMBEDDED:
-            from . import embedded
+        return AutoTokenizer.from_pretrained(source(name), **revision)
+    except (OSError, ValueError, ImportError) as error:
+        raise UserError(f"cannot load a tokenizer from {name!r} ({_EXPECTED}): {error}") from error
 
-            source = str(embedded.path())
-        return AutoTokenizer.from_pretrained(source)
-    except (OSError, ValueError) as error:
-        raise UserError(f"cannot load a tokenizer from {source!r} ({_EXPECTED}): {error}") from error
+
+def source(name: str) -> str:
+    """What `from_pretrained` takes for the name of a model."""
+    if name != EMBEDDED:
+        return name
+    from . import embedded
+
+    return str(embedded.path())
 
 
 def resolve_dtype(settings: Settings) -> torch.dtype | str:
-    """`auto` is float32 on a CPU and the checkpoint's own precision elsewhere."""
+    """`auto` is float32 on a CPU, and the checkpoint's own precision elsewhere."""
     if settings.dtype != "auto":
         return getattr(torch, settings.dtype)  # type: ignore[no-any-return]
-    return torch.float32 if settings.device == "cpu" else "auto"
+    # The embedded model's file is half precision to be small, not to be computed in.
+    return torch.float32 if settings.device == "cpu" or settings.model == EMBEDDED else "auto"

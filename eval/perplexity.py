@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -11,16 +11,20 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import DynamicCache
 
-from .errors import UserError
+from .errors import RowsFailed, UserError
+from .memory import free_memory, is_out_of_memory
+from .prefill import input_device
 from .results import Row
-from .runner import Variant, make_cache, variants
 from .settings import TextSettings
-from .texts import read_texts
+from .texts import documents
+from .variants import Variant, make_cache, variants
 
 #: Position bins of a run: enough for a curve, few enough to average over.
 BINS = 16
 #: A text must fill one bin at least.
 SHORTEST = 32
+#: Texts per batch where nobody says; where memory runs out, a batch is halved.
+_ROWS = 8
 
 
 class TextKey(NamedTuple):
@@ -53,19 +57,21 @@ class TextJob:
 
 
 def make_text_jobs(settings: TextSettings, tokenizer: Any) -> list[TextJob]:
-    """The first `samples` texts that are long enough, cut to `length` tokens, longest first."""
+    """The first `limit` texts that are long enough, cut to `length` tokens, longest first."""
     found: list[tuple[str, tuple[int, ...]]] = []
-    for text in read_texts(settings.files):
-        if len(found) == settings.samples:
+    for text in documents(settings.files, settings.dataset, settings.dataset_revision):
+        if len(found) == settings.limit:
             break
         # Enough characters for the tokens wanted, without encoding whole books.
         ids = tokenizer(text.content[: settings.length * 32], verbose=False)["input_ids"][: settings.length]
         if len(ids) >= SHORTEST:
             found.append((text.name, tuple(ids)))
     if not found:
-        raise UserError(f"no text of at least {SHORTEST} tokens in {', '.join(settings.files)}")
+        source = settings.dataset or ", ".join(settings.files)
+        raise UserError(f"no text of at least {SHORTEST} tokens in {source}")
     found.sort(key=lambda item: -len(item[1]))
-    length, size = len(found[0][1]), settings.batch_size
+    length = len(found[0][1])
+    size = _ROWS if settings.batch_size == "auto" else settings.batch_size
     groups = [found[at : at + size] for at in range(0, len(found), size)]
     return [
         TextJob(tuple(name for name, _ in group), tuple(ids for _, ids in group), length, variant)
@@ -101,27 +107,59 @@ def token_losses(model: Any, ids: Tensor, cache: DynamicCache, chunk: int) -> Te
 def run_texts(
     model: Any, tokenizer: Any, settings: TextSettings, job: TextJob, done: Set[TextKey]
 ) -> Iterator[list[Row]]:
-    """The missing rows of one job."""
+    """The missing rows of one job. Where memory runs out it is halved.
+
+    Raises:
+        RowsFailed: after all other rows, which texts did not fit alone.
+    """
+    failed: list[TextKey] = []
+    reason = ""
+    missing = [index for index, key in enumerate(job.keys()) if key not in done]
+    waiting = [missing] if missing else []
+    while waiting:
+        texts = waiting.pop(0)
+        try:
+            rows: list[Row] | None = _text_rows(model, settings, job, texts)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            rows, reason = None, str(error) or type(error).__name__
+        if rows is not None:
+            yield rows
+            continue
+        free_memory()
+        if len(texts) > 1:
+            half = len(texts) // 2
+            waiting[:0] = [texts[:half], texts[half:]]
+        else:
+            failed.append(job.keys()[texts[0]])
+    if failed:
+        raise RowsFailed(tuple(failed), reason)
+
+
+def _text_rows(model: Any, settings: TextSettings, job: TextJob, texts: Sequence[int]) -> list[Row]:
+    """The rows of some texts of a job, given by their index."""
+    chosen = [job.tokens[index] for index in texts]
     # Texts end at different places: padded on the right, where causal attention never looks.
-    ids = torch.zeros(len(job.tokens), max(map(len, job.tokens)), dtype=torch.int64)
-    for row, tokens in zip(ids, job.tokens, strict=True):
-        row[: len(tokens)] = torch.tensor(tokens)
-    ids = ids.to(settings.device)
-    cache = make_cache(model, settings, job.variant, job.length, torch.ones_like(ids))
+    ids = torch.zeros(len(chosen), max(map(len, chosen)), dtype=torch.int64)
+    for line, tokens in zip(ids, chosen, strict=True):
+        line[: len(tokens)] = torch.tensor(tokens)
+    ids = ids.to(input_device(model))
+    held = job.variant.budget.resolve(job.length, settings.block_size)
+    cache = make_cache(model, settings, job.variant, held, torch.ones_like(ids))
     losses = token_losses(model, ids, cache, settings.chunk).cpu()
-    yield [
+    return [
         {
-            "text": key.text,
+            "text": job.names[index],
             "tokens": len(tokens),
             "length": job.length,
-            "policy": key.policy,
-            "budget": key.budget,
-            "budget_tokens": job.variant.budget.resolve(job.length, settings.block_size),
+            "policy": job.variant.policy,
+            "budget": job.variant.budget.label,
+            "budget_tokens": held,
             "block_size": settings.block_size,
-            **binned(row[: len(tokens) - 1], job.length),
+            **binned(line[: len(tokens) - 1], job.length),
         }
-        for key, tokens, row in zip(job.keys(), job.tokens, losses, strict=True)
-        if key not in done
+        for index, tokens, line in zip(texts, chosen, losses, strict=True)
     ]
 
 

@@ -1,140 +1,143 @@
-"""Plots that stay legible at the width of a README, in colours and markers that colour-blind readers can tell apart."""
+"""Plots of a run, legible at the width of a README."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import matplotlib
-
-matplotlib.use("Agg")  # No window: plots are files.
-
-from matplotlib import pyplot as plt
 from matplotlib.ticker import NullLocator
 
-from .budgets import FULL
+from .budgets import FULL, parse_budget
+from .errors import UserError
 from .perplexity import BINS
+from .plot_style import COLUMNS, FULL_STYLE, PANEL, finish, make_panels, policy_styles, save
 from .summary import Cell, Curve, over_tasks
 
-#: Okabe and Ito's palette without its yellow, which is too light for a line.
-COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-FULL_STYLE: dict[str, Any] = {"color": "#555555", "linestyle": "--", "linewidth": 1.5, "label": "full cache"}
-PANEL = (3.1, 2.7)
-COLUMNS = 4
+SHARE_AXIS, TOKEN_AXIS = "budget (share of the prompt)", "budget (tokens per layer)"
+SINGLE = (7.2, 4.6)
 
 
 def plot_accuracy(cells: Sequence[Cell], path: Path) -> None:
     """Mean accuracy over tasks against the budget: one panel per length."""
-    groups = {
-        f"{length} tokens, mean of {len({cell.task for cell in cells})} tasks": [
-            cell for cell in over_tasks(cells) if cell.length == length
-        ]
-        for length in dict.fromkeys(cell.length for cell in cells)
-    }
-    _accuracy_panels(groups, path, columns=len(groups), panel=(7.2, 4.6) if len(groups) == 1 else PANEL)
+    groups = {}
+    for length in dict.fromkeys(cell.length for cell in cells):
+        here = [cell for cell in cells if cell.length == length]
+        size = "own lengths" if length is None else f"{length} tokens"
+        groups[f"{size}, mean of {len({cell.task for cell in here})} tasks"] = over_tasks(here)
+    save(_accuracy_panels(groups, len(groups), SINGLE if len(groups) == 1 else PANEL), path)
 
 
 def plot_accuracy_by_task(cells: Sequence[Cell], path: Path) -> None:
     """Accuracy against the budget: one panel per task and length."""
+    save(accuracy_by_task(cells), path)
+
+
+def accuracy_by_task(cells: Sequence[Cell]) -> Any:
+    """The figure: accuracy against the budget, one panel per task and length, the full cache as a line."""
     lengths = {cell.length for cell in cells}
     groups: dict[str, list[Cell]] = {}
     for cell in cells:
-        name = cell.task if len(lengths) == 1 else f"{cell.task}, {cell.length} tokens"
+        name = cell.task if len(lengths) == 1 or cell.length is None else f"{cell.task}, {cell.length} tokens"
         groups.setdefault(name, []).append(cell)
-    _accuracy_panels(groups, path, columns=min(COLUMNS, len(groups)), panel=PANEL)
+    return _accuracy_panels(groups, min(COLUMNS, len(groups)), SINGLE if len(groups) == 1 else PANEL)
 
 
-def _accuracy_panels(groups: dict[str, list[Cell]], path: Path, columns: int, panel: tuple[float, float]) -> None:
-    figure, panels = _panels(len(groups), columns, panel)
-    policies = _policies([cell for cells in groups.values() for cell in cells])
+def _accuracy_panels(groups: dict[str, list[Cell]], columns: int, panel: tuple[float, float]) -> Any:
+    figure, panels = make_panels(len(groups), columns, panel)
+    every = [cell for cells in groups.values() for cell in cells]
+    styles = policy_styles(_policies(every))
+    in_shares = all(_share(cell) for cell in every if cell.policy != FULL)
     for axes, (title, cells) in zip(panels, groups.items(), strict=True):
-        _draw_accuracy(axes, cells, policies)
+        _draw_accuracy(axes, cells, styles, in_shares)
         axes.set_title(title, fontsize=11)
-    _finish(figure, panels, columns, "budget (share of the prompt)", "accuracy", path)
+    return finish(figure, panels, columns, SHARE_AXIS if in_shares else TOKEN_AXIS, "score in %")
 
 
-def _draw_accuracy(axes: Any, cells: Sequence[Cell], policies: Sequence[str]) -> None:
+def _draw_accuracy(axes: Any, cells: Sequence[Cell], styles: dict[str, dict[str, Any]], in_shares: bool) -> None:
     for cell in cells:
         if cell.policy == FULL:
             axes.axhline(100 * cell.accuracy, **FULL_STYLE)
-    ticks: dict[float, str] = {}
-    for index, policy in enumerate(policies):
-        mine = sorted((cell for cell in cells if cell.policy == policy), key=lambda cell: cell.tokens or 0)
-        shares = [100 * (cell.tokens or 0) / cell.length for cell in mine]
-        ticks |= {share: f"{share:.3g}%" for share in shares}
-        axes.plot(shares, [100 * cell.accuracy for cell in mine], label=policy, **_style(index))
+    for policy in _policies(cells):
+        points = sorted((_place(cell, in_shares), 100 * cell.accuracy) for cell in cells if cell.policy == policy)
+        axes.plot(*zip(*points, strict=True), label=policy, **styles[policy])
+    budget_axis(axes, [_place(cell, in_shares) for cell in cells if cell.policy != FULL], "%" if in_shares else "")
+    score_axis(axes, [100 * cell.accuracy for cell in cells])
+
+
+def _place(cell: Cell, in_shares: bool) -> float:
+    """Where a budget stands on its axis: what was held, as far as prompts of one length make it one number."""
+    if not in_shares:
+        return cell.tokens or 0
+    return 100 * (cell.tokens or 0) / cell.length if cell.length else 100 * float(_share(cell) or 0)
+
+
+def _share(cell: Cell) -> Fraction | None:
+    try:
+        return parse_budget(cell.budget).share
+    except UserError:  # what another version of this package takes for a budget
+        return None
+
+
+def budget_axis(axes: Any, places: Sequence[float], unit: str = "") -> None:
+    """A logarithmic axis with a tick for every budget that has room for one."""
+    if not places:
+        axes.set_xticks([])
+        return
     axes.set_xscale("log", base=2)
-    axes.set_xticks(list(ticks), list(ticks.values()))
+    # Labels of budgets less than a fifth of an octave apart would lie over each other.
+    ticks: list[float] = []
+    for place in sorted(set(places)):
+        if not ticks or place > ticks[-1] * 1.15:
+            ticks.append(place)
+    names = [f"{tick:.3g}{unit}" if unit else f"{tick:.0f}" for tick in ticks]
+    crowded = sum(map(len, names)) > 26
+    axes.set_xticks(ticks, names, rotation=45 if crowded else 0, fontsize=8 if crowded else 9)
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_ylim(-3, 103)
-    axes.set_yticks(range(0, 101, 25), [f"{value}%" for value in range(0, 101, 25)])
+    if len(ticks) == 1:
+        axes.set_xlim(ticks[0] / 2, ticks[0] * 2)
+
+
+def score_axis(axes: Any, scores: Sequence[float]) -> None:
+    """From 0 to a round number above all scores: an axis that starts elsewhere makes noise look like a result."""
+    top = next(top for top in (5, 10, 20, 30, 40, 60, 80, 100) if top == 100 or top * 0.95 >= max(scores, default=100))
+    axes.set_ylim(-0.03 * top, 1.03 * top)
+    axes.yaxis.set_major_locator(matplotlib.ticker.MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]))
 
 
 def plot_perplexity(curves: Sequence[Curve], length: int, path: Path) -> None:
     """Perplexity against the position in the text: one panel per budget."""
+    save(perplexity_by_position(curves, length), path)
+
+
+def perplexity_by_position(curves: Sequence[Curve], length: int) -> Any:
+    """The figure of `plot_perplexity`."""
     full = [curve for curve in curves if curve.policy == FULL]
     budgets = list(dict.fromkeys(curve.budget for curve in curves if curve.policy != FULL)) or [FULL]
-    policies = _policies(curves)
+    styles = policy_styles(_policies(curves))
     columns = min(2, len(budgets))
-    figure, panels = _panels(len(budgets), columns, PANEL if len(budgets) > 1 else (7.2, 4.6), share_y=True)
-    centres = [(index + 0.5) * length / BINS for index in range(BINS)]
+    figure, panels = make_panels(len(budgets), columns, PANEL if len(budgets) > 1 else SINGLE, share_y=True)
     for axes, budget in zip(panels, budgets, strict=True):
         for curve in full:
-            axes.plot(centres, _points(curve), **FULL_STYLE)
-        mine = [curve for curve in curves if curve.budget == budget and curve.policy != FULL]
-        for curve in mine:
-            style = _style(policies.index(curve.policy)) | {"markersize": 3.5}
-            axes.plot(centres, _points(curve), label=curve.policy, **style)
+            axes.plot(*_points(curve, length), **FULL_STYLE)
+        for curve in (curve for curve in curves if curve.budget == budget and curve.policy != FULL):
+            axes.plot(*_points(curve, length), label=curve.policy, **styles[curve.policy] | {"markersize": 3.5})
             axes.set_title(f"budget {budget}: {curve.tokens} tokens", fontsize=11)
         axes.set_yscale("log")
         # A logarithmic axis over less than a decade has no ticks of its own that a person can read.
         axes.yaxis.set_major_locator(matplotlib.ticker.MaxNLocator(nbins=6, steps=[1, 2, 2.5, 5, 10]))
         axes.yaxis.set_major_formatter(matplotlib.ticker.FormatStrFormatter("%g"))
         axes.yaxis.set_minor_locator(NullLocator())
-    _finish(figure, panels, columns, "position in the text (tokens)", "perplexity", path)
+    return finish(figure, panels, columns, "position in the text (tokens)", "perplexity")
 
 
-def _points(curve: Curve) -> list[float]:
-    return [float("nan") if value is None else value for value in curve.by_position]
+def _points(curve: Curve, length: int) -> tuple[list[float], list[float]]:
+    """Middles of the bins that a text reaches, and the perplexity there."""
+    found = [(index, value) for index, value in enumerate(curve.by_position) if value is not None]
+    return [(index + 0.5) * length / BINS for index, _ in found], [value for _, value in found]
 
 
 def _policies(items: Sequence[Cell] | Sequence[Curve]) -> list[str]:
     return [name for name in dict.fromkeys(item.policy for item in items) if name != FULL]
-
-
-def _style(index: int) -> dict[str, Any]:
-    # More policies than colours: the second round is drawn dotted.
-    return {
-        "color": COLOURS[index % len(COLOURS)],
-        "marker": MARKERS[index % len(MARKERS)],
-        "linestyle": "-" if index < len(COLOURS) else ":",
-        "markersize": 5,
-        "linewidth": 1.6,
-    }
-
-
-def _panels(count: int, columns: int, panel: tuple[float, float], share_y: bool = False) -> tuple[Any, list[Any]]:
-    rows = -(-count // columns)
-    figure, grid = plt.subplots(
-        rows, columns, figsize=(panel[0] * columns, panel[1] * rows), squeeze=False, sharey=share_y
-    )
-    for axes in grid.flat[count:]:
-        axes.remove()
-    return figure, list(grid.flat[:count])
-
-
-def _finish(figure: Any, panels: list[Any], columns: int, x_name: str, y_name: str, path: Path) -> None:
-    for index, axes in enumerate(panels):
-        axes.grid(color="#dddddd", linewidth=0.6)
-        axes.spines[["top", "right"]].set_visible(False)
-        if index + columns >= len(panels):
-            axes.set_xlabel(x_name)
-        if index % columns == 0:
-            axes.set_ylabel(y_name)
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.tight_layout()
-    figure.legend(handles, labels, loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=4, frameon=False)
-    figure.savefig(path, dpi=150, bbox_inches="tight", facecolor="white")
-    plt.close(figure)

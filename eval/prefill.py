@@ -1,9 +1,10 @@
-"""The part of the prompt that is read before anything is asked, computed once for every policy and budget."""
+"""Prompts as padded tensors, read into a cache, and how one reading fills many caches."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,39 +12,136 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
+from hf_paged_eviction.layer import PagedLayer
+from hf_paged_eviction.observed_layer import ObservedLayer
+from hf_paged_eviction.observer import Queries
+from hf_paged_eviction.unequal_layer import UnequalLayer
 
-def pad_left(rows: Sequence[Sequence[int]], pad_id: int, device: str) -> tuple[Tensor, Tensor]:
-    """Token ids and attention mask, both `[rows, longest]`, padded on the left."""
+from .prompts import Prompt
+
+Ids = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The prompts of some rows: left-padded contexts, and left-padded questions after them.
+
+    Attributes:
+        ids, mask: `[rows, columns]`; the mask is zero where a pad is, in the middle too.
+        contexts: what is read first, each once; the whole prompt of each row if nothing is asked afterwards.
+        context_ids, context_mask: `[contexts, columns]`, the first columns of what the rows read.
+        spread: `[rows]` int64, which context belongs to which row; None where the two are the same.
+    """
+
+    ids: Tensor
+    mask: Tensor
+    contexts: tuple[Ids, ...]
+    context_ids: Tensor
+    context_mask: Tensor
+    spread: Tensor | None
+
+    @classmethod
+    def of(cls, prompts: Sequence[Prompt], device: torch.device, *, apart: bool = False) -> Inputs:
+        """Pad these prompts together. Either all of them have a question that is fed afterwards, or none.
+
+        Args:
+            apart: every row has a context of its own, even if others read the same.
+        """
+        contexts = [prompt.context for prompt in prompts]
+        # Where the prompt is read as a whole, every row has its own answer from it.
+        different = list(dict.fromkeys(contexts)) if prompts[0].question and not apart else contexts
+        place = {context: index for index, context in enumerate(different)}
+        spread = None if len(different) == len(contexts) else torch.tensor([place[context] for context in contexts])
+        context_ids, context_mask = pad_left(different, device)
+        question_ids, question_mask = pad_left([prompt.question for prompt in prompts], device)
+        rows: Tensor | slice = slice(None) if spread is None else spread.to(device)
+        return cls(
+            ids=torch.cat([context_ids[rows], question_ids], dim=1),
+            mask=torch.cat([context_mask[rows], question_mask], dim=1),
+            contexts=tuple(different),
+            context_ids=context_ids,
+            context_mask=context_mask,
+            spread=spread,
+        )
+
+    def extended(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Ids and mask with `tokens` `[rows, n]` after the prompts."""
+        tokens = tokens.to(self.ids.device)
+        return torch.cat([self.ids, tokens], dim=1), torch.cat([self.mask, torch.ones_like(tokens)], dim=1)
+
+
+def pad_left(rows: Sequence[Ids], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Token ids and attention mask, both `[rows, longest]` int64, padded on the left.
+
+    The pads of a row repeat its own first token: a penalty on tokens that were there before (some checkpoints ask
+    for one) then finds nothing that the row alone would not have.
+    """
     longest = max(map(len, rows))
-    ids = torch.full((len(rows), longest), pad_id)
-    mask = torch.zeros_like(ids)
-    for index, row in enumerate(rows):
-        ids[index, longest - len(row) :] = torch.tensor(row)
-        mask[index, longest - len(row) :] = 1
-    return ids.to(device), mask.to(device)
+    ids = torch.tensor([list(row[:1]) * (longest - len(row)) + list(row) for row in rows], dtype=torch.int64)
+    mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows], dtype=torch.int64)
+    return ids.view(len(rows), longest).to(device), mask.view(len(rows), longest).to(device)
+
+
+def input_device(model: Any) -> torch.device:
+    """Where the model, split or not, takes its tokens."""
+    device: torch.device = model.get_input_embeddings().weight.device
+    # Weights that are loaded when they are needed have no place; their hooks move what they are given.
+    return torch.device("cpu") if device.type == "meta" else device
 
 
 @torch.inference_mode()
-def read(model: Any, ids: Tensor, mask: Tensor, cache: DynamicCache) -> None:
-    """Feed left-padded tokens `[rows, n]` to the model, into the cache."""
+def feed(model: Any, ids: Tensor, mask: Tensor, cache: DynamicCache) -> Tensor:
+    """Feed tokens `[rows, n]` to the model, into the cache; the logits `[rows, vocabulary]` after the last one.
+
+    Args:
+        mask: `[rows, seen + n]`, for all that the cache has seen and the new tokens.
+    """
     accepted = inspect.signature(model.forward).parameters
-    # Left padding shifts a row's tokens: their positions count from the first real one.
-    optional = {"position_ids": (mask.cumsum(-1) - 1).clamp_min(0), "logits_to_keep": 1}
-    model(
+    # Pads do not count: the position of a token is that among the real ones of its row.
+    positions = (mask.cumsum(-1) - 1).clamp_min(0)[:, -ids.shape[1] :]
+    optional = {"position_ids": positions, "logits_to_keep": 1}
+    output = model(
         input_ids=ids,
         attention_mask=mask,
         past_key_values=cache,
         use_cache=True,
         **{name: value for name, value in optional.items() if name in accepted},
     )
+    logits: Tensor = output.logits[:, -1]
+    return logits
+
+
+def read(model: Any, ids: Tensor, mask: Tensor, cache: DynamicCache, chunk: int | None = None) -> None:
+    """Feed left-padded prompts `[rows, n]` to an empty cache, `chunk` tokens per forward or all at once."""
+    step = chunk or ids.shape[1]
+    for start in range(0, ids.shape[1], step):
+        feed(model, ids[:, start : start + step], mask[:, : start + step], cache)
 
 
 def can_share(cache: DynamicCache) -> bool:
-    """Whether the cache's keys and values are all that its layers remember of a prompt."""
-    return all(type(layer) is DynamicLayer for layer in cache.layers)
+    """Whether keys, values and queries are all that the layers of this cache remember of a prompt, in or out of use."""
+    return all(type(layer) in (DynamicLayer, PagedLayer, ObservedLayer, UnequalLayer) for layer in cache.layers)
 
 
-def replay(source: DynamicCache, target: DynamicCache) -> None:
-    """Give `target` the keys and values of `source`, layer by layer, exactly as a prefill would."""
+@torch.inference_mode()
+def replay(
+    source: DynamicCache, target: DynamicCache, rows: Tensor, width: int, queries: Mapping[int, Queries]
+) -> None:
+    """Give an empty cache what `source` holds of some rows, layer by layer, exactly as a prefill would.
+
+    Args:
+        rows: `[n]` int64, which rows.
+        width: how many of the last columns; the others hold nothing but pads in these rows.
+        queries: by layer, with the columns of `source`; for the layers of the target that decide by attention.
+    """
+
+    def part(states: Tensor) -> Tensor:
+        states = states[:, :, -width:]
+        return states if rows.tolist() == list(range(len(states))) else states[rows.to(states.device)]
+
     for index, layer in enumerate(source.layers):
-        target.update(layer.keys, layer.values, index)
+        keys, _ = target.update(part(layer.keys), part(layer.values), index)
+        observed = target.layers[index]
+        if isinstance(observed, ObservedLayer):
+            # As attention does: after this layer's update, before the next one's.
+            observed.attended(Queries(part(queries[index].query), keys, queries[index].logits))

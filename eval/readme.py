@@ -45,14 +45,15 @@ def caption(meta: dict[str, Any]) -> str:
     """What was run, and where."""
     settings, versions, hardware = meta["settings"], meta["versions"], meta["hardware"]
     if "tasks" in settings:
-        what = f"{settings['samples']} questions per task, seed {settings['seed']}, " + (
+        samples = max((facts["samples"] for facts in meta["tasks"].values()), default=0)
+        what = f"{samples} questions per task, seed {settings['seed']}, " + (
             "compressed after the question was read" if settings["question_aware"] else "compressed before the question"
         )
     else:
-        what = (
-            f"{settings['samples']} texts of up to {settings['length']} tokens, {settings['chunk']} tokens per forward"
-        )
-    where = hardware.get("accelerator") or f"{hardware['cpu']}, {hardware['workers']} processes of one thread"
+        what = f"{settings['limit']} texts of up to {settings['length']} tokens, {settings['chunk']} tokens per forward"
+    cards = [f"{card['count']} x {card['name']}" for card in hardware["accelerators"]]
+    processes = f"{hardware['cpu']}, {meta['workers'] * hardware['processes']} processes of one thread"
+    where = ", ".join(cards) if cards and settings["device"] != "cpu" else processes
     return (
         f"Model `{settings['model']}`, {what}, blocks of {settings['block_size']}, heads {settings['heads']}; "
         f"{meta['seconds']:.0f} s on {where}; transformers {versions['transformers']}, torch {versions['torch']}. "

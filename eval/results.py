@@ -1,92 +1,289 @@
-"""A folder of results: rows appended as they are finished, and the settings they belong to."""
+"""A folder of results: rows appended as they are finished, and the settings they belong to.
+
+Whatever ends a run (a killed process, a full disk), the folder can be read, and the same settings continue it: lines
+are whole or cut off, files are replaced whole or not at all, and what was written twice counts once.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from .errors import UserError
 
 Row = dict[str, Any]
+#: What tells rows apart; raises KeyError or TypeError for what is no row.
+KeyOf = Callable[[Row], tuple[Any, ...]]
+
+ROWS, META = "results.jsonl", "run_meta.json"
+#: Rows of the other processes of a run, until they are merged into `ROWS`.
+SHARDS = "results.rank*.jsonl"
+#: Seconds between two moments at which rows are forced to the disk: what a power cut may cost.
+SYNC_SECONDS = 1.0
+
+
+class RowFile:
+    """Lines appended to one file; each group of rows is whole or, if the process dies in the middle, cut off."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file: BinaryIO | None = None
+        self._synced = 0.0
+
+    def append(self, rows: Iterable[Row]) -> None:
+        """Add rows and hand them to the operating system at once.
+
+        Raises:
+            UserError: they cannot be written; none of them is left in the file.
+        """
+        content = b"".join(map(encode_row, rows))
+        size: int | None = None
+        try:
+            if self._file is None:
+                self._file = self.path.open("ab", buffering=0)
+            size = os.fstat(self._file.fileno()).st_size
+            written = self._file.write(content) or 0
+            while written < len(content):  # a disk that fills takes a part first, and refuses the rest
+                written += self._file.write(content[written:]) or 0
+            if time.monotonic() - self._synced > SYNC_SECONDS:
+                os.fsync(self._file.fileno())
+                self._synced = time.monotonic()
+        except OSError as error:
+            self._cut(size)
+            raise cannot_write(self.path, error) from error
+
+    def _cut(self, size: int | None) -> None:
+        if self._file is not None and size is not None:
+            with suppress(OSError):
+                os.ftruncate(self._file.fileno(), size)
+
+    def close(self) -> None:
+        """Force everything to the disk."""
+        if self._file is not None:
+            file, self._file = self._file, None
+            try:
+                with file:
+                    os.fsync(file.fileno())
+            except OSError as error:
+                raise cannot_write(self.path, error) from error
 
 
 class ResultFolder:
     """Rows in a JSON-lines file beside `run_meta.json`; the same settings continue, different ones are refused.
 
-    Nothing is written before there is a first row.
+    Nothing is written before `begin`.
 
     Args:
-        path: the folder, made when it is needed.
+        path: the folder, made by `begin`.
         settings: what decides the numbers (as JSON reads it back).
-        rows_name: the file of rows.
     """
 
-    def __init__(self, path: Path, settings: dict[str, Any], rows_name: str = "results.jsonl") -> None:
+    def __init__(self, path: Path, settings: dict[str, Any]) -> None:
         self.path = path
-        self.rows_path = path / rows_name
-        self.meta_path = path / "run_meta.json"
-        before = self._read_meta()
-        if before:
-            refuse_other_settings(before["settings"], settings, path)
+        self.rows_path = path / ROWS
+        self.meta_path = path / META
+        self._settings = settings
+        self._file = RowFile(self.rows_path)
+        self.meta: dict[str, Any] = {}
+        self.check()
+
+    def check(self) -> None:
+        """Read what is there.
+
+        Raises:
+            UserError: it is damaged, or of other settings.
+        """
+        before = read_meta(self.path)
+        if before is not None:
+            refuse_other_settings(before["settings"], self._settings, self.path)
         elif self.rows_path.exists():
-            raise UserError(f"{self.rows_path} has no run_meta.json beside it; choose another --output")
-        self.meta: dict[str, Any] = before or {"settings": settings}
+            raise UserError(f"{self.rows_path} has no {META} beside it, so its settings are unknown; {_ELSEWHERE}")
+        self.meta = before or {"settings": self._settings}
 
-    def _read_meta(self) -> dict[str, Any]:
-        if not self.meta_path.exists():
-            return {}
-        try:
-            meta: dict[str, Any] = json.loads(self.meta_path.read_text("utf-8"))
-        except ValueError as error:
-            raise UserError(f"{self.meta_path} is damaged ({error}); choose another --output") from error
-        return meta
+    def begin(self, key_of: KeyOf) -> tuple[dict[tuple[Any, ...], Row], list[str]]:
+        """Repair what an earlier run left: lines cut off, rows written twice, rows of other processes.
 
-    def write_meta(self, changes: dict[str, Any]) -> None:
+        Only the one process that holds the folder's lock may call this.
+
+        Returns:
+            The finished rows by key, and a sentence about everything that was put right.
+        """
+        make_folder(self.path)
+        self.check()  # another process may have been here between the first look and the lock
+        self.write_meta({})
+        return self.merge(key_of)
+
+    def merge(self, key_of: KeyOf) -> tuple[dict[tuple[Any, ...], Row], list[str]]:
+        """Take the rows of all processes into one file; results as of `begin`."""
+        self._file.close()
+        shards = sorted(self.path.glob(SHARDS))
+        lines, notes = read_lines([self.rows_path, *shards], key_of)
+        if notes or shards:
+            self._replace(ROWS, b"".join(line for line, _ in lines.values()))
+        for shard in shards:  # a crash before this point reads them again, and counts every row once
+            shard.unlink(missing_ok=True)
+        return {key: row for key, (_, row) in lines.items()}, notes
+
+    def append(self, rows: Iterable[Row]) -> None:
+        """Add finished rows."""
+        self._file.append(rows)
+
+    def close(self) -> None:
+        """Force everything to the disk."""
+        self._file.close()
+
+    def write_meta(self, changes: Mapping[str, Any]) -> None:
         """Merge into `run_meta.json`."""
-        self.meta |= changes
-        self.write_json(self.meta_path.name, self.meta)
+        self.meta = {**self.meta, **changes}
+        self.write_json(META, self.meta)
 
     def write_json(self, name: str, content: Any) -> None:
         """Write a JSON file, whole or not at all."""
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(f"cannot write to {self.path}: {error.strerror}; choose another --output") from error
+        text = json.dumps(finite(content), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+        self._replace(name, text.encode("utf-8", errors="backslashreplace"))
+
+    def write_text(self, name: str, text: str) -> None:
+        """Write a text file, whole or not at all."""
+        self._replace(name, text.encode("utf-8"))
+
+    def _replace(self, name: str, content: bytes) -> None:
         partial = self.path / f"{name}.partial"
-        partial.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", "utf-8")
-        os.replace(partial, self.path / name)
-
-    def rows(self) -> list[Row]:
-        """All finished rows. A last line that was cut off is removed from the file."""
-        if not self.rows_path.exists():
-            return []
-        content = self.rows_path.read_bytes()
-        whole = content[: content.rfind(b"\n") + 1]
-        if len(whole) < len(content):
-            os.truncate(self.rows_path, len(whole))
         try:
-            return [json.loads(line) for line in whole.splitlines()]
-        except ValueError as error:
-            raise UserError(f"{self.rows_path} is damaged ({error}); choose another --output") from error
+            with partial.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(partial, self.path / name)
+        except OSError as error:
+            with suppress(OSError):
+                partial.unlink(missing_ok=True)
+            raise cannot_write(self.path / name, error) from error
 
-    def append(self, rows: Iterable[Row]) -> None:
-        """Add rows and hand them to the operating system at once."""
-        if not self.meta_path.exists():
-            self.write_meta({})
-        lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
-        with self.rows_path.open("a", encoding="utf-8") as file:
-            file.write("".join(lines))
+
+_ELSEWHERE = "choose another --output, or move that folder away"
+
+
+def make_folder(path: Path) -> None:
+    """Make the folder of a run."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot write to {path}: {error.strerror}; choose another --output") from error
+
+
+def cannot_write(path: Path, error: OSError) -> UserError:
+    """The error for a file that cannot be written."""
+    return UserError(
+        f"cannot write {path}: {error.strerror or error}; every row before this one is kept: make room, and the same "
+        "command continues"
+    )
+
+
+def read_meta(path: Path) -> dict[str, Any] | None:
+    """The content of a folder's `run_meta.json`; None if there is none.
+
+    Raises:
+        UserError: it is damaged.
+    """
+    file = path / META
+    try:
+        meta = json.loads(file.read_bytes())
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise UserError(f"cannot read {file}: {error.strerror}; {_ELSEWHERE}") from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{file} is damaged ({error}); {_ELSEWHERE}") from error
+    if not isinstance(meta, dict) or not isinstance(meta.get("settings"), dict):
+        raise UserError(f"{file} is damaged (no settings in it); {_ELSEWHERE}")
+    return meta
+
+
+def read_rows(path: Path, key_of: KeyOf) -> tuple[list[Row], list[str]]:
+    """The rows of a folder, also of one that is being written, and a sentence about everything odd in it.
+
+    Nothing is changed on disk.
+
+    Raises:
+        UserError: a line is damaged.
+    """
+    lines, notes = read_lines([path / ROWS, *sorted(path.glob(SHARDS))], key_of)
+    return [row for _, row in lines.values()], notes
+
+
+def read_lines(paths: Iterable[Path], key_of: KeyOf) -> tuple[dict[tuple[Any, ...], tuple[bytes, Row]], list[str]]:
+    """Lines and rows by key, the first of equal keys, and a sentence about what was left out."""
+    found: dict[tuple[Any, ...], tuple[bytes, Row]] = {}
+    notes = []
+    for path in paths:
+        try:
+            *whole, rest = path.read_bytes().split(b"\n")
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise UserError(f"cannot read {path}: {error.strerror}; {_ELSEWHERE}") from error
+        twice = 0
+        for number, line in enumerate(whole, 1):
+            key, row = _parse(path, number, line, key_of)
+            twice += key in found
+            found.setdefault(key, (line + b"\n", row))
+        if twice:
+            notes.append(f"{path}: {twice} rows are there twice; the first of each counts")
+        if rest:
+            notes.append(f"{path}: the last line was cut off; its row is computed again")
+    return found, notes
+
+
+def _parse(path: Path, number: int, line: bytes, key_of: KeyOf) -> tuple[tuple[Any, ...], Row]:
+    try:
+        row = json.loads(line)
+        key = key_of(row)
+        hash(key)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        reason = f"no {error}" if isinstance(error, KeyError) else str(error)
+        raise UserError(
+            f"{path}, line {number} is damaged ({reason}); delete this line to have its row computed again, "
+            "or choose another --output"
+        ) from error
+    return key, row
+
+
+def encode_row(row: Row) -> bytes:
+    """One line of strict JSON; numbers that JSON does not have become null."""
+    text = json.dumps(finite(row), ensure_ascii=False, allow_nan=False)
+    try:
+        return text.encode() + b"\n"
+    except UnicodeEncodeError:  # half of a surrogate pair, from the data
+        return json.dumps(finite(row), allow_nan=False).encode() + b"\n"
+
+
+def finite(value: Any) -> Any:
+    """The value with None for every number that is not finite."""
+    if isinstance(value, float):
+        return value if isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(item) for item in value]
+    return value
 
 
 def refuse_other_settings(before: dict[str, Any], now: dict[str, Any], path: Path) -> None:
-    """Raise if a folder's settings are not the ones asked for, and show where they differ."""
+    """Raise if a folder's settings are not the ones asked for, and show where they differ, line by line."""
     differences = [
-        f"{name}: {before.get(name)!r} there, {now.get(name)!r} now"
+        f"  {name}: {before.get(name)!r} there, {now.get(name)!r} now"
         for name in sorted(before.keys() | now.keys())
         if before.get(name) != now.get(name)
     ]
     if differences:
-        raise UserError(f"{path} holds results of other settings ({'; '.join(differences)}); choose another --output")
+        shown = "\n".join(differences)
+        raise UserError(
+            f"{path} holds results of other settings:\n{shown}\n"
+            f"choose another --output, or repeat those settings with --config {path / 'run.yaml'}"
+        )

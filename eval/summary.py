@@ -15,14 +15,15 @@ class Cell:
     """Accuracy of one policy at one budget on one task.
 
     Attributes:
-        tokens: held per layer and row; None for the full cache.
+        length: tokens of the prompts; None where every prompt has its own.
+        tokens: held per layer and row (the rounded mean, if prompts differ); None for the full cache.
         accuracy: mean score, 0 to 1.
         error: standard error of that mean.
         samples: number of questions.
     """
 
     task: str
-    length: int
+    length: int | None
     policy: str
     budget: str
     tokens: int | None
@@ -33,11 +34,21 @@ class Cell:
 
 def summarise(rows: Iterable[Row]) -> list[Cell]:
     """One cell per task, length, policy and budget, in the order of first appearance."""
-    groups: dict[tuple[str, int, str, str, int | None], list[float]] = {}
+    groups: dict[tuple[str, int | None, str, str], list[Row]] = {}
     for row in rows:
-        key = (row["task"], row["length"], row["policy"], row["budget"], row["budget_tokens"])
-        groups.setdefault(key, []).append(row["score"])
-    return [Cell(*key, fmean(scores), _error(scores), len(scores)) for key, scores in groups.items()]
+        groups.setdefault((row["task"], row["length"], row["policy"], row["budget"]), []).append(row)
+    return [_cell(key, group) for key, group in groups.items()]
+
+
+def _cell(key: tuple[str, int | None, str, str], rows: Sequence[Row]) -> Cell:
+    scores = [row["score"] for row in rows]
+    return Cell(*key, held_tokens(row["budget_tokens"] for row in rows), fmean(scores), _error(scores), len(scores))
+
+
+def held_tokens(tokens: Iterable[int | None]) -> int | None:
+    """The rounded mean of budgets in tokens; None if there is none."""
+    known = [count for count in tokens if count is not None]
+    return round(fmean(known)) if known else None
 
 
 def _error(scores: Sequence[float]) -> float:
@@ -47,13 +58,14 @@ def _error(scores: Sequence[float]) -> float:
 
 def over_tasks(cells: Sequence[Cell]) -> list[Cell]:
     """The mean over tasks, each counting the same; its error assumes independent tasks."""
-    groups: dict[tuple[int, str, str, int | None], list[Cell]] = {}
+    groups: dict[tuple[int | None, str, str], list[Cell]] = {}
     for cell in cells:
-        groups.setdefault((cell.length, cell.policy, cell.budget, cell.tokens), []).append(cell)
+        groups.setdefault((cell.length, cell.policy, cell.budget), []).append(cell)
     return [
         Cell(
             "all tasks",
             *key,
+            held_tokens(cell.tokens for cell in group),
             fmean(cell.accuracy for cell in group),
             sqrt(sum(cell.error**2 for cell in group)) / len(group),
             sum(cell.samples for cell in group),

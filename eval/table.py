@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import cast
 
 from rich.box import SIMPLE_HEAD
 from rich.columns import Columns
@@ -23,12 +24,14 @@ class Grid:
         columns: budgets.
         rows: name of the policy and one text per budget.
         best: row indices of the best number of each column; none where all are equal.
+        leads: the tables behind it, up to the next one that leads, are its parts.
     """
 
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, tuple[str, ...]], ...]
     best: tuple[frozenset[int], ...]
+    leads: bool = False
 
 
 def make_grid(
@@ -63,8 +66,9 @@ def accuracy_grids(cells: Sequence[Cell]) -> list[Grid]:
     for length in dict.fromkeys(cell.length for cell in cells):
         here = [cell for cell in cells if cell.length == length]
         tasks = list(dict.fromkeys(cell.task for cell in here))
-        title = f"accuracy in %, {length} tokens, mean of {len(tasks)} tasks"
-        grids.append(accuracy_grid(title, over_tasks(here), column_name))
+        size = "" if length is None else f"{length} tokens, "
+        title = f"accuracy in %, {size}mean of {len(tasks)} tasks"
+        grids.append(replace(accuracy_grid(title, over_tasks(here), column_name), leads=True))
         for task in tasks:
             # Narrow columns, so that two tables stand side by side.
             mine = [cell for cell in here if cell.task == task]
@@ -85,8 +89,14 @@ def column_name(cell: Cell | Curve) -> str:
 
 
 def for_terminal(grids: Sequence[Grid]) -> RenderableType:
-    """Tables side by side where they fit; the best of each column in bold."""
-    return Group(*(_rich(grid) for grid in grids[:1]), Columns([_rich(grid) for grid in grids[1:]], padding=(0, 2)))
+    """Every table that leads, and its parts below it, side by side where they fit; the best of a column in bold."""
+    parts: list[RenderableType] = []
+    for grid in grids:
+        if grid.leads or not parts:
+            parts += [_rich(grid), Columns(padding=(0, 2))]
+        else:
+            cast(Columns, parts[-1]).add_renderable(_rich(grid))
+    return Group(*parts)
 
 
 def _rich(grid: Grid) -> Table:

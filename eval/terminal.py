@@ -1,55 +1,123 @@
-"""What a person sees while a run is on, and after it."""
+"""What a person sees while a run is on, and after it; in a run of several processes, from the main one."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from .budgets import rounding_notes
-from .evaluation import Watch, evaluate_tasks, evaluate_texts
-from .settings import TaskSettings, TextSettings
+from .completion import Outcome, Watch
+from .completion import Progress as State
+from .distributed import is_main_process, leave
+from .evaluation import evaluate_tasks, evaluate_texts
+from .requests import Request
+from .settings import Settings, TaskSettings, TextSettings
 from .table import accuracy_grids, for_terminal, perplexity_grid
 
-
-def run_tasks(settings: TaskSettings, output: Path, workers: int | None) -> None:
-    """Run over tasks with a progress bar, then print the tables."""
-    notes = Console(stderr=True)
-    for length in settings.lengths:
-        for note in rounding_notes(settings.parsed_budgets, length, settings.block_size):
-            notes.print(f"note: {note}", highlight=False, soft_wrap=True)
-    with progress(notes, "predictions") as watch:
-        cells = evaluate_tasks(settings, output, workers, watch)
-    Console().print(for_terminal(accuracy_grids(cells)))
-    notes.print(f"written to {output}: results.jsonl, summary.json, accuracy.png, accuracy_by_task.png", soft_wrap=True)
+#: Seconds between two lines about progress where there is no terminal to draw a bar on.
+LINE_SECONDS = 15.0
 
 
-def run_texts(settings: TextSettings, output: Path, workers: int | None) -> None:
-    """Run over texts with a progress bar, then print the table."""
-    notes = Console(stderr=True)
-    for note in rounding_notes(settings.parsed_budgets, settings.length, settings.block_size):
-        notes.print(f"note: {note}", highlight=False, soft_wrap=True)
+def run_tasks(requests: Sequence[Request[TaskSettings]], workers: int | None) -> bool:
+    """Runs over tasks, one after the other, each with a progress bar and tables; whether all rows are there."""
+    complete = True
+    for request in requests:
+        notes = _notes()
+        if len(requests) > 1:
+            say(notes, f"{request.settings.model}: {request.output}")
+        for length in request.settings.lengths:
+            _say_rounding(notes, request.settings, length)
+        with progress(notes, "answers") as watch:
+            found = evaluate_tasks(request.settings, request.output, workers, watch)
+        if found is not None:
+            outcome, cells = found
+            complete &= _show(notes, outcome, [for_terminal(accuracy_grids(cells))] if cells else [])
+    leave()
+    return complete
+
+
+def run_texts(request: Request[TextSettings], workers: int | None) -> bool:
+    """A run over texts with a progress bar and a table; whether all rows are there."""
+    notes, complete = _notes(), True
+    _say_rounding(notes, request.settings, request.settings.length)
     with progress(notes, "texts") as watch:
-        curves = evaluate_texts(settings, output, workers, watch)
-    Console().print(for_terminal([perplexity_grid(curves)]))
-    notes.print(f"written to {output}: results.jsonl, summary.json, perplexity.png", soft_wrap=True)
+        found = evaluate_texts(request.settings, request.output, workers, watch)
+    if found is not None:
+        outcome, curves = found
+        complete = _show(notes, outcome, [for_terminal([perplexity_grid(curves)])] if curves else [])
+    leave()
+    return complete
+
+
+def _notes() -> Console:
+    return Console(stderr=True, quiet=not is_main_process())
+
+
+def say(console: Console, text: str) -> None:
+    """One line, just as it is."""
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def _say_rounding(notes: Console, settings: Settings, length: int) -> None:
+    for note in rounding_notes(settings.parsed_budgets, length, settings.block_size):
+        say(notes, f"note: {note}")
+
+
+def _show(notes: Console, outcome: Outcome, tables: Sequence[RenderableType]) -> bool:
+    for table in tables:
+        Console().print(table)
+    for note in outcome.notes:
+        say(notes, f"note: {note}")
+    path = outcome.folder.path
+    say(notes, f"written to {path}: results.jsonl, run_meta.json, run.yaml, summary.json and plots")
+    say(notes, f"tables and plots of everything: paged-eviction report {path}")
+    if outcome.missing:
+        reasons = "".join(f"\n  {count} rows: {reason}" for reason, count in outcome.failures)
+        say(notes, f"{outcome.missing} rows are missing:{reasons}\nthe same command tries them again")
+    return not outcome.missing
 
 
 @contextmanager
 def progress(console: Console, unit: str) -> Iterator[Watch]:
-    """A progress bar on the standard error, drawn from the first call of the function that moves it."""
-    columns = (f"{unit} ", BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), "left", TimeRemainingColumn())
+    """Shows how far a run is, from the first call of the function that is told: a bar, or lines in a log."""
+    if not console.is_terminal:
+        yield _lines(console, unit)
+        return
+    columns = (
+        f"{unit} ",
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        "left",
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[last]}", markup=False),
+    )
     bar = Progress(*columns, console=console)
-    task = bar.add_task(unit, total=None)
+    task = bar.add_task(unit, total=None, last="")
 
-    def watch(finished: int, total: int) -> None:
+    def watch(state: State) -> None:
         bar.start()
-        bar.update(task, completed=finished, total=total)
+        bar.update(task, completed=state.finished, total=state.total, last=state.last)
 
     try:
         yield watch
     finally:
         bar.stop()
+
+
+def _lines(console: Console, unit: str) -> Callable[[State], None]:
+    started = time.monotonic()
+    shown = -LINE_SECONDS
+
+    def watch(state: State) -> None:
+        nonlocal shown
+        seconds = time.monotonic() - started
+        if seconds - shown >= LINE_SECONDS or (state.finished == state.total and not state.last):
+            shown = seconds
+            say(console, f"{state.finished}/{state.total} {unit}, {seconds:.0f} s {state.last}".rstrip())
+
+    return watch

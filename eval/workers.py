@@ -1,26 +1,58 @@
-"""Batches over several processes, one torch thread each: on small models faster than threads."""
+"""Jobs in this process, or over several with one torch thread each: on small models faster than threads."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import threading
+import traceback
+from collections import deque
 from collections.abc import Iterator, Sequence, Set
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol, TypeVar
 
+from .environment import model_facts
+from .errors import RowsFailed, UserError
 from .models import load
 from .results import Row
 from .settings import EMBEDDED, Settings
 
 S = TypeVar("S", bound=Settings, contravariant=True)
 J = TypeVar("J", contravariant=True)
+#: What is done, and the keys of its rows that are finished already.
+Job = tuple[Any, Set[Any]]
 
 
 class RunJob(Protocol[S, J]):
     """A function of the module level: runs one job and yields rows as they are finished, without those `done`."""
 
     def __call__(self, model: Any, tokenizer: Any, settings: S, job: J, done: Set[Any], /) -> Iterator[list[Row]]: ...
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A process has its model."""
+
+    facts: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Failed:
+    """Rows that could not be computed; others go on."""
+
+    keys: tuple[tuple[Any, ...], ...]
+    reason: str
+
+
+@dataclass(frozen=True)
+class Idle:
+    """A process waits for a job."""
+
+
+#: Finished rows, rows that failed, or a model that stands ready.
+Event = list[Row] | Failed | Loaded
 
 
 def default_workers(settings: Settings, jobs: int) -> int:
@@ -30,49 +62,106 @@ def default_workers(settings: Settings, jobs: int) -> int:
     return max(1, min(2, os.cpu_count() or 1, jobs))
 
 
-def run_jobs(run: RunJob[Any, Any], settings: Settings, jobs: Sequence[Any], workers: int) -> Iterator[list[Row]]:
-    """Rows of all jobs as they are finished, in no fixed order."""
+def run_jobs(run: RunJob[Any, Any], settings: Settings, jobs: Sequence[Job], workers: int) -> Iterator[Event]:
+    """Events of all jobs as they come, in no fixed order.
+
+    Raises:
+        UserError: the model cannot be loaded, or a process was killed.
+    """
     if not jobs:
         return
-    if workers == 1:
-        model, tokenizer = load(settings)
-        for job, done in jobs:
-            yield from run(model, tokenizer, settings, job, done)
+    if workers > 1:
+        yield from _run_in_processes(run, settings, jobs, min(workers, len(jobs)))
         return
+    model, tokenizer = load(settings)
+    yield Loaded(model_facts(model))
+    for job, done in jobs:
+        yield from _run_one(run, (model, tokenizer), settings, job, done)
+
+
+def _run_one(
+    run: RunJob[Any, Any], loaded: tuple[Any, Any], settings: Settings, job: Any, done: Set[Any]
+) -> Iterator[Event]:
+    try:
+        yield from run(*loaded, settings, job, done)
+    except RowsFailed as error:
+        yield Failed(error.keys, error.reason)
+
+
+def _run_in_processes(run: RunJob[Any, Any], settings: Settings, jobs: Sequence[Job], count: int) -> Iterator[Event]:
     # Children read these when they import torch.
-    limits = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    os.environ.update(limits)
+    os.environ.update({"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"})
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, context, _start, (settings,)) as pool:
-        futures = [pool.submit(_run_one, run, settings, job, set(done)) for job, done in jobs]
-        try:
-            for future in as_completed(futures):
-                yield from future.result()
-        finally:
-            pool.shutdown(cancel_futures=True)
+    processes = []
+    pipes: list[Connection] = []
+    try:
+        for _ in range(count):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_work, args=(theirs, run, settings), daemon=True)
+            process.start()
+            # A pipe ends when nobody holds its other end: without this, a killed child would be waited for for ever.
+            theirs.close()
+            processes.append(process)
+            pipes.append(ours)
+        yield from _distribute(pipes, jobs)
+    finally:
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.join()
 
 
-_loaded: tuple[Any, Any] | None = None
+def _distribute(pipes: list[Any], jobs: Sequence[Job]) -> Iterator[Event]:
+    """Hand out the jobs, pass on what comes back, until all are done."""
+    waiting = deque(jobs)
+    working = list(pipes)
+    while working:
+        ready: list[Any] = wait(working)
+        for pipe in ready:
+            try:
+                event = pipe.recv()
+            except (EOFError, OSError):
+                raise UserError(
+                    "a worker process was killed, perhaps for want of memory: the same command continues; "
+                    "--workers 1 takes the least memory"
+                ) from None
+            if isinstance(event, BaseException):
+                raise event
+            if not isinstance(event, Idle):
+                yield event
+            elif waiting:
+                pipe.send(waiting.popleft())
+            else:
+                working.remove(pipe)
 
 
-def _start(settings: Settings) -> None:
+def _work(pipe: Connection, run: RunJob[Any, Any], settings: Settings) -> None:
+    """A child: load the model once, then do jobs until there are no more."""
     import torch
 
-    global _loaded
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is interrupted too, and ends this process
     threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
-    _loaded = load(settings)
+    try:
+        loaded = load(settings)
+        pipe.send(Loaded(model_facts(loaded[0])))
+        while True:
+            pipe.send(Idle())
+            job, done = pipe.recv()
+            for event in _run_one(run, loaded, settings, job, done):
+                pipe.send(event)
+    except (EOFError, BrokenPipeError):
+        return
+    except UserError as error:
+        pipe.send(error)
+    except Exception:
+        # Tracebacks do not travel between processes.
+        pipe.send(RuntimeError(f"in a worker process:\n{traceback.format_exc()}"))
 
 
 def _end_with_parent() -> None:
-    # A parent that is killed closes no pipe that its children would notice: they would wait for work for ever.
+    # A parent that is killed closes no pipe while its child computes, and the child would go on for nobody.
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
         os._exit(1)
-
-
-def _run_one(run: RunJob[Any, Any], settings: Settings, job: Any, done: Set[Any]) -> list[list[Row]]:
-    if _loaded is None:
-        raise RuntimeError("the process has no model")
-    return list(run(*_loaded, settings, job, done))

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hf_paged_eviction import EvictionPolicy, ScoreContext
 from hf_paged_eviction.attention_rows import Attention, Logits
+from hf_paged_eviction.policies import QueryCount
 
 Vector = list[float]
 GROUP = 2
@@ -65,7 +66,9 @@ class Text:
             assert found.dtype == torch.float32, name
         assert set(statistics) == {*policy.token_statistics, *policy.row_statistics}
         seen = self.positions[:, 0].amax(-1) + 1
-        return ScoreContext(self.keys, self.values, self.positions, seen, 1, statistics)
+        none = torch.zeros_like(seen)
+        observed = QueryCount(seen if pieces else none, none, none)
+        return ScoreContext(self.keys, self.values, self.positions, seen, 1, statistics, observed=observed)
 
     def all_pieces(self, policy: EvictionPolicy, size: int | None = None) -> list[list[int]]:
         """The queries that the cache shows of a whole prompt."""

@@ -21,6 +21,7 @@ from hf_paged_eviction.policies import (
     Hybrid,
     LagKV,
     LazyEviction,
+    QueryCount,
     Recency,
     RoCo,
     SnapKV,
@@ -36,7 +37,9 @@ def context_of(keys: Tensor, values: Tensor | None = None, **statistics: Tensor)
     values = keys if values is None else values
     positions = torch.arange(len(keys))[None, None]
     known = {name: numbers[None, None] for name, numbers in statistics.items()}
-    return ScoreContext(keys[None, None], values[None, None], positions, torch.tensor([len(keys)]), 0, known)
+    seen, none = torch.tensor([len(keys)]), torch.tensor([0])
+    observed = QueryCount(seen, none, none)
+    return ScoreContext(keys[None, None], values[None, None], positions, seen, 0, known, observed=observed)
 
 
 def attention_of(weights: Tensor) -> Attention:
@@ -97,10 +100,10 @@ def test_mean_over_heads_goes_by_token() -> None:
 
 def test_roco_spares_what_varies() -> None:
     """Tokens 1 and 4 get least on average, but one of them at times a lot."""
-    count = torch.full((6,), 4.0)
     attention = torch.tensor([0.3, 0.02, 0.2, 0.2, 0.02, 0.26]) * 4
     squares = attention.square() / 4 + torch.tensor([0.0, 0.5, 0.0, 0.0, 0.0, 0.0])
-    given = context_of(torch.ones(6, 2), attention=attention, queries=count, squares=squares)
+    given = context_of(torch.ones(6, 2), attention=attention, squares=squares)
+    given = replace(given, observed=QueryCount(given.seen, given.seen, torch.tensor([4])))
     order = RoCo(safe=0.2).score(given)[0, 0].argsort()
     assert order[0] == 4
     assert order[-1] == 1

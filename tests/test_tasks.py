@@ -1,4 +1,4 @@
-"""The tasks: the same for everyone, of the length asked for, and scored by what is asked."""
+"""The tasks of the suite: the same for everyone, of the length asked for, and scored by what is asked."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from transformers import AutoTokenizer
 from hf_paged_eviction_eval import embedded
 from hf_paged_eviction_eval.tasks import (
     MAX_QUESTION_TOKENS,
+    TASK_GROUPS,
     NeedleTask,
     available_tasks,
     get_task,
@@ -24,7 +25,8 @@ from hf_paged_eviction_eval.tasks import (
 from hf_paged_eviction_eval.tasks.words import CLASSES, POOL, Words
 
 LENGTHS = (256, 512, 2048)
-NEEDLE_TASKS = [name for name in available_tasks() if isinstance(get_task(name), NeedleTask)]
+SUITE = TASK_GROUPS["suite"]
+NEEDLE_TASKS = [name for name in SUITE if isinstance(get_task(name), NeedleTask)]
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +38,7 @@ def count(tokenizer: Any, text: str, special: bool = False) -> int:
     return len(tokenizer(text, add_special_tokens=special)["input_ids"])
 
 
-@pytest.mark.parametrize("name", available_tasks())
+@pytest.mark.parametrize("name", SUITE)
 def test_samples_are_a_function_of_their_seed(name: str, tokenizer: Any) -> None:
     first, again = (make_samples(name, tokenizer, 512, 3, seed=5) for _ in range(2))
     other = make_samples(name, tokenizer, 512, 3, seed=6)
@@ -45,13 +47,13 @@ def test_samples_are_a_function_of_their_seed(name: str, tokenizer: Any) -> None
     assert len({s.id for s in first + other}) == 6
 
 
-@pytest.mark.parametrize("name", available_tasks())
+@pytest.mark.parametrize("name", SUITE)
 def test_a_sample_does_not_depend_on_how_many_are_made(name: str, tokenizer: Any) -> None:
     assert make_samples(name, tokenizer, 256, 3)[2] == get_task(name).make(tokenizer, 256, 2)
 
 
 @pytest.mark.parametrize("length", LENGTHS)
-@pytest.mark.parametrize("name", available_tasks())
+@pytest.mark.parametrize("name", SUITE)
 def test_prompt_and_answer_fill_the_length(name: str, length: int, tokenizer: Any) -> None:
     for sample in make_samples(name, tokenizer, length, 4, seed=1):
         total = count(tokenizer, sample.prompt, special=True) + sample.max_new_tokens
@@ -60,7 +62,7 @@ def test_prompt_and_answer_fill_the_length(name: str, length: int, tokenizer: An
         assert count(tokenizer, " " + sample.answers[0]) <= sample.max_new_tokens
 
 
-@pytest.mark.parametrize("name", available_tasks())
+@pytest.mark.parametrize("name", SUITE)
 def test_no_token_crosses_from_context_to_question(name: str, tokenizer: Any) -> None:
     for sample in make_samples(name, tokenizer, 256, 4):
         parts = [tokenizer(p, add_special_tokens=False)["input_ids"] for p in (sample.context, sample.question)]
@@ -75,7 +77,7 @@ def test_the_answer_is_in_the_context_and_not_in_the_question(name: str, tokeniz
         assert 0.0 <= float(sample.metadata["depth"]) <= 1.0
 
 
-@pytest.mark.parametrize("name", available_tasks())
+@pytest.mark.parametrize("name", SUITE)
 def test_right_answers_score_one_and_wrong_ones_less(name: str, tokenizer: Any) -> None:
     task, (sample, other, *_) = get_task(name), make_samples(name, tokenizer, 512, 4)
     right = sample.answers[0]
@@ -110,6 +112,22 @@ def test_passkeys_lie_at_every_depth(tokenizer: Any) -> None:
 def test_few_shot_queries_are_new_words(tokenizer: Any) -> None:
     for sample in make_samples("few_shot", tokenizer, 512, 8):
         assert sample.question not in sample.context
+
+
+def test_groups_hold_every_task_once() -> None:
+    assert list(TASK_GROUPS) == ["suite", "ruler", "niah", "longeval"]
+    assert [name for group in TASK_GROUPS.values() for name in group] == available_tasks()
+    assert len(set(available_tasks())) == len(available_tasks()) == 7 + 13 + 1 + 1
+    assert SUITE == (
+        "passkey",
+        "kv_recall",
+        "kv_recall_many",
+        "variable_tracking",
+        "few_shot",
+        "span_copy",
+        "next_line",
+    )
+    assert all(get_task(name).name == name and get_task(name).description for name in available_tasks())
 
 
 def test_unknown_tasks_name_the_known_ones() -> None:

@@ -8,10 +8,17 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from hf_paged_eviction.calibration import name_calibration
+
 
 def path() -> Path:
     """The folder of the model, in the form that `from_pretrained` takes."""
     return Path(__file__).parent / "model"
+
+
+def calibration_path() -> Path:
+    """The file of `policy="calibrated:embedded"`, the scorer that was fitted to this model."""
+    return path() / "calibration.safetensors"
 
 
 def load(dtype: torch.dtype = torch.float32, attn_implementation: str = "sdpa") -> tuple[Any, Any]:
@@ -22,4 +29,6 @@ def load(dtype: torch.dtype = torch.float32, attn_implementation: str = "sdpa") 
     return model.eval(), AutoTokenizer.from_pretrained(path(), local_files_only=True)
 
 
-__all__ = ["load", "path"]
+name_calibration("embedded", calibration_path())
+
+__all__ = ["calibration_path", "load", "path"]

@@ -10,17 +10,26 @@ from .few_shot import FewShot
 from .held_out import held_out_texts
 from .kv_recall import KvRecall
 from .kv_recall_many import KvRecallMany
+from .longeval import LongEvalLines
 from .next_line import NextLine
+from .niah import NeedleInAHaystack
 from .passkey import Passkey
+from .ruler import RULER
 from .sample import MAX_QUESTION_TOKENS, Sample
 from .span_copy import SpanCopy
 from .task import NeedleTask, Task, Tokenizer
 from .variable_tracking import VariableTracking
 
-_TASKS: dict[str, Task] = {
-    task.name: task
-    for task in (Passkey(), KvRecall(), KvRecallMany(), VariableTracking(), FewShot(), SpanCopy(), NextLine())
+_GROUPS: dict[str, tuple[Task, ...]] = {
+    "suite": (Passkey(), KvRecall(), KvRecallMany(), VariableTracking(), FewShot(), SpanCopy(), NextLine()),
+    "ruler": RULER,
+    "niah": (NeedleInAHaystack(),),
+    "longeval": (LongEvalLines(),),
 }
+_TASKS: dict[str, Task] = {task.name: task for group in _GROUPS.values() for task in group}
+
+TASK_GROUPS: dict[str, tuple[str, ...]] = {name: tuple(task.name for task in group) for name, group in _GROUPS.items()}
+"""Names of tasks that belong together. The suite is what the embedded model was trained for."""
 
 
 def available_tasks() -> list[str]:
@@ -44,6 +53,7 @@ def make_samples(task: str | Task, tokenizer: Tokenizer, length: int, count: int
 
 __all__ = [
     "MAX_QUESTION_TOKENS",
+    "TASK_GROUPS",
     "NeedleTask",
     "Sample",
     "Task",

@@ -10,7 +10,23 @@ MAX_QUESTION_TOKENS = 48
 
 @dataclass(frozen=True)
 class Sample:
-    """What a task asks: `context` may be compressed before `question` is known."""
+    """What a task asks: `context` may be compressed before `question` is known.
+
+    Attributes:
+        id: unique within the task and length.
+        task: name of the task.
+        context: the text that may be compressed; the prompt is `context + question`.
+        question: the text that follows it.
+        answers: acceptable answers; what they mean is the metric's business.
+        max_new_tokens: most tokens of an answer.
+        metadata: what reports group rows by.
+        metric: name of the metric, see `metrics.score_sample`; None: the task scores its own answers.
+        all_classes: names of all classes, of classification tasks.
+        length: the `length` field of a LongBench record, in words: decides the bucket of LongBench-E.
+        chat: wrapped in the chat template, where the tokenizer has one.
+        stop_at_newline: a newline ends the answer, though never before its first token.
+        first_line: only the first line of the answer is scored.
+    """
 
     id: str
     task: str
@@ -19,6 +35,12 @@ class Sample:
     answers: tuple[str, ...]
     max_new_tokens: int
     metadata: dict[str, float | int | str] = field(default_factory=dict)
+    metric: str | None = None
+    all_classes: tuple[str, ...] | None = None
+    length: int | None = None
+    chat: bool = False
+    stop_at_newline: bool = False
+    first_line: bool = False
 
     @property
     def prompt(self) -> str:

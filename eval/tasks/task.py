@@ -13,7 +13,7 @@ from .words import Words
 
 Tokenizer = Any  # a Hugging Face tokenizer: PreTrainedTokenizerBase moves between versions, so it is not named here
 
-_SPARE_TOKENS = 3  # room to generate beyond the answer itself: an end mark, a space, a full stop
+SPARE_TOKENS = 3  # room to generate beyond the answer itself: an end mark, a space, a full stop
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Facts:
 
 def count_tokens(tokenizer: Tokenizer, text: str) -> int:
     """Tokens of `text`, no special ones added."""
-    return len(tokenizer(text, add_special_tokens=False)["input_ids"])
+    return len(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
 
 def special_tokens(tokenizer: Tokenizer) -> int:
@@ -88,7 +88,7 @@ class NeedleTask(Task):
         rng = self._rng(length, index, seed)
         facts = self.draw(rng, Words(rng), default_load(length))
         query = facts.queries[0]
-        new_tokens = count_tokens(tokenizer, query.completion) + _SPARE_TOKENS
+        new_tokens = count_tokens(tokenizer, query.completion) + SPARE_TOKENS
         budget = length - special_tokens(tokenizer) - new_tokens - count_tokens(tokenizer, query.question)
         context = self._context(tokenizer, rng, facts, budget, index)
         return Sample(

@@ -94,7 +94,7 @@ def test_observed_attention_is_that_of_the_model(family: str, chunks: list[int])
         observed = layer.observed["attention"]
         torch.testing.assert_close(observed, expected, rtol=1e-4, atol=2e-5)
         opportunities = torch.where(mask.bool(), mask.sum(-1, keepdim=True) - models.positions_of(mask), 0)
-        assert layer.observed["queries"][:, 0].long().tolist() == opportunities.tolist()
+        assert layer.queries_observed.of(layer.positions)[:, 0].long().mul(mask).tolist() == opportunities.tolist()
 
 
 @pytest.mark.parametrize("block_size", [3, 4, 16])
@@ -109,7 +109,7 @@ def test_queries_of_a_block_count_once_it_is_full(block_size: int) -> None:
         prompt = length - 17
         observed = max(prompt, length // block_size * block_size)
         first = ids.shape[1] - length  # the row's first token has met every query
-        assert cache.layers[0].observed["queries"][row, 0, first].item() == observed
+        assert cache.layers[0].queries_observed.of(cache.layers[0].positions)[row, 0, first].item() == observed
 
 
 def test_pieces_of_a_long_prompt_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,8 +187,7 @@ def test_two_caches_in_turns() -> None:
         for at, stop in zip([0, *range(30, 40)], range(30, 41), strict=True):
             modes.forward(model, cache, ids, mask, at, stop)
     for ours, own in zip(together, alone, strict=True):
-        for name in ("attention", "queries"):
-            assert torch.equal(ours.layers[1].observed[name], own.layers[1].observed[name])
+        assert torch.equal(ours.layers[1].observed["attention"], own.layers[1].observed["attention"])
 
 
 def test_statistics_follow_rows_and_reset() -> None:

@@ -6,16 +6,23 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from processes import rows_of
 from typer.testing import CliRunner
 
 from hf_paged_eviction import available_policies
-from hf_paged_eviction_eval import cli
+from hf_paged_eviction_eval import cli, evaluation, presets, requests
 from hf_paged_eviction_eval.commands import app
+from hf_paged_eviction_eval.commands.options import Options
+from hf_paged_eviction_eval.errors import RowsFailed
+from hf_paged_eviction_eval.results import Row
+from hf_paged_eviction_eval.runner import run_batch
+from hf_paged_eviction_eval.variants import row_key
 
 
 def run(*arguments: str, status: int = 0) -> Any:
@@ -28,106 +35,223 @@ def run(*arguments: str, status: int = 0) -> Any:
 
 @pytest.fixture
 def command(model_folder: str, tmp_path: Path) -> list[str]:
-    words = f"eval --model {model_folder} --tasks passkey,kv_recall --policies paged_eviction,recency --samples 3"
-    return f"{words} --length 600 --batch-size 2 --budgets 10%,full --block-size 8 --output {tmp_path}/out".split()
+    words = f"eval --model {model_folder} --tasks passkey,kv_recall --policies paged_eviction,recency --limit 3"
+    return f"{words} --length 400 --batch-size 2 --budgets 10%,full --block-size 8 --output {tmp_path}/out".split()
 
 
-def rows_of(folder: Path) -> list[dict[str, Any]]:
-    lines = (folder / "results.jsonl").read_text("utf-8").splitlines()
-    return sorted((json.loads(line) for line in lines), key=lambda row: json.dumps(row, sort_keys=True))
-
-
-def test_tasks_resume_and_conflict(command: list[str], tmp_path: Path) -> None:
+def test_a_run_and_what_it_writes(command: list[str], tmp_path: Path) -> None:
     output = tmp_path / "out"
-    result = run(*command)
+    result = run(*command, "--device", "cpu")
     assert "paged_eviction" in result.output and "mean of 2 tasks" in result.output
     rows = rows_of(output)
     assert len(rows) == 2 * 3 * (2 + 1)
-    assert {row["budget_tokens"] for row in rows if row["policy"] != "full"} == {64}
+    assert {row["budget_tokens"] for row in rows if row["policy"] != "full"} == {40}
+    assert all(row["question_aware"] for row in rows)
     summary = json.loads((output / "summary.json").read_text("utf-8"))
     assert len(summary) == 2 * (2 + 1) and all(cell["samples"] == 3 for cell in summary)
-    meta = json.loads((output / "run_meta.json").read_text("utf-8"))
-    assert meta["settings"]["seed"] == 0 and meta["seconds"] > 0
-    assert set(meta["versions"]) >= {"torch", "transformers"} and meta["hardware"]["cpu_threads"] >= 1
-
-    # A run that died while it wrote a line is completed, whatever number of processes completes it.
-    content = (output / "results.jsonl").read_bytes()
-    (output / "results.jsonl").write_bytes(content[: len(content) // 2])
-    (output / "summary.json").unlink()
-    run(*command, "--workers", "2")
-    assert rows_of(output) == rows
-    assert json.loads((output / "summary.json").read_text("utf-8")) == summary
-
-    result = run(*command, "--seed", "1", status=2)
-    assert "seed: 0 there, 1 now" in result.output
-    assert rows_of(output) == rows
-
-
-def test_plots_are_pictures(command: list[str], tmp_path: Path) -> None:
-    run(*command, "--question-aware", "--heads", "separate")
     for name in ("accuracy.png", "accuracy_by_task.png"):
-        content = (tmp_path / "out" / name).read_bytes()
+        content = (output / name).read_bytes()
         assert content.startswith(b"\x89PNG") and len(content) > 10_000
+    meta = json.loads((output / "run_meta.json").read_text("utf-8"))
+    assert meta["settings"]["seed"] == 0 and meta["seconds"] > 0 and meta["complete"] and meta["failures"] == []
+    assert set(meta["versions"]) >= {"torch", "transformers", "accelerate", "datasets", "python", "platform"}
+    assert meta["hardware"]["cpu_threads"] >= 1 and meta["hardware"]["memory_bytes"] > 2**28
+    assert meta["model"] == meta["model"] | {"attn_implementation": "sdpa", "dtype": "float32", "devices": ["cpu"]}
+    assert meta["metrics"] == {"edit_similarity": "difflib", "rouge": "official"}
+    assert meta["tasks"]["passkey"]["samples"] == 3 and meta["tasks"]["passkey"]["truncated"] == 0
+    costs = meta["cache"]["recency"]["10%"]
+    assert costs["rows"] == 6 and costs["evicted_tokens"] > 6 * 300 and costs["prefill_seconds"] > 0
+
+    # Other numbers of processes give the same rows.
+    run(*command[:-1], str(tmp_path / "two"), "--device", "cpu", "--workers", "2")
+    assert rows_of(tmp_path / "two") == rows
+
+
+def test_agnostic_separate_and_compared_with_the_full_cache(command: list[str], tmp_path: Path) -> None:
+    run(*command, "--question-agnostic", "--heads", "separate", "--agreement", "--device", "cpu")
+    rows = rows_of(tmp_path / "out")
+    assert not any(row["question_aware"] for row in rows)
+    assert all(row["agreement"] is not None for row in rows if row["policy"] != "full")
+
+
+def test_full_in_either_list_is_the_full_cache_once(command: list[str], tmp_path: Path) -> None:
+    words = " ".join(command).replace("paged_eviction,recency", "full,recency").replace("10%,full", "10%")
+    run(*words.split(), "--device", "cpu")
+    assert {(row["policy"], row["budget"]) for row in rows_of(tmp_path / "out")} == {
+        ("full", "full"),
+        ("recency", "10%"),
+    }
+
+
+def test_rows_that_do_not_fit_are_named_and_tried_again(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def too_big(*args: Any) -> Iterator[list[Row]]:
+        keys = []
+        for rows in run_batch(*args):
+            if rows[0]["task"] == "passkey":
+                keys += map(row_key, rows)
+            else:
+                yield rows
+        if keys:
+            raise RowsFailed(tuple(keys), "no memory for 3 GiB")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(evaluation, "run_batch", too_big)
+        output = run(*command, "--device", "cpu", "--workers", "1", status=1).output
+    assert "9 rows are missing" in output and "no memory for 3 GiB" in output and "tries them again" in output
+    meta = json.loads((tmp_path / "out" / "run_meta.json").read_text("utf-8"))
+    assert sum(failure["rows"] for failure in meta["failures"]) == 9 and not meta["complete"]
+    assert len(rows_of(tmp_path / "out")) == 9
+    run(*command, "--device", "cpu", "--workers", "1")
+    meta = json.loads((tmp_path / "out" / "run_meta.json").read_text("utf-8"))
+    assert meta["failures"] == [] and meta["complete"] and len(rows_of(tmp_path / "out")) == 18
+
+
+def test_other_versions_are_remembered(command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(*command, "--device", "cpu")
+    rows = tmp_path / "out" / "results.jsonl"
+    rows.write_bytes(b"".join(rows.read_bytes().splitlines(keepends=True)[:-1]))
+    monkeypatch.setattr("hf_paged_eviction.__version__", "9.9")
+    result = run(*command, "--device", "cpu")
+    assert "other versions: hf_paged_eviction 0.1.0 then, 9.9 now" in result.output
+    meta = json.loads((tmp_path / "out" / "run_meta.json").read_text("utf-8"))
+    assert meta["versions"]["hf_paged_eviction"] == "9.9"
+    assert [place["versions"]["hf_paged_eviction"] for place in meta["earlier"]] == ["0.1.0"]
+
+
+def test_policies_that_see_queries_get_the_attention_that_shows_them(command: list[str], tmp_path: Path) -> None:
+    words = " ".join(command).replace("paged_eviction,recency", "h2o")
+    message = run(*words.split(), "--attn-implementation", "sdpa", status=2).output
+    assert "h2o: needs to see queries" in message
+    run(*words.split(), "--device", "cpu")
+    meta = json.loads((tmp_path / "out" / "run_meta.json").read_text("utf-8"))
+    assert meta["model"]["attn_implementation"] == "paged_eviction"
 
 
 def test_texts(model_folder: str, tmp_path: Path) -> None:
     source = tmp_path / "source.txt"
     source.write_text(Path(__file__).read_text("utf-8"), "utf-8")
     words = f"eval --text {source} --model {model_folder} --policies keydiff --budgets 64,full --length 300"
-    command = [*words.split(), "--output", str(tmp_path / "out")]
+    command = [*words.split(), "--output", str(tmp_path / "out"), "--device", "cpu"]
     assert "keydiff" in run(*command).output
     rows = rows_of(tmp_path / "out")
-    assert [(row["policy"], row["budget_tokens"]) for row in rows] == [("keydiff", 64), ("full", None)]
+    assert {(row["policy"], row["budget_tokens"]) for row in rows} == {("keydiff", 64), ("full", None)}
     content = (tmp_path / "out" / "perplexity.png").read_bytes()
     assert content.startswith(b"\x89PNG") and len(content) > 10_000
-    run(*command)
+    run("eval", "--config", str(tmp_path / "out" / "run.yaml"))
     assert rows_of(tmp_path / "out") == rows
+    source.write_text("# another text\n" + source.read_text("utf-8"), "utf-8")
+    assert f"the prompts of {source} are others now" in run(*command, status=2).output
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ("--policies nope", "paged_eviction"),
+        ("--policies keydif", "did you mean 'keydiff'?"),
+        ("--policies ,", "paged_eviction"),
         ("--tasks nope", "passkey"),
+        ("--tasks ,", "no task given"),
         ("--budgets 0%", "12.5%"),
+        ("--budgets ,", "no budget given"),
         ("--length many", "1024"),
+        ("--length ,", "512,1024"),
+        (f"--length {'9' * 5000}", "1024"),
+        ("--length 512 --tasks qasper", "--max-length"),
+        ("--batch-size 0", "or auto"),
+        ("--batch-size many", "or auto"),
+        ("--limit 0", "--limit"),
         ("--text none.txt", "no such file: none.txt"),
         ("none.txt", "--text"),
-        ("--text --full", "leave them out"),
-        ("--full --samples 3", "--full"),
+        ("--text --tasks passkey --agreement", "--tasks, --agreement: about tasks"),
+        ("--text --question-agnostic", "--question-aware: about tasks"),
+        ("--chunk 3", "--chunk: about texts"),
         ("--device nowhere", "nowhere"),
         ("--model no/such/model/here", "no/such/model/here"),
         ("--tokenizer x", "--tokenizer"),
+        ("--revision x", "--revision"),
+        ("--dataset-revision x", "--dataset"),
+        ("--agreement --budgets 256", "add full to --budgets"),
+        ("--tensor-parallel", "torchrun"),
+        ("--tensor-parallel --device-map auto", "choose one"),
+        ("--preset nope", "paper"),
+        ("--attn-implementation nope --limit 1", "nope"),
+        ("--tasks hotpotqa --data-dir none", "none"),
     ],
 )
 def test_mistakes_are_explained(arguments: str, message: str, tmp_path: Path) -> None:
-    result = run("eval", *arguments.split(), "--output", str(tmp_path / "out"), status=2)
+    result = run("eval", *arguments.split(), "--output", str(tmp_path / "out"), "--workers", "1", status=2)
     assert message in result.output and "Traceback" not in result.output
-    assert not (tmp_path / "out").exists()
+    assert not (tmp_path / "out" / "results.jsonl").exists()
 
 
 def test_too_short_prompts_are_refused(command: list[str]) -> None:
-    result = run(*command, "--length", "60", status=2)
-    assert "--length" in result.output
+    assert "--length" in run(*command, "--length", "60", status=2).output
+
+
+def test_preset_paper() -> None:
+    found = requests.task_requests(Options(preset="paper", output=Path("out")))
+    assert [request.settings.model for request in found] == list(presets.PRESETS["paper"].models)
+    assert [str(request.output) for request in found] == [
+        "out/Llama-3.2-1B-Instruct",
+        "out/Llama-3.2-3B-Instruct",
+        "out/Llama-3.1-8B-Instruct",
+    ]
+    for request in found:
+        assert request.settings.tasks == ("hotpotqa", "qasper", "multifieldqa_en", "gov_report", "multi_news")
+        assert request.settings.policies == ("paged_eviction", "streaming_llm", "key_norm", "keydiff")
+        assert request.settings.budgets == ("256", "512", "1024", "2048", "4096", "full")
+        assert request.settings.block_size == 16 and request.settings.question_aware
+        assert request.settings.limit is None
+    (one,) = requests.task_requests(Options(preset="paper", model="mine", budgets="128", limit=3))
+    assert (one.settings.model, one.settings.budgets, one.settings.limit) == ("mine", ("128",), 3)
+    assert str(one.output) == "results/paper" and len(one.settings.tasks) == 5
+
+
+def test_chunks_share_no_prefill() -> None:
+    (request,) = requests.task_requests(Options(prefill_chunk_size=64))
+    assert request.settings.prefill_chunk_size == 64 and not request.settings.share_prefill
+
+
+def test_the_default_is_the_embedded_suite() -> None:
+    (request,) = requests.task_requests(Options())
+    assert len(request.settings.tasks) == 7 and request.settings.model == "embedded"
+    assert request.settings.policies == tuple(requests.DEFAULT_POLICIES.split(",")) and request.settings.device == "cpu"
+    (every,) = requests.task_requests(Options(policies="all"))
+    assert every.settings.policies == tuple(available_policies())
 
 
 def test_lists() -> None:
     policies = run("policies").output
     assert all(name in policies for name in available_policies()) and "2509.04377" in policies
-    assert "passkey" in run("tasks").output
+    tasks = run("tasks").output
+    assert all(
+        name in tasks for name in ("passkey", "ruler_vt", "hotpotqa", "qasper_e", "longbench_v2", "en16", "paper")
+    )
     assert run("--version").output.strip() == "0.1.0"
-    assert "Examples" in run("eval", "--help").output
+    help_text = run("eval", "--help").output
+    assert "Examples" in help_text and "Memory and speed" in help_text
 
 
 def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "typer", None)
-    monkeypatch.delitem(sys.modules, "hf_paged_eviction_eval.commands")
-    with pytest.raises(SystemExit, match=r"hf_paged_eviction\[eval\]"):
+    for name in [name for name in sys.modules if name.startswith("hf_paged_eviction_eval.commands")]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(SystemExit, match=r"typer: pip install 'hf_paged_eviction\[eval\]'"):
+        cli.main()
+
+
+def test_without_a_package_of_the_extra_that_is_needed_late(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    (tmp_path / "run.yaml").write_text("limit: 1")
+    monkeypatch.setattr(sys, "argv", ["paged-eviction", "eval", "--config", str(tmp_path / "run.yaml")])
+    with pytest.raises(SystemExit, match=r"yaml: pip install 'hf_paged_eviction\[eval\]'"):
         cli.main()
 
 
 def test_killed_run_leaves_no_processes(command: list[str], tmp_path: Path) -> None:
-    arguments = [*command, "--workers", "2", "--samples", "64"]
+    arguments = [*command, "--workers", "2", "--limit", "64", "--device", "cpu"]
     process = subprocess.Popen([sys.executable, "-m", "hf_paged_eviction_eval", *arguments], stderr=subprocess.DEVNULL)
     rows = tmp_path / "out" / "results.jsonl"
     deadline = time.monotonic() + 60
@@ -138,3 +262,16 @@ def test_killed_run_leaves_no_processes(command: list[str], tmp_path: Path) -> N
     process.wait()
     assert len(children) == 2
     assert not psutil.wait_procs(children, timeout=20)[1]
+    # Nor does a child that dies leave the run waiting.
+    process = subprocess.Popen(
+        [sys.executable, "-m", "hf_paged_eviction_eval", *arguments], stderr=subprocess.PIPE, text=True
+    )
+    size = rows.stat().st_size
+    while rows.stat().st_size == size and time.monotonic() < deadline + 60:
+        time.sleep(0.05)
+    for child in psutil.Process(process.pid).children():
+        if "spawn_main" in " ".join(child.cmdline()):
+            child.kill()
+            break
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 2 and "a worker process was killed" in errors

@@ -12,7 +12,7 @@ import torch
 from transformers import DynamicCache
 
 from hf_paged_eviction import PagedEvictionCache
-from hf_paged_eviction_eval.errors import UserError
+from hf_paged_eviction_eval.errors import RowsFailed, UserError
 from hf_paged_eviction_eval.perplexity import BINS, binned, make_text_jobs, run_texts, token_losses
 from hf_paged_eviction_eval.settings import TextSettings
 from hf_paged_eviction_eval.summary import curves
@@ -45,7 +45,7 @@ def text_settings(files: tuple[str, ...], **changes: Any) -> TextSettings:
         "block_size": 4,
         "length": 160,
         "chunk": 16,
-        "samples": 4,
+        "limit": 4,
     }
     return TextSettings(files=files, **defaults | changes)
 
@@ -72,6 +72,34 @@ def test_a_text_does_not_depend_on_its_batch(model: Any, tokenizer: Any, tmp_pat
     small = [curve for curve in curves(together) if curve.policy != "full"]
     assert len(full) == 1 and len(small) == 2
     assert all(curve.perplexity != full[0].perplexity and curve.tokens == 40 for curve in small)
+
+
+def test_texts_that_do_not_fit_together_run_apart(model: Any, tokenizer: Any, tmp_path: Path) -> None:
+    source = Path(torch.__file__).read_text("utf-8")
+    path = tmp_path / "texts.jsonl"
+    path.write_text("".join(json.dumps({"text": source[at : at + 900]}) + "\n" for at in range(0, 3600, 900)), "utf-8")
+    settings = text_settings((str(path),), budgets=("full",), policies=())
+    (job,) = make_text_jobs(settings, tokenizer)
+    expected = [row for rows in run_texts(model, tokenizer, settings, job, set()) for row in rows]
+    forward = model.forward
+    model.forward = lambda **kwargs: forward(**kwargs) if len(kwargs["input_ids"]) < 2 else out_of_memory()
+    try:
+        found = [row for rows in run_texts(model, tokenizer, settings, job, {job.keys()[1]}) for row in rows]
+        model.forward = lambda **kwargs: out_of_memory()
+        with pytest.raises(RowsFailed, match="no room") as caught:
+            next(run_texts(model, tokenizer, settings, job, {job.keys()[1]}))
+    finally:
+        del model.forward
+    assert [row["text"] for row in found] == [row["text"] for index, row in enumerate(expected) if index != 1]
+    for row in found:
+        (other,) = [row_ for row_ in expected if row_["text"] == row["text"]]
+        assert row["loss"] == pytest.approx(other["loss"], abs=1e-4)
+    assert caught.value.keys == (job.keys()[0], *job.keys()[2:])
+    assert list(run_texts(model, tokenizer, settings, job, set(job.keys()))) == []
+
+
+def out_of_memory() -> Any:
+    raise torch.OutOfMemoryError("no room")
 
 
 def test_bins_hold_every_position_once() -> None:

@@ -67,11 +67,13 @@ def test_plots_with_one_line_or_many(tmp_path: Path) -> None:
 def test_readme_section(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
-    settings = {"tasks": ["a"], "model": "m", "samples": 2, "seed": 0, "question_aware": False}
+    settings = {"tasks": ["a"], "model": "m", "device": "cpu", "seed": 0, "question_aware": False}
     meta = {
         "settings": settings | {"block_size": 16, "heads": "shared"},
+        "tasks": {"a": {"samples": 2}},
         "versions": {"transformers": "5", "torch": "2"},
-        "hardware": {"cpu": "c", "workers": 1},
+        "hardware": {"cpu": "c", "processes": 1, "accelerators": []},
+        "workers": 1,
         "seconds": 1.0,
     }
     (folder / "run_meta.json").write_text(json.dumps(meta))

@@ -1,72 +1,214 @@
-"""A shared prefill and a batch change nothing."""
+"""Predictions are those of a plain `generate`, and nothing about how they were computed changes them."""
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from transformers import Gemma3ForCausalLM, Gemma3TextConfig
+from batches import NEWLINE, IdTokenizer, all_rows, make_batch, said, without_costs
+from transformers import DynamicCache, Gemma3ForCausalLM, Gemma3TextConfig
 
-from hf_paged_eviction import available_policies
-from hf_paged_eviction_eval import runner
-from hf_paged_eviction_eval.prompts import Batch, make_batches
-from hf_paged_eviction_eval.runner import BatchRun, batch_keys, row_key, until_end, variants
+from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction_eval import embedded
+from hf_paged_eviction_eval.errors import UserError
+from hf_paged_eviction_eval.generation import end_tokens, filler, until_end
+from hf_paged_eviction_eval.prefill import Inputs, feed, pad_left
+from hf_paged_eviction_eval.prompts import Batch, encode
+from hf_paged_eviction_eval.runner import batch_keys, row_key, run_batch
 from hf_paged_eviction_eval.settings import TaskSettings
-from hf_paged_eviction_eval.tasks import Sample
+from hf_paged_eviction_eval.tasks import make_samples
 
-SETTINGS = TaskSettings(
-    policies=tuple(available_policies()),
-    budgets=("10%", "60%", "full"),
-    block_size=4,
-    tasks=("passkey",),
-    lengths=(200,),
-    samples=3,
-    batch_size=3,
-)
+#: Those that look at keys and values alone.
+POLICIES = ("paged_eviction", "key_norm", "value_norm", "keydiff", "streaming_llm", "recency", "random")
+SETTINGS = TaskSettings(policies=POLICIES, budgets=("10%", "60%", "full"), block_size=4, tasks=("passkey",))
+FEW = replace(SETTINGS, policies=("paged_eviction", "keydiff"))
+LENGTHS = (150, 131, 70)
 
 
-def make_batch(lengths: tuple[int, ...], window: int = 20, new_tokens: tuple[int, ...] = (6, 9, 12)) -> Batch:
-    """Prompts of random tokens; a row's own limit on the answer."""
-    generator = torch.Generator().manual_seed(1)
-    prompts = [torch.randint(2, 600, (length,), generator=generator).tolist() for length in lengths]
-    samples = [
-        Sample(str(index), "passkey", "", "", ("1",), new_tokens[index % len(new_tokens)])
-        for index in range(len(lengths))
+def cache_of(model: Any, policy: str, tokens: int | None) -> Any:
+    if tokens is None:
+        return DynamicCache(config=model.config)
+    return PagedEvictionCache(model.config, budget=tokens, block_size=4, policy=policy)
+
+
+def alone(batch: Batch, index: int) -> Batch:
+    return replace(batch, prompts=(batch.prompts[index],))
+
+
+def answers_of(output: torch.Tensor, batch: Batch, ends: set[int]) -> list[str]:
+    limits = [prompt.sample.max_new_tokens for prompt in batch.prompts]
+    return [
+        IdTokenizer().decode(until_end(tokens, limit, ends))
+        for tokens, limit in zip(output.tolist(), limits, strict=True)
     ]
-    return Batch("passkey", max(lengths), window, tuple(samples), tuple(map(tuple, prompts)))
 
 
-def predictions(model: Any, tokenizer: Any, batch: Batch, settings: TaskSettings = SETTINGS) -> list[list[str]]:
-    run = BatchRun(model, tokenizer, settings, batch)
-    return [run.predict(variant) for variant in variants(settings)]
+# ---- what is said -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("window", [1, 20])
-def test_shared_prefill_gives_what_separate_prefills_give(
-    model: Any, tokenizer: Any, window: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    batch = make_batch((200, 171, 90), window)
-    shared = predictions(model, tokenizer, batch)
-    monkeypatch.setattr(runner, "can_share", lambda cache: False)
-    assert predictions(model, tokenizer, batch) == shared
+@pytest.mark.parametrize("lengths", [(150,), LENGTHS])
+@pytest.mark.parametrize("share", [True, False])
+def test_the_whole_prompt_at_once_is_a_plain_generate(model: Any, lengths: tuple[int, ...], share: bool) -> None:
+    batch = make_batch(lengths, length=150)
+    found = said(all_rows(model, replace(SETTINGS, share_prefill=share), batch))
+    ids, mask = pad_left([prompt.context for prompt in batch.prompts], torch.device("cpu"))
+    assert len(found) == len(lengths) * (1 + 2 * len(SETTINGS.policies))
+    for policy, budget, tokens in [
+        ("full", "full", None),
+        *((policy, *size) for policy in SETTINGS.policies for size in (("10%", 16), ("60%", 92))),
+    ]:
+        cache = cache_of(model, policy, tokens)
+        output = model.generate(
+            ids, attention_mask=mask, past_key_values=cache, max_new_tokens=12, do_sample=False, pad_token_id=0
+        )
+        for index, expected in enumerate(answers_of(output[:, ids.shape[1] :], batch, {1})):
+            assert found[policy, budget, str(index)] == expected
 
 
-def test_a_row_does_not_depend_on_its_batch(model: Any, tokenizer: Any) -> None:
-    batch = make_batch((200, 171, 90))
-    together = predictions(model, tokenizer, batch)
-    for index in range(3):
-        alone = replace(batch, samples=(batch.samples[index],), prompts=(batch.prompts[index],))
-        assert predictions(model, tokenizer, alone) == [[row[index]] for row in together]
+def test_chunked_prefill_is_that_of_generate(model: Any) -> None:
+    batch = make_batch((90, 61), length=90)
+    found = said(all_rows(model, replace(FEW, prefill_chunk_size=17), batch))
+    ids, mask = pad_left([prompt.context for prompt in batch.prompts], torch.device("cpu"))
+    for policy in FEW.policies:
+        output = model.generate(
+            ids,
+            attention_mask=mask,
+            past_key_values=cache_of(model, policy, 12),
+            max_new_tokens=9,
+            do_sample=False,
+            pad_token_id=0,
+            prefill_chunk_size=17,
+        )
+        expected = answers_of(output[:, ids.shape[1] :], batch, {1})
+        assert [found[policy, "10%", str(index)] for index in range(2)] == expected
+    assert found != said(all_rows(model, FEW, batch))
 
 
-def test_eviction_is_felt(model: Any, tokenizer: Any) -> None:
-    full, *small = predictions(model, tokenizer, make_batch((200, 171, 90)), replace(SETTINGS, budgets=("full", "10%")))
-    assert any(answers != full for answers in small)
+@torch.no_grad()
+def plain_agnostic(model: Any, prompt: Any, cache: Any, steps: int) -> str:
+    """One row: the context, then the question, then greedy tokens, through nothing but the model's forward."""
+    model(torch.tensor([prompt.context]), past_key_values=cache)
+    logits = model(torch.tensor([prompt.question]), past_key_values=cache).logits
+    tokens = [int(logits[0, -1].argmax())]
+    while len(tokens) < steps and tokens[-1] != 1:
+        logits = model(torch.tensor([tokens[-1:]]), past_key_values=cache).logits
+        tokens.append(int(logits[0, -1].argmax()))
+    return IdTokenizer().decode(tokens)
 
 
-def test_model_with_sliding_layers_is_read_again_for_every_cache(tokenizer: Any) -> None:
+@pytest.mark.parametrize("share", [True, False])
+def test_agnostic_answers_come_from_the_compressed_context(model: Any, share: bool) -> None:
+    settings = replace(FEW, question_aware=False, share_prefill=share)
+    batch = make_batch(LENGTHS, question=13, length=150)
+    found = said(all_rows(model, settings, batch))
+    for policy, budget, tokens in [
+        ("full", "full", None),
+        *((policy, *size) for policy in FEW.policies for size in (("10%", 16), ("60%", 92))),
+    ]:
+        for index, prompt in enumerate(batch.prompts):
+            expected = plain_agnostic(model, prompt, cache_of(model, policy, tokens), prompt.sample.max_new_tokens)
+            assert found[policy, budget, str(index)] == expected
+
+
+def test_eviction_and_the_place_of_the_question_are_felt(model: Any) -> None:
+    settings = replace(FEW, question_aware=False)
+    found = said(all_rows(model, settings, make_batch(LENGTHS, question=13)))
+    other = said(all_rows(model, FEW, make_batch(LENGTHS)))
+    assert any(found["keydiff", "10%", row] != found["full", "full", row] for row in "012")
+    assert [found["full", "full", row] for row in "012"] == [other["full", "full", row] for row in "012"]
+    assert found != other
+
+
+# ---- what changes nothing ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("question", [0, 20])
+@pytest.mark.parametrize("heads", ["shared", "separate"])
+def test_a_shared_prefill_gives_the_rows_of_separate_runs(model: Any, question: int, heads: Any) -> None:
+    settings = replace(SETTINGS, question_aware=not question, heads=heads)
+    batch = make_batch(LENGTHS, question)
+    shared = all_rows(model, settings, batch)
+    apart = all_rows(model, replace(settings, share_prefill=False), batch)
+    assert without_costs(shared) == without_costs(apart)
+    assert all(row["efficiency"]["shared_prefill"] for row in shared)
+    assert not any(row["efficiency"]["shared_prefill"] for row in apart)
+    single = [
+        row
+        for policy in settings.policies
+        for row in all_rows(model, replace(settings, policies=(policy,), budgets=("10%",)), batch)
+    ]
+    assert not any(row["efficiency"]["shared_prefill"] for row in single)
+    assert without_costs(single) == [row for row in without_costs(shared) if row["budget"] == "10%"]
+
+
+@pytest.mark.parametrize("question", [0, 20])
+@pytest.mark.parametrize("length", [None, 150])
+def test_a_row_does_not_depend_on_its_batch(model: Any, question: int, length: int | None) -> None:
+    settings = replace(SETTINGS, question_aware=not question)
+    batch = make_batch(LENGTHS, question, length=length)
+    together = all_rows(model, settings, batch)
+    apart = [row for index in range(3) for row in all_rows(model, settings, alone(batch, index))]
+    assert without_costs(together) == without_costs(apart)
+
+
+@pytest.mark.parametrize("aware", [True, False])
+def test_padded_batches_of_the_embedded_model(aware: bool) -> None:
+    model, tokenizer = embedded.load()
+    samples = [
+        sample
+        for length in (200, 330)
+        for sample in make_samples("kv_recall", tokenizer, length=length, count=2, seed=3)
+    ]
+    prompts = [
+        encode(sample, tokenizer, question_aware=aware, max_length=None, chat_template="never") for sample in samples
+    ]
+    prompts = [replace(prompt, sample=replace(prompt.sample, id=str(index))) for index, prompt in enumerate(prompts)]
+    batch = Batch("kv_recall", None, tuple(prompts))
+    settings = replace(SETTINGS, budgets=("6%", "25%", "50%", "full"), question_aware=aware, tasks=("kv_recall",))
+    together = all_rows(model, settings, batch, tokenizer=tokenizer)
+    apart = [row for index in range(4) for row in all_rows(model, settings, alone(batch, index), tokenizer=tokenizer)]
+    assert without_costs(together) == without_costs(apart)
+    assert len({row["prediction"] for row in together}) > 4
+
+
+def test_shares_of_a_prompts_own_length_run_apart(model: Any) -> None:
+    batch = make_batch(LENGTHS, question=10)
+    rows = all_rows(model, replace(FEW, question_aware=False), batch)
+    held = {(row["budget"], row["id"]): row["budget_tokens"] for row in rows}
+    # A share of what is compressed, in whole blocks of 4.
+    assert held["60%", "0"] == 84 and held["60%", "1"] == 76 and held["60%", "2"] == 36
+    assert {row["efficiency"]["batch_rows"] for row in rows if row["budget"] == "60%"} == {1}
+    assert {row["efficiency"]["batch_rows"] for row in rows if row["budget"] == "full"} == {3}
+    same = all_rows(model, replace(FEW, question_aware=False), replace(batch, length=150))
+    assert {row["budget_tokens"] for row in same if row["budget"] == "60%"} == {92}
+    assert {row["efficiency"]["batch_rows"] for row in same} == {3}
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_equal_contexts_are_read_once(model: Any, share: bool) -> None:
+    batch = make_batch((80, 80, 64, 80), question=16)
+    first = batch.prompts[0].context
+    prompts = [replace(prompt, context=first) if index != 2 else prompt for index, prompt in enumerate(batch.prompts)]
+    batch = replace(batch, prompts=tuple(prompts))
+    settings = replace(FEW, question_aware=False, share_prefill=share)
+    widths: list[tuple[int, int]] = []
+    embeddings = model.get_input_embeddings()
+    hook = embeddings.register_forward_hook(lambda module, args, output: widths.append(tuple(args[0].shape)))
+    try:
+        together = all_rows(model, settings, batch)
+    finally:
+        hook.remove()
+    contexts = [shape for shape in widths if shape[1] in (64, 48)]
+    # The full cache, then two policies: at 10% both contexts get the smallest budget, at 60% each its own.
+    assert contexts == ([(2, 64)] if share else [(2, 64)] + [(2, 64), (1, 64), (1, 48)] * 2)
+    apart = [row for index in range(4) for row in all_rows(model, settings, alone(batch, index))]
+    assert without_costs(together) == without_costs(apart)
+
+
+def test_model_with_sliding_layers_reads_for_every_cache() -> None:
     torch.manual_seed(0)
     config = Gemma3TextConfig(
         vocab_size=600,
@@ -82,35 +224,160 @@ def test_model_with_sliding_layers_is_read_again_for_every_cache(tokenizer: Any)
         pad_token_id=0,
     )
     model = Gemma3ForCausalLM(config).double().eval()
-    settings = replace(SETTINGS, policies=("paged_eviction", "recency"))
-    batch = make_batch((120, 90))
-    together = predictions(model, tokenizer, batch, settings)
-    alone = replace(batch, samples=batch.samples[1:], prompts=batch.prompts[1:])
-    assert predictions(model, tokenizer, alone, settings) == [[row[1]] for row in together]
+    for question in (0, 20):
+        settings = replace(FEW, question_aware=not question, agreement=True)
+        batch = make_batch((120, 90), question)
+        together = all_rows(model, settings, batch)
+        apart = [row for index in range(2) for row in all_rows(model, settings, alone(batch, index))]
+        assert not any(row["efficiency"]["shared_prefill"] for row in together)
+        for ours, theirs in zip(without_costs(together), without_costs(apart), strict=True):
+            assert ours.pop("agreement") == pytest.approx(theirs.pop("agreement"), abs=1e-5)
+            assert ours == theirs
 
 
-def test_rows_that_are_there_are_skipped(model: Any, tokenizer: Any) -> None:
-    settings = replace(SETTINGS, policies=("recency",))
-    batch = make_batch((80, 60))
+# ---- rows that are there ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("question", [0, 10])
+def test_only_missing_rows_run(model: Any, question: int) -> None:
+    settings = replace(FEW, question_aware=not question)
+    batch = make_batch((80, 60), question)
     keys = batch_keys(settings, batch)
-    rows = [row for rows in BatchRun(model, tokenizer, settings, batch).rows(set()) for row in rows]
-    assert [row_key(row) for row in rows] == keys
-    missing = {keys[0], keys[-1]}
-    again = [row for rows in BatchRun(model, tokenizer, settings, batch).rows(set(keys) - missing) for row in rows]
-    assert again == [row for row in rows if row_key(row) in missing]
+    rows = all_rows(model, settings, batch)
+    assert len(keys) == len(set(keys)) == 10 and {row_key(row) for row in rows} == set(keys)
+    missing = {keys[0], keys[3], keys[-1]}
+    again = all_rows(model, settings, batch, set(keys) - missing)
+    assert without_costs(again) == without_costs([row for row in rows if row_key(row) in missing])
 
 
-def test_answer_ends_at_the_first_end_token() -> None:
-    assert until_end([5, 6, 1, 7], {1, 2}) == [5, 6]
-    assert until_end([5, 6], set()) == [5, 6]
+def test_nothing_runs_where_nothing_is_missing(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = make_batch((80, 60))
+    monkeypatch.setattr(model, "generate", None)
+    for agreement in (False, True):
+        settings = replace(FEW, agreement=agreement)
+        assert all_rows(model, settings, batch, batch_keys(settings, batch)) == []
 
 
-def test_questions_stay_out_of_compression(tokenizer: Any) -> None:
-    settings = replace(SETTINGS, tasks=("passkey", "kv_recall"), lengths=(600,), samples=2)
-    for batch in make_batches(settings, tokenizer):
-        for sample, prompt in zip(batch.samples, batch.prompts, strict=True):
-            question = tokenizer(sample.question)["input_ids"]
-            assert len(question) <= batch.window < len(prompt)
-            assert tokenizer.decode(prompt) == sample.prompt
-    aware = make_batches(replace(settings, question_aware=True), tokenizer)
-    assert {batch.window for batch in aware} == {1}
+def test_an_impossible_policy_is_the_users_mistake(model: Any) -> None:
+    settings = replace(FEW, policies=("best",))
+    with pytest.raises(UserError, match="best at 10%"):
+        all_rows(model, settings, make_batch((80,)))
+
+
+# ---- stop rules -------------------------------------------------------------------------------------------------
+
+
+def test_end_tokens_are_those_of_the_checkpoint_and_of_the_tokenizer(model: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(model.generation_config, "eos_token_id", [5, 6])
+    assert end_tokens(model, IdTokenizer(), False) == {1, 5, 6}
+    assert end_tokens(model, IdTokenizer(), True) == {1, 5, 6, NEWLINE}
+    monkeypatch.setattr(model.generation_config, "eos_token_id", None)
+    monkeypatch.setattr(IdTokenizer, "eos_token_id", None)
+    assert end_tokens(model, IdTokenizer(), False) == set()
+    assert len(said(all_rows(model, FEW, make_batch((30, 20))))) == 10
+
+
+def test_an_answer_stops_at_its_first_end_or_its_limit() -> None:
+    assert until_end([5, 6, 1, 7], 9, {1, 2}) == [5, 6, 1]
+    assert until_end([5, 6, 1], 2, {1}) == [5, 6]
+    assert until_end([5, 6], 9, set()) == [5, 6]
+    assert filler([0, 2, 1]) == 3 and filler([4]) == 0
+
+
+@pytest.mark.parametrize("place", [0, 3])
+def test_rows_end_by_themselves(model: Any, place: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever token a row says at `place` is declared an end."""
+    batch = make_batch(LENGTHS, new_tokens=(10, 1, 10))
+    free = said(all_rows(model, FEW, batch))
+    end = int(free["full", "full", "0"].split()[place])
+    monkeypatch.setattr(model.generation_config, "eos_token_id", [1, end])
+    rows = all_rows(model, FEW, batch)
+    for key, text in said(rows).items():
+        words = free[key].split()
+        at = words.index(str(end)) + 1 if str(end) in words else len(words)
+        assert text.split() == words[:at]
+    assert all(row["new_tokens"] == len(row["prediction"].split()) for row in rows)
+    assert {row["new_tokens"] for row in rows if row["id"] == "1"} == {1}
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_a_newline_ends_an_answer_but_never_begins_it(model: Any, share: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = replace(FEW, share_prefill=share)
+    batch = make_batch((90, 60))
+    words = said(all_rows(model, settings, batch))["full", "full", "0"].split()
+    newline = replace(
+        batch, prompts=tuple(replace(p, sample=replace(p.sample, stop_at_newline=True)) for p in batch.prompts)
+    )
+    monkeypatch.setattr("batches.NEWLINE", int(words[2]))
+    found = said(all_rows(model, settings, newline))["full", "full", "0"]
+    assert found.split() == words[: words.index(words[2]) + 1]
+    monkeypatch.setattr("batches.NEWLINE", int(words[0]))
+    ids = torch.tensor([batch.prompts[0].context])
+    expected = model.generate(
+        ids, max_length=96, min_length=91, do_sample=False, pad_token_id=0, eos_token_id=[1, int(words[0])]
+    )
+    found = said(all_rows(model, settings, newline))
+    assert found["full", "full", "0"] == IdTokenizer().decode(expected[0, 90:].tolist())
+    mixed = said(all_rows(model, settings, replace(batch, prompts=(newline.prompts[0], batch.prompts[1]))))
+    free = said(all_rows(model, settings, batch))
+    assert all(text == (found if key[2] == "0" else free)[key] for key, text in mixed.items())
+
+
+def test_other_generation_settings_of_a_checkpoint_are_ignored_in_silence(
+    model: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    batch = make_batch((60, 40))
+    before = said(all_rows(model, FEW, batch))
+    others = {"max_length": 40, "cache_implementation": "static", "return_dict_in_generate": True, "num_beams": 2}
+    sampling = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "top_k": 5, "min_p": 0.1}
+    for name, value in {**others, **sampling}.items():
+        monkeypatch.setattr(model.generation_config, name, value)
+    logging.getLogger("transformers").addHandler(caplog.handler)
+    try:
+        assert said(all_rows(model, FEW, batch)) == before
+    finally:
+        logging.getLogger("transformers").removeHandler(caplog.handler)
+    assert not caplog.records
+
+
+def test_a_penalty_on_repetition_does_not_see_pads(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = make_batch(LENGTHS, new_tokens=(12,))
+    before = said(all_rows(model, FEW, batch))
+    monkeypatch.setattr(model.generation_config, "repetition_penalty", 1.5)
+    together = all_rows(model, FEW, batch)
+    apart = [row for index in range(3) for row in all_rows(model, FEW, alone(batch, index))]
+    assert without_costs(together) == without_costs(apart)
+    assert said(together) != before
+
+
+# ---- padding ----------------------------------------------------------------------------------------------------
+
+
+def test_inputs_stand_together_at_the_question() -> None:
+    batch = make_batch((9, 7, 9), question=3)
+    prompts = (batch.prompts[0], replace(batch.prompts[1], question=(5,)), replace(batch.prompts[0], question=(8, 9)))
+    inputs = Inputs.of(prompts, torch.device("cpu"))
+    assert inputs.contexts == (prompts[0].context, prompts[1].context)
+    assert inputs.spread is not None and inputs.spread.tolist() == [0, 1, 0]
+    assert inputs.mask.tolist() == [[1] * 9, [0, 0, *[1] * 4, 0, 0, 1], [*[1] * 6, 0, 1, 1]]
+    for ids, mask, prompt in zip(inputs.ids, inputs.mask, prompts, strict=True):
+        assert tuple(ids[mask.bool()].tolist()) == prompt.context + prompt.question
+    assert inputs.context_ids.shape == (2, 6)
+
+
+def test_pads_in_the_middle_are_not_seen(model: Any) -> None:
+    ids, mask = torch.tensor([[3, 4, 5, 9, 9, 6, 7]]), torch.tensor([[1, 1, 1, 0, 0, 1, 1]])
+    found = feed(model, ids, mask, DynamicCache(config=model.config))
+    expected = model(torch.tensor([[3, 4, 5, 6, 7]])).logits[:, -1]
+    torch.testing.assert_close(found, expected)
+
+
+def test_a_row_holds_what_a_report_needs(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = make_batch((40,), all_classes=("a", "b"), length=None, metadata={"depth": 3}, metric="qa_f1_score")
+    monkeypatch.setattr("hf_paged_eviction_eval.rows.score", lambda sample, text, settings: 0.25)
+    row = next(iter(run_batch(model, IdTokenizer(), FEW, batch, set())))[0]
+    expected = {"task": "passkey", "length": None, "policy": "full", "budget": "full", "budget_tokens": None}
+    expected |= {"id": "0", "prompt_tokens": 40, "truncated": False, "chat": False, "answers": ["1"], "score": 0.25}
+    expected |= {"all_classes": ["a", "b"], "metric": "qa_f1_score", "metadata": {"depth": 3}, "agreement": None}
+    expected |= {"question_aware": True, "record_length": None, "block_size": 4}
+    assert expected.items() <= row.items()

@@ -1,0 +1,106 @@
+"""How many rows to run at once, before anything is known but the configuration."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+
+from hf_paged_eviction.attention import PAGED_EVICTION
+
+from .settings import TaskSettings
+
+#: No more rows than this, however small the model.
+MOST = 64
+#: Share of the free memory to fill: the allocator, the runtime and other processes want the rest.
+SAFE = 0.8
+
+
+def start_size(settings: TaskSettings, model_config: Any, longest_prompt: int) -> int:
+    """Rows per batch for `--batch-size auto`: a power of two from 1 to 64.
+
+    An estimate, made before the model is loaded: its weights, and per row the keys and values of the prompt (held
+    once for all caches and once more by the full cache), its queries where policies may need them, and the activations
+    of one layer. Where it is too high, running out of memory halves the batch; no result depends on it.
+
+    Args:
+        settings: device and precision.
+        model_config: the model's configuration.
+        longest_prompt: tokens of the longest prompt and its answer.
+    """
+    config = model_config.get_text_config(decoder=True)
+    size = bytes_per_number(settings, config)
+    free = SAFE * free_bytes(settings) - weight_count(config) * size
+    row = row_bytes(config, longest_prompt, size, settings.attn_implementation == "eager")
+    if settings.attn_implementation == PAGED_EVICTION and settings.share_prefill:
+        row += longest_prompt * size * query_numbers_per_token(config)
+    rows = max(1, min(MOST, int(free // row)))
+    return 1 << (rows.bit_length() - 1)
+
+
+def bytes_per_number(settings: TaskSettings, config: Any) -> int:
+    """Bytes of one weight, key or value."""
+    if settings.dtype != "auto":
+        return torch.empty(0, dtype=getattr(torch, settings.dtype)).element_size()
+    stored = getattr(config, "dtype", None)
+    on_cpu = settings.device_map is None and torch.device(settings.device).type == "cpu"
+    return 4 if on_cpu or not isinstance(stored, torch.dtype) else int(stored.itemsize)
+
+
+def kv_numbers_per_token(config: Any) -> int:
+    """Keys and values that all layers keep of one token of one row."""
+    heads = _positive(config, "num_attention_heads", 1)
+    width = _positive(config, "head_dim", max(1, config.hidden_size // heads))
+    return 2 * int(config.num_hidden_layers) * _positive(config, "num_key_value_heads", heads) * width
+
+
+def query_numbers_per_token(config: Any) -> int:
+    """Queries of one token of one row in all layers."""
+    heads = _positive(config, "num_attention_heads", 1)
+    return int(config.num_hidden_layers) * heads * _positive(config, "head_dim", max(1, config.hidden_size // heads))
+
+
+def row_bytes(config: Any, tokens: int, size: int, eager: bool = False) -> int:
+    """Bytes that a row of so many tokens takes while its prompt is read."""
+    hidden, heads = config.hidden_size, _positive(config, "num_attention_heads", 1)
+    inner = _positive(config, "intermediate_size", 4 * hidden)
+    # Eager attention writes all scores down, once in float32; the others need a mask of one byte per pair.
+    pairs = heads * (4 + size) if eager else 1
+    return int(tokens * size * (2 * kv_numbers_per_token(config) + 8 * hidden + 2 * inner) + tokens * tokens * pairs)
+
+
+def weight_count(config: Any) -> int:
+    """Roughly how many weights the model has."""
+    hidden = config.hidden_size
+    inner = _positive(config, "intermediate_size", 4 * hidden)
+    experts = max(_positive(config, name, 1) for name in ("num_local_experts", "num_experts", "n_routed_experts"))
+    if experts > 1:
+        inner = _positive(config, "moe_intermediate_size", inner) * experts
+    per_layer = hidden * (2 * hidden + 3 * inner) + hidden * kv_numbers_per_token(config) // config.num_hidden_layers
+    embeddings = (1 if config.tie_word_embeddings else 2) * config.vocab_size * hidden
+    return int(config.num_hidden_layers * per_layer + embeddings)
+
+
+def free_bytes(settings: TaskSettings) -> int:
+    """Memory that is free on the device, or on all of them for a model that is split."""
+    device = torch.device(settings.device)
+    split = settings.device_map is not None or settings.tensor_parallel
+    if torch.cuda.is_available() and (split or device.type == "cuda"):
+        devices = range(torch.cuda.device_count()) if split else [device]
+        return sum(torch.cuda.mem_get_info(each)[0] for each in devices)
+    if device.type == "mps":
+        return int(torch.mps.recommended_max_memory())
+    return _free_ram()
+
+
+def _free_ram() -> int:
+    names = {"SC_AVPHYS_PAGES", "SC_PAGE_SIZE"}
+    if not names <= getattr(os, "sysconf_names", {}).keys():
+        return 4 << 30  # a system that does not say
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _positive(config: Any, name: str, otherwise: int) -> int:
+    value = getattr(config, name, None)
+    return value if isinstance(value, int) and value > 0 else otherwise

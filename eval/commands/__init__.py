@@ -1,0 +1,43 @@
+"""The commands of `paged-eviction`; needs the extra `eval`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+import hf_paged_eviction
+
+from .evaluate import register as add_eval
+from .lists import register as add_lists
+from .report import register as add_report
+from .score import register as add_score
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
+
+
+def show_version(wanted: bool) -> None:
+    """Print the version and stop."""
+    if wanted:
+        typer.echo(hf_paged_eviction.__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+) -> None:
+    """What does a smaller KV cache cost? Accuracy, perplexity, time and memory of eviction policies at any budget."""
+
+
+for register in (add_eval, add_score, add_report, add_lists):
+    register(app)
+
+__all__ = ["app"]

@@ -1,0 +1,26 @@
+"""`paged-eviction tasks` and `paged-eviction policies`."""
+
+from __future__ import annotations
+
+import typer
+from rich.console import Console
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command("tasks")(tasks)
+    app.command("policies")(policies)
+
+
+def tasks() -> None:
+    """List the tasks and the groups that --tasks may name."""
+    from ..catalogue import task_tables
+
+    Console().print(task_tables())
+
+
+def policies() -> None:
+    """List the eviction policies, their papers, and what they keep."""
+    from ..catalogue import policy_tables
+
+    Console().print(policy_tables())

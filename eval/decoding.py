@@ -1,0 +1,65 @@
+"""The answers of one group of prompts, and what they cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .agreement import FullAnswer, recorded_logits
+from .efficiency import Stopwatch, evictions, kv_bytes, timed_updates
+from .generation import Generator, until_end
+from .prefill import Inputs
+from .start import Start
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """Answers that were generated together.
+
+    Attributes:
+        answers: tokens of each, with the one that ended it.
+        costs: `efficiency` of each row; what is measured once per batch is the same in all of them.
+        logits: `[rows, vocabulary]` per token, what it was chosen by, on the CPU; empty where nobody asks.
+    """
+
+    answers: list[list[int]]
+    costs: list[dict[str, Any]]
+    logits: list[Tensor]
+
+    def full_answer(self, row: int) -> FullAnswer:
+        """One answer with its logits, where they were asked for."""
+        tokens = tuple(self.answers[row])
+        return FullAnswer(tokens, torch.stack([step[row] for step in self.logits[: len(tokens)]]))
+
+
+def decode(
+    generator: Generator, inputs: Inputs, start: Start, limits: Sequence[int], *, record: bool = False
+) -> Decoding:
+    """Continue from the first tokens until every answer has ended.
+
+    Args:
+        limits: most tokens per row.
+        record: keep the logits that each token was chosen by.
+    """
+    watch = Stopwatch(inputs.ids.device)
+    with timed_updates(start.cache) as updates, recorded_logits(generator.model, record) as logits:
+        output = generator.rest(inputs, start.first.tokens, start.cache, limits)
+        seconds = watch.lap()
+    answers = [until_end(tokens, limit, generator.ends) for tokens, limit in zip(output.tolist(), limits, strict=True)]
+    rows, first = len(answers), start.first.logits
+    tokens, blocks = evictions(start.cache, rows)
+    common = {
+        "batch_rows": rows,
+        "prefill_seconds": start.prefill_seconds,
+        "compress_seconds": start.compress_seconds,
+        "decode_seconds": seconds,
+        "decode_steps": output.shape[1] - 1,
+        "cache_seconds": updates.seconds,
+        "kv_bytes": kv_bytes(start.cache) // rows,
+    }
+    costs = [common | {"evicted_tokens": tokens[row], "evicted_blocks": blocks[row]} for row in range(rows)]
+    return Decoding(answers, costs, [first, *logits] if record and first is not None else [])

@@ -1,0 +1,132 @@
+"""What an answer cost: time, memory, evictions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from hf_paged_eviction import PagedEvictionCache
+
+_STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
+
+class Stopwatch:
+    """Seconds of work on a device, from one `lap` to the next."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._last = self._now()
+
+    def lap(self) -> float:
+        """Wait for the device; seconds since the last call."""
+        before, self._last = self._last, self._now()
+        return self._last - before
+
+    def _now(self) -> float:
+        if self.device.type == "cuda":
+            for index in range(torch.cuda.device_count()):
+                torch.cuda.synchronize(index)
+        elif self.device.type == "mps":
+            torch.mps.synchronize()
+        return time.perf_counter()
+
+
+@dataclass
+class UpdateTime:
+    """Time inside `cache.update`. On CUDA events are noted and read once at the end, so that no step waits."""
+
+    _seconds: float = 0.0
+    _events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = field(default_factory=list)
+
+    def measure(self, update: Any, keys: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Call `update` and note how long it took."""
+        if keys.device.type == "cuda":
+            stream = torch.cuda.current_stream(keys.device)
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record(stream)
+            result = update(keys, *args, **kwargs)
+            end.record(stream)
+            self._events.append((start, end))
+            return result
+        started = time.perf_counter()
+        result = update(keys, *args, **kwargs)
+        self._seconds += time.perf_counter() - started
+        return result
+
+    @property
+    def seconds(self) -> float:
+        """The sum so far. On CUDA the device must have come to rest."""
+        milliseconds = [float(start.elapsed_time(end)) for start, end in self._events]
+        return self._seconds + sum(milliseconds) / 1000
+
+
+@contextmanager
+def timed_updates(cache: DynamicCache) -> Iterator[UpdateTime]:
+    """Measure what the cache does inside this block."""
+    spent, update = UpdateTime(), cache.update
+    cache.update = lambda keys, *args, **kwargs: spent.measure(update, keys, *args, **kwargs)
+    try:
+        yield spent
+    finally:
+        del cache.update
+
+
+class PeakMemory:
+    """The most memory taken since it was made: that of the CUDA devices, or of the process on Linux."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._resettable = device.type == "cuda"
+        if device.type == "cuda":
+            for index in range(torch.cuda.device_count()):
+                torch.cuda.reset_peak_memory_stats(index)
+        elif device.type == "cpu":
+            self._resettable = _reset_process_peak()
+
+    def bytes(self) -> int | None:
+        """None where the system does not say."""
+        if not self._resettable:
+            return None
+        if self.device.type == "cuda":
+            return sum(torch.cuda.max_memory_allocated(index) for index in range(torch.cuda.device_count()))
+        lines = [line for line in _STATUS.read_text("ascii", "replace").splitlines() if line.startswith("VmHWM:")]
+        return int(lines[0].split()[1]) * 1024 if lines else None
+
+
+def _reset_process_peak() -> bool:
+    try:
+        _CLEAR.write_text("5", "ascii")
+    except OSError:
+        return False
+    return True
+
+
+def kv_bytes(cache: DynamicCache) -> int:
+    """Bytes of keys and values that the cache keeps, over all rows and layers."""
+    if isinstance(cache, PagedEvictionCache):
+        stats = cache.stats()
+        return stats.storage_bytes + stats.other_bytes
+    states = [getattr(layer, name, None) for layer in cache.layers for name in ("keys", "values")]
+    return sum(state.numel() * state.element_size() for state in states if isinstance(state, Tensor))
+
+
+def evictions(cache: DynamicCache, rows: int) -> tuple[list[int], list[int]]:
+    """Tokens and blocks evicted from each row, summed over layers.
+
+    A batch runs until its longest answer ends, and the counts of all its rows with it.
+    """
+    tokens, blocks = [0] * rows, [0] * rows
+    for _, layer in cache.paged_layers if isinstance(cache, PagedEvictionCache) else []:
+        table = layer.table
+        for total, found in ((tokens, table.evicted_tokens), (blocks, table.evicted_blocks)):
+            for row, count in enumerate(found.tolist()):
+                total[row] += count
+    return tokens, blocks

@@ -1,0 +1,91 @@
+"""What `run_meta.json` says about a run besides its settings."""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from .environment import commit, hardware, versions
+from .perplexity import TextJob
+from .prompts import Batch, Prompt
+from .results import Row
+from .settings import TaskSettings
+from .suites import digests
+
+#: Sums over rows; every row counts what the batch it ran in took, shared out over the rows of that batch.
+_SECONDS = ("prefill_seconds", "compress_seconds", "decode_seconds", "cache_seconds")
+
+
+def place_facts(processes: int) -> dict[str, Any]:
+    """Software and hardware."""
+    return {"versions": versions(), "commit": commit(), "hardware": hardware(processes)}
+
+
+def task_facts(settings: TaskSettings, batches: Sequence[Batch]) -> dict[str, Any]:
+    """Per task: where its data came from, and what became of the prompts.
+
+    `ids_sha256` is over the token ids that the model reads and the length of the answer, in the order of the samples'
+    names: equal for two runs whose models were asked the same, whatever the batches.
+    """
+    prompts: dict[str, list[Prompt]] = {}
+    for batch in batches:
+        prompts.setdefault(batch.task, []).extend(batch.prompts)
+    return {
+        "tasks": {task: _prompt_facts(settings, task, found) for task, found in prompts.items()},
+        "metrics": {"edit_similarity": settings.edit_similarity, "rouge": settings.rouge},
+    }
+
+
+def _prompt_facts(settings: TaskSettings, task: str, prompts: Sequence[Prompt]) -> dict[str, Any]:
+    lengths = [prompt.tokens for prompt in prompts]
+    digest = hashlib.sha256()
+    for prompt in sorted(prompts, key=lambda each: each.sample.id):
+        digest.update(array("q", (*prompt.context, -1, *prompt.question, -2, prompt.sample.max_new_tokens)).tobytes())
+    return {
+        "samples": len(prompts),
+        "truncated": sum(prompt.truncated for prompt in prompts),
+        "chat_template": sum(prompt.chat for prompt in prompts),
+        "prompt_tokens": {
+            "mean": round(sum(lengths) / len(lengths), 1),
+            "longest": max(lengths),
+            "shortest": min(lengths),
+        },
+        "ids_sha256": digest.hexdigest(),
+        "sha256": digests(task, settings),
+    }
+
+
+def text_facts(jobs: Sequence[TextJob]) -> dict[str, Any]:
+    """Per text: its tokens, and the SHA-256 of their ids."""
+    found = {name: ids for job in jobs for name, ids in zip(job.names, job.tokens, strict=True)}
+    return {
+        "texts": {
+            name: {"tokens": len(ids), "ids_sha256": hashlib.sha256(array("q", ids).tobytes()).hexdigest()}
+            for name, ids in found.items()
+        }
+    }
+
+
+def cost_facts(rows: Iterable[Row]) -> dict[str, Any]:
+    """Per policy and budget: what its rows took together, of time, memory and evictions."""
+    groups: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row["policy"], row["budget"]), []).append(row)
+    found: dict[str, dict[str, Any]] = {}
+    for (policy, budget), group in groups.items():
+        found.setdefault(policy, {})[budget] = _costs(group)
+    return found
+
+
+def _costs(rows: Sequence[Row]) -> dict[str, Any]:
+    efficiency = [row.get("efficiency") or {} for row in rows]
+    costs: dict[str, Any] = {"rows": len(rows), "new_tokens": sum(row.get("new_tokens") or 0 for row in rows)}
+    for name in _SECONDS:
+        costs[name] = round(sum((each.get(name) or 0) / (each.get("batch_rows") or 1) for each in efficiency), 3)
+    for name in ("evicted_tokens", "evicted_blocks"):
+        costs[name] = sum(each.get(name) or 0 for each in efficiency)
+    for name in ("kv_bytes", "peak_bytes"):
+        costs[f"most_{name}"] = max((each.get(name) or 0 for each in efficiency), default=0) or None
+    return costs

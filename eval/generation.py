@@ -1,0 +1,131 @@
+"""Greedy answers, under the stop rules of the tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, StoppingCriteria, StoppingCriteriaList
+
+from .prefill import Inputs
+
+#: What switches each setting of sampling off; a checkpoint's own values would only be warned of.
+_NEUTRAL = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": 50,
+    "typical_p": 1.0,
+    "epsilon_cutoff": 0.0,
+    "eta_cutoff": 0.0,
+    "min_p": None,
+    "top_h": None,
+}
+
+
+class StopAtColumn(StoppingCriteria):  # type: ignore[misc]
+    """Ends each row at a width of its own.
+
+    Args:
+        columns: `[rows]` int64, prompt included.
+    """
+
+    def __init__(self, columns: Tensor) -> None:
+        self.columns = columns
+
+    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
+        """`[rows]` bool, which rows are done."""
+        return self.columns <= input_ids.shape[1]
+
+
+class Generator:
+    """`generate` in two steps, so that many caches can continue from one reading of the prompt.
+
+    Args:
+        stop_at_newline: a new line ends an answer, and at least one token is generated.
+
+    Attributes:
+        ends: ids that end an answer.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any, stop_at_newline: bool = False) -> None:
+        self.model, self.tokenizer = model, tokenizer
+        self.stop_at_newline = stop_at_newline
+        self.ends = end_tokens(model, tokenizer, stop_at_newline)
+
+    def first(self, inputs: Inputs, cache: DynamicCache, chunk: int | None = None) -> Tensor:
+        """Read what the cache has not seen of the prompts; the first token of each answer, `[rows]` int64."""
+        settings: dict[str, Any] = {"min_new_tokens": 1} if self.stop_at_newline else {}
+        if chunk is not None:
+            settings["prefill_chunk_size"] = chunk
+        return self._generate(inputs.ids, inputs.mask, cache, max_new_tokens=1, **settings)[:, -1]
+
+    def rest(self, inputs: Inputs, first: Tensor, cache: DynamicCache, limits: Sequence[int]) -> Tensor:
+        """All tokens of the answers, `[rows, tokens]`; see `until_end` for where a row's own answer stops.
+
+        Args:
+            first: `[rows]`, not yet fed to the cache.
+            limits: most tokens per row.
+        """
+        tokens = first[:, None].to(inputs.ids.device)
+        most = torch.tensor(limits, device=tokens.device)
+        ended = torch.isin(tokens[:, 0], torch.tensor(sorted(self.ends), dtype=torch.int64, device=tokens.device))
+        if bool((ended | (most <= 1)).all()):
+            return tokens
+        ids, mask = inputs.extended(tokens)
+        width = inputs.ids.shape[1]
+        stop = StopAtColumn((width + most).masked_fill(ended, 0))
+        output = self._generate(
+            ids, mask, cache, max_new_tokens=max(limits) - 1, stopping_criteria=StoppingCriteriaList([stop])
+        )
+        return output[:, width:]
+
+    @torch.inference_mode()
+    def _generate(self, ids: Tensor, mask: Tensor, cache: DynamicCache, **settings: Any) -> Tensor:
+        own = self.model.generation_config
+        neutral = {name: value for name, value in _NEUTRAL.items() if getattr(own, name, None) not in (None, value)}
+        output: Tensor = self.model.generate(
+            input_ids=ids,
+            attention_mask=mask,
+            past_key_values=cache,
+            do_sample=False,
+            num_beams=1,
+            use_cache=True,
+            # A checkpoint may ask for another length, for another cache, or for more than the tokens.
+            max_length=None,
+            cache_implementation=None,
+            return_dict_in_generate=False,
+            eos_token_id=sorted(self.ends) or None,
+            pad_token_id=filler(ids[:, -1].tolist()),
+            **neutral,
+            **settings,
+        )
+        return output
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """An answer as it is scored."""
+        text: str = self.tokenizer.decode(tokens, skip_special_tokens=True)
+        return text
+
+
+def filler(last: Sequence[int]) -> int:
+    """An id for the columns after a row's end. No prompt ends in it, or `generate` would warn of right padding."""
+    return next(token for token in range(len(last) + 1) if token not in last)
+
+
+def end_tokens(model: Any, tokenizer: Any, stop_at_newline: bool) -> frozenset[int]:
+    """Ids that end an answer: the checkpoint's list, the tokenizer's own, and a new line where the task says so."""
+    listed = model.generation_config.eos_token_id
+    ends = {listed} if isinstance(listed, int) else set(listed or [])
+    if tokenizer.eos_token_id is not None:
+        ends.add(tokenizer.eos_token_id)
+    if stop_at_newline:
+        ends.add(tokenizer.encode("\n", add_special_tokens=False)[-1])
+    return frozenset(ends)
+
+
+def until_end(tokens: Sequence[int], limit: int, ends: Set[int]) -> list[int]:
+    """A row's own answer: at most `limit` tokens, up to the first one that ends it, which counts."""
+    own = list(tokens[:limit])
+    return own[: next((index + 1 for index, token in enumerate(own) if token in ends), len(own))]

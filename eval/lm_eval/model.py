@@ -1,0 +1,233 @@
+"""The model type `hf-paged-eviction` of lm-evaluation-harness."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, fields
+from typing import Any
+
+import torch
+from lm_eval.api.registry import register_model
+from lm_eval.models.huggingface import HFLM
+from torch import Tensor
+from torch.nn.functional import log_softmax
+from tqdm import tqdm
+
+from hf_paged_eviction import PagedEvictionCache, __version__, make_policy
+from hf_paged_eviction.allocators import make_allocator
+from hf_paged_eviction.attention import PAGED_EVICTION
+
+from .. import embedded
+from ..errors import UserError
+from ..settings import EMBEDDED
+from .cache_settings import CacheSettings
+from .likelihood import Answer, Forward, Row, score
+
+#: What the harness hands to `_loglikelihood_tokens`: the two strings (or None), context ids, continuation ids.
+Request = tuple[Any, list[int], list[int]]
+
+
+@register_model("hf-paged-eviction")
+class PagedEvictionLM(HFLM):  # type: ignore[misc]
+    """An `HFLM` that generates, and scores continuations, through `PagedEvictionCache`.
+
+    Likelihoods are those of decoding: the context is read and compressed, and every token of the continuation is
+    predicted from what is held then (see `likelihood`). A rolling likelihood has no context to compress, so its windows
+    go through the cache token by token once the budget is full: that takes as long as generating the text would.
+
+    Args:
+        pretrained: as for `HFLM`; "embedded" is the small model that ships with this package.
+        budget, keep_ratio, block_size, policy, heads, sink_tokens, protected_prefix, allocator: as for
+            `PagedEvictionCache`; `keep_ratio` is taken of each prompt without its pads. A policy or allocator that
+            looks at attention makes "paged_eviction" the default of `attn_implementation`.
+        prefill_chunk_size: tokens of the prompt per forward; None = all at once.
+        dtype: as for `HFLM`; "auto" is float32 for the embedded model.
+        kwargs: every other argument of `HFLM`.
+
+    Raises:
+        UserError: arguments or a model that cannot work, before any weight is read.
+    """
+
+    def __init__(
+        self,
+        pretrained: Any,
+        *,
+        budget: int | None = None,
+        keep_ratio: float | None = None,
+        block_size: int = 16,
+        policy: Any = "paged_eviction",
+        heads: str = "shared",
+        sink_tokens: int | None = None,
+        protected_prefix: int = 0,
+        allocator: Any = "uniform",
+        prefill_chunk_size: int | None = None,
+        dtype: Any = "auto",
+        **kwargs: Any,
+    ) -> None:
+        _refuse_misspelt(kwargs)
+        self._cache = CacheSettings(
+            budget, keep_ratio, block_size, policy, heads, sink_tokens, protected_prefix, allocator, prefill_chunk_size
+        )
+        if self._cache.needs_attention and isinstance(pretrained, str):
+            kwargs.setdefault("attn_implementation", PAGED_EVICTION)
+        self._attention: str | None = kwargs.get("attn_implementation")
+        if isinstance(pretrained, str) and pretrained == EMBEDDED:
+            # The shipped file is half precision to be small, not to be computed in.
+            pretrained, dtype = str(embedded.path()), torch.float32 if dtype == "auto" else dtype
+        super().__init__(pretrained, dtype=dtype, **kwargs)
+
+    def _get_backend(self, config: Any, *args: Any, **kwargs: Any) -> None:
+        super()._get_backend(config, *args, **kwargs)
+        if self.backend != "causal":
+            raise UserError(f"hf-paged-eviction serves decoder-only models, and {config.model_type} is none: use hf")
+        self._cache.check(config, self._attention)
+
+    def get_model_info(self) -> dict[str, Any]:
+        """What the harness writes into its results, and how the cache was set."""
+        info: dict[str, Any] = super().get_model_info()
+        settings = asdict(self._cache) | {
+            "policy": make_policy(self._cache.policy).label,
+            "allocator": make_allocator(self._cache.allocator).name,
+        }
+        return {**info, "hf_paged_eviction": {"version": __version__, **settings}}
+
+    def _new_cache(self, tokens: int, mask: Tensor | None = None) -> PagedEvictionCache:
+        return self._cache.new_cache(self.model.config, tokens, mask)
+
+    # ---- generation -----------------------------------------------------------------------------------------------
+
+    def _model_generate(self, context: Tensor, max_length: int, stop: list[str], **kwargs: Any) -> Tensor:
+        mask = kwargs.pop("attention_mask", None)
+        mask = torch.ones_like(context) if mask is None else mask
+        if self._cache.prefill_chunk_size is not None:
+            kwargs["prefill_chunk_size"] = self._cache.prefill_chunk_size
+        lengths = mask.sum(-1).tolist()
+        # The harness pads on the left. What is a pad in all rows of a group is left out.
+        parts: list[tuple[list[int], int, Tensor]] = []
+        for tokens, rows in self._groups(lengths):
+            pads = context.shape[1] - max(lengths[row] for row in rows)
+            ids, real = context[rows, pads:], mask[rows, pads:]
+            cache = self._new_cache(tokens, real)
+            ids = super()._model_generate(
+                ids, max_length - pads, stop, attention_mask=real, past_key_values=cache, **kwargs
+            )
+            parts.append((rows, pads, ids))
+        width = max(pads + ids.shape[1] for _, pads, ids in parts)
+        output = context.new_full((len(context), width), self.tokenizer.pad_token_id)
+        for rows, pads, ids in parts:
+            output[rows, pads : pads + ids.shape[1]] = ids
+        return output
+
+    def _groups(self, lengths: Sequence[int]) -> list[tuple[int, list[int]]]:
+        """Budgets, and the rows that may share a cache of that budget, given the lengths of their prompts.
+
+        A row's answer must not depend on its batch, but the chunks of a prefill begin where the batch begins: with
+        them, only prompts of equal length go together.
+        """
+        chunked = self._cache.prefill_chunk_size is not None
+        groups: dict[tuple[int, int], list[int]] = {}
+        for row, length in enumerate(lengths):
+            groups.setdefault((self._cache.tokens(length), length if chunked else 0), []).append(row)
+        return [(tokens, rows) for (tokens, _), rows in groups.items()]
+
+    # ---- likelihood -----------------------------------------------------------------------------------------------
+
+    def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> list[float]:
+        """The likelihood of whole texts; each window starts with an empty cache."""
+        if self._cache.budget is None:
+            raise UserError(
+                "keep_ratio is a share of the prompt, and a rolling likelihood (perplexity) has no prompt: use budget="
+            )
+        rolled: list[float] = super().loglikelihood_rolling(requests, disable_tqdm)
+        return rolled
+
+    def _loglikelihood_tokens(
+        self, requests: Sequence[Request], disable_tqdm: bool = False, override_bs: int | None = None
+    ) -> list[Answer]:
+        answers: list[Answer | None] = [None] * len(requests)
+        rows = _rows(requests, self.max_length)
+        hidden = disable_tqdm or self.rank != 0
+        progress = tqdm(total=len(requests), disable=hidden, desc="Running loglikelihood requests")
+        for batch in _batches(list(rows), self._likelihood_batch(requests, override_bs)):
+            for row, found in zip(batch, self._score(batch), strict=True):
+                for index, answer in zip(rows[row], found, strict=True):
+                    answers[index] = answer
+                    strings = requests[index][0]
+                    if strings is not None:
+                        self.cache_hook.add_partial("loglikelihood", strings, answer)
+                    progress.update()
+        progress.close()
+        return [answer for answer in answers if answer is not None]
+
+    def _likelihood_batch(self, requests: Sequence[Request], override: int | None) -> int:
+        if self.batch_size != "auto":
+            return int(self.batch_size)
+        if override is not None or not requests:
+            return override or 1
+        longest = max(range(len(requests)), key=lambda index: len(requests[index][1]) + len(requests[index][2]))
+        return int(self._detect_batch_size(requests, longest))
+
+    def _score(self, batch: Sequence[Row]) -> list[list[Answer]]:
+        """Answers to each row, whose budgets may differ."""
+        answers: list[list[Answer]] = [[]] * len(batch)
+        for tokens, indices in self._groups([len(row.context) for row in batch]):
+            rows = [batch[index] for index in indices]
+            forward = self._forward(self._new_cache(tokens))
+            # Attention is looked at in another way where several tokens come at once.
+            room = 0 if self._cache.needs_attention else tokens
+            scores = score(forward, rows, room, self._cache.prefill_chunk_size, self.device)
+            for index, found in zip(indices, scores, strict=True):
+                answers[index] = found
+        return answers
+
+    def _forward(self, cache: PagedEvictionCache) -> Forward:
+        accepted = inspect.signature(self.model.forward).parameters
+        precision = self.mixed_precision_dtype
+
+        def forward(ids: Tensor, mask: Tensor, positions: Tensor, keep: int) -> Tensor:
+            optional = {"position_ids": positions, "logits_to_keep": keep}
+            with torch.no_grad(), torch.autocast(self.device.type, precision, enabled=precision is not None):
+                logits = self.model(
+                    input_ids=ids,
+                    attention_mask=mask,
+                    past_key_values=cache,
+                    use_cache=True,
+                    **{name: value for name, value in optional.items() if name in accepted},
+                ).logits
+            return log_softmax(logits[:, -keep:], dim=-1, dtype=self.softmax_dtype)
+
+        return forward
+
+
+def _refuse_misspelt(arguments: Iterable[str]) -> None:
+    """Arguments that are not ours reach `from_pretrained`, which would complain late and say little."""
+    ours = [field.name for field in fields(CacheSettings)]
+    for name in arguments:
+        close = difflib.get_close_matches(name, ours, n=1, cutoff=0.75)
+        if close:
+            raise UserError(f"unknown model argument {name!r}: did you mean {close[0]!r}?")
+
+
+def _rows(requests: Sequence[Request], max_length: int) -> dict[Row, list[int]]:
+    """What to run, longest first, with the indices of the requests that it answers, one per `Row.last`."""
+    shared: dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]] = {}
+    for index, (_, context, continuation) in enumerate(requests):
+        kept = max_length + 1 - len(continuation)
+        if kept < 1 or not context or not continuation:
+            raise UserError(
+                f"a continuation of {len(continuation)} tokens after {len(context)} does not fit: the model takes "
+                f"{max_length} tokens, and at least one of each is needed"
+            )
+        # Too long: the context loses its oldest tokens, as for every model of the harness.
+        shared.setdefault((tuple(context[-kept:]), tuple(continuation[:-1])), []).append(index)
+    rows = {
+        Row(context, middle, tuple(requests[index][2][-1] for index in indices)): indices
+        for (context, middle), indices in shared.items()
+    }
+    return dict(sorted(rows.items(), key=lambda item: -len(item[0].context) - len(item[0].middle)))
+
+
+def _batches(rows: list[Row], size: int) -> Iterator[list[Row]]:
+    return (rows[first : first + size] for first in range(0, len(rows), size))

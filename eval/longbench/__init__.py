@@ -1,0 +1,21 @@
+"""LongBench, LongBench-E and LongBench v2: tasks, prompts, records."""
+
+from __future__ import annotations
+
+from . import v2
+from .data import data_digest, load_samples, prompt_digest
+from .tasks import CATEGORIES, PRESETS, PROMPTS, TASKS, LongBenchTask
+
+V2 = v2.NAME
+
+__all__ = [
+    "CATEGORIES",
+    "PRESETS",
+    "PROMPTS",
+    "TASKS",
+    "V2",
+    "LongBenchTask",
+    "data_digest",
+    "load_samples",
+    "prompt_digest",
+]

@@ -1,0 +1,10 @@
+"""Metrics of LongBench, LongBench v2, RULER and LongEval: pure functions of a prediction and its answers."""
+
+from __future__ import annotations
+
+from .code import EDIT_SIMILARITIES
+from .prediction import first_line_of
+from .rouge import ROUGES
+from .score import METRICS, score_sample
+
+__all__ = ["EDIT_SIMILARITIES", "METRICS", "ROUGES", "first_line_of", "score_sample"]

@@ -1,0 +1,198 @@
+"""Some prompts of a batch, as many as fit into memory, under every policy and budget that they miss."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence, Set
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import DynamicCache
+
+from hf_paged_eviction import EvictionPolicy, make_policy
+
+from .agreement import FullAnswer, identical_share, mean_kl
+from .decoding import Decoding, decode
+from .efficiency import PeakMemory
+from .generation import Generator
+from .oracle import Oracle, look_ahead
+from .prefill import Inputs, can_share, input_device
+from .prompts import Batch
+from .recording import shows_queries
+from .remembering import Memory, remembering
+from .results import Row
+from .rows import Answer, finished_row
+from .settings import TaskSettings
+from .start import First, Reader, Source
+from .variants import RowKey, Variant, make_cache, row_key, variants
+
+
+@dataclass(frozen=True)
+class Group:
+    """Prompts that run together under one variant.
+
+    Attributes:
+        tokens: held by each row of the cache, None = all.
+        rows: their indices in the batch.
+    """
+
+    variant: Variant
+    tokens: int | None
+    rows: tuple[int, ...]
+
+    @property
+    def is_full(self) -> bool:
+        return self.tokens is None
+
+
+class Part:
+    """One attempt at some rows of a batch.
+
+    Args:
+        rows: indices of the prompts; they share a stop rule.
+        done: rows that exist already; it may grow while results are taken.
+        share: whether one reading of the prompts may serve all caches.
+
+    Attributes:
+        shared: whether it does.
+        running: the rows that are being worked on.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        settings: TaskSettings,
+        batch: Batch,
+        rows: Sequence[int],
+        done: Set[RowKey],
+        share: bool,
+    ) -> None:
+        self.model, self.settings, self.batch, self.done = model, settings, batch, done
+        self.device = input_device(model)
+        missing = [row for row in rows if any(self._misses(variant, row) for variant in variants(settings))]
+        self.groups = [group for variant in variants(settings) for group in self._groups(variant, missing)]
+        self.prompts = [batch.prompts[row] for row in missing]
+        self.generator = Generator(model, tokenizer, any(each.sample.stop_at_newline for each in self.prompts))
+        self.reader = Reader(model, settings, self.generator)
+        # One cache alone is better off reading the prompts by itself.
+        several = len({group.variant for group in self.groups}) > 1
+        plain = can_share(DynamicCache(config=model.config))
+        self.shared = share and several and settings.prefill_chunk_size is None and plain
+        self.running: list[RowKey] = []
+        self.oracle: tuple[tuple[int, ...], Oracle] | None = None
+        self.memory: tuple[str, Memory] | None = None
+        self.full_answers: dict[int, FullAnswer] = {}
+
+    def _misses(self, variant: Variant, row: int) -> bool:
+        return variant.key(self.batch, self.batch.prompts[row]) not in self.done
+
+    def _groups(self, variant: Variant, rows: Sequence[int]) -> list[Group]:
+        """What a variant has to answer; prompts whose budgets differ stay apart."""
+        groups: dict[int | None, list[int]] = {}
+        for row in rows:
+            # Agreement needs the full cache's answer again, even if its row is there.
+            if self._misses(variant, row) or (self.settings.agreement and variant.budget.is_full):
+                tokens = variant.budget_tokens(self.settings, self.batch, self.batch.prompts[row])
+                groups.setdefault(tokens, []).append(row)
+        return [Group(variant, tokens, tuple(members)) for tokens, members in groups.items()]
+
+    def results(self) -> Iterator[list[Row]]:
+        """Rows of one group after the other."""
+        if not self.groups:
+            return
+        self.running = [key for group in self.groups for key in self._keys(group)]
+        source = self.reader.source(self.prompts, queries=self._keeps_queries()) if self.shared else None
+        for group in self.groups:
+            if not (self.settings.agreement and group.is_full):
+                self.running = self._keys(group)
+            rows = [row for row in self._answer(group, source) if row_key(row) not in self.done]
+            if rows:
+                yield rows
+
+    def _keeps_queries(self) -> bool:
+        needed = any(group.variant.needs_queries and not group.variant.is_oracle for group in self.groups)
+        return needed and shows_queries(self.model)
+
+    def _keys(self, group: Group) -> list[RowKey]:
+        prompts = [self.batch.prompts[row] for row in group.rows]
+        return [key for prompt in prompts if (key := group.variant.key(self.batch, prompt)) not in self.done]
+
+    def _answer(self, group: Group, source: Source | None) -> list[Row]:
+        memory = PeakMemory(self.device)
+        prompts = [self.batch.prompts[row] for row in group.rows]
+        # Where the question decides what is evicted, no two questions share a context.
+        inputs = self.reader.inputs(prompts, apart=group.variant.is_oracle)
+        cache = self._cache(group, inputs, source)
+        if source is not None and not source.fills(cache):
+            source = None
+        start = self.reader.start(inputs, cache, source)
+        del cache
+        # Decoding uses it up.
+        compressed = deepcopy(start.cache) if self.settings.agreement and not group.is_full else None
+        limits = [prompt.sample.max_new_tokens for prompt in prompts]
+        decoding = decode(self.generator, inputs, start, limits, record=self.settings.agreement and group.is_full)
+        # Beside a source, the peak says nothing of this cache.
+        peak = {"peak_bytes": None if self.shared else memory.bytes(), "shared_prefill": source is not None}
+        if source is not None and start.cache is source.cache:
+            source.rewind()
+        first = start.first
+        del start
+        agreement = self._agreement(group, inputs, decoding, compressed, first)
+        return [
+            finished_row(
+                self.settings,
+                self.batch,
+                group.variant,
+                prompt,
+                Answer(self.generator.text(tokens), len(tokens), cost | peak, compared),
+            )
+            for prompt, tokens, cost, compared in zip(prompts, decoding.answers, decoding.costs, agreement, strict=True)
+        ]
+
+    def _cache(self, group: Group, inputs: Inputs, source: Source | None) -> DynamicCache:
+        # The full cache needs no copy where it can go on in the source and be cut back afterwards.
+        if group.is_full and source is not None and source.serves_as(inputs):
+            return source.cache
+        policy = self._policy(group, inputs, source)
+        return make_cache(self.model, self.settings, group.variant, group.tokens, inputs.context_mask, policy)
+
+    def _policy(self, group: Group, inputs: Inputs, source: Source | None) -> EvictionPolicy | None:
+        """One that knows more than its name says."""
+        variant = group.variant
+        if variant.is_oracle:
+            return self._look_ahead(group, inputs, source)
+        if source is None or not source.queries or not variant.needs_queries:
+            return None
+        # All budgets of a policy come one after the other.
+        if self.memory is None or self.memory[0] != variant.scorer:
+            self.memory = variant.scorer, Memory(source.queries.values())
+        return remembering(make_policy(variant.scorer), self.memory[1])
+
+    def _look_ahead(self, group: Group, inputs: Inputs, source: Source | None) -> Oracle:
+        # It is the same at every budget.
+        if self.oracle is None or self.oracle[0] != group.rows:
+            limits = [self.batch.prompts[row].sample.max_new_tokens for row in group.rows]
+            self.oracle = group.rows, look_ahead(self.reader, inputs, source, limits)
+        return self.oracle[1]
+
+    def _agreement(
+        self,
+        group: Group,
+        inputs: Inputs,
+        decoding: Decoding,
+        cache: DynamicCache | None,
+        first: First,
+    ) -> Sequence[dict[str, float] | None]:
+        """Of each row, with what the full cache said before."""
+        if first.logits is None:
+            return [None] * len(group.rows)
+        if cache is None:
+            self.full_answers |= {row: decoding.full_answer(index) for index, row in enumerate(group.rows)}
+            return [{"identical": 1.0, "kl": 0.0}] * len(group.rows)
+        answers = [self.full_answers[row] for row in group.rows]
+        divergences = mean_kl(self.model, inputs, cache, first.logits, answers)
+        return [
+            {"identical": identical_share(tokens, answer), "kl": divergence}
+            for tokens, answer, divergence in zip(decoding.answers, answers, divergences, strict=True)
+        ]

@@ -1,0 +1,78 @@
+"""Policies as a run names them: those of the library, the oracle, and each of them with an allocator."""
+
+from __future__ import annotations
+
+import re
+from difflib import get_close_matches
+
+from hf_paged_eviction import available_policies, make_policy
+from hf_paged_eviction.allocators import make_allocator
+
+from .budgets import FULL
+from .errors import UserError
+
+#: Evicts what the rest of the full cache's answer attends to least; no policy of the library.
+ORACLE = "oracle"
+#: All policies of the library.
+ALL = "all"
+UNIFORM = "uniform"
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """Policy and allocator: "h2o@cake" is ("h2o", "cake"), "h2o" is ("h2o", "uniform")."""
+    policy, found, allocator = name.rpartition("@")
+    return (policy, allocator) if found and allocator.isidentifier() else (name, UNIFORM)
+
+
+def needs_queries(name: str) -> bool:
+    """Whether such a policy works with the attention implementation "paged_eviction" only.
+
+    Raises:
+        ValueError: there is no such policy or allocator.
+    """
+    policy, allocator = split_name(name)
+    make_allocator(allocator)
+    return policy == ORACLE or make_policy(policy).needs_queries or allocator != UNIFORM
+
+
+def choose_policies(typed: str) -> tuple[str, ...]:
+    """The names in a comma-separated list, each once; "full" and "all" stay what they are.
+
+    Raises:
+        UserError: there are none, or one is no policy.
+    """
+    names = tuple(dict.fromkeys(split_list(typed)))
+    if not names:
+        raise UserError(f"no policy in {typed!r}; choose from {', '.join(_known())}")
+    for name in names:
+        if name not in (FULL, ALL):
+            _check(name)
+    return names
+
+
+def split_list(typed: str) -> list[str]:
+    """The parts of a comma-separated list; a comma in parentheses belongs to its part."""
+    parts, depth = [""], 0
+    for piece in re.split(r"([(),])", typed):
+        if piece == "," and depth <= 0:
+            parts.append("")
+            continue
+        depth += {"(": 1, ")": -1}.get(piece, 0)
+        parts[-1] += piece
+    return [part.strip() for part in parts if part.strip()]
+
+
+def _check(name: str) -> None:
+    try:
+        needs_queries(name)
+    except (TypeError, ValueError) as error:
+        policy = split_name(name)[0]
+        if not policy.isidentifier() or policy in _known():
+            raise UserError(f"policy {name!r}: {error}") from error
+        close = get_close_matches(policy, _known(), n=1)
+        hint = f", did you mean {close[0]!r}?" if close else ";"
+        raise UserError(f"unknown policy {name}{hint} choose from {', '.join(_known())}") from error
+
+
+def _known() -> list[str]:
+    return [*available_policies(), ORACLE, FULL, ALL]

@@ -1,0 +1,260 @@
+"""Files of predictions, of this package (`results.jsonl`) and of LongBench's own `pred.py`, read into one shape."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .errors import UserError
+from .longbench.tasks import TASKS, LongBenchTask
+from .results import ROWS, SHARDS
+
+_KNOWN = ", ".join(name for name, task in TASKS.items() if not task.is_e)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One answer of a model, and what it is scored by.
+
+    Attributes:
+        place: file and line, for messages.
+        text: as generated.
+        words: the `length` field of the LongBench record.
+        metric: see `metrics.score_sample`; None: the task scores its own answers.
+        recorded: the score that stands in the file; None in files of `pred.py`.
+        metadata: of the sample.
+    """
+
+    place: str
+    text: str
+    answers: tuple[str, ...]
+    all_classes: tuple[str, ...] | None
+    words: int | None
+    metric: str | None
+    recorded: float | None
+    metadata: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Predictions that have one score: of one task and, in rows of this package, of one length, policy and budget.
+
+    Attributes:
+        source: the file, or the folder of a run.
+        longbench: the task's rules, if it is one of LongBench.
+        repeated: lines that are equal to an earlier one.
+    """
+
+    source: Path
+    task: str
+    length: int | None
+    policy: str | None
+    budget: str | None
+    longbench: LongBenchTask | None
+    predictions: tuple[Prediction, ...]
+    repeated: int = 0
+
+
+@dataclass(frozen=True)
+class _Line:
+    path: Path
+    number: int
+    content: bytes
+    row: dict[str, Any]
+
+    @property
+    def place(self) -> str:
+        return f"{self.path}, line {self.number}"
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        texts = self.field(name, list)
+        if not texts or not all(isinstance(text, str) for text in texts):
+            raise UserError(
+                f"{self.place}: {name!r} must be a list of texts with at least one in it, not {_show(texts)}"
+            )
+        return tuple(texts)
+
+    def field(self, name: str, *kinds: type) -> Any:
+        """A field of one of these types; `type(None)` among them lets it be absent."""
+        value = self.row.get(name)
+        if type(value) in kinds:
+            return value
+        if name not in self.row:
+            raise UserError(f"{self.place} has no field {name!r}; its fields are: {', '.join(self.row) or 'none'}")
+        raise UserError(f"{self.place}: {name!r} must be {_names(kinds)}, not {_show(value)}")
+
+
+def read_groups(path: Path, longbench_e: bool) -> Iterator[Group]:
+    """Groups of predictions in a file or folder, in the order of the lines.
+
+    Args:
+        path: a file, a folder of a run, or a folder of files of `pred.py`, one per task and named after it.
+        longbench_e: what is named after a task of LongBench belongs to LongBench-E. Files in a folder `pred_e` (or one
+            level below it) do so anyway.
+
+    Raises:
+        UserError: nothing is there, a line is damaged or repeated, or a task is unknown.
+    """
+    for files in _runs(path):
+        lines = [line for file in files for line in _read(file)]
+        if not lines:
+            raise UserError(f"{files[0]} holds no predictions: the file is empty")
+        if "pred" in lines[0].row:
+            yield _official(lines, longbench_e)
+        elif not {"task", "prediction"} & lines[0].row.keys() or "loss" in lines[0].row:
+            raise UserError(
+                f"{lines[0].place} is no prediction: a row has a field 'prediction', or 'pred' if pred.py wrote it"
+            )
+        else:
+            yield from _own(path if path.is_dir() else files[0], lines, longbench_e)
+
+
+def _runs(path: Path) -> list[list[Path]]:
+    """Files that belong together: one each, but for the parts of a run that was stopped."""
+    if not path.is_dir():
+        if not path.exists():
+            raise UserError(f"{path} does not exist: give files of predictions or the folders that hold them")
+        return [[path]]
+    rows = [file for pattern in (ROWS, SHARDS) for file in sorted(path.glob(pattern))]
+    found = [rows] if rows else [[file] for file in sorted(path.glob("*.jsonl"))]
+    if not found:
+        inside = sorted({str(file.parent) for file in path.glob("*/*.jsonl")})
+        hint = f"; give the folders inside it: {' '.join(inside)}" if inside else ""
+        raise UserError(f"{path} holds no .jsonl file{hint}")
+    return found
+
+
+def _read(path: Path) -> Iterator[_Line]:
+    try:
+        with path.open("rb") as file:  # lines end at newlines only: str.splitlines would cut at U+2028 too
+            for number, content in enumerate(file, 1):
+                if content.strip():
+                    yield _Line(path, number, content.strip(), _row(f"{path}, line {number}", content))
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def _row(place: str, content: bytes) -> dict[str, Any]:
+    try:
+        row = json.loads(content.decode())
+    except json.JSONDecodeError as error:
+        cut = "" if content.endswith(b"\n") else " (the line was cut off)"
+        raise UserError(f"{place}, column {error.colno} is not JSON: {error.msg}{cut}; {_REPAIR}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{place} is not UTF-8: {error.reason} at byte {error.start + 1}; {_REPAIR}") from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{place} is not JSON: {error}; {_REPAIR}") from error
+    if not isinstance(row, dict):
+        raise UserError(f"{place} is not a row of a prediction but {_show(row)}; {_REPAIR}")
+    return row
+
+
+_REPAIR = "delete this line, or write the file anew"
+
+
+def _official(lines: Sequence[_Line], longbench_e: bool) -> Group:
+    path = lines[0].path
+    in_e = longbench_e or "pred_e" in (path.absolute().parent.name, path.absolute().parent.parent.name)
+    task = _task(path.stem, in_e)
+    if task is None:
+        raise UserError(f"{path}: a file of predictions has the name of its task; the tasks are: {_KNOWN}")
+    repeated = _refuse_second_run(lines, task)
+    predictions = [
+        Prediction(
+            place=line.place,
+            text=line.field("pred", str),
+            answers=line.texts("answers"),
+            all_classes=line.texts("all_classes") if line.row.get("all_classes") else None,
+            words=line.field("length", int, *([] if task.is_e else [type(None)])),
+            metric=task.metric,
+            recorded=None,
+            metadata={},
+        )
+        for line in lines
+    ]
+    return Group(path, task.name, None, None, None, task, tuple(predictions), repeated)
+
+
+def _task(name: str, in_e: bool) -> LongBenchTask | None:
+    """The task of LongBench, or of LongBench-E; None for any other."""
+    if name in TASKS and in_e and not TASKS[name].is_e and f"{name}_e" not in TASKS:
+        raise UserError(f"task {name!r} is not one of LongBench-E")
+    return TASKS.get(f"{name}_e" if in_e and not name.endswith("_e") else name)
+
+
+def _refuse_second_run(lines: Sequence[_Line], task: LongBenchTask) -> int:
+    """How many lines repeat an earlier one. A few are two samples by chance: `pred.py` writes no name of the sample.
+
+    Raises:
+        UserError: more than one in fifty does, or the task has fewer samples: `pred.py` appends to the file of an
+            earlier run.
+    """
+    first: dict[bytes, int] = {}
+    places = [(line.number, first.setdefault(line.content, line.number)) for line in lines]
+    repeated = [(number, earlier) for number, earlier in places if number != earlier]
+    why = "pred.py appends to the file of an earlier run, so these are probably several runs: keep the lines of one"
+    if len(repeated) > len(lines) // 50:
+        shown = ", ".join(f"{number} (as {earlier})" for number, earlier in repeated[:5])
+        more = ", ..." if len(repeated) > 5 else ""
+        raise UserError(
+            f"{lines[0].path}: {len(repeated)} of {len(lines)} lines repeat an earlier one: lines {shown}{more}; {why}"
+        )
+    if len(lines) > task.samples:
+        raise UserError(f"{lines[0].path} has {len(lines)} lines, but {task.name} {task.samples} samples; {why}")
+    return len(repeated)
+
+
+def _own(source: Path, lines: Sequence[_Line], longbench_e: bool) -> Iterator[Group]:
+    seen: dict[tuple[Any, ...], _Line] = {}
+    groups: dict[tuple[str, int | None, str, str], list[Prediction]] = {}
+    for line in lines:
+        group = _group_key(line)
+        key = (*group, line.field("id", str))
+        if key in seen:
+            raise UserError(
+                f"{line.place} repeats line {seen[key].number} of {seen[key].path} (same task, length, policy, budget "
+                "and id): delete one of them, or run the same `paged-eviction eval` again, which puts it right"
+            )
+        seen[key] = line
+        groups.setdefault(group, []).append(_own_prediction(line))
+    for (task, length, policy, budget), predictions in groups.items():
+        rules = _task(task, longbench_e)
+        if rules is None and longbench_e:
+            raise UserError(f"{source}: task {task!r} is not one of LongBench-E")
+        name = rules.name if rules else task
+        yield Group(source, name, length, policy, budget, rules, tuple(predictions))
+
+
+def _group_key(line: _Line) -> tuple[str, int | None, str, str]:
+    return (
+        line.field("task", str),
+        line.field("length", int, type(None)),
+        line.field("policy", str),
+        line.field("budget", str),
+    )
+
+
+def _own_prediction(line: _Line) -> Prediction:
+    return Prediction(
+        place=line.place,
+        text=line.field("prediction", str),
+        answers=line.texts("answers"),
+        all_classes=line.texts("all_classes") if line.row.get("all_classes") else None,
+        words=line.field("record_length", int, type(None)),
+        metric=line.field("metric", str, type(None)),
+        recorded=line.field("score", float, int, type(None)),
+        metadata=line.field("metadata", dict),
+    )
+
+
+def _names(kinds: Sequence[type]) -> str:
+    names = {str: "a text", int: "a whole number", float: "a number", list: "a list", dict: "an object"}
+    return " or ".join(names.get(kind, "null") for kind in kinds)
+
+
+def _show(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,53 @@
+"""Named choices of options: `--preset NAME` fills in what was not given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from .errors import UserError
+
+
+@dataclass(frozen=True)
+class Preset:
+    """Options that belong together.
+
+    Attributes:
+        description: what they are for.
+        models: each runs in turn, with a folder of its own below the output.
+        options: values by the name of the option.
+    """
+
+    description: str
+    models: tuple[str, ...] = ()
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+PRESETS = {
+    "paper": Preset(
+        "the setup of PagedEviction (arXiv 2509.04377): three Llama models, five tasks of LongBench, four policies and "
+        "the full cache",
+        models=(
+            "meta-llama/Llama-3.2-1B-Instruct",
+            "meta-llama/Llama-3.2-3B-Instruct",
+            "meta-llama/Llama-3.1-8B-Instruct",
+        ),
+        options={
+            "tasks": "hotpotqa,qasper,multifieldqa_en,gov_report,multi_news",
+            "policies": "paged_eviction,streaming_llm,key_norm,keydiff",
+            "budgets": "256,512,1024,2048,4096,full",
+            "block_size": 16,
+        },
+    ),
+    "thorough": Preset(
+        "the built-in suite at three lengths, 128 questions each",
+        options={"tasks": "suite", "length": "512,1024,2048", "limit": 128},
+    ),
+}
+
+
+def get_preset(name: str) -> Preset:
+    """The preset of that name."""
+    if name not in PRESETS:
+        raise UserError(f"unknown preset {name!r}; choose from {', '.join(PRESETS)}")
+    return PRESETS[name]

@@ -1,0 +1,56 @@
+"""How far answers are from those of the full cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from ..results import Row
+from .runs import Run, Variant
+from .scores import Line, lines_of, table_of_lines
+from .table import Column, Table, Value
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Means over answers.
+
+    Attributes:
+        identical: share of the tokens that the full cache gives too, 0 to 1.
+        kl: nats per token, of the next-token distributions while the full cache's answer is fed.
+        answers: that were compared.
+    """
+
+    identical: float | None
+    kl: float | None
+    answers: int
+
+
+def agreement_of(rows: Iterable[Row]) -> Agreement | None:
+    """None if no answer was compared."""
+    found = [row["agreement"] for row in rows if row.get("agreement")]
+    if not found:
+        return None
+    identical = [one["identical"] for one in found if one.get("identical") is not None]
+    kl = [one["kl"] for one in found if one.get("kl") is not None]
+    return Agreement(fmean(identical) if identical else None, fmean(kl) if kl else None, len(found))
+
+
+def agreement_at(run: Run, variant: Variant) -> Agreement | None:
+    """Over all answers of a policy and budget."""
+    return agreement_of(row for row in run.rows if (row["policy"], row["budget"]) == variant)
+
+
+def agreement_table(runs: Sequence[Run]) -> Table | None:
+    """One row per policy and budget, over all tasks."""
+    columns = [Column("identical tokens (%)", 1), Column("KL (nats)", 4), Column("answers compared")]
+
+    def values(line: Line) -> list[Value]:
+        found = agreement_at(line.run, line.variant)
+        if found is None:
+            return [None] * len(columns)
+        share = None if found.identical is None else 100 * found.identical
+        return [share, found.kl, found.answers]
+
+    return table_of_lines("agreement", "Agreement with the full cache", lines_of(runs), columns, values, best=[0])

@@ -1,0 +1,102 @@
+"""The sections of a report, each only if there is something to show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from ..longbench.tasks import TASKS
+from ..plot import accuracy_by_task, perplexity_by_position
+from ..summary import Cell, curves
+from .agreement import agreement_table
+from .comparison import comparison_tables, difference_table
+from .counts import count_table
+from .efficiency import efficiency_tables, lengths_of
+from .figures import (
+    Plot,
+    agreement_plot,
+    efficiency_plot,
+    heat_map,
+    needle_tasks,
+    score_over_buckets,
+    score_over_length,
+)
+from .runs import Run
+from .scores import cells_of, every_score, score_tables
+from .table import Table
+from .texts import text_table
+
+MakePlots = Callable[[Run], Iterable[Plot | None]]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A section before its plots are files.
+
+    Attributes:
+        name: its anchor.
+        plots: draws the plots of one run, one after the other, so that few figures are alive at a time.
+    """
+
+    name: str
+    title: str
+    tables: tuple[Table, ...] = ()
+    folded: tuple[Table, ...] = ()
+    plots: MakePlots | None = None
+    text: str = ""
+
+
+def parts(runs: Sequence[Run]) -> list[Part]:
+    """All sections that have a table or a plot."""
+    found = [
+        Part("scores", "Scores", tuple(score_tables(runs)), _some(every_score(runs)), _score_plots),
+        Part("length", "Score over length", plots=lambda run: (score_over_length(run), score_over_buckets(run))),
+        Part("needles", "Needles by depth", plots=lambda run: (heat_map(run, task) for task in needle_tasks(run))),
+        Part("perplexity", "Perplexity", _some(text_table(runs)), plots=_text_plots),
+        Part("agreement", "Agreement with the full cache", _some(agreement_table(runs)), plots=_agreement_plots),
+        _efficiency(runs),
+    ]
+    if len(runs) > 1:
+        tables = tuple(comparison_tables(runs))
+        text = "" if tables else "The runs have no question under the same policy and budget in common."
+        folded, shown = (tables, ()) if sum(len(table.rows) for table in tables) > 60 else ((), tables)
+        found.append(Part("comparison", "Runs compared", (*_some(difference_table(runs)), *shown), folded, text=text))
+    found.append(Part("counts", "Questions and answers", _some(count_table(runs))))
+    return found
+
+
+def _efficiency(runs: Sequence[Run]) -> Part:
+    tables = tuple(efficiency_tables(runs))
+    shown, folded = (tables, ()) if len(tables) == 1 else ((), tables)
+    return Part("efficiency", "Latency and memory", shown, folded, _efficiency_plots)
+
+
+def _some(table: Table | None) -> tuple[Table, ...]:
+    return (table,) if table else ()
+
+
+def _score_plots(run: Run) -> Iterable[Plot]:
+    groups: dict[str, list[Cell]] = {}
+    for cell in cells_of(run):
+        task = TASKS.get(cell.task)
+        groups.setdefault("others" if task is None else "longbench_e" if task.is_e else "longbench", []).append(cell)
+    for name, cells in groups.items():
+        panels = len({(cell.task, cell.length) for cell in cells})
+        caption = "Score over the budget, per task; the full cache as a line."
+        yield Plot(f"score_over_budget_{name}", caption, accuracy_by_task(cells), panels)
+
+
+def _text_plots(run: Run) -> Iterable[Plot]:
+    if run.texts:
+        length = max(row["length"] for row in run.texts)
+        figure = perplexity_by_position(curves(run.texts), length)
+        yield Plot("perplexity", "Perplexity over the position in the text; one panel per budget.", figure, 2)
+
+
+def _agreement_plots(run: Run) -> Iterable[Plot | None]:
+    yield agreement_plot(run)
+
+
+def _efficiency_plots(run: Run) -> Iterable[Plot | None]:
+    for length in lengths_of(run):
+        yield efficiency_plot(run, length)

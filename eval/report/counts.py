@@ -1,0 +1,127 @@
+"""What a run consists of, and what it lacks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from ..budgets import FULL
+from ..results import Row
+from .comparison import flat
+from .runs import Run, Source, Variant
+from .table import Column, Table, Value, without_empty
+
+
+@dataclass(frozen=True)
+class Gap:
+    """Questions that a policy and budget has not answered, though others have."""
+
+    run: Run
+    task: str
+    length: int | None
+    variant: Variant
+    found: int
+    expected: int
+
+
+def expected_variants(run: Run) -> list[Variant]:
+    """Policies and budgets that the settings or the rows name."""
+    asked: list[Variant] = []
+    for source in run.sources:
+        budgets, policies = source.named("budgets"), source.named("policies")
+        asked += [(FULL, budget) for budget in budgets if budget == FULL]
+        asked += [(policy, budget) for policy in policies for budget in budgets if budget != FULL]
+    # Folders that complete one another need not have every policy and budget each.
+    return list(dict.fromkeys([*run.variants, *(asked if len(run.sources) == 1 else ())]))
+
+
+def gaps(run: Run) -> list[Gap]:
+    """Every policy and budget that lacks answers to questions that another one has answered."""
+    found = []
+    for task in run.tasks:
+        for length in run.lengths(task):
+            ids = {row["id"] for variant in run.variants for row in run.of(task, length, variant)}
+            for variant in expected_variants(run):
+                count = len(run.of(task, length, variant))
+                if count < len(ids):
+                    found.append(Gap(run, task, length, variant, count, len(ids)))
+    return found
+
+
+def unfinished(run: Run) -> list[str]:
+    """Sentences about what the settings ask for and the rows do not have."""
+    sentences = []
+    for source in run.sources:
+        absent = [task for task in source.named("tasks") if task not in run.tasks]
+        if absent:
+            sentences.append(f"{source.folder}: no row yet of {', '.join(absent)}.")
+        sentences += _by_meta(source, len(run.rows) + len(run.texts) if len(run.sources) == 1 else None)
+    found = gaps(run)
+    if found:
+        missing = sum(gap.expected - gap.found for gap in found)
+        names = dict.fromkeys(f"{gap.variant[0]} at {gap.variant[1]}" for gap in found)
+        shown = ", ".join(list(names)[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+        sentences.append(f"{missing} answers are missing ({shown}): their scores are over fewer questions.")
+    return sentences
+
+
+def _by_meta(source: Source, rows: int | None) -> list[str]:
+    """What `run_meta.json` says of rows that are not there."""
+    sentences = []
+    wanted = flat(source.meta).get("rows.wanted")
+    if rows is not None and isinstance(wanted, int) and rows < wanted:
+        sentences.append(f"{source.folder}: {rows} of {wanted} rows are there; the command of the run continues it.")
+    failures = source.meta.get("failures")
+    for failure in failures if isinstance(failures, list) else ():
+        if isinstance(failure, dict):
+            sentences.append(f"{source.folder}: {failure.get('rows')} rows failed: {failure.get('reason')}")
+    return sentences
+
+
+def count_table(runs: Sequence[Run]) -> Table | None:
+    """Per task and length: questions, truncated prompts, missing answers."""
+    columns = (
+        Column("run"),
+        Column("task"),
+        Column("length"),
+        Column("questions"),
+        Column("prompt tokens (mean)", 0),
+        Column("truncated"),
+        Column("in the chat template"),
+        Column("empty answers"),
+        Column("missing answers"),
+    )
+    rows = tuple(
+        _counts(run, task, length, missing)
+        for run in runs
+        for missing in [gaps(run)]
+        for task in run.tasks
+        for length in run.lengths(task)
+    )
+    if not rows:
+        return None
+    note = "Truncated: prompts that lost their middle. Empty and missing answers are over all policies and budgets."
+    return without_empty(Table("counts", "Questions and answers", columns, rows, note))
+
+
+def _counts(run: Run, task: str, length: int | None, missing: Sequence[Gap]) -> tuple[Value, ...]:
+    rows = [row for variant in run.variants for row in run.of(task, length, variant)]
+    questions = {row["id"]: row for row in rows}
+    tokens = [row["prompt_tokens"] for row in questions.values() if row.get("prompt_tokens") is not None]
+    return (
+        run.label or None,
+        task,
+        length,
+        len(questions),
+        fmean(tokens) if tokens else None,
+        _number(questions.values(), "truncated"),
+        _number(questions.values(), "chat"),
+        sum(row["prediction"].strip() == "" for row in rows if row.get("prediction") is not None),
+        sum(gap.expected - gap.found for gap in missing if (gap.task, gap.length) == (task, length)),
+    )
+
+
+def _number(rows: Iterable[Row], name: str) -> int | None:
+    known = [row[name] for row in rows if row.get(name) is not None]
+    return sum(map(bool, known)) if known else None

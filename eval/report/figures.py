@@ -1,0 +1,286 @@
+"""The report's plots; those that a run draws too are in `plot`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import isclose
+from statistics import fmean
+from typing import Any
+
+from matplotlib.ticker import MaxNLocator
+
+from ..aggregates import BUCKETS
+from ..budgets import FULL
+from ..longbench.tasks import TASKS
+from ..plot import TOKEN_AXIS, budget_axis, score_axis
+from ..plot_style import COLUMNS, FULL_STYLE, finish, make_panels, policy_styles
+from ..summary import held_tokens
+from .agreement import Agreement, agreement_at
+from .efficiency import MIB, Cost, cost_at, lengths_of, scaled
+from .runs import Run, Variant
+from .scores import buckets_of
+
+WIDE = (4.2, 3.2)
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A figure of matplotlib under the name of its files.
+
+    Attributes:
+        caption: what it shows, also for those who cannot see it.
+        panels: how many stand side by side.
+    """
+
+    name: str
+    caption: str
+    figure: Any
+    panels: int
+
+
+Curve = tuple[list[float], list[float]]
+
+
+def _policies(run: Run) -> list[str]:
+    return sorted({policy for policy, _ in run.variants if policy != FULL})
+
+
+def score_over_length(run: Run) -> Plot | None:
+    """Decay: mean score of the tasks that have every length, against the length; one panel per budget."""
+    lengths = [length for length in lengths_of(run) if length is not None]
+    tasks = [task for task in run.tasks if set(lengths) <= set(run.lengths(task))]
+    if len(lengths) < 2 or not tasks:
+        return None
+
+    def curve(variant: Variant) -> Curve:
+        found = [(length, [run.of(task, length, variant) for task in tasks]) for length in lengths]
+        whole = [(length, groups) for length, groups in found if all(groups)]
+        return [float(length) for length, _ in whole], [
+            100 * fmean(fmean(row["score"] for row in rows) for rows in groups) for _, groups in whole
+        ]
+
+    figure, columns = _decay(run, curve, "length of the prompt (tokens)", lengths, list(map(str, lengths)))
+    caption = f"Score over the length of the prompt, mean of {_tasks(tasks)}; one panel per budget."
+    return Plot("score_over_length", caption, figure, columns)
+
+
+def score_over_buckets(run: Run) -> Plot | None:
+    """The same over the buckets of LongBench-E."""
+    tasks = [task for task in run.tasks if task in TASKS and TASKS[task].is_e]
+    if not tasks:
+        return None
+
+    def curve(variant: Variant) -> Curve:
+        found = [buckets_of(run, task, variant) for task in tasks]
+        whole = [at for at, name in enumerate(BUCKETS) if all(scores[name] is not None for scores in found)]
+        return [float(at) for at in whole], [fmean(scores[BUCKETS[at]] or 0.0 for scores in found) for at in whole]
+
+    places = list(range(len(BUCKETS)))
+    figure, columns = _decay(run, curve, "length of the record (words)", places, BUCKETS)
+    caption = f"LongBench-E: score over the length of the record, mean of {_tasks(tasks)}; one panel per budget."
+    return Plot("score_over_buckets", caption, figure, columns)
+
+
+def _tasks(tasks: Sequence[str]) -> str:
+    return tasks[0] if len(tasks) == 1 else f"{len(tasks)} tasks"
+
+
+def _decay(
+    run: Run, curve: Callable[[Variant], Curve], x_name: str, places: Sequence[float], names: Sequence[str]
+) -> tuple[Any, int]:
+    budgets = list(dict.fromkeys(budget for policy, budget in run.variants if policy != FULL)) or [FULL]
+    columns = 2 if len(budgets) == 4 else min(3, len(budgets))
+    figure, panels = make_panels(len(budgets), columns, WIDE, share_y=True)
+    styles, heights = policy_styles(_policies(run)), []
+    for axes, budget in zip(panels, budgets, strict=True):
+        for policy, own in run.variants:
+            if policy == FULL or own == budget:
+                places_found, scores = curve((policy, own))
+                heights += scores
+                style = FULL_STYLE if policy == FULL else {"label": policy, **styles[policy]}
+                axes.plot(places_found, scores, **style)
+        axes.set_title(f"budget {budget}", fontsize=11)
+        if len(places) > 1 and places[-1] >= 4 * places[0] > 0:
+            axes.set_xscale("log", base=2)
+        axes.set_xticks(places, names, rotation=45 if len(places) > 6 else 0, fontsize=9)
+        axes.minorticks_off()
+    score_axis(panels[0], heights)
+    return finish(figure, panels, columns, x_name, "score in %"), columns
+
+
+def efficiency_plot(run: Run, length: int | None) -> Plot | None:
+    """Latency and memory against the budget; a panel for everything that was measured."""
+    measures: list[tuple[str, Callable[[Cost], float | None]]] = [
+        ("prefill (s per batch)", lambda cost: cost.prefill),
+        ("time per token (ms)", lambda cost: scaled(cost.step, 1000)),
+        ("tokens per second", lambda cost: cost.rate),
+        ("inside the cache (% of a step)", lambda cost: scaled(cost.cache_share, 100)),
+        ("KV held (MiB per row)", lambda cost: scaled(cost.held, 1 / MIB)),
+        ("peak memory (MiB)", lambda cost: scaled(cost.peak, 1 / MIB)),
+    ]
+    costs = {variant: cost for variant in run.variants if (cost := cost_at(run, length, variant))}
+    known = [(name, of) for name, of in measures if any(of(cost) is not None for cost in costs.values())]
+    if not known:
+        return None
+    values = [(name, {variant: of(cost) for variant, cost in costs.items()}) for name, of in known]
+    figure = _over_budget(run, length, values)
+    size = "prompts of their own length" if length is None else f"prompts of {length} tokens"
+    caption = f"Latency and memory over the budget, {size}."
+    return Plot(f"efficiency_{length or 'own'}", caption, figure, min(3, len(known)))
+
+
+def agreement_plot(run: Run) -> Plot | None:
+    """Agreement with the full cache against the budget."""
+    measures: list[tuple[str, Callable[[Agreement], float | None]]] = [
+        ("identical tokens (%)", lambda found: scaled(found.identical, 100)),
+        ("KL divergence (nats per token)", lambda found: found.kl),
+    ]
+    found = {variant: one for variant in run.variants if variant[0] != FULL and (one := agreement_at(run, variant))}
+    known = [(name, of) for name, of in measures if any(of(one) is not None for one in found.values())]
+    if not known:
+        return None
+    figure = _over_budget(
+        run, ..., [(name, {variant: of(one) for variant, one in found.items()}) for name, of in known]
+    )
+    caption = "Agreement with the full cache over the budget, all tasks."
+    return Plot("agreement", caption, figure, len(known))
+
+
+def _over_budget(run: Run, length: Any, measures: Sequence[tuple[str, dict[Variant, float | None]]]) -> Any:
+    """One panel per measure; all lengths if `length` is an ellipsis."""
+    columns = min(3, len(measures))
+    figure, panels = make_panels(len(measures), columns, WIDE)
+    styles = policy_styles(_policies(run))
+    places = {variant: _held(run, length, variant) for variant in run.variants if variant[0] != FULL}
+    for axes, (name, values) in zip(panels, measures, strict=True):
+        for variant in run.variants:
+            if variant[0] == FULL and (height := values.get(variant)) is not None:
+                axes.axhline(height, **FULL_STYLE)
+        for policy in _policies(run):
+            points = sorted(
+                (place, height)
+                for variant, place in places.items()
+                if variant[0] == policy and place is not None and (height := values.get(variant)) is not None
+            )
+            if points:
+                axes.plot(*zip(*points, strict=True), label=policy, **styles[policy])
+        axes.set_title(name, fontsize=11)
+        axes.set_ylim(0, (axes.get_ylim()[1] or 1) * 1.05)
+        axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
+        budget_axis(axes, [place for place in places.values() if place is not None])
+    return finish(figure, panels, columns, TOKEN_AXIS)
+
+
+def _held(run: Run, length: Any, variant: Variant) -> int | None:
+    rows = [row for row in run.rows if (row["policy"], row["budget"]) == variant and length in (..., row["length"])]
+    return held_tokens(row["budget_tokens"] for row in rows)
+
+
+#: Rows and columns of a heat map: its cells, 0 to 1, None where no needle lay.
+Heat = list[list[float | None]]
+DEPTH_BINS = 10
+
+
+def depth_bins(depths: Sequence[float]) -> tuple[list[str], Callable[[float], int]]:
+    """Names of the rows of a heat map, and the row of a depth in [0, 1].
+
+    As many rows as there are depths, if they are few and whole percents; else ten of a tenth each.
+    """
+    distinct = sorted(set(depths))
+    if len(distinct) <= DEPTH_BINS + 1 and all(isclose(100 * depth, round(100 * depth)) for depth in distinct):
+        return [f"{100 * depth:.3g}" for depth in distinct], distinct.index
+    names = [f"{100 * at // DEPTH_BINS}-{100 * (at + 1) // DEPTH_BINS}" for at in range(DEPTH_BINS)]
+    return names, lambda depth: min(int(depth * DEPTH_BINS), DEPTH_BINS - 1)
+
+
+def needle_tasks(run: Run) -> list[str]:
+    """Tasks whose questions are about a place in the prompt."""
+    return list(dict.fromkeys(row["task"] for row in run.rows if _depth(row) is not None))
+
+
+def _depth(row: dict[str, Any]) -> float | None:
+    depth = (row.get("metadata") or {}).get("depth")
+    return float(depth) if isinstance(depth, (int, float)) and 0 <= depth <= 1 else None
+
+
+def heat(run: Run, task: str, columns: Sequence[tuple[int | None, Variant]]) -> tuple[list[str], Heat]:
+    """Mean score by depth (rows, from the beginning of the prompt) and by `columns`."""
+    every = [depth for row in run.rows if row["task"] == task and (depth := _depth(row)) is not None]
+    names, row_of = depth_bins(every)
+    cells: list[list[list[float]]] = [[[] for _ in columns] for _ in names]
+    for at, (length, variant) in enumerate(columns):
+        for row in run.of(task, length, variant):
+            if (depth := _depth(row)) is not None:
+                cells[row_of(depth)][at].append(row["score"])
+    return names, [[fmean(scores) if scores else None for scores in row] for row in cells]
+
+
+@dataclass(frozen=True)
+class _Panel:
+    title: str
+    names: Sequence[str]
+    columns: Sequence[tuple[int | None, Variant]]
+
+
+def heat_map(run: Run, task: str) -> Plot:
+    """Depth by length, a panel per policy and budget; of a single length depth by budget, a panel per policy."""
+    lengths, policies = run.lengths(task), _policies(run)
+    full = [variant for variant in run.variants if variant[0] == FULL]
+    panels: list[_Panel | None]
+    if len(lengths) > 1:
+        panels, columns = _length_panels(run, lengths)
+    else:
+        variants = {policy: [one for one in run.variants if one[0] == policy] + full for policy in policies}
+        panels = [
+            _Panel(policy, [budget for _, budget in mine], [(lengths[0], variant) for variant in mine])
+            for policy, mine in (variants or {"full cache": full}).items()
+        ]
+        columns = min(COLUMNS, len(panels))
+    figure = _heat_panels(run, task, panels, columns, "length (tokens)" if len(lengths) > 1 else "budget")
+    caption = f"{task}: mean score by the depth of the needle (0 is the beginning of the prompt; grey: no question)."
+    return Plot(f"depth_{task}", caption, figure, columns)
+
+
+def _length_panels(run: Run, lengths: Sequence[int | None]) -> tuple[list[_Panel | None], int]:
+    """A line of panels per policy, with a column per budget; the full cache at the end of the last line."""
+    names = [str(length) for length in lengths]
+    budgets = list(dict.fromkeys(budget for policy, budget in run.variants if policy != FULL))
+    policies, full = _policies(run), next((variant for variant in run.variants if variant[0] == FULL), None)
+    panels: list[_Panel | None] = []
+    for policy in policies or [FULL]:
+        for variant in ((policy, budget) for budget in budgets):
+            known = variant in run.variants
+            title = f"{policy}, {variant[1]}"
+            panels.append(_Panel(title, names, [(length, variant) for length in lengths]) if known else None)
+        if full:
+            last = policy == (policies or [FULL])[-1]
+            panels.append(_Panel("full cache", names, [(length, full) for length in lengths]) if last else None)
+    return panels, len(budgets) + bool(full)
+
+
+def _heat_panels(run: Run, task: str, panels: Sequence[_Panel | None], columns: int, x_name: str) -> Any:
+    most = max(len(panel.names) for panel in panels if panel)
+    figure, grid = make_panels(len(panels), columns, (max(2.0, 0.3 * most + 0.6), 2.0))
+    figure.set_layout_engine("constrained")
+    shown, image = [], None
+    for index, (axes, panel) in enumerate(zip(grid, panels, strict=True)):
+        if panel is None:
+            axes.remove()
+            continue
+        rows, cells = heat(run, task, panel.columns)
+        numbers = [[float("nan") if value is None else 100 * value for value in row] for row in cells]
+        image = axes.imshow(numbers, aspect="auto", vmin=0, vmax=100, cmap="viridis", interpolation="nearest")
+        axes.set_facecolor("#dddddd")
+        axes.set_title(panel.title, fontsize=9)
+        lowest = index + columns >= len(panels) or panels[index + columns] is None
+        axes.set_xticks(range(len(panel.names)), panel.names if lowest else [], rotation=60, fontsize=8)
+        step = 2 if len(rows) > 6 else 1
+        axes.set_yticks(range(0, len(rows), step), rows[::step] if index % columns == 0 else [], fontsize=8)
+        axes.set_ylabel("depth (%)" if index % columns == 0 else "", fontsize=9)
+        axes.set_xlabel(x_name if lowest else "", fontsize=9)
+        shown.append(axes)
+    figure.colorbar(image, ax=shown, shrink=min(1.0, 2 / (-(-len(panels) // columns)))).set_label(
+        "score in %", fontsize=9
+    )
+    return figure

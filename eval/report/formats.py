@@ -1,0 +1,99 @@
+"""A table as Markdown, CSV and LaTeX."""
+
+from __future__ import annotations
+
+import csv
+import io
+
+from .table import Table
+
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    "{": r"\{",
+    "}": r"\}",
+    "&": r"\&",
+    "%": r"\%",
+    "$": r"\$",
+    "#": r"\#",
+    "_": r"\_",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    '"': "''",
+}
+
+
+def to_markdown(table: Table) -> str:
+    """A Markdown table under its title."""
+    lines = [
+        f"**{markdown(table.title)}**",
+        "",
+        _line([column.name for column in table.columns]),
+        "|" + "".join("---:|" if table.is_number(index) else "---|" for index in range(len(table.columns))),
+    ]
+    for row in range(len(table.rows)):
+        cells = [markdown(table.text(row, column)) for column in range(len(table.columns))]
+        lines.append(
+            "| "
+            + " | ".join(f"**{text}**" if (row, at) in table.best else text for at, text in enumerate(cells))
+            + " |"
+        )
+    if table.note:
+        lines += ["", markdown(table.note)]
+    return "\n".join(lines) + "\n"
+
+
+def _line(cells: list[str]) -> str:
+    return "| " + " | ".join(map(markdown, cells)) + " |"
+
+
+def markdown(text: str) -> str:
+    """Text that Markdown shows as it is."""
+    text = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    for sign in "\\`*_|[]":
+        text = text.replace(sign, f"\\{sign}")
+    return text
+
+
+def to_csv(table: Table) -> str:
+    """All digits of all numbers; what does not exist is empty."""
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow([column.name for column in table.columns])
+    writer.writerows(["" if value is None else value for value in row] for row in table.rows)
+    return stream.getvalue()
+
+
+def to_latex(table: Table) -> str:
+    """A `table` environment; the document needs the packages booktabs and, for wide tables, graphicx."""
+    wide = len(table.columns) > 9
+    align = "".join("r" if table.is_number(index) else "l" for index in range(len(table.columns)))
+    lines = [
+        r"\begin{table}",
+        r"\centering",
+        rf"\caption{{{latex(table.title)}}}",
+        rf"\label{{tab:{table.name}}}",
+        r"\small",
+        *([r"\resizebox{\linewidth}{!}{%"] if wide else []),
+        rf"\begin{{tabular}}{{{align}}}",
+        r"\toprule",
+        " & ".join(latex(column.name) for column in table.columns) + r" \\",
+        r"\midrule",
+    ]
+    for row in range(len(table.rows)):
+        if row and row in table.breaks:
+            lines.append(r"\midrule")
+        cells = [latex(table.text(row, column)) for column in range(len(table.columns))]
+        bold = [rf"\textbf{{{text}}}" if (row, at) in table.best else text for at, text in enumerate(cells)]
+        lines.append(" & ".join(bold) + r" \\")
+    lines += [r"\bottomrule", r"\end{tabular}" + "}" * wide]
+    if table.note:
+        lines += ["", rf"\smallskip {latex(table.note)}"]
+    return "\n".join([*lines, r"\end{table}"]) + "\n"
+
+
+def latex(text: str) -> str:
+    """Text that LaTeX prints as it is."""
+    return "".join(_LATEX.get(sign, sign) for sign in " ".join(text.split()))

@@ -1,0 +1,176 @@
+"""The report of one or many runs: tables, plots, and a page that holds them all."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from io import BytesIO
+from pathlib import Path
+
+from rich.console import Console
+
+from ..errors import UserError
+from ..plot_style import save
+from ..results import finite
+from .comparison import flat
+from .contents import Part, parts
+from .counts import unfinished
+from .examples import Example, examples
+from .figures import Plot
+from .formats import markdown, to_csv, to_latex, to_markdown
+from .numbers import as_json
+from .page import Page, Picture, Section, render
+from .rules import rules
+from .runs import Run, load_runs
+
+FILES = "report.html, report.md, scores.json, tables/ (CSV, LaTeX), plots/"
+
+#: What stands at the top, by its place in `run_meta.json`.
+_FACTS = (
+    ("settings.block_size", "Block size"),
+    ("settings.heads", "Heads"),
+    ("settings.dtype", "Precision asked for"),
+    ("model.dtype", "Precision"),
+    ("model.attn_implementation", "Attention"),
+    ("model.parameters", "Parameters"),
+    ("settings.max_length", "Longest prompt"),
+    ("settings.question_aware", "Question-aware"),
+    ("hardware.cpu", "Processor"),
+    ("seconds", "Seconds"),
+    ("versions.transformers", "transformers"),
+    ("versions.torch", "torch"),
+)
+
+
+def run_report(folders: list[Path], output: Path | None) -> None:
+    """Read result folders and write tables, plots and a page.
+
+    Args:
+        folders: each written by `paged-eviction eval --output`.
+        output: where to; `report` in the first folder if not given.
+
+    Raises:
+        UserError: a folder is absent, empty or damaged, or the output cannot be written.
+    """
+    runs = load_runs(folders)
+    target = output or folders[0] / "report"
+    try:
+        page = write_report(runs, target)
+    except OSError as error:
+        raise UserError(f"cannot write to {target}: {error.strerror or error}; choose another --output") from error
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    for warning in page.warnings:
+        console.print(f"note: {warning}", markup=False)
+    console.print(f"written to {target}: {FILES}", markup=False)
+
+
+def write_report(runs: Sequence[Run], target: Path) -> Page:
+    """Write everything into the folder `target`; returns what the page shows."""
+    for folder in ("tables", "plots"):
+        (target / folder).mkdir(parents=True, exist_ok=True)
+    written = [_write_part(part, runs, target) for part in parts(runs)]
+    sections = [section for section in written if section.tables or section.pictures or section.folded or section.text]
+    page = Page(
+        title=_title(runs),
+        facts=_facts(runs),
+        warnings=[sentence for run in runs for sentence in (*unfinished(run), *_notes(run))],
+        sections=sections,
+        examples=list(_examples(runs)),
+        rules=rules(runs),
+        metadata=[(str(source.folder), _entries(source.meta)) for run in runs for source in run.sources],
+    )
+    (target / "report.html").write_text(render(page), "utf-8", errors="backslashreplace")
+    (target / "report.md").write_text(_markdown(page), "utf-8", errors="backslashreplace")
+    numbers = json.dumps(finite(as_json(runs)), indent=2, ensure_ascii=False, allow_nan=False)
+    (target / "scores.json").write_text(numbers + "\n", "utf-8", errors="backslashreplace")
+    return page
+
+
+def _write_part(part: Part, runs: Sequence[Run], target: Path) -> Section:
+    for table in (*part.tables, *part.folded):
+        for ending, make in (("csv", to_csv), ("tex", to_latex)):
+            path = target / "tables" / f"{table.name}.{ending}"
+            path.write_text(make(table), "utf-8", errors="backslashreplace")
+    pictures = tuple(
+        _picture(plot, run, number if len(runs) > 1 else 0, target)
+        for number, run in enumerate(runs, 1)
+        for plot in (part.plots(run) if part.plots else ())
+        if plot
+    )
+    text = (part.text,) if part.text else ()
+    return Section(part.name, part.title, text, pictures, part.tables, part.folded)
+
+
+def _picture(plot: Plot, run: Run, number: int, target: Path) -> Picture:
+    """Write a plot; in a report of several runs their numbers tell the files apart."""
+    name = _file_name(f"{plot.name}_{number}" if number else plot.name)
+    caption = f"{run.label}: {plot.caption}" if number else plot.caption
+    svg = BytesIO()
+    save(plot.figure, target / "plots" / f"{name}.png", svg)
+    return Picture(name, caption, svg.getvalue(), plot.panels)
+
+
+def _file_name(name: str) -> str:
+    return "".join(sign if sign.isalnum() or sign in "-_." else "_" for sign in name)
+
+
+def _title(runs: Sequence[Run]) -> str:
+    models = dict.fromkeys(str(source.settings.get("model", "")) for run in runs for source in run.sources)
+    names = ", ".join(filter(None, models)) or runs[0].sources[0].folder.name
+    return f"Cache eviction: {names}"
+
+
+def _facts(runs: Sequence[Run]) -> list[tuple[str, str]]:
+    variants = [variant for run in runs for variant in run.variants]
+    tasks = dict.fromkeys(task for run in runs for task in run.tasks)
+    rows = sum(len(run.rows) + len(run.texts) for run in runs)
+    facts = [flat(source.meta) for run in runs for source in run.sources]
+    found = [
+        ("Runs", "; ".join(run.label for run in runs) if len(runs) > 1 else ""),
+        ("Tasks", str(len(tasks)) if len(tasks) > 6 else ", ".join(tasks)),
+        ("Policies", ", ".join(dict.fromkeys(policy for policy, _ in variants))),
+        ("Budgets", ", ".join(dict.fromkeys(budget for _, budget in variants))),
+        ("Rows", str(rows)),
+    ]
+    for name, label in _FACTS:
+        values = dict.fromkeys(_word(fact[name]) for fact in facts if fact.get(name) is not None)
+        found.append((label, ", ".join(values)))
+    return [(label, value) for label, value in found if value]
+
+
+def _word(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:,}" if isinstance(value, int) and value >= 10_000 else str(value)
+
+
+def _notes(run: Run) -> Iterator[str]:
+    for source in run.sources:
+        yield from source.notes
+
+
+def _examples(runs: Sequence[Run]) -> Iterator[tuple[str, Sequence[Example]]]:
+    for run in runs:
+        for task in run.tasks:
+            if found := examples(run, task):
+                yield f"{run.label}: {task}" if len(runs) > 1 else task, found
+
+
+def _entries(meta: dict[str, object]) -> list[tuple[str, str]]:
+    return [
+        (name, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+        for name, value in flat(meta).items()
+        if name
+    ]
+
+
+def _markdown(page: Page) -> str:
+    lines = [f"# {markdown(page.title)}", ""]
+    lines += [f"- {name}: {markdown(value)}" for name, value in page.facts] + [""]
+    lines += [f"> {markdown(warning)}\n" for warning in page.warnings]
+    for section in page.sections:
+        lines += [f"## {section.title}", "", *(f"{markdown(text)}\n" for text in section.text)]
+        lines += [to_markdown(table) for table in (*section.tables, *section.folded)]
+        lines += [f"![{markdown(picture.caption)}](plots/{picture.name}.png)\n" for picture in section.pictures]
+    lines += ["## How to read this", "", *(f"- **{term}.** {markdown(text)}" for term, text in page.rules), ""]
+    return "\n".join(lines)

@@ -1,0 +1,70 @@
+"""What a report expects of a row."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from math import isfinite
+from numbers import Real
+from typing import Any
+
+from ..results import Row
+
+_NUMBERS = ("budget_tokens", "prompt_tokens", "record_length", "new_tokens")
+_MEASURED = ("efficiency", "agreement")
+_OTHERS = {"prediction": str, "answers": list, "metadata": dict}
+
+
+def row_key(row: Row) -> tuple[Hashable, ...]:
+    """What tells rows apart, of tasks and of texts.
+
+    Raises:
+        KeyError: a field is absent that every version of this package writes.
+        TypeError: a field is of another type.
+    """
+    _check(row, "budget_tokens", Real, type(None))
+    if "text" in row:
+        return _text_key(row)
+    _check(row, "score", Real)
+    if not isfinite(row["score"]):
+        raise TypeError(f"score is {row['score']}")
+    _check(row, "length", int, type(None))
+    for name in ("task", "policy", "budget", "id"):
+        _check(row, name, str)
+    _check_optional(row)
+    return row["length"], row["task"], row["policy"], row["budget"], row["id"]
+
+
+def _text_key(row: Row) -> tuple[Hashable, ...]:
+    for name in ("text", "policy", "budget"):
+        _check(row, name, str)
+    _check(row, "length", int)
+    for name in ("loss", "count"):
+        _check(row, name, list)
+        if not all(isinstance(value, Real) and isfinite(value) for value in row[name]):
+            raise TypeError(f"{name} is {row[name]!r}")
+    if len(row["loss"]) != len(row["count"]):
+        raise TypeError("loss and count differ in length")
+    if sum(row["count"]) <= 0:
+        raise TypeError("no token was predicted")
+    return "text", row["text"], row["policy"], row["budget"]
+
+
+def _check_optional(row: Row) -> None:
+    """Fields that older versions did not write; null is as good as absent."""
+    for name in _NUMBERS:
+        if row.get(name) is not None:
+            _check(row, name, Real)
+    for name, kind in _OTHERS.items():
+        if row.get(name) is not None:
+            _check(row, name, kind)
+    for name in _MEASURED:
+        if row.get(name) is not None:
+            _check(row, name, dict)
+            for part, value in row[name].items():
+                if value is not None and not isinstance(value, Real):
+                    raise TypeError(f"{name}.{part} is {value!r}")
+
+
+def _check(row: Row, name: str, *kinds: Any) -> None:
+    if not isinstance(row[name], kinds):
+        raise TypeError(f"{name} is {row[name]!r}")

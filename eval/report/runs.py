@@ -1,0 +1,174 @@
+"""Result folders read into runs, each under a label that says how it differs from the others."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from ..budgets import FULL
+from ..errors import UserError
+from ..results import META, ROWS, SHARDS, Row, finite, read_meta, read_rows
+from .rows import row_key
+
+#: What rows tell by themselves: runs that differ in nothing else complete one another.
+COVERAGE = frozenset({"tasks", "lengths", "policies", "budgets", "limit", "samples", "files", "agreement"})
+Variant = tuple[str, str]
+"""A policy and a budget."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """One result folder: its `run_meta.json` (empty if there is none) and what was odd in its rows."""
+
+    folder: Path
+    meta: dict[str, Any]
+    notes: tuple[str, ...]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        found = self.meta.get("settings", {})
+        return dict(found) if isinstance(found, dict) else {}
+
+    def named(self, setting: str) -> list[str]:
+        """The names in a setting that is a list."""
+        found = self.settings.get(setting)
+        return [str(name) for name in found] if isinstance(found, list) else []
+
+
+@dataclass(frozen=True)
+class Run:
+    """Rows under the same settings, of one folder or of several that complete one another.
+
+    Attributes:
+        label: how it differs from the other runs; empty if there is no other.
+        rows: over tasks; `texts` those over texts.
+    """
+
+    label: str
+    sources: tuple[Source, ...]
+    rows: tuple[Row, ...]
+    texts: tuple[Row, ...]
+
+    @cached_property
+    def tasks(self) -> tuple[str, ...]:
+        """Tasks with rows, in the order of the settings."""
+        return _ordered([row["task"] for row in self.rows], self._named("tasks"))
+
+    @cached_property
+    def variants(self) -> tuple[Variant, ...]:
+        """Policies and budgets with rows: the full cache, then by budget, both in the order of the settings."""
+        found = dict.fromkeys((row["policy"], row["budget"]) for row in (*self.rows, *self.texts))
+        budgets = _ordered([budget for _, budget in found], self._named("budgets"))
+        policies = _ordered([policy for policy, _ in found], self._named("policies"))
+        return tuple(sorted(found, key=lambda it: (it[0] != FULL, budgets.index(it[1]), policies.index(it[0]))))
+
+    def of(self, task: str, length: int | None, variant: Variant) -> list[Row]:
+        """The rows of one task, length, policy and budget."""
+        return self._groups.get((task, length, *variant), [])
+
+    def lengths(self, task: str) -> list[int | None]:
+        """Lengths of a task in ascending order; only None if its prompts have their own."""
+        found = {row["length"] for row in self.rows if row["task"] == task}
+        return sorted(found, key=lambda length: length or 0)
+
+    @cached_property
+    def _groups(self) -> dict[tuple[Any, ...], list[Row]]:
+        groups: dict[tuple[Any, ...], list[Row]] = {}
+        for row in self.rows:
+            groups.setdefault((row["task"], row["length"], row["policy"], row["budget"]), []).append(row)
+        return groups
+
+    def _named(self, setting: str) -> list[str]:
+        return [name for source in self.sources for name in source.named(setting)]
+
+
+def _ordered(found: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
+    present = dict.fromkeys(found)
+    return tuple(dict.fromkeys([*(name for name in known if name in present), *present]))
+
+
+def load_runs(folders: Sequence[Path]) -> list[Run]:
+    """Read result folders.
+
+    Raises:
+        UserError: a folder is absent, empty or damaged.
+    """
+    if not folders:
+        raise UserError("no folder of results given: paged-eviction report results/eval")
+    unique = list({folder.resolve(): folder for folder in folders}.values())
+    loaded = [_load(folder) for folder in unique]
+    labels = _labels([source for source, _ in loaded])
+    return _unite([(label, source, rows) for label, (source, rows) in zip(labels, loaded, strict=True)])
+
+
+def _load(folder: Path) -> tuple[Source, list[Row]]:
+    if not folder.is_dir():
+        raise UserError(f"{folder} is not a folder: give the folder that `paged-eviction eval --output` wrote to")
+    rows, notes = read_rows(folder, row_key)
+    if not rows:
+        inside = sorted({path.parent for pattern in (ROWS, SHARDS) for path in folder.glob(f"*/{pattern}")})
+        hint = f"; give the folders inside it: {' '.join(map(str, inside))}" if inside else ""
+        raise UserError(
+            f"no finished row in {folder} ({ROWS} is absent or empty){hint or '; run `paged-eviction eval` first'}"
+        )
+    meta = read_meta(folder)
+    if meta is None:
+        notes.append(f"{folder} has no {META}: its settings are unknown")
+    return Source(folder, finite(meta or {}), tuple(notes)), [finite(row) for row in rows]
+
+
+def _labels(sources: Sequence[Source]) -> list[str]:
+    """One label per folder: the settings in which they differ."""
+    # A setting that an older version did not write down says nothing.
+    names = set.intersection(*(set(source.settings) for source in sources)) - COVERAGE
+    differing = sorted(name for name in names if len({_text(source.settings[name]) for source in sources}) > 1)
+    return [", ".join(f"{name}={_short(source.settings[name])}" for name in differing) for source in sources]
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, str):
+        return value.rstrip("/").rpartition("/")[2] or value
+    return _text(value)
+
+
+def _unite(found: Sequence[tuple[str, Source, list[Row]]]) -> list[Run]:
+    """Folders of one label are one run, unless they have rows in common: then their names tell them apart."""
+    groups: dict[str, list[tuple[Source, list[Row]]]] = {}
+    for label, source, rows in found:
+        groups.setdefault(label, []).append((source, rows))
+    runs = []
+    for label, members in groups.items():
+        keys = [row_key(row) for _, rows in members for row in rows]
+        unknown = any(not source.meta for source, _ in members)
+        if len(members) == 1 or (len(set(keys)) == len(keys) and not unknown):
+            runs.append(_run(label, members))
+            continue
+        names = _names([source.folder for source, _ in members])
+        for name, member in zip(names, members, strict=True):
+            runs.append(_run(", ".join(filter(None, [label, name])), [member]))
+    return runs
+
+
+def _names(folders: Sequence[Path]) -> list[str]:
+    """The shortest ends of these paths that differ from each other."""
+    parts = [folder.resolve().parts for folder in folders]
+    depth = next((n for n in range(1, 99) if len({path[-n:] for path in parts}) == len(parts)), 99)
+    return ["/".join(path[-depth:]) for path in parts]
+
+
+def _run(label: str, members: Sequence[tuple[Source, list[Row]]]) -> Run:
+    rows = [row for _, some in members for row in some]
+    return Run(
+        label,
+        tuple(source for source, _ in members),
+        tuple(row for row in rows if "text" not in row),
+        tuple(row for row in rows if "text" in row),
+    )

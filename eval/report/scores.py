@@ -1,0 +1,243 @@
+"""Tables of scores: one per suite and length, the official groups of LongBench, and every number by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from ..aggregates import BUCKETS, V2_GROUPS, aggregates, bucket, bucket_scores, task_score, v2_scores
+from ..budgets import FULL
+from ..longbench.tasks import TASKS
+from ..longbench.v2 import NAME as V2
+from ..results import Row
+from ..summary import Cell, summarise
+from .runs import Run, Variant
+from .table import Column, Table, Value, find_best, without_empty
+
+
+@dataclass(frozen=True)
+class Line:
+    """One row of a table: a policy at a budget, in one of the runs."""
+
+    run: Run
+    variant: Variant
+
+    @property
+    def group(self) -> tuple[str, str] | None:
+        """What it may be compared with; nothing for the full cache."""
+        policy, budget = self.variant
+        return None if policy == FULL else (self.run.label, budget)
+
+
+def lines_of(runs: Sequence[Run]) -> list[Line]:
+    """Every policy and budget of every run."""
+    return [Line(run, variant) for run in runs for variant in run.variants]
+
+
+def table_of_lines(
+    name: str,
+    title: str,
+    lines: Sequence[Line],
+    columns: Sequence[Column],
+    values: Callable[[Line], Sequence[Value]],
+    note: str = "",
+    best: Sequence[int] = (),
+    better: Callable[[Iterable[float]], float] = max,
+) -> Table | None:
+    """A table of one row per line; a line without a number is left out, and so is a table without a row.
+
+    Args:
+        values: of the `columns` for one line; run, budget and policy are put before them.
+        best: columns whose best number per run and budget is marked.
+        better: max or min.
+    """
+    several = len({line.run.label for line in lines}) > 1
+    head = [Column("run")] * several + [Column("budget"), Column("policy")]
+    found = [(line, tuple(values(line))) for line in lines]
+    found = [(line, numbers) for line, numbers in found if any(number is not None for number in numbers)]
+    if not found:
+        return None
+    rows = tuple(
+        (*((line.run.label,) if several else ()), line.variant[1], line.variant[0], *numbers) for line, numbers in found
+    )
+    every = (*head, *columns)
+    groups = [line.group for line, _ in found]
+    breaks = frozenset(index for index in range(1, len(rows)) if groups[index] != groups[index - 1])
+    marked = find_best(rows, every, groups, [len(head) + index for index in best], better)
+    return Table(name, title, every, rows, note, marked, breaks, len(head))
+
+
+def score_tables(runs: Sequence[Run]) -> list[Table]:
+    """Scores in percent: policies and budgets by tasks, one table per suite and length, then the official groups."""
+    lines = [line for line in lines_of(runs) if line.run.rows]
+    found = [_task_table(lines, sheet) for sheet in _sheets(runs)]
+    return [table for table in [*found, _v2_table(lines), _aggregate_table(lines)] if table]
+
+
+@dataclass(frozen=True)
+class _Sheet:
+    name: str
+    title: str
+    tasks: tuple[str, ...]
+    length: int | None
+    bucket: str | None = None
+    digits: int = 2
+
+
+def _sheets(runs: Sequence[Run]) -> Iterator[_Sheet]:
+    tasks = list(dict.fromkeys(task for run in runs for task in run.tasks))
+    plain = tuple(task for task in tasks if task in TASKS and not TASKS[task].is_e)
+    by_length = tuple(task for task in tasks if task in TASKS and TASKS[task].is_e)
+    if plain:
+        yield _Sheet("longbench", "LongBench", plain, None)
+    if by_length:
+        for index, name in enumerate(BUCKETS):
+            yield _Sheet(f"longbench_e_{index + 1}", f"LongBench-E, {name} words", by_length, None, name)
+    others = [task for task in tasks if task not in TASKS and task != V2]
+    lengths = dict.fromkeys(length for run in runs for task in others for length in run.lengths(task))
+    for length in sorted(lengths, key=lambda length: length or 0):
+        size = "prompts of their own length" if length is None else f"prompts of {length} tokens"
+        here = tuple(task for task in others if any(length in run.lengths(task) for run in runs))
+        yield _Sheet(f"scores_{length or 'own'}", f"Generated tasks, {size}", here, length, digits=1)
+
+
+def _task_table(lines: Sequence[Line], sheet: _Sheet) -> Table | None:
+    columns = [Column(task.removesuffix("_e") if sheet.bucket else task, sheet.digits) for task in sheet.tasks]
+    several = len(columns) > 1
+
+    def values(line: Line) -> list[Value]:
+        scores = [
+            task_score([row["score"] for row in line.run.of(task, sheet.length, line.variant) if _within(row, sheet)])
+            for task in sheet.tasks
+        ]
+        known = [score for score in scores if score is not None]
+        mean = round(fmean(known), 2) if known and len(known) == len(scores) else None
+        return [*scores, mean] if several and known else [*scores, *([None] * several)]
+
+    best = range(len(columns) + several)
+    if several:
+        columns.append(Column(f"mean of {len(sheet.tasks)}", sheet.digits))
+    return table_of_lines(sheet.name, f"{sheet.title}: score in %", lines, columns, values, _noise(lines, sheet), best)
+
+
+def _within(row: Row, sheet: _Sheet) -> bool:
+    if sheet.bucket is None:
+        return True
+    length = row.get("record_length")
+    return length is not None and bucket(length) == sheet.bucket
+
+
+def _noise(lines: Sequence[Line], sheet: _Sheet) -> str:
+    rows = (
+        row
+        for line in lines
+        for task in sheet.tasks
+        for row in line.run.of(task, sheet.length, line.variant)
+        if _within(row, sheet)
+    )
+    largest = 100 * max((cell.error for cell in summarise(rows)), default=0.0)
+    return f"Standard error of a single score: up to {largest:.1f} points." if largest else ""
+
+
+def _v2_table(lines: Sequence[Line]) -> Table | None:
+    def values(line: Line) -> list[Value]:
+        found = v2_of(line.run, line.variant)
+        return [found[name] for name in V2_GROUPS]
+
+    columns = [Column(name, 1) for name in V2_GROUPS]
+    return table_of_lines(V2, "LongBench v2: accuracy in %", lines, columns, values, best=range(len(columns)))
+
+
+def v2_of(run: Run, variant: Variant) -> dict[str, float | None]:
+    """Accuracies of LongBench v2 of one policy and budget."""
+    rows = run.of(V2, None, variant)
+    return v2_scores(
+        (str(_metadata(row).get("difficulty")), str(_metadata(row).get("length")), row["score"]) for row in rows
+    )
+
+
+def _metadata(row: Row) -> dict[str, Any]:
+    return row.get("metadata") or {}
+
+
+def buckets_of(run: Run, task: str, variant: Variant) -> dict[str, float | None]:
+    """Scores of a task of LongBench-E by bucket."""
+    rows = run.of(task, None, variant)
+    return bucket_scores((row["record_length"], row["score"]) for row in rows if row.get("record_length") is not None)
+
+
+def v1_scores(run: Run, variant: Variant) -> dict[str, float | None]:
+    """Scores of the tasks of LongBench v1 that the run has."""
+    tasks = [task for task in run.tasks if task in TASKS and not TASKS[task].is_e]
+    return {task: task_score([row["score"] for row in run.of(task, None, variant)]) for task in tasks}
+
+
+def _aggregate_table(lines: Sequence[Line]) -> Table | None:
+    known = [line for line in lines if v1_scores(line.run, line.variant)]
+    if not known:
+        return None
+    shown = [aggregates(v1_scores(line.run, line.variant)) for line in known]
+    columns = [Column(aggregate.name.removeprefix("LongBench, ")) for aggregate in shown[0]]
+
+    def values(line: Line) -> list[Value]:
+        return [aggregate.value for aggregate in aggregates(v1_scores(line.run, line.variant))]
+
+    title = "LongBench: official aggregates"
+    return table_of_lines("aggregates", title, known, columns, values, missing_tasks(known), range(len(columns)))
+
+
+def missing_tasks(lines: Sequence[Line]) -> str:
+    """Why an aggregate of LongBench v1 has no number, in one sentence; empty if none lacks one."""
+    missing: dict[str, set[str]] = {}
+    for line in lines:
+        for aggregate in aggregates(v1_scores(line.run, line.variant)):
+            if aggregate.missing:
+                missing.setdefault(aggregate.name, set()).update(aggregate.missing)
+    order = list(TASKS)
+    return " ".join(
+        f"{name}: no number without {', '.join(sorted(tasks, key=order.index))}." for name, tasks in missing.items()
+    )
+
+
+def every_score(runs: Sequence[Run]) -> Table | None:
+    """One row per run, task, length, policy and budget."""
+    columns = (
+        Column("run"),
+        Column("task"),
+        Column("length"),
+        Column("policy"),
+        Column("budget"),
+        Column("budget in tokens"),
+        Column("score in %"),
+        Column("standard error"),
+        Column("answers"),
+    )
+    rows = tuple(
+        (
+            run.label or None,
+            cell.task,
+            cell.length,
+            cell.policy,
+            cell.budget,
+            cell.tokens,
+            round(100 * cell.accuracy, 2),
+            round(100 * cell.error, 2),
+            cell.samples,
+        )
+        for run in runs
+        for cell in cells_of(run)
+    )
+    return without_empty(Table("scores", "Every score", columns, rows)) if rows else None
+
+
+def cells_of(run: Run) -> list[Cell]:
+    """The run's cells, ordered by task, length, budget and policy."""
+    return [
+        cell
+        for task in run.tasks
+        for length in run.lengths(task)
+        for variant in run.variants
+        for cell in summarise(run.of(task, length, variant))
+    ]

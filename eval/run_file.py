@@ -1,0 +1,75 @@
+"""A run in one YAML file: the options of `paged-eviction eval` by name."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import asdict
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from .errors import UserError
+from .settings import Settings, TextSettings
+
+NAME = "run.yaml"
+_HEAD = "# All settings of a run: `paged-eviction eval --config {name}` repeats or continues it.\n"
+
+
+def read_run_file(path: Path, known: Collection[str]) -> dict[str, Any]:
+    """Options by name, as Python values; those without a value are left out.
+
+    Args:
+        path: a YAML file with a mapping.
+        known: names of all options, with hyphens.
+
+    Raises:
+        UserError: the file cannot be read, or a key is unknown or there twice.
+    """
+    import yaml
+
+    try:
+        text = path.read_bytes().decode("utf-8")
+        node = yaml.compose(text, yaml.SafeLoader)
+        content = yaml.safe_load(text)
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror} (--config)") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not a text in UTF-8 (--config)") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise UserError(f"{path} is not YAML (--config): {' '.join(str(error).split())}") from error
+    if not isinstance(content, dict) or not isinstance(node, yaml.MappingNode):
+        raise UserError(f"{path} has no options in it: write one in each line, such as `limit: 10` (--config)")
+    names: set[str] = set()
+    for key, _ in node.value:
+        name, line = str(key.value).replace("_", "-"), key.start_mark.line + 1
+        if name not in known:
+            raise UserError(f"{path}, line {line}: unknown option {key.value!r}{_nearest(name, known)}")
+        if name in names:
+            raise UserError(f"{path}, line {line}: {key.value!r} is there twice")
+        names.add(name)
+    return {key.replace("_", "-"): value for key, value in content.items() if value is not None}
+
+
+def _nearest(name: str, known: Collection[str]) -> str:
+    close = get_close_matches(name, known, n=1, cutoff=0.5)
+    return f", did you mean {close[0]!r}?" if close else f"; the options are {', '.join(sorted(known))}"
+
+
+def as_run_file(settings: Settings, output: Path) -> str:
+    """The YAML that `--config` reads back as the same settings and the same folder."""
+    import yaml
+
+    options: dict[str, Any] = {}
+    if isinstance(settings, TextSettings):
+        options["text"] = True
+    for name, value in asdict(settings).items():
+        if value is not None and value != ():
+            options[_OPTIONS.get(name, name).replace("_", "-")] = list(value) if isinstance(value, tuple) else value
+    options.setdefault("policies", ["full"])
+    options["output"] = str(output)
+    content: str = yaml.safe_dump(options, sort_keys=False, allow_unicode=True, width=110)
+    return _HEAD.format(name=output / NAME) + content
+
+
+#: Settings whose option has another name.
+_OPTIONS = {"lengths": "length"}

@@ -1,0 +1,157 @@
+"""From prompts to caches that have read them, with one reading for all of them where that is possible."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from hf_paged_eviction.observed_layer import ObservedLayer
+from hf_paged_eviction.observer import Queries
+
+from .agreement import recorded_logits
+from .efficiency import Stopwatch, timed_updates
+from .generation import Generator
+from .prefill import Ids, Inputs, can_share, input_device, read, replay
+from .prompts import Prompt
+from .recording import RecordingCache
+from .settings import TaskSettings
+
+
+@dataclass(frozen=True)
+class First:
+    """The first token of each answer, not yet fed to a cache.
+
+    Attributes:
+        tokens: `[rows]` int64.
+        logits: `[rows, vocabulary]` they come from, on the CPU; None where nobody asks.
+    """
+
+    tokens: Tensor
+    logits: Tensor | None
+
+    def of(self, rows: Tensor) -> First:
+        """Those of some rows `[n]` int64."""
+        tokens = self.tokens[rows.to(self.tokens.device)]
+        return First(tokens, None if self.logits is None else self.logits[rows])
+
+
+@dataclass(frozen=True)
+class Source:
+    """Contexts (or whole prompts) that were read once, with the full cache.
+
+    Attributes:
+        cache: all their keys and values.
+        inputs: what was read.
+        first: None where questions have yet to be fed.
+        seconds: what reading took.
+        queries: by layer, without keys; empty where nobody asked for them.
+    """
+
+    cache: DynamicCache
+    inputs: Inputs
+    first: First | None
+    seconds: float
+    queries: Mapping[int, Queries]
+
+    def fills(self, cache: DynamicCache) -> bool:
+        """Whether an empty cache can be brought to the state in which reading by itself would leave it."""
+        return can_share(cache) and all(
+            index in self.queries for index, layer in enumerate(cache.layers) if isinstance(layer, ObservedLayer)
+        )
+
+    def rows(self, inputs: Inputs) -> Tensor:
+        """`[contexts]` int64, where the contexts of some of its prompts are."""
+        places: dict[Ids, list[int]] = {}
+        for index, context in enumerate(self.inputs.contexts):
+            places.setdefault(context, []).append(index)
+        return torch.tensor([places[context][0] for context in inputs.contexts])
+
+    def serves_as(self, inputs: Inputs) -> bool:
+        """Whether its cache is just what these inputs need, row by row."""
+        return inputs.spread is None and inputs.contexts == self.inputs.contexts
+
+    def rewind(self) -> None:
+        """Forget what was fed after the contexts."""
+        surplus = self.cache.get_seq_length() - self.inputs.context_ids.shape[1]
+        if surplus:
+            self.cache.crop(-surplus)
+
+
+@dataclass(frozen=True)
+class Start:
+    """A cache that has seen the whole prompts, and was compressed on the way.
+
+    Attributes:
+        first: the first token of each answer.
+        prefill_seconds: until that token, with what the cache took for itself; a shared reading counts in full.
+        compress_seconds: what the cache took for itself.
+    """
+
+    cache: DynamicCache
+    first: First
+    prefill_seconds: float
+    compress_seconds: float
+
+
+class Reader:
+    """Reads prompts under the settings of a run."""
+
+    def __init__(self, model: Any, settings: TaskSettings, generator: Generator) -> None:
+        self.model, self.settings, self.generator = model, settings, generator
+        self.device = input_device(model)
+
+    def inputs(self, prompts: Sequence[Prompt], *, apart: bool = False) -> Inputs:
+        """Pad prompts together, see `Inputs.of`."""
+        return Inputs.of(prompts, self.device, apart=apart)
+
+    def source(self, prompts: Sequence[Prompt], *, queries: bool = False) -> Source:
+        """Read what all caches have to read.
+
+        Args:
+            queries: keep them too, for caches that want them.
+        """
+        inputs, config = self.inputs(prompts), self.model.config
+        cache = RecordingCache(config) if queries else DynamicCache(config=config)
+        watch = Stopwatch(self.device)
+        first = None
+        if self.settings.question_aware:
+            first = self._first(inputs, cache)
+        else:
+            read(self.model, inputs.context_ids, inputs.context_mask, cache)
+        kept = cache.stop() if isinstance(cache, RecordingCache) else {}
+        # The keys are in the cache, which may grow and would leave these behind.
+        kept = {index: replace(found, key=found.key.new_empty(0)) for index, found in kept.items()}
+        return Source(cache, inputs, first, watch.lap(), kept)
+
+    def start(self, inputs: Inputs, cache: DynamicCache, source: Source | None) -> Start:
+        """Bring a cache to the end of the prompts: an empty one, or that of a source that serves as it is."""
+        watch = Stopwatch(self.device)
+        with timed_updates(cache) as updates:
+            first = self._fill(inputs, cache, source)
+            seconds = watch.lap()
+        shared = 0.0 if source is None else source.seconds
+        return Start(cache, first, shared + seconds, updates.seconds)
+
+    def _fill(self, inputs: Inputs, cache: DynamicCache, source: Source | None) -> First:
+        if source is None:
+            if not self.settings.question_aware:
+                chunk = self.settings.prefill_chunk_size
+                read(self.model, inputs.context_ids, inputs.context_mask, cache, chunk)
+        elif cache is not source.cache:
+            replay(source.cache, cache, source.rows(inputs), inputs.context_ids.shape[1], source.queries)
+        if inputs.spread is not None:
+            cache.batch_select_indices(inputs.spread)
+        if source is None or source.first is None:
+            return self._first(inputs, cache)
+        return source.first.of(source.rows(inputs))
+
+    def _first(self, inputs: Inputs, cache: DynamicCache) -> First:
+        chunk = self.settings.prefill_chunk_size if self.settings.question_aware else None
+        with recorded_logits(self.model, self.settings.agreement) as logits:
+            tokens = self.generator.first(inputs, cache, chunk)
+        return First(tokens, logits[-1] if logits else None)

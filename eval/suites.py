@@ -1,0 +1,107 @@
+"""What `--tasks` may name: generated tasks, the tasks of LongBench, and groups of both."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from difflib import get_close_matches
+from typing import Any
+
+from . import longbench
+from .errors import UserError
+from .metrics import first_line_of, score_sample
+from .settings import TaskSettings
+from .tasks import TASK_GROUPS, Sample, available_tasks, get_task, make_samples
+
+#: Samples per task and length where `--limit` says nothing; those of LongBench all run.
+GENERATED_SAMPLES = 64
+
+
+def task_names() -> list[str]:
+    """All tasks: the generated ones, LongBench, LongBench-E, LongBench v2."""
+    return [*available_tasks(), *longbench.TASKS, longbench.V2]
+
+
+def task_groups() -> dict[str, tuple[str, ...]]:
+    """Names of groups, and the tasks in them."""
+    return {**TASK_GROUPS, **longbench.PRESETS, "v2": (longbench.V2,)}
+
+
+def expand(names: Sequence[str]) -> tuple[str, ...]:
+    """The tasks behind these names of tasks and groups, in order, each once.
+
+    Raises:
+        UserError: a name is neither; lists what there is.
+    """
+    groups, known = task_groups(), task_names()
+    found: dict[str, None] = {}
+    for name in names:
+        if name not in known and name not in groups:
+            raise UserError(_unknown(name, groups, known))
+        found |= dict.fromkeys((name,) if name in known else groups[name])
+    return tuple(found)
+
+
+def is_generated(task: str) -> bool:
+    """Whether a task makes its own samples, of the length that is asked for."""
+    return task in available_tasks()
+
+
+def description(task: str) -> str:
+    """A line on what a task asks."""
+    if is_generated(task):
+        return get_task(task).description
+    if task == longbench.V2:
+        return "LongBench v2: 503 questions with four choices over long texts."
+    return longbench.TASKS[task].description
+
+
+def load_samples(task: str, settings: TaskSettings, tokenizer: Any, length: int | None) -> list[Sample]:
+    """The first `settings.limit` samples of a task, always the same.
+
+    Args:
+        task: one name that `expand` gives.
+        settings: seed and limit, and where the records of LongBench are.
+        tokenizer: generated samples are sized by it.
+        length: tokens of a generated prompt and its answer; None for other tasks.
+    """
+    if not is_generated(task):
+        return longbench.load_samples(task, settings)
+    if length is None:
+        raise UserError(f"{task}: a generated task needs a length (--length)")
+    count = GENERATED_SAMPLES if settings.limit is None else settings.limit
+    try:
+        return make_samples(task, tokenizer, length, count, settings.seed)
+    except ValueError as error:
+        raise UserError(f"{error} (--length)") from error
+
+
+def score(sample: Sample, prediction: str, settings: TaskSettings) -> float:
+    """How right a prediction is, from 0 to 1, by the metric of its task and the backends in `settings`."""
+    if sample.metric is None:
+        return float(get_task(sample.task).score(sample, prediction))
+    return score_sample(
+        sample.metric,
+        first_line_of(prediction) if sample.first_line else prediction,
+        sample.answers,
+        sample.all_classes,
+        edit_similarity=settings.edit_similarity,
+        rouge=settings.rouge,
+    )
+
+
+def digests(task: str, settings: TaskSettings) -> dict[str, str] | None:
+    """SHA-256 of the data and of the prompt template of a task; None for generated ones, which have a seed instead."""
+    if is_generated(task):
+        return None
+    return {"data": longbench.data_digest(task, settings), "prompt": longbench.prompt_digest(task)}
+
+
+def _unknown(name: str, groups: dict[str, tuple[str, ...]], known: list[str]) -> str:
+    close = get_close_matches(name, [*groups, *known], n=1)
+    hint = f", did you mean {close[0]!r}?" if close else ""
+    return (
+        f"unknown task {name!r} (--tasks){hint}\n"
+        f"groups: {', '.join(groups)}\n"
+        f"generated: {', '.join(available_tasks())}\n"
+        f"LongBench: {', '.join([*longbench.TASKS, longbench.V2])}"
+    )

@@ -1,0 +1,50 @@
+"""A needle in a haystack, at every length and depth (github.com/gkamradt/LLMTest_NeedleInAHaystack).
+
+As there: the needle, the question, eleven depths from 0 to 100 %, and the needle behind the end of a sentence.
+Different: the haystack is the filler text of this package instead of Paul Graham's essays, the room left for other
+tokens is counted instead of 200, and the answer is looked up in the prediction instead of graded from 1 to 10 by
+another model. Scores are not comparable with published ones.
+"""
+
+from __future__ import annotations
+
+import random
+
+from . import essay
+from .sized import Draft, Prefix, SizedTask
+
+DEPTHS = tuple(place / 10 for place in range(11))
+"""Where needles lie, as shares of the text; sample `index` has depth `index % 11`."""
+
+NEEDLE = "\nThe best thing to do in San Francisco is eat a sandwich and sit in Dolores Park on a sunny day.\n"
+ANSWERS = ("eat a sandwich", "sit in Dolores Park")
+"""Both in the prediction is a score of 1, one of them a score of 0.5."""
+
+
+class NeedleInAHaystack(SizedTask):
+    name = "niah"
+    description = "The needle in a haystack, at eleven depths in turn; the score is the share of it that comes back."
+    metric = "string_match_all"
+    answer_tokens = 50
+    unit = "words"
+    chat = True
+
+    def draw(self, rng: random.Random, length: int, index: int) -> Draft:
+        depth = DEPTHS[index % len(DEPTHS)]
+        words = Prefix(essay.words(rng))
+        return Draft(
+            context=lambda units: f"{bury(' '.join(words(units)), depth)}\n",
+            question="What is the best thing to do in San Francisco? Answer from the text above alone.\nAnswer:",
+            answers=ANSWERS,
+            completion=f" {NEEDLE.strip()}",
+            metadata={"depth": depth},
+        )
+
+
+def bury(text: str, depth: float) -> str:
+    """`text` with the needle at `depth` in [0, 1], moved back to the end of a sentence or to the beginning.
+
+    At depth 1 it stands at the very end.
+    """
+    place = len(text) if depth >= 1 else text.rfind(". ", 0, int(len(text) * depth)) + 1
+    return text[:place] + NEEDLE + text[place:].lstrip(" ")

@@ -1,0 +1,180 @@
+"""RULER's eight needle tasks: magic numbers and uuids hidden in noise, in running text, or among their like.
+
+As in RULER: needle, prompt, keys, values, the numbers of them, where needles may stand. Different: the running text is
+the filler of this package (made-up sentences and lines of Python's standard library) instead of Paul Graham's essays,
+and the words of keys are a list of its own instead of wonderwords. Keys and values asked for are never repeated, in
+RULER they could be. Scores are not comparable with published ones.
+"""
+
+from __future__ import annotations
+
+import random
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from .. import essay
+from ..keys import random_key
+from ..sized import Draft, Prefix, SizedTask
+from . import grass
+
+#: Shares of the text before which needles may stand: 40 of them, evenly spread.
+_DEPTHS = tuple(round(place * 100 / 39) / 100 for place in range(40))
+
+Kind = Literal["words", "numbers", "uuids"]
+Bury = Callable[[int], str]
+
+
+def _random_word(kind: Kind, rng: random.Random) -> str:
+    if kind == "words":
+        return random_key(rng)
+    if kind == "numbers":
+        return str(rng.randint(1_000_000, 9_999_999))
+    return str(uuid.UUID(int=rng.getrandbits(128), version=4))
+
+
+def _distinct(kind: Kind, rng: random.Random, count: int) -> list[str]:
+    found: dict[str, None] = {}
+    while len(found) < count:
+        found[_random_word(kind, rng)] = None
+    return list(found)
+
+
+def needle(kind: str, key: str, value: str) -> str:
+    """A sentence that hides a value."""
+    return f"One of the special magic {kind} for {key} is: {value}."
+
+
+@dataclass(frozen=True)
+class MagicValues(SizedTask):
+    """Needles in a haystack, and a question about some of their keys.
+
+    Attributes:
+        name: of the task.
+        description: one line.
+        hay: what the needles lie in.
+        unit: what the hay is counted in.
+        key_kind: what keys look like.
+        value_kind: what values look like.
+        keys: how many keys have needles (in hay of needles every line has one more).
+        values: needles per key.
+        queries: how many keys are asked for.
+    """
+
+    name: str
+    description: str
+    hay: Literal["grass", "essay", "needles"]
+    unit: str
+    key_kind: Kind = "words"
+    value_kind: Kind = "numbers"
+    keys: int = 1
+    values: int = 1
+    queries: int = 1
+
+    metric = "string_match_all"
+    answer_tokens = 128
+
+    def draw(self, rng: random.Random, length: int, index: int) -> Draft:
+        keys = _distinct(self.key_kind, rng, self.keys)
+        values = _distinct(self.value_kind, rng, self.keys * self.values)
+        owned = {key: values[at * self.values : (at + 1) * self.values] for at, key in enumerate(keys)}
+        needles = {value: needle(self.value_kind, key, value) for key, mine in owned.items() for value in mine}
+        asked = rng.sample(keys, self.queries)
+        answers = tuple(value for key in asked for value in owned[key])
+        hidden = list(needles.values())
+        rng.shuffle(hidden)
+        before, question = self._prompt(asked)
+        bury = self._bury(rng, hidden, frozenset(keys))
+        return Draft(
+            context=lambda units: f"{before}{bury(units)}\n",
+            question=question,
+            answers=answers,
+            completion=" " + ", ".join(answers),
+            facts=tuple(needles[value] for value in answers),
+            metadata={"needles": len(hidden)},
+        )
+
+    def _prompt(self, asked: list[str]) -> tuple[str, str]:
+        """What stands before the haystack and what after it."""
+        query = ", ".join(asked[:-1]) + ", and " + asked[-1] if len(asked) > 1 else asked[0]
+        if self.queries * self.values == 1:
+            kind = self.value_kind[:-1]
+            a_few, are_all, are = f"A special magic {kind} is", "is", "is"
+        else:
+            kind = self.value_kind
+            a_few, are_all, are = f"Some special magic {kind} are", "are all", "are"
+        before = (
+            f"{a_few} hidden within the following text. Make sure to memorize it. "
+            f"I will quiz you about the {kind} afterwards.\n"
+        )
+        mentioned = f"the special magic {kind} for {query} mentioned in the provided text"
+        return before, f"What {are_all} {mentioned}? T{mentioned[1:]} {are}"
+
+    def _bury(self, rng: random.Random, needles: list[str], asked: frozenset[str]) -> Bury:
+        """From units of hay to hay with the needles in it."""
+        if self.hay == "essay":
+            depths = sorted(rng.sample(_DEPTHS, len(needles)))
+            words = Prefix(essay.words(rng))
+            return lambda units: _in_sentences(" ".join(words(units)), needles, depths)
+        depths = sorted(rng.random() for _ in needles)
+        if self.hay == "grass":
+            return lambda units: _in_lines(grass.lines(units), needles, depths)
+        like = Prefix(self._like(rng, asked))
+        return lambda units: _in_lines(like(units), needles, depths)
+
+    def _like(self, rng: random.Random, asked: frozenset[str]) -> Iterator[str]:
+        """Endless needles for other keys."""
+        while True:
+            key, value = _random_word(self.key_kind, rng), _random_word(self.value_kind, rng)
+            if key not in asked:
+                yield needle(self.value_kind, key, value)
+
+
+def _in_lines(lines: list[str], needles: list[str], depths: list[float]) -> str:
+    """Needles between lines, each on its own, none after the last line."""
+    return _woven(lines, needles, [int(depth * len(lines)) for depth in depths], "\n")
+
+
+def _in_sentences(text: str, needles: list[str], depths: list[float]) -> str:
+    """Needles between sentences."""
+    sentences = essay.split_sentences(text)
+    return _woven(sentences, needles, [int(depth * len(sentences)) for depth in depths], " ")
+
+
+def _woven(parts: list[str], needles: list[str], places: list[int], joint: str) -> str:
+    """`parts` with a needle before each part that `places`, in ascending order, name."""
+    mixed, start = [], 0
+    for text, place in zip(needles, places, strict=True):
+        mixed += [*parts[start:place], text]
+        start = place
+    return joint.join([*mixed, *parts[start:]])
+
+
+NEEDLE_TASKS: tuple[MagicValues, ...] = (
+    MagicValues("ruler_niah_single_1", "RULER: one magic number, in a line of noise repeated.", "grass", "sentences"),
+    MagicValues("ruler_niah_single_2", "RULER: one magic number, in running text.", "essay", "words"),
+    MagicValues("ruler_niah_single_3", "RULER: one magic uuid, in running text.", "essay", "words", value_kind="uuids"),
+    MagicValues(
+        "ruler_niah_multikey_1", "RULER: one of four magic numbers, in running text.", "essay", "words", keys=4
+    ),
+    MagicValues("ruler_niah_multikey_2", "RULER: one magic number, among nothing but its like.", "needles", "lines"),
+    MagicValues(
+        "ruler_niah_multikey_3",
+        "RULER: the magic uuid of a uuid, among nothing but its like.",
+        "needles",
+        "lines",
+        key_kind="uuids",
+        value_kind="uuids",
+    ),
+    MagicValues("ruler_niah_multivalue", "RULER: four magic numbers of one key, in text.", "essay", "words", values=4),
+    MagicValues(
+        "ruler_niah_multiquery",
+        "RULER: the magic numbers of four keys, in running text.",
+        "essay",
+        "words",
+        keys=4,
+        queries=4,
+    ),
+)
+"""In the order of the paper's table."""

@@ -1,0 +1,68 @@
+"""RULER's variable tracking: five variables get the same value, one from the other, in noise.
+
+As in RULER: one chain of four hops, names of five capital letters, the form of an assignment, their order in the text,
+the noise, a solved example of names of three letters before the question. Different: the wording of the instruction,
+the size of the example (two lines of noise below 4096 tokens, ten from there on), and the last line of noise, which
+may be shorter. Scores are not comparable with published ones.
+"""
+
+from __future__ import annotations
+
+import random
+import string
+
+from ..sized import Draft, SizedTask
+from . import grass
+
+_HOPS = 4
+_LONG = 4096
+
+
+class Variables(SizedTask):
+    name = "ruler_vt"
+    description = "RULER: name the five variables that have a value, over a chain of four assignments."
+    metric = "string_match_all"
+    answer_tokens = 30
+    unit = "sentences"
+
+    def draw(self, rng: random.Random, length: int, index: int) -> Draft:
+        example = _Chain(rng, letters=3)
+        shown = grass.sentences(10 if length >= _LONG else 2)
+        before = f"{example.text(shown)}{example.question} {' '.join(example.names)}\n\n"
+        chain = _Chain(rng, letters=5)
+        return Draft(
+            context=lambda units: before + chain.text(units),
+            question=chain.question,
+            answers=tuple(chain.names),
+            completion=" " + " ".join(chain.names),
+            facts=(chain.lines[0],),
+            metadata={"hops": _HOPS},
+        )
+
+
+class _Chain:
+    """Assignments, and the question about them."""
+
+    def __init__(self, rng: random.Random, letters: int) -> None:
+        names: dict[str, None] = {}
+        while len(names) <= _HOPS:
+            names["".join(rng.choices(string.ascii_uppercase, k=letters))] = None
+        self.names = list(names)
+        value = rng.randint(10_000, 99_999)
+        hops = zip(self.names[1:], self.names, strict=False)
+        self.lines = [f"VAR {self.names[0]} = {value}", *(f"VAR {name} = VAR {source} " for name, source in hops)]
+        self.question = (
+            f"Question: Which variables have the value {value}, directly or from another variable? "
+            f"Answer: {len(names)} variables in the text above have the value {value}, and their names are:"
+        )
+        self._depths = sorted(rng.random() for _ in self.lines)
+
+    def text(self, sentences: int) -> str:
+        """Instruction and noise, the assignments in it in their order."""
+        noise = [line + "\n" for line in grass.lines(sentences)]
+        places = [int(depth * len(noise)) for depth in self._depths]
+        mixed: list[str] = []
+        for place, line in enumerate(noise):
+            mixed += [text for text, before in zip(self.lines, places, strict=True) if before == place]
+            mixed.append(line)
+        return f"Keep track of the variables that are given values in the following text.\n\n{' '.join(mixed)}"

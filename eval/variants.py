@@ -1,0 +1,128 @@
+"""The lines of a table, a policy at a budget each, and the rows that belong to them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from torch import Tensor
+from transformers import DynamicCache
+
+from hf_paged_eviction import EvictionPolicy, PagedEvictionCache
+from hf_paged_eviction.allocators import HeadAllocator, make_allocator
+
+from .budgets import FULL, Budget
+from .errors import UserError
+from .policy_names import ORACLE, needs_queries, split_name
+from .prompts import Batch, Prompt
+from .results import Row
+from .settings import Settings, TaskSettings
+
+
+class RowKey(NamedTuple):
+    """What a row is about; a run that is continued skips the rows it finds."""
+
+    task: str
+    length: int | None
+    policy: str
+    budget: str
+    id: str
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One line of a table: a policy at a budget, or the full cache.
+
+    Attributes:
+        policy: as `make_policy` takes it, or "oracle"; with "@" and an allocator behind it, such as "h2o@cake", the
+            budget is shared out among layers or heads.
+    """
+
+    policy: str
+    budget: Budget
+
+    @property
+    def scorer(self) -> str:
+        """The policy without its allocator."""
+        return split_name(self.policy)[0]
+
+    @property
+    def is_oracle(self) -> bool:
+        """Whether the policy looks ahead."""
+        return not self.budget.is_full and self.scorer == ORACLE
+
+    @property
+    def needs_queries(self) -> bool:
+        """Whether its cache has to be told of queries.
+
+        Raises:
+            UserError: there is no such policy.
+        """
+        try:
+            return not self.budget.is_full and needs_queries(self.policy)
+        except ValueError as error:
+            raise UserError(f"{self.policy} at {self.budget.label}: {error}") from error
+
+    def key(self, batch: Batch, prompt: Prompt) -> RowKey:
+        """The row of one prompt."""
+        return RowKey(batch.task, batch.length, self.policy, self.budget.label, prompt.sample.id)
+
+    def budget_tokens(self, settings: Settings, batch: Batch, prompt: Prompt) -> int | None:
+        """Tokens held for one prompt, None = all. Shares refer to the length asked for, or to what is compressed."""
+        length = len(prompt.context) if batch.length is None else batch.length
+        return self.budget.resolve(length, settings.block_size)
+
+
+def variants(settings: Settings) -> list[Variant]:
+    """The full cache if it is asked for, then every policy at every budget."""
+    budgets = settings.parsed_budgets
+    full = [Variant(FULL, budget) for budget in budgets if budget.is_full]
+    return full + [Variant(name, budget) for name in settings.policies for budget in budgets if not budget.is_full]
+
+
+def row_key(row: Row) -> RowKey:
+    """The identity of a finished row."""
+    return RowKey(*(row[name] for name in RowKey._fields))
+
+
+def batch_keys(settings: TaskSettings, batch: Batch) -> list[RowKey]:
+    """The rows that a batch yields, by variant and prompt."""
+    return [variant.key(batch, prompt) for variant in variants(settings) for prompt in batch.prompts]
+
+
+def make_cache(
+    model: Any,
+    settings: Settings,
+    variant: Variant,
+    tokens: int | None,
+    mask: Tensor,
+    policy: EvictionPolicy | None = None,
+) -> DynamicCache:
+    """An empty cache.
+
+    Args:
+        tokens: held per layer and row; None = all.
+        mask: `[rows, columns]`, covers the tokens that it will be given first.
+        policy: instead of the one that the variant names.
+
+    Raises:
+        UserError: this policy or budget is impossible with this model.
+    """
+    if tokens is None:
+        return DynamicCache(config=model.config)
+    name, allocator = split_name(variant.policy)
+    if policy is None and name == ORACLE:
+        raise UserError(f"{variant.policy}: it looks ahead to the answer of the full cache, which only tasks have")
+    try:
+        shares = make_allocator(allocator)
+        return PagedEvictionCache(
+            model.config,
+            budget=tokens,
+            block_size=settings.block_size,
+            policy=name if policy is None else policy,
+            heads="separate" if isinstance(shares, HeadAllocator) else settings.heads,
+            attention_mask=mask,
+            allocator=shares,
+        )
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{variant.policy} at {variant.budget.label}: {error}") from error

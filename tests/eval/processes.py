@@ -1,0 +1,119 @@
+"""The command in processes of its own that start at once: a parent that has imported everything forks them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+_PARENT = """
+import json, os, sys, traceback
+import torch
+torch.set_num_threads(1)
+from hf_paged_eviction_eval import commands, evaluation, terminal  # what costs seconds
+for line in sys.stdin:
+    job = json.loads(line)
+    child = os.fork()
+    if not child:
+        log = os.open(job["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(log, 1), os.dup2(log, 2)
+        os.environ.update(job["environment"])
+        if job["bytes"]:
+            import resource
+            resource.setrlimit(resource.RLIMIT_FSIZE, (job["bytes"], job["bytes"]))
+        status = 1
+        try:
+            commands.app(job["arguments"])
+        except SystemExit as end:
+            status = end.code or 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush(), sys.stderr.flush()
+            os._exit(status)
+    print(child, flush=True)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+class Child:
+    """One run of the command."""
+
+    def __init__(self, parent: subprocess.Popen[str], log: Path) -> None:
+        assert parent.stdout is not None
+        self._answers = parent.stdout
+        self.pid = int(self._answers.readline())
+        self.log = log
+
+    def kill(self) -> None:
+        """SIGKILL: nothing of it gets to say good-bye."""
+        os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self) -> int:
+        """The exit status; negative for a signal."""
+        return int(self._answers.readline())
+
+    @property
+    def output(self) -> str:
+        """What it printed."""
+        return self.log.read_text("utf-8")
+
+
+class Commands:
+    """Starts `paged-eviction`, one process at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        self.log = folder / "log"
+        self._parent = subprocess.Popen(
+            [sys.executable, "-c", _PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def start(
+        self, arguments: Sequence[str], most_bytes: int = 0, environment: Mapping[str, str] = MappingProxyType({})
+    ) -> Child:
+        """Start the command; with `most_bytes`, no file may grow beyond."""
+        assert self._parent.stdin is not None
+        job = {
+            "arguments": list(arguments),
+            "log": str(self.log),
+            "bytes": most_bytes,
+            "environment": dict(environment),
+        }
+        self._parent.stdin.write(json.dumps(job) + "\n")
+        self._parent.stdin.flush()
+        return Child(self._parent, self.log)
+
+    def run(self, arguments: Sequence[str], most_bytes: int = 0) -> tuple[int, str]:
+        """Exit status and output."""
+        child = self.start(arguments, most_bytes)
+        return child.wait(), child.output
+
+    def close(self) -> None:
+        """End the parent."""
+        self._parent.kill()
+        self._parent.communicate()
+
+
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    """All rows in a fixed order, without what no two runs have in common."""
+    lines = (folder / "results.jsonl").read_text("utf-8").split("\n")
+    assert lines.pop() == ""
+    rows = [json.loads(line) for line in lines]
+    for row in rows:
+        row.pop("efficiency", None)
+    return sorted(rows, key=lambda row: json.dumps(row, sort_keys=True))
+
+
+def wait_for(condition: Any, seconds: float = 60) -> None:
+    """Wait until this is true."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.005)

@@ -1,0 +1,123 @@
+"""Agreement with the full cache, against loops over the model's own forward."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import log
+from typing import Any
+
+import pytest
+import torch
+from batches import all_rows, make_batch, without_costs
+from transformers import DynamicCache
+
+from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction_eval.agreement import FullAnswer, divergence, identical_share, recorded_logits
+from hf_paged_eviction_eval.errors import UserError
+from hf_paged_eviction_eval.runner import batch_keys, run_batch
+from hf_paged_eviction_eval.settings import TaskSettings
+
+SETTINGS = TaskSettings(
+    policies=("paged_eviction", "keydiff"),
+    budgets=("20%", "100%", "full"),
+    block_size=4,
+    tasks=("passkey",),
+    agreement=True,
+)
+
+
+@torch.no_grad()
+def logits_along(model: Any, prompt: Any, cache: Any, answer: list[int]) -> torch.Tensor:
+    """`[answer, vocabulary]`, before each token of an answer that is fed one token at a time."""
+    for part in (prompt.context, prompt.question):
+        if part:
+            logits = model(torch.tensor([part]), past_key_values=cache).logits[0, -1]
+    found = [logits]
+    for token in answer[:-1]:
+        found.append(model(torch.tensor([[token]]), past_key_values=cache).logits[0, -1])
+    return torch.stack(found)
+
+
+def expected_agreement(model: Any, prompt: Any, policy: str, tokens: int, full: list[int], said: list[int]) -> Any:
+    cache = PagedEvictionCache(model.config, budget=tokens, block_size=4, policy=policy)
+    ours = logits_along(model, prompt, cache, full).log_softmax(-1)
+    theirs = logits_along(model, prompt, DynamicCache(config=model.config), full).log_softmax(-1)
+    same = sum(index < len(said) and said[index] == token for index, token in enumerate(full))
+    kl = (theirs.exp() * (theirs - ours)).sum(-1).mean()
+    return {"identical": same / len(full), "kl": float(kl)}
+
+
+@pytest.mark.parametrize("question", [0, 15])
+@pytest.mark.parametrize("share", [True, False])
+def test_agreement_is_that_of_plain_loops(model: Any, question: int, share: bool) -> None:
+    settings = replace(SETTINGS, question_aware=not question, share_prefill=share)
+    batch = make_batch((90, 75, 40), question)
+    rows = all_rows(model, settings, batch)
+    tokens = {(row["policy"], row["budget"], row["id"]): list(map(int, row["prediction"].split())) for row in rows}
+    seen = set()
+    for row in rows:
+        full = tokens["full", "full", row["id"]]
+        if row["policy"] == "full":
+            assert row["agreement"] == {"identical": 1.0, "kl": 0.0}
+            continue
+        prompt, said = batch.prompts[int(row["id"])], tokens[row["policy"], row["budget"], row["id"]]
+        expected = expected_agreement(model, prompt, row["policy"], row["budget_tokens"], full, said)
+        assert row["agreement"] == pytest.approx(expected, abs=1e-5)
+        seen.add(row["agreement"]["identical"])
+    assert len(seen) > 2
+    without = all_rows(model, replace(settings, agreement=False), batch)
+    assert all(row["agreement"] is None for row in without)
+    assert [row["prediction"] for row in rows] == [row["prediction"] for row in without]
+
+
+def test_a_cache_that_evicts_nothing_agrees(model: Any) -> None:
+    for question in (0, 15):
+        settings = replace(SETTINGS, budgets=("full", "400"), question_aware=not question)
+        for row in all_rows(model, settings, make_batch((60, 44), question)):
+            assert row["agreement"]["identical"] == 1.0
+            assert row["agreement"]["kl"] == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.parametrize("question", [0, 15])
+def test_full_rows_that_are_there_are_compared_with_again(model: Any, question: int) -> None:
+    settings = replace(SETTINGS, question_aware=not question)
+    batch = make_batch((60, 44), question)
+    rows = without_costs(all_rows(model, settings, batch))
+    done = {key for key in batch_keys(settings, batch) if key.policy == "full" or key.id == "1"}
+    again = without_costs(all_rows(model, settings, batch, done))
+    expected = [row for row in rows if row["policy"] != "full" and row["id"] == "0"]
+    for ours, theirs in zip(again, expected, strict=True):
+        assert ours.pop("agreement") == pytest.approx(theirs.pop("agreement"), abs=1e-5)
+        assert ours == theirs
+
+
+def test_agreement_needs_the_full_cache(model: Any) -> None:
+    settings = replace(SETTINGS, budgets=("20%",))
+    with pytest.raises(UserError, match="add full"):
+        run_batch(model, None, settings, make_batch((40,)), frozenset())
+
+
+def test_identical_share_counts_places() -> None:
+    answer = FullAnswer((5, 6, 7, 1), torch.empty(4, 2))
+    assert identical_share([5, 6, 7, 1], answer) == 1
+    assert identical_share([5, 7, 6, 1, 9], answer) == 0.5
+    assert identical_share([5], answer) == 0.25
+    assert identical_share([], answer) == 0
+
+
+def test_divergence_in_nats() -> None:
+    full = torch.tensor([[0.5, 0.5, 0.0], [1.0, 0.0, 0.0], [0.25, 0.25, 0.5]]).log()
+    other = torch.tensor([[0.25, 0.75, 0.0], [0.5, 0.25, 0.25], [0.25, 0.25, 0.5]]).log()
+    expected = torch.tensor([0.5 * log(2) + 0.5 * log(2 / 3), log(2), 0.0])
+    torch.testing.assert_close(divergence(full, other), expected)
+    assert divergence(other[:1], torch.tensor([[1.0, 0.0, 0.0]]).log()).isinf()
+    # In half precision the sums are still taken in float32.
+    assert divergence(full[2:].half(), other[2:].half()).dtype == torch.float32
+
+
+def test_nothing_stays_on_the_model(model: Any) -> None:
+    all_rows(model, SETTINGS, make_batch((40,)))
+    assert not model._forward_hooks
+    with recorded_logits(model, False) as found:
+        model(torch.tensor([[3]]))
+    assert found == []

@@ -1,0 +1,82 @@
+"""The first guess at a batch size."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, MixtralConfig
+
+from hf_paged_eviction_eval import batching, embedded
+from hf_paged_eviction_eval.batching import kv_numbers_per_token, query_numbers_per_token, start_size, weight_count
+from hf_paged_eviction_eval.settings import TaskSettings
+
+GIB = 1 << 30
+LLAMA_8B = LlamaConfig(
+    vocab_size=128256,
+    hidden_size=4096,
+    intermediate_size=14336,
+    num_hidden_layers=32,
+    num_attention_heads=32,
+    num_key_value_heads=8,
+    dtype="bfloat16",
+)
+
+
+def settings(**changes: Any) -> TaskSettings:
+    return TaskSettings(policies=(), budgets=("full",), tasks=("passkey",), **changes)
+
+
+@pytest.fixture
+def free(monkeypatch: pytest.MonkeyPatch) -> Any:
+    return lambda size: monkeypatch.setattr(batching, "free_bytes", lambda settings: size)
+
+
+def test_it_grows_with_memory_and_shrinks_with_the_prompt(free: Any) -> None:
+    found = []
+    for memory in (1, 24, 40, 80, 10_000):
+        free(memory * GIB)
+        found.append([start_size(settings(dtype="bfloat16"), LLAMA_8B, tokens) for tokens in (512, 8192, 131072)])
+    assert found[0] == [1, 1, 1] and found[-1] == [64, 64, 64]
+    for smaller, larger in pairwise(found):
+        assert all(few <= many for few, many in zip(smaller, larger, strict=True))
+    assert all(row == sorted(row, reverse=True) for row in found)
+    assert all(size & (size - 1) == 0 for row in found for size in row)
+    assert found[3][1] in (8, 16, 32) and found[3][2] == 1
+
+
+def test_precision_and_eager_attention_count(free: Any) -> None:
+    free(80 * GIB)
+    half = start_size(settings(dtype="float16"), LLAMA_8B, 8192)
+    assert start_size(settings(dtype="float32"), LLAMA_8B, 8192) < half
+    assert start_size(settings(dtype="float16", attn_implementation="eager"), LLAMA_8B, 8192) < half
+    showing = settings(dtype="float16", attn_implementation="paged_eviction")
+    assert start_size(showing, LLAMA_8B, 8192) < half
+    assert start_size(replace(showing, share_prefill=False), LLAMA_8B, 8192) == half
+    assert batching.bytes_per_number(settings(), LLAMA_8B) == 4
+    assert batching.bytes_per_number(settings(device="cuda"), LLAMA_8B) == 2
+
+
+def test_sizes_of_models() -> None:
+    assert kv_numbers_per_token(LLAMA_8B) * 2 == 128 * 1024
+    assert query_numbers_per_token(LLAMA_8B) * 2 == 256 * 1024
+    assert weight_count(LLAMA_8B) == pytest.approx(8.03e9, rel=0.02)
+    assert weight_count(MixtralConfig()) == pytest.approx(46.7e9, rel=0.03)
+    model, _ = embedded.load()
+    assert weight_count(model.config) == pytest.approx(model.num_parameters(), rel=0.2)
+
+
+def test_this_machine_has_memory() -> None:
+    model, _ = embedded.load()
+    assert batching.free_bytes(settings()) > 1 << 20
+    assert start_size(settings(), model.config, 1024) >= 1
+    if torch.cuda.is_available():
+        assert batching.free_bytes(settings(device="cuda")) > 1 << 20
+
+
+def test_a_system_that_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(batching.os, "sysconf_names")
+    assert batching.free_bytes(settings()) == 4 * GIB

@@ -1,0 +1,216 @@
+"""A run in one YAML file."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from hf_paged_eviction_eval import requests
+from hf_paged_eviction_eval.commands import app, evaluate
+from hf_paged_eviction_eval.commands.options import Options
+from hf_paged_eviction_eval.run_file import as_run_file
+from hf_paged_eviction_eval.settings import TaskSettings, TextSettings
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> list[Options]:
+    """Options that reached the run, which does not start."""
+    found: list[Options] = []
+    monkeypatch.setattr("hf_paged_eviction_eval.commands.evaluate.run", lambda options: found.append(options) or True)
+    return found
+
+
+def invoke(*arguments: str, status: int = 0) -> str:
+    result = CliRunner().invoke(app, ["eval", *arguments], env={"COLUMNS": "200"})
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == status, result.output
+    return str(result.output)
+
+
+def config(folder: Path, text: str) -> str:
+    path = folder / "mine.yaml"
+    path.write_text(text, "utf-8")
+    return str(path)
+
+
+def test_every_option_from_a_file(tmp_path: Path, seen: list[Options]) -> None:
+    text = """
+model: some/model
+revision: main
+tokenizer: other/model
+dtype: bfloat16
+attn-implementation: eager
+device: cpu
+device_map: auto            # with an underscore too
+tensor-parallel: true
+policies: [keydiff, full]
+budgets: [256, 25%, full]
+block-size: 32
+heads: separate
+tasks: [paper, niah]
+length: [512, 1024]
+limit: 3
+seed: 7
+data-dir: ./data
+dataset: some/dataset
+dataset-revision: abc
+question-aware: false
+max-length: 7500
+chat-template: never
+batch-size: 4
+prefill-chunk-size: 128
+share-prefill: false
+workers: 2
+agreement: true
+edit-similarity: rapidfuzz
+rouge: rouge_score
+preset: paper
+text: false
+chunk: 32
+files: [a.txt, b c.txt]
+output: some/where
+"""
+    invoke("--config", config(tmp_path, text))
+    (options,) = seen
+    assert {each.name for each in fields(Options)} - {"config"} == {
+        key.replace("-", "_") for key in yaml.safe_load(text)
+    }
+    assert (options.policies, options.budgets, options.length) == ("keydiff,full", "256,25%,full", "512,1024")
+    assert (options.tasks, options.batch_size, options.max_length) == ("paper,niah", "4", 7500)
+    assert options.question_aware is False and options.share_prefill is False and options.agreement is True
+    assert options.heads.value == "separate" and options.output == Path("some/where")
+    assert options.files == [Path("a.txt"), Path("b c.txt")]
+
+
+def test_the_command_line_beats_the_file(tmp_path: Path, seen: list[Options]) -> None:
+    path = config(tmp_path, "limit: 3\nseed: 4\nquestion-aware: false\nbudgets: 256\nbatch-size: auto\ntokenizer:\n")
+    invoke("--limit", "5", "--config", path, "--question-aware")
+    (options,) = seen
+    assert (options.limit, options.seed, options.question_aware, options.budgets) == (5, 4, True, "256")
+    assert options.batch_size == "auto" and options.tokenizer is None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("limits: 3", "line 1: unknown option 'limits', did you mean 'limit'?"),
+        (
+            "limit: 1\n\nquestion-agnostic: true",
+            "line 3: unknown option 'question-agnostic', did you mean 'question-aware'",
+        ),
+        ("config: other.yaml", "unknown option 'config'"),
+        ("qqqqqq: 1", "the options are agreement, "),
+        ("limit: 1\nlimit: 2", "line 2: 'limit' is there twice"),
+        ("max-length: 9\nmax_length: 9", "'max_length' is there twice"),
+        ("limit: many", "limit: 'many' cannot be used: write a whole number from 1 up"),
+        ("limit: 0", "limit: 0 cannot be used: write a whole number from 1 up"),
+        ("limit: true", "limit: True cannot be used"),
+        ("limit: 1.5", "limit: 1.5 cannot be used"),
+        ("limit: [1]", "limit: [1] cannot be used"),
+        ("seed: '1'", "seed: '1' cannot be used: write a whole number\n"),
+        ("agreement: 1", "agreement: 1 cannot be used: write true or false"),
+        ("agreement: 'yes'", "agreement: 'yes' cannot be used"),
+        ("heads: both", "heads: 'both' cannot be used: write shared or separate"),
+        ("dtype: [auto]", "dtype: ['auto'] cannot be used"),
+        ("model: 7", "model: 7 cannot be used: write a text"),
+        ("revision: 1234567", "in quotes"),
+        ("policies: 7", "policies: 7 cannot be used"),
+        ("policies: []", "not empty"),
+        ("policies: [[keydiff]]", "policies: [['keydiff']] cannot be used"),
+        ("budgets: [0.5]", "budgets: [0.5] cannot be used"),
+        ("tasks: {a: 1}", "tasks: {'a': 1} cannot be used"),
+        ("files: book.txt", "write a list of file names"),
+        ("batch-size: 1.5", "batch-size: 1.5 cannot be used"),
+        ("output: 2026-01-01", "cannot be used"),
+        ("- limit", "has no options in it"),
+        ("limit", "has no options in it"),
+        ("", "has no options in it"),
+        ("a: [", "is not YAML"),
+        ("limit: 1\n---\nlimit: 2", "is not YAML"),
+        ("model: !!python/object:os.system x", "is not YAML"),
+        ("? [a]\n: 1", "cannot be used"),
+        ("output: 2026-99-99", "is not YAML"),
+    ],
+)
+def test_what_a_file_may_not_say(tmp_path: Path, seen: list[Options], text: str, message: str) -> None:
+    path = config(tmp_path, text)
+    output = invoke("--config", path, status=2)
+    if text != "? [a]\n: 1":
+        assert message in output
+    assert path in output and "Traceback" not in output and not seen
+
+
+def test_files_that_cannot_be_read(tmp_path: Path, seen: list[Options]) -> None:
+    assert "No such file" in invoke("--config", str(tmp_path / "none.yaml"), status=2)
+    assert "cannot read" in invoke("--config", str(tmp_path), status=2)
+    (tmp_path / "bytes.yaml").write_bytes(b"\xff\xfe\x00limit")
+    assert "UTF-8" in invoke("--config", str(tmp_path / "bytes.yaml"), status=2)
+    assert not seen
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    content=st.dictionaries(
+        st.sampled_from([each.name.replace("_", "-") for each in fields(Options)]) | st.text(max_size=8),
+        st.recursive(
+            st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+            lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+            max_leaves=4,
+        ),
+        max_size=3,
+    )
+)
+def test_any_content_is_read_or_explained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: dict[str, Any]
+) -> None:
+    monkeypatch.setattr("hf_paged_eviction_eval.commands.evaluate.run", lambda options: True)
+    path = config(tmp_path, yaml.safe_dump(content))
+    result = CliRunner().invoke(app, ["eval", "--config", path])
+    assert result.exit_code in (0, 2) and (result.exception is None or isinstance(result.exception, SystemExit))
+    assert result.exit_code == 0 or "mine.yaml" in result.output
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        Options(),
+        Options(policies="full", tasks="hotpotqa,lcc_e", limit=2, max_length=500, data_dir="my data", batch_size="3"),
+        Options(
+            policies="keydiff",
+            budgets="256,12.5%",
+            tasks="ruler,qasper",
+            length="512,777",
+            question_aware=False,
+            prefill_chunk_size=7,
+            seed=-3,
+            block_size=4,
+            dataset="a/b",
+            dataset_revision="1234567",
+        ),
+        Options(preset="paper", device="cpu", output=Path("somewhere/ä")),
+        Options(text=True, policies="recency", budgets="64", length="99", chunk=5, limit=2, files=[Path(__file__)]),
+        Options(text=True),
+    ],
+)
+def test_settings_read_back_from_their_file(tmp_path: Path, seen: list[Options], options: Options) -> None:
+    for request in requests_of(options):
+        seen.clear()
+        invoke("--config", config(tmp_path, as_run_file(request.settings, request.output)))
+        assert requests_of(seen[0]) == [request]
+
+
+def requests_of(options: Options) -> list[requests.Request[TaskSettings]] | list[requests.Request[TextSettings]]:
+    return [requests.text_request(options)] if options.text else requests.task_requests(options)
+
+
+def test_options_that_are_not_for_texts_are_options() -> None:
+    names = {each.name for each in fields(Options)}
+    assert names >= evaluate.TASKS_ONLY and names >= evaluate.TEXTS_ONLY

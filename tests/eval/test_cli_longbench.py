@@ -1,0 +1,101 @@
+"""LongBench from tiny files of all tasks, from the command to the report."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from longbench_files import longbench_record, write_longbench, write_longbench_v2, write_longbench_zip, write_records
+from processes import rows_of
+from typer.testing import CliRunner
+
+from hf_paged_eviction_eval import embedded
+from hf_paged_eviction_eval.commands import app
+from hf_paged_eviction_eval.longbench import PRESETS, TASKS
+from hf_paged_eviction_eval.metrics import score_sample
+
+ALL21 = PRESETS["all21"]
+
+
+def run(*arguments: str, status: int = 0) -> Any:
+    result = CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200"})
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == status, result.output
+    return result
+
+
+@pytest.mark.skipif(not (embedded.path() / "config.json").exists(), reason="no embedded model in this checkout")
+def test_all_tasks_from_the_command_to_the_report(tmp_path: Path) -> None:
+    data, output = write_longbench(tmp_path / "data", per_task=2), tmp_path / "out"
+    words = f"eval --tasks all21 --data-dir {data} --policies paged_eviction --budgets 64 --max-length 300"
+    result = run(*words.split(), "--output", str(output), "--workers", "1", "--batch-size", "2")
+    assert "written to" in result.output
+    rows = rows_of(output)
+    assert len(rows) == 21 * 2
+    for row in rows:
+        task, record = TASKS[row["task"]], longbench_record(row["task"], int(row["id"][-1]))
+        assert row["id"].endswith(record["_id"]) and row["answers"] == record["answers"]
+        assert row["metric"] == task.metric and row["record_length"] == record["length"] and row["length"] is None
+        assert row["new_tokens"] <= task.max_new_tokens and row["all_classes"] == record["all_classes"]
+        text = row["prediction"].lstrip("\n").split("\n")[0] if task.first_line else row["prediction"]
+        assert row["score"] == score_sample(task.metric, text, row["answers"], row["all_classes"])
+        assert row["chat"] == task.chat
+        assert row["budget_tokens"] == 64
+
+    meta = json.loads((output / "run_meta.json").read_text("utf-8"))
+    assert set(meta["tasks"]) == set(ALL21)
+    truncated = {task: sum(row["truncated"] for row in rows if row["task"] == task) for task in ALL21}
+    assert {task: facts["truncated"] for task, facts in meta["tasks"].items()} == truncated
+    assert sum(truncated.values()) > 0
+    for task, facts in meta["tasks"].items():
+        assert facts["chat_template"] == 2 * TASKS[task].chat
+        assert all(len(digest) == 64 for digest in facts["sha256"].values()) and len(facts["ids_sha256"]) == 64
+
+    scores = run("score", str(output), "--output", str(tmp_path / "scores.json")).output
+    assert all(task in scores for task in ALL21)
+    run("report", str(output), "--output", str(tmp_path / "report"))
+    assert list((tmp_path / "report").glob("*.html"))
+
+
+def test_by_length_and_version_two(model_folder: str, tmp_path: Path) -> None:
+    write_longbench(tmp_path / "data", ("trec_e", "lcc_e"), per_task=3)
+    write_longbench_v2(tmp_path / "data")
+    words = f"eval --model {model_folder} --device cpu --tasks trec_e,lcc_e,v2 --policies recency --budgets 20%,full"
+    run(*words.split(), "--data-dir", str(tmp_path / "data"), "--output", str(tmp_path / "out"), "--question-agnostic")
+    rows = rows_of(tmp_path / "out")
+    assert len(rows) == (3 + 3 + 4) * 2
+    assert {row["record_length"] for row in rows if row["task"] == "trec_e"} == {3100, 6200, 9300}
+
+
+def test_the_same_from_the_official_archive(model_folder: str, tmp_path: Path) -> None:
+    tasks = ("trec", "lcc")
+    folder = write_longbench(tmp_path / "data", tasks, per_task=4)
+    archive = write_longbench_zip(tmp_path / "data.zip", tasks, per_task=4)
+    words = f"eval --model {model_folder} --device cpu --tasks trec,lcc --policies recency --budgets 20% --limit 3"
+    for source in (folder, archive):
+        run(*words.split(), "--data-dir", str(source), "--output", str(tmp_path / f"out{source.suffix}"))
+    rows = rows_of(tmp_path / "out")
+    assert len(rows) == 2 * 3 and rows == rows_of(tmp_path / "out.zip")
+
+
+def test_data_that_changed_is_refused(model_folder: str, tmp_path: Path) -> None:
+    folder = write_longbench(tmp_path / "data", ("trec", "lcc"), per_task=2)
+    words = f"eval --model {model_folder} --device cpu --tasks trec,lcc --policies recency --budgets 20%,full"
+    command = [*words.split(), "--data-dir", str(folder), "--output", str(tmp_path / "out")]
+    run(*command)
+    before = rows_of(tmp_path / "out")
+    write_records(folder / "lcc.jsonl", [longbench_record("lcc", index) for index in (0, 2)])
+    assert "the prompts of lcc are others now" in run(*command, status=2).output
+    assert rows_of(tmp_path / "out") == before
+
+
+def test_longer_prompts_than_the_context_are_cut(model_folder: str, tmp_path: Path) -> None:
+    record = longbench_record("hotpotqa", 0) | {"context": "word " * 9000}
+    write_records(tmp_path / "hotpotqa.jsonl", [record])
+    words = f"eval --model {model_folder} --device cpu --tasks hotpotqa --policies recency --budgets 64"
+    run(*words.split(), "--data-dir", str(tmp_path), "--output", str(tmp_path / "out"))
+    (row,) = rows_of(tmp_path / "out")
+    assert row["truncated"] and 1900 < row["prompt_tokens"] <= 2048 - 32

@@ -1,0 +1,325 @@
+"""The model type `hf-paged-eviction` of lm-evaluation-harness, on tasks of our own and the embedded model."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import BartConfig, BloomConfig
+
+pytest.importorskip("lm_eval.models.huggingface", reason="the extra `lm-eval` is not installed")
+
+import lm_eval
+from lm_eval.api.instance import Instance
+from lm_eval.models.huggingface import HFLM
+from lm_eval.tasks import TaskManager
+
+from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction_eval import embedded
+from hf_paged_eviction_eval.errors import UserError
+from hf_paged_eviction_eval.lm_eval import PagedEvictionLM
+from hf_paged_eviction_eval.lm_eval import __main__ as main
+
+SMALL = {"budget": 64, "block_size": 8}
+FULL = {"budget": 2048}
+TASKS = ["words_gen", "words_choice", "words_rolling"]
+_WORDS = "alpha beta gamma delta tree stone river cloud green blue".split()
+_TASK = """
+task: {name}
+dataset_path: json
+dataset_kwargs: {{data_files: {folder}/documents.jsonl, cache_dir: {folder}/cache}}
+test_split: train
+output_type: {kind}
+doc_to_text: "{text}"
+{rest}
+"""
+_KINDS = {
+    "words_gen": (
+        "generate_until",
+        "{{text}}",
+        'doc_to_target: "{{answer}}"\n'
+        'generation_kwargs: {until: ["\\n"], max_gen_toks: 20, do_sample: false}\n'
+        "metric_list: [{metric: exact_match, aggregation: mean, higher_is_better: true}]",
+    ),
+    "words_choice": (
+        "multiple_choice",
+        "{{text}}",
+        'doc_to_choice: "{{choices}}"\ndoc_to_target: 0\ntarget_delimiter: ""\n'
+        "metric_list: [{metric: acc, aggregation: mean, higher_is_better: true}]",
+    ),
+    "words_rolling": (
+        "loglikelihood_rolling",
+        "",
+        'doc_to_target: "{{text}}"\n'
+        "metric_list: [{metric: word_perplexity, aggregation: weighted_perplexity, higher_is_better: false}]",
+    ),
+}
+
+
+def documents() -> list[dict[str, Any]]:
+    """Prompts of 50 to 130 tokens, only the first within the small budget; choices of one token and of several."""
+    draw = random.Random(1)
+    found = []
+    for lines in (3, 12, 7, 9):
+        key = str(draw.randrange(10000, 99999))
+        text = [f"the {draw.choice(_WORDS)} {draw.choice(_WORDS)} is {draw.choice(_WORDS)}" for _ in range(lines)]
+        text.insert(lines // 2, f"The pass key is {key}. Remember it.")
+        choices = [f" {key}", f" {key}1", f" {key[::-1]}", " a", " b", " the stone river is green"]
+        found.append({"text": "\n".join([*text, "The pass key is"]), "answer": f" {key}", "choices": choices})
+    return found
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("harness")
+    (path / "documents.jsonl").write_text("\n".join(map(json.dumps, documents())), encoding="utf-8")
+    for name, (kind, text, rest) in _KINDS.items():
+        task = _TASK.format(name=name, folder=path.as_posix(), kind=kind, text=text, rest=rest)
+        (path / f"{name}.yaml").write_text(task, encoding="utf-8")
+    return path
+
+
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Any, address: Any) -> None:
+        raise OSError(f"a test wanted to reach {address}")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+
+
+def paged(batch_size: int | str = 1, **arguments: Any) -> PagedEvictionLM:
+    return PagedEvictionLM(pretrained="embedded", device="cpu", batch_size=batch_size, **arguments)
+
+
+def plain(batch_size: int = 1, **arguments: Any) -> HFLM:
+    return HFLM(str(embedded.path()), dtype="float32", device="cpu", batch_size=batch_size, **arguments)
+
+
+def run(lm: HFLM, folder: Path, tasks: list[str] = TASKS) -> dict[str, list[Any]]:
+    """What the model answered, by task, in the order of the documents."""
+    manager = TaskManager(include_path=str(folder), include_defaults=False)
+    results = lm_eval.simple_evaluate(lm, tasks=tasks, task_manager=manager, bootstrap_iters=0)
+    samples = {task: sorted(results["samples"][task], key=lambda sample: sample["doc_id"]) for task in tasks}
+    return {task: [sample["resps"] for sample in samples[task]] for task in tasks}
+
+
+def assert_same(found: Any, expected: Any) -> None:
+    """Texts and flags equal, likelihoods up to rounding."""
+    if isinstance(expected, dict):
+        assert_same(list(found.items()), list(expected.items()))
+    elif isinstance(expected, list | tuple):
+        assert len(found) == len(expected)
+        for one, other in zip(found, expected, strict=True):
+            assert_same(one, other)
+    elif isinstance(expected, float):
+        assert found == pytest.approx(expected, rel=1e-4, abs=1e-3)
+    else:
+        assert found == expected
+
+
+# ---- the same numbers as ... ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def full(folder: Path) -> dict[str, list[Any]]:
+    """What the harness's own model answers."""
+    return run(plain(4), folder)
+
+
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_a_budget_that_holds_everything_is_the_full_cache(
+    folder: Path, full: dict[str, list[Any]], batch_size: int
+) -> None:
+    assert_same(run(paged(batch_size, **FULL), folder), full)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        SMALL,
+        {**SMALL, "policy": "keydiff", "heads": "separate"},
+        {"keep_ratio": 0.4, "block_size": 8},
+        {**SMALL, "prefill_chunk_size": 50},
+    ],
+    ids=["shared", "separate", "ratio", "chunks"],
+)
+def test_the_batch_does_not_matter(folder: Path, full: dict[str, list[Any]], arguments: dict[str, Any]) -> None:
+    tasks = TASKS[:2] if "keep_ratio" in arguments else TASKS
+    alone, together = (run(paged(size, **arguments), folder, tasks) for size in (1, 3))
+    assert_same(together, alone)
+    assert all(alone[task] != full[task] for task in tasks)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "generate"),
+    [
+        (SMALL, {}),
+        ({**SMALL, "policy": "streaming_llm", "sink_tokens": 16}, {}),
+        ({"keep_ratio": 0.3, "block_size": 4, "protected_prefix": 9}, {}),
+        ({**SMALL, "prefill_chunk_size": 40}, {"prefill_chunk_size": 40}),
+    ],
+    ids=["default", "streaming_llm", "ratio", "chunks"],
+)
+def test_answers_are_those_of_generate(folder: Path, arguments: dict[str, Any], generate: dict[str, Any]) -> None:
+    found = run(paged(4, **arguments), folder, ["words_gen"])["words_gen"]
+    model, tokenizer = embedded.load()
+    for (((answer,),)), document in zip(found, documents(), strict=True):
+        ids = tokenizer(document["text"], return_tensors="pt").input_ids
+        settings = {name: value for name, value in arguments.items() if name != "prefill_chunk_size"}
+        cache = PagedEvictionCache(model.config, **settings)
+        tokens = model.generate(ids, past_key_values=cache, max_new_tokens=20, do_sample=False, **generate)
+        text = tokenizer.decode(tokens[0, ids.shape[1] :], skip_special_tokens=True)
+        assert answer == text.split("\n")[0]
+
+
+@torch.no_grad()
+def decoded(model: Any, context: list[int], continuation: list[int], **settings: Any) -> tuple[float, bool]:
+    """A continuation's likelihood with single tokens only, after the context has been compressed."""
+    cache = PagedEvictionCache(model.config, **settings)
+    if context[:-1]:
+        model(torch.tensor([context[:-1]]), past_key_values=cache)
+    total, greedy = 0.0, True
+    for token, target in zip([context[-1], *continuation], continuation, strict=False):
+        scores = model(torch.tensor([[token]]), past_key_values=cache).logits[0, -1].log_softmax(-1)
+        total += float(scores[target])
+        greedy &= int(scores.argmax()) == target
+    return total, greedy
+
+
+@pytest.mark.parametrize("policy", ["value_norm", "h2o"])
+def test_likelihoods_are_those_of_decoding(folder: Path, policy: str) -> None:
+    lm = paged(3, **SMALL, policy=policy)
+    found = run(lm, folder, TASKS[1:])
+    for answers, document in zip(found["words_choice"], documents(), strict=True):
+        for ((answer,)), choice in zip(answers, document["choices"], strict=True):
+            context, continuation = lm._encode_pair(document["text"], choice)
+            assert_same(answer, decoded(lm.model, context, continuation, **SMALL, policy=policy))
+    for (((answer,),)), document in zip(found["words_rolling"], documents(), strict=True):
+        ids = lm.tok_encode(document["text"])
+        expected, _ = decoded(lm.model, [lm.prefix_token_id], ids, **SMALL, policy=policy)
+        assert_same(answer, expected)
+
+
+def test_eviction_reaches_continuations_of_one_token(folder: Path, full: dict[str, list[Any]]) -> None:
+    """A single forward would not evict before the only token is scored."""
+    small = run(paged(4, **SMALL), folder, ["words_choice"])["words_choice"]
+    one_token = [(a[3][0][0], b[3][0][0]) for a, b in zip(full["words_choice"], small, strict=True)]
+    differing = [a != pytest.approx(b, abs=1e-3) for a, b in one_token]
+    assert differing == [False, True, True, True]
+
+
+def test_long_contexts_lose_their_oldest_tokens(folder: Path) -> None:
+    found = run(paged(4, **FULL, max_length=100), folder, TASKS[1:])
+    assert_same(found, run(plain(4, max_length=100), folder, TASKS[1:]))
+
+
+def test_requests_asked_twice_and_without_context() -> None:
+    lm, harness = paged(4, **FULL), plain(4)
+    pairs = [("", "the tree"), ("a b c", " d"), ("a b c", " d"), ("a b c", " d e"), ("a b c ", "d"), ("a b c", " e")]
+    requests = [Instance("loglikelihood", {}, pair, index) for index, pair in enumerate(pairs)]
+    assert_same(lm.loglikelihood(requests), harness.loglikelihood(requests))
+    assert lm.loglikelihood([]) == []
+
+
+def test_automatic_batches(folder: Path) -> None:
+    arguments = {**SMALL, "max_length": 96, "max_batch_size": 2}
+    automatic, fixed = (run(paged(size, **arguments), folder, ["words_choice"]) for size in ("auto", 1))
+    assert_same(automatic, fixed)
+
+
+# ---- arguments ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({}, "needs a budget"),
+        ({"budget": 100}, "nearest legal: 96 or 112"),
+        ({"budget": "many"}, "whole number"),
+        ({"budget": 64.0}, "whole number"),
+        ({"budget": 16}, "Smallest legal budget: 48"),
+        ({"budget": 64, "keep_ratio": 0.5}, "one of them"),
+        ({"keep_ratio": 1.5}, "keep_ratio must lie"),
+        ({"keep_ratio": "half"}, "keep_ratio must be a number"),
+        ({**SMALL, "policy": "nonsense"}, "nonsense"),
+        ({**SMALL, "policy": 3}, "policy must be"),
+        ({**SMALL, "allocator": "nobody"}, "nobody"),
+        ({**SMALL, "policy": "h2o", "attn_implementation": "sdpa"}, "paged_eviction"),
+        ({**SMALL, "heads": "both"}, "heads must be"),
+        ({**SMALL, "sink_tokens": -1}, "sink_tokens"),
+        ({**SMALL, "prefill_chunk_size": 0}, "prefill_chunk_size=0"),
+        ({**SMALL, "prefill_chunk_size": "big"}, "prefill_chunk_size='big'"),
+        ({**SMALL, "polcy": "keydiff"}, "did you mean 'policy'"),
+        ({"budgets": 64}, "did you mean 'budget'"),
+    ],
+)
+def test_wrong_arguments_are_refused_before_the_weights_are_read(
+    monkeypatch: pytest.MonkeyPatch, arguments: dict[str, Any], words: str
+) -> None:
+    monkeypatch.setattr(HFLM, "_create_model", lambda *args, **kwargs: pytest.fail("weights were read"))
+    with pytest.raises(UserError, match=words):
+        paged(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("config", "words"), [(BartConfig(), "decoder-only"), (BloomConfig(), "ALiBi")], ids=["bart", "bloom"]
+)
+def test_models_it_cannot_serve_are_refused_by_their_config(tmp_path: Path, config: Any, words: str) -> None:
+    config.save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=words):
+        PagedEvictionLM(pretrained=str(tmp_path), device="cpu", **SMALL)
+
+
+def test_a_ratio_of_no_prompt_is_refused(folder: Path) -> None:
+    with pytest.raises(UserError, match="use budget="):
+        run(paged(keep_ratio=0.5), folder, ["words_rolling"])
+
+
+def test_the_results_say_how_the_cache_was_set(folder: Path) -> None:
+    info = paged(**SMALL, policy="keydiff").get_model_info()["hf_paged_eviction"]
+    assert info["budget"] == 64
+    assert info["policy"] == "keydiff"
+    assert info["heads"] == "shared"
+    assert json.dumps(info)
+
+
+# ---- the command line -------------------------------------------------------------------------------------------
+
+
+def test_from_the_command_line(folder: Path) -> None:
+    paths = [entry for entry in sys.path if entry]
+    environment = {
+        **os.environ,
+        "HF_HUB_OFFLINE": "1",
+        "HF_DATASETS_OFFLINE": "1",
+        "HF_HOME": str(folder / "home"),
+        "PYTHONPATH": os.pathsep.join(paths),
+    }
+    command = [sys.executable, "-m", "hf_paged_eviction_eval.lm_eval", "--model", "hf-paged-eviction"]
+    command += ["--model_args", "pretrained=embedded,budget=64,block_size=8,policy=keydiff,sink_tokens=4"]
+    command += ["--include_path", str(folder), "--device", "cpu", "--tasks", "words_gen,words_choice"]
+    command += ["--batch_size", "4", "--log_samples", "--output_path", "out"]
+    done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "hf-paged-eviction" in done.stdout
+    (path,) = (folder / "out").rglob("samples_words_gen*.jsonl")
+    samples = sorted(map(json.loads, path.read_text("utf-8").splitlines()), key=lambda sample: sample["doc_id"])
+    lm = paged(1, **SMALL, policy="keydiff", sink_tokens=4)
+    assert [sample["resps"] for sample in samples] == run(lm, folder, ["words_gen"])["words_gen"]
+    (path,) = (folder / "out").rglob("results_*.json")
+    assert json.loads(path.read_text("utf-8"))["config"]["hf_paged_eviction"]["sink_tokens"] == 4
+
+
+def test_mistakes_on_the_command_line_are_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(main, "cli_evaluate", lambda: paged(budget=100))
+    with pytest.raises(SystemExit) as stopped:
+        main.main()
+    assert str(stopped.value).startswith("error: model arguments of hf-paged-eviction: budget=100 is not a multiple")

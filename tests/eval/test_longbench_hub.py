@@ -1,0 +1,219 @@
+"""The Hub: a pinned file from a server that is up, and a quick word where there is none."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from longbench_files import longbench_record, write_longbench, write_longbench_zip, write_records
+
+from hf_paged_eviction_eval.errors import UserError
+from hf_paged_eviction_eval.longbench import data_digest, hub, load_samples
+from hf_paged_eviction_eval.longbench.data import REVISION
+from hf_paged_eviction_eval.settings import TaskSettings
+
+PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy")
+
+
+def settings(**changes: Any) -> TaskSettings:
+    return TaskSettings(policies=(), budgets=("full",), tasks=("qasper",), **changes)
+
+
+@pytest.fixture
+def no_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """No network, no proxy, nothing in the cache."""
+    from huggingface_hub import constants
+
+    for name in PROXIES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{free_port()}")
+    return tmp_path / "cache"
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+@pytest.mark.parametrize("task", ["qasper", "longbench_v2"])
+def test_no_network_is_said_within_a_second(task: str, no_cache: Path) -> None:
+    started = time.monotonic()
+    with pytest.raises(UserError, match="out of reach; give --data-dir a folder"):
+        load_samples(task, settings())
+    assert time.monotonic() - started < 1
+
+
+def test_names_that_nobody_answers_for_take_no_longer(monkeypatch: pytest.MonkeyPatch, no_cache: Path) -> None:
+    monkeypatch.setattr(hub.socket, "create_connection", lambda *_, **__: time.sleep(30))
+    started = time.monotonic()
+    assert not hub.reachable("https://huggingface.co")
+    assert time.monotonic() - started < 1
+
+
+@pytest.mark.parametrize("url", ["http://", "nonsense", "http://\udcff/", "http://" + "a" * 300 + ".example"])
+def test_odd_addresses_are_out_of_reach(url: str, no_cache: Path) -> None:
+    assert not hub.reachable(url)
+
+
+def test_a_proxy_is_asked_instead(monkeypatch: pytest.MonkeyPatch, no_cache: Path) -> None:
+    monkeypatch.setattr(hub.socket, "create_connection", lambda *_, **__: pytest.fail("must not be probed"))
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
+    assert hub.reachable("https://huggingface.co")
+
+
+def test_a_proxy_for_other_hosts_is_not(monkeypatch: pytest.MonkeyPatch, no_cache: Path) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
+    monkeypatch.setenv("NO_PROXY", "localhost,127.0.0.1")
+    assert not hub.reachable(f"https://127.0.0.1:{free_port()}")
+
+
+def test_offline_mode_does_not_ask(monkeypatch: pytest.MonkeyPatch, no_cache: Path) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(hub, "reachable", lambda _: pytest.fail("must not be asked"))
+    with pytest.raises(UserError, match="not in the cache, and HF_HUB_OFFLINE is set"):
+        load_samples("qasper", settings())
+
+
+def test_the_cache_needs_no_network(no_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under either name of the organisation."""
+    folder = no_cache / "datasets--THUDM--LongBench" / "snapshots" / REVISION
+    folder.mkdir(parents=True)
+    write_longbench_zip(folder / "data.zip", ["qasper"])
+    monkeypatch.setattr(hub, "reachable", lambda _: pytest.fail("must not be asked"))
+    assert [sample.id for sample in load_samples("qasper", settings(limit=2))] == ["qasper-0000", "qasper-0001"]
+    assert len(load_samples("qasper", settings(dataset="zai-org/LongBench"))) == 3
+
+
+class Hub(http.server.BaseHTTPRequestHandler):
+    """As much of the Hub as a download needs: one file of one repository."""
+
+    path_served = f"/datasets/THUDM/LongBench/resolve/{REVISION}/data.zip"
+    content = b""
+    asked: list[str]
+
+    def do_HEAD(self) -> None:
+        self.asked.append(self.path)
+        found = self.path == self.path_served
+        self.send_response(200 if found else 404)
+        if found:
+            self.send_header("ETag", '"abc"')
+            self.send_header("X-Repo-Commit", REVISION)
+        else:
+            self.send_header("X-Error-Code", "RepoNotFound")
+        self.send_header("Content-Length", str(len(self.content) if found else 0))
+        self.end_headers()
+
+    def do_GET(self) -> None:
+        self.do_HEAD()
+        if self.path == self.path_served:
+            self.wfile.write(self.content)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[str]:
+    Hub.content = write_longbench_zip(tmp_path / "served.zip", ["qasper"]).read_bytes()
+    Hub.asked = []
+    served = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    threading.Thread(target=served.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{served.server_address[1]}"
+    served.shutdown()
+
+
+def test_the_archive_is_fetched_at_the_pinned_revision(server: str, tmp_path: Path) -> None:
+    """In a process of its own: the address of the Hub is read when its client is imported."""
+    code = (
+        "from hf_paged_eviction_eval.longbench import load_samples\n"
+        "from hf_paged_eviction_eval.settings import TaskSettings\n"
+        "settings = TaskSettings(policies=(), budgets=('full',), tasks=('qasper',))\n"
+        "print([sample.id for sample in load_samples('qasper', settings)])\n"
+    )
+    left_out = {*PROXIES, "HF_HUB_OFFLINE", "HF_HUB_CACHE"}
+    environment = {name: value for name, value in os.environ.items() if name not in left_out}
+    environment |= {"HF_ENDPOINT": server, "HF_HOME": str(tmp_path / "home"), "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip().endswith("['qasper-0000', 'qasper-0001', 'qasper-0002']")
+    wanted = [path for path in Hub.asked if path.startswith("/datasets/")]
+    assert wanted[0] == f"/datasets/zai-org/LongBench/resolve/{REVISION}/data.zip"
+    assert Hub.path_served in wanted
+
+
+@pytest.fixture
+def dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A dataset with two tasks, loaded from a folder as it would be from the Hub."""
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
+    folder = write_longbench(tmp_path / "named", ["qasper", "trec"])
+    card = ["---", "configs:"]
+    for task in ("qasper", "trec", "odd"):
+        card += [f"- config_name: {task}", "  data_files:", "  - split: test", f"    path: {task}.jsonl"]
+    (folder / "README.md").write_text("\n".join([*card, "---", ""]), "utf-8")
+    odd = {"context": "", "question": "", "answer_prefix": "", "answers": ["a"], "all_classes": None, "length": 1}
+    write_records(folder / "odd.jsonl", [odd])
+    return folder
+
+
+@pytest.mark.parametrize("task", ["qasper", "trec"])
+def test_a_dataset_that_is_named(task: str, dataset: Path) -> None:
+    plain = load_samples(task, settings(data_dir=str(dataset)))
+    assert load_samples(task, settings(dataset=str(dataset))) == plain
+    assert len(data_digest(task, settings(dataset=str(dataset)))) == 64
+
+
+def test_datasets_that_do_not_fit(dataset: Path) -> None:
+    with pytest.raises(UserError, match=r"(?s)configuration 'hotpotqa'.*qasper"):
+        load_samples("hotpotqa", settings(dataset=str(dataset)))
+    write_records(dataset / "qasper.jsonl", [json.loads((dataset / "odd.jsonl").read_text("utf-8"))])
+    with pytest.raises(UserError, match=r"qasper, row 1: no column '_id', 'input'.*kvpress"):
+        load_samples("qasper", settings(dataset=str(dataset)))
+
+
+def test_a_wrong_row_is_named(dataset: Path) -> None:
+    write_records(dataset / "qasper.jsonl", [longbench_record("qasper", k) | {"answers": ["a"] * k} for k in (1, 0)])
+    with pytest.raises(UserError, match=r"qasper, row 2: 'answers' is \[\]"):
+        load_samples("qasper", settings(dataset=str(dataset)))
+
+
+def test_datasets_with_code_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
+    (tmp_path / "named").mkdir()
+    (tmp_path / "named" / "named.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    with pytest.raises(UserError, match="cannot load the dataset"):
+        load_samples("qasper", settings(dataset=str(tmp_path / "named")))
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_named_dataset_needs_the_network_too(no_cache: Path) -> None:
+    started = time.monotonic()
+    with pytest.raises(UserError, match=r"cannot fetch the dataset some/where: .* out of reach"):
+        load_samples("qasper", settings(dataset="some/where"))
+    assert time.monotonic() - started < 1
+
+
+def test_a_named_dataset_may_be_in_the_cache(no_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets = pytest.importorskip("datasets")
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    rows = datasets.Dataset.from_list([longbench_record("qasper", 0)])
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: datasets.DatasetDict(test=rows))
+    assert [sample.id for sample in load_samples("qasper", settings(dataset="some/where"))] == ["qasper-0000"]

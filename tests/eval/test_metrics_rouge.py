@@ -1,0 +1,168 @@
+"""ROUGE-L: the rules, and bit by bit the values of a plain table of lengths and of the official package."""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from collections.abc import Callable
+
+import pytest
+
+from hf_paged_eviction_eval.metrics import score_sample
+from hf_paged_eviction_eval.metrics.rouge import rouge_l
+
+
+def f(precision: float, recall: float) -> float:
+    return 2.0 * ((precision * recall) / (precision + recall + 1e-8))
+
+
+@pytest.mark.parametrize(
+    ("prediction", "reference", "score"),
+    [
+        ("a b c", "a b c", f(1, 1)),
+        ("a b", "a b c d", f(1, 0.5)),
+        ("a b c d", "a b", f(0.5, 1)),
+        ("b a", "a b", f(0.5, 0.5)),
+        ("x", "a", 0),
+        # Words are counted once per text.
+        ("a a a b", "a b", f(1, 1)),
+        ("a a a a", "a b a b", f(1, 0.5)),
+        # Case counts, and so does the form of a word, and every sign but the full stop.
+        ("A", "a", 0),
+        ("runs", "run", 0),
+        ("a, b", "a b", f(0.5, 0.5)),
+        # Sentences end at full stops: words in another order than in the reference, but in sentences of their own.
+        ("b. a", "a b", f(1, 1)),
+        ("b! a", "a b", f(0.5, 0.5)),
+        ("a.b", "b a", f(1, 1)),
+        ("x 3.5", "3.5 y", f(2 / 3, 2 / 3)),
+        # Any blanks part words; a sentence of blanks is one empty word.
+        ("a\n\n b\t", " a\u3000b", f(1, 1)),
+        ("a. ", "a", f(0.5, 1)),
+        (" ", " . ", f(1, 1)),
+        # The union of the common words over all pairs of sentences.
+        ("a b. c d", "d c. b a. x", f(0.5, 0.4)),
+        ("a b. b c", "a x b c", f(1, 0.75)),
+        # No sentence at all.
+        ("", "a", 0),
+        ("a", "", 0),
+        ("...", "...", 0),
+        ("", "", 0),
+    ],
+)
+def test_rules(prediction: str, reference: str, score: float) -> None:
+    assert rouge_l(prediction, reference) == score
+
+
+def test_ties_go_left() -> None:
+    """Of "a" and "b", both of them longest, "a b" has "b" in common with "b a": left of the last cell it is met."""
+    assert common_words(["a", "b"], ["b", "a"]) == {"b"}
+    # So "b" is found twice, and "a" not at all; going up, both would be found.
+    assert rouge_l("b a", "a b. x b") == f(1 / 2, 1 / 3)
+
+
+def common_words(x: list[str], y: list[str]) -> set[str]:
+    """The plain way: the whole table, and the way back cell by cell."""
+    table = [[0] * (len(y) + 1) for _ in range(len(x) + 1)]
+    for i, a in enumerate(x, 1):
+        for j, b in enumerate(y, 1):
+            table[i][j] = table[i - 1][j - 1] + 1 if a == b else max(table[i - 1][j], table[i][j - 1])
+    found, i, j = set(), len(x), len(y)
+    while i and j:
+        if x[i - 1] == y[j - 1]:
+            found.add(x[i - 1])
+            i, j = i - 1, j - 1
+        elif table[i - 1][j] > table[i][j - 1]:
+            i -= 1
+        else:
+            j -= 1
+    return found
+
+
+def table_rouge(prediction: str, reference: str) -> float:
+    said = [" ".join(part.split()).split(" ") for part in prediction.split(".") if part]
+    wanted = [" ".join(part.split()).split(" ") for part in reference.split(".") if part]
+    if not said or not wanted:
+        return 0.0
+    union: set[str] = set().union(*(common_words(a, b) for a in wanted for b in said))
+    return f(len(union) / len(set().union(*said)), len(union) / len(set().union(*wanted)))
+
+
+def pairs(count: int) -> list[tuple[str, str]]:
+    """Texts of few words, so that ties are many; half of them changed copies of each other."""
+    rng = random.Random(7)
+    found = []
+    for _ in range(count):
+        words = [f"w{index}" for index in range(rng.choice([1, 2, 3, 6, 30]))] + [".", ". ", "", "\n", "的", "A."]
+
+        def text(words: list[str] = words) -> list[str]:
+            return [rng.choice(words) for _ in range(rng.choice([0, 1, 3, 10, 40, 70]))]
+
+        said, wanted = text(), text()
+        if rng.random() < 0.5:
+            wanted = list(said)
+            for _ in range(rng.randrange(8)):
+                wanted.insert(rng.randrange(len(wanted) + 1), rng.choice(words))
+                wanted.pop(rng.randrange(len(wanted)))
+        found.append((" ".join(said), " ".join(wanted)))
+    return found
+
+
+def test_same_as_the_plain_table() -> None:
+    for prediction, reference in pairs(2000):
+        assert rouge_l(prediction, reference) == table_rouge(prediction, reference), (prediction, reference)
+
+
+def test_same_as_the_official_package() -> None:
+    rouge = pytest.importorskip("rouge", reason="the package `rouge` is not installed").Rouge()
+
+    def official(prediction: str, reference: str) -> float:
+        try:
+            return float(rouge.get_scores([prediction], [reference], avg=True)["rouge-l"]["f"])
+        except ValueError:  # no sentence
+            return 0.0
+
+    for prediction, reference in pairs(600):
+        assert rouge_l(prediction, reference) == official(prediction, reference), (prediction, reference)
+
+
+def test_long_sentences_are_no_recursion() -> None:
+    """The official package goes back recursively, and cannot where a pair of sentences has a thousand words."""
+    rng = random.Random(1)
+    said, wanted = ([f"w{rng.randrange(400)}" for _ in range(1500)] for _ in range(2))
+    assert len(said) > sys.getrecursionlimit()
+    assert rouge_l(" ".join(said), " ".join(wanted)) == table_rouge(" ".join(said), " ".join(wanted))
+
+
+def test_a_task_of_long_answers_takes_seconds() -> None:
+    rng = random.Random(2)
+
+    def text() -> str:
+        return " ".join(f"w{rng.randrange(300)}" + "." * (rng.random() < 0.05) for _ in range(500))
+
+    texts = [(text(), text()) for _ in range(200)]
+    started = time.process_time()
+    for prediction, reference in texts:
+        rouge_l(prediction, reference)
+    assert time.process_time() - started < 10  # 0.4 s on an idle core; the plain table takes a minute
+
+
+def test_google_rouge_is_another_metric() -> None:
+    pytest.importorskip("rouge_score")
+    prediction, reference = "The cat sat. It slept.", "the CAT slept; it sat!"
+    assert score_sample("rouge", prediction, [reference]) == 0
+    assert score_sample("rouge", prediction, [reference], rouge="rouge_score") == pytest.approx(0.6)
+
+
+@pytest.mark.parametrize("backend", ["official", "rouge_score"])
+def test_chinese_words(backend: str) -> None:
+    pytest.importorskip("jieba")
+    if backend == "rouge_score":
+        pytest.importorskip("rouge_score")
+    score: Callable[..., float] = score_sample
+    # 他 来到 了 北京 清华大学 / 北京 清华大学
+    found = score("rouge_zh", "他来到了北京清华大学", ["北京清华大学"], rouge=backend)
+    assert found == pytest.approx(f(2 / 5, 1))
+    # "。" ends no sentence: the words are out of order.
+    assert score("rouge_zh", "大学。北京", ["北京。大学"], rouge=backend) == pytest.approx(f(1 / 3, 1 / 3))

@@ -1,0 +1,253 @@
+"""The oracle's table is the attention really paid, and evicting by it loses least."""
+
+from __future__ import annotations
+
+import re
+from copy import deepcopy
+from dataclasses import replace
+from statistics import fmean
+from typing import Any
+
+import pytest
+import torch
+from batches import IdTokenizer, all_rows, make_batch, said, without_costs
+
+from hf_paged_eviction import PagedEvictionCache, ScoreContext, available_policies
+from hf_paged_eviction.attention import PAGED_EVICTION
+from hf_paged_eviction_eval import embedded, requests
+from hf_paged_eviction_eval.commands.options import Options
+from hf_paged_eviction_eval.errors import UserError
+from hf_paged_eviction_eval.generation import Generator
+from hf_paged_eviction_eval.oracle import Oracle, look_ahead
+from hf_paged_eviction_eval.policy_names import choose_policies, needs_queries, split_list, split_name
+from hf_paged_eviction_eval.prefill import Inputs
+from hf_paged_eviction_eval.prompts import Batch, encode
+from hf_paged_eviction_eval.settings import TaskSettings, TextSettings
+from hf_paged_eviction_eval.start import Reader
+from hf_paged_eviction_eval.tasks import make_samples
+from hf_paged_eviction_eval.variants import make_cache, variants
+
+LENGTHS = (90, 75, 52)
+SETTINGS = TaskSettings(policies=("oracle", "random"), budgets=("20%", "full"), block_size=4, tasks=("passkey",))
+
+
+@pytest.fixture(scope="module")
+def showing(model: Any) -> Any:
+    """The small model, with an attention that shows queries."""
+    other = deepcopy(model)
+    other.set_attn_implementation(PAGED_EVICTION)
+    return other
+
+
+def foresee(model: Any, settings: TaskSettings, batch: Batch, share: bool = True) -> tuple[Oracle, Inputs, list[str]]:
+    reader = Reader(model, settings, Generator(model, IdTokenizer()))
+    inputs = reader.inputs(batch.prompts, apart=True)
+    source = reader.source(batch.prompts) if share else None
+    limits = [prompt.sample.max_new_tokens for prompt in batch.prompts]
+    answers = [row["prediction"] for row in all_rows(model, replace(settings, policies=()), batch)]
+    return look_ahead(reader, inputs, source, limits), inputs, answers
+
+
+def eager_attention(model: Any, tokens: list[int]) -> list[torch.Tensor]:
+    """Per layer `[kv_heads, queries, tokens]`, the mean over the query heads of a KV head."""
+    eager = deepcopy(model)
+    eager.set_attn_implementation("eager")
+    with torch.no_grad():
+        found = eager(torch.tensor([tokens]), output_attentions=True, use_cache=False).attentions
+    return [weights[0].float().unflatten(0, (model.config.num_key_value_heads, -1)).mean(1) for weights in found]
+
+
+def context_at(positions: torch.Tensor, seen: list[int], layer: int) -> ScoreContext:
+    states = torch.zeros(*positions.shape, 8)
+    return ScoreContext(states, states, positions, torch.tensor(seen), layer)
+
+
+# ---- the table --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize("question", [0, 13])
+def test_scores_are_what_eager_attention_pays_from_then_on(showing: Any, question: int, share: bool) -> None:
+    settings = replace(SETTINGS, question_aware=not question)
+    batch = make_batch(LENGTHS, question)
+    oracle, _, answers = foresee(showing, settings, batch, share)
+    assert oracle.first.tolist() == [length - question for length in LENGTHS]
+    for row, prompt in enumerate(batch.prompts):
+        answer = list(map(int, answers[row].split()))
+        text = [*prompt.context, *prompt.question, *answer][:-1]
+        attention = eager_attention(showing, text)
+        first = len(prompt.context)
+        for layer, weights in enumerate(attention):
+            for seen in {first, first + 1, prompt.tokens, prompt.tokens + 2, len(text) - 1}:
+                positions = torch.full((3, 2, len(text) + 1), -1)
+                positions[row, :, 1:] = torch.arange(len(text))
+                scores = oracle.score(context_at(positions, [seen] * 3, layer))
+                torch.testing.assert_close(scores[row, :, 1:], weights[:, seen:].sum(1), rtol=1e-4, atol=1e-5)
+                assert scores[row, :, 0].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("question", [0, 13])
+def test_padded_rows_foresee_what_they_would_alone(showing: Any, question: int) -> None:
+    settings = replace(SETTINGS, question_aware=not question)
+    batch = make_batch(LENGTHS, question)
+    together, _, _ = foresee(showing, settings, batch)
+    for row in range(len(LENGTHS)):
+        alone, _, _ = foresee(showing, settings, replace(batch, prompts=batch.prompts[row : row + 1]))
+        for layer, table in alone.future.items():
+            moments, places = table.shape[2:]
+            moments = int(alone.last) + 1
+            ours = together.future[layer][row, :, :moments, :places]
+            torch.testing.assert_close(ours, table[0, :, :moments], rtol=1e-4, atol=1e-6)
+        assert together.last[row] == alone.last[0] and together.first[row] == alone.first[0]
+
+
+def test_after_the_end_the_last_token_decides_and_what_was_never_seen_scores_nothing() -> None:
+    table = torch.tensor([[[[3.0, 2.0, 1.0, 0.0], [1.0, 2.0, 0.5, 0.0], [9.0, 9.0, 9.0, 9.0]]]])
+    oracle = Oracle({0: table}, torch.tensor([2]), torch.tensor([1]))
+    positions = torch.tensor([[[-1, 0, 1, 2, 4, 70]]])
+    assert oracle.score(context_at(positions, [2], 0)).tolist() == [[[0, 3, 2, 1, 0, 0]]]
+    for seen in (3, 50):
+        assert oracle.score(context_at(positions, [seen], 0)).tolist() == [[[0, 1, 2, 0.5, 0, 0]]]
+    assert oracle.score(context_at(positions, [0], 0)).tolist() == [[[0, 3, 2, 1, 0, 0]]]
+    with pytest.raises(ValueError, match="for 1 rows of 1 KV heads, and is asked about 2 of 1"):
+        oracle.score(context_at(positions.expand(2, -1, -1), [3, 3], 0))
+
+
+def test_answers_of_one_token_leave_nothing_to_foresee(showing: Any) -> None:
+    batch = make_batch(LENGTHS, new_tokens=(1,))
+    oracle, _, _ = foresee(showing, SETTINGS, batch)
+    assert oracle.future == {}
+    assert oracle.score(context_at(torch.zeros(3, 2, 5, dtype=torch.int64), [9] * 3, 0)).tolist() == [[[0] * 5] * 2] * 3
+    rows = all_rows(showing, SETTINGS, batch)
+    assert len({row["prediction"] for row in rows if row["id"] == "0"}) == 1
+
+
+# ---- in a run ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("question", [0, 20])
+@pytest.mark.parametrize("heads", ["shared", "separate"])
+def test_rows_of_the_oracle_depend_on_nothing_but_the_prompt(showing: Any, question: int, heads: Any) -> None:
+    settings = replace(SETTINGS, budgets=("20%", "60%", "full"), question_aware=not question, heads=heads)
+    batch = make_batch(LENGTHS, question, length=90)
+    together = all_rows(showing, settings, batch)
+    unshared = all_rows(showing, replace(settings, share_prefill=False), batch)
+    prompts = batch.prompts
+    apart = [row for one in prompts for row in all_rows(showing, settings, replace(batch, prompts=(one,)))]
+    assert without_costs(together) == without_costs(unshared) == without_costs(apart)
+    assert len(together) == 15
+
+
+def test_each_question_evicts_for_itself(showing: Any) -> None:
+    batch = make_batch((80, 80, 64, 80), question=16)
+    first = batch.prompts[0].context
+    prompts = [replace(prompt, context=first) if index != 2 else prompt for index, prompt in enumerate(batch.prompts)]
+    batch = replace(batch, prompts=tuple(prompts))
+    settings = replace(SETTINGS, question_aware=False)
+    together = all_rows(showing, settings, batch)
+    apart = [row for one in prompts for row in all_rows(showing, settings, replace(batch, prompts=(one,)))]
+    assert without_costs(together) == without_costs(apart)
+
+
+def test_everything_held_is_the_full_cache(showing: Any) -> None:
+    for question in (0, 20):
+        settings = replace(SETTINGS, policies=("oracle",), budgets=("128", "full"), question_aware=not question)
+        found = said(all_rows(showing, settings, make_batch(LENGTHS, question)))
+        assert [found["oracle", "128", row] for row in "012"] == [found["full", "full", row] for row in "012"]
+
+
+def test_it_serves_with_agreement_and_allocators(showing: Any) -> None:
+    policies = ("oracle", "oracle@cake", "oracle@ada_kv", "random@pyramid", "h2o@d2o")
+    settings = replace(SETTINGS, policies=policies, agreement=True, budgets=("40%", "full"))
+    rows = all_rows(showing, settings, make_batch(LENGTHS, length=90))
+    assert {row["policy"] for row in rows} == {*policies, "full"}
+    kl = {name: fmean(row["agreement"]["kl"] for row in rows if row["policy"] == name) for name in (*policies, "full")}
+    assert kl["full"] == 0 < kl["oracle"] < kl["random@pyramid"]
+    unshared = all_rows(showing, replace(settings, share_prefill=False), make_batch(LENGTHS, length=90))
+    for ours, theirs in zip(without_costs(rows), without_costs(unshared), strict=True):
+        assert ours.pop("agreement") == pytest.approx(theirs.pop("agreement"), abs=1e-5)
+        assert ours == theirs
+
+
+def test_names() -> None:
+    assert split_name("h2o@cake") == ("h2o", "cake") and split_name("h2o") == ("h2o", "uniform")
+    assert split_name("caote(h2o)@ada_kv") == ("caote(h2o)", "ada_kv")
+    assert needs_queries("oracle") and needs_queries("recency@pyramid") and not needs_queries("recency@uniform")
+    with pytest.raises(ValueError, match="Unknown allocator 'best'"):
+        needs_queries("h2o@best")
+    assert "oracle" not in available_policies()
+
+
+def test_lists_of_names() -> None:
+    assert split_list("h2o, hybrid(h2o, recency)@cake ,,caote(h2o)") == [
+        "h2o",
+        "hybrid(h2o, recency)@cake",
+        "caote(h2o)",
+    ]
+    assert split_list(" , ") == [] and split_list("a),b") == ["a)", "b"]
+    assert choose_policies("oracle,full,oracle,snapkv(window=8),all") == ("oracle", "full", "snapkv(window=8)", "all")
+    for wrong, message in {
+        "orakle": "did you mean 'oracle'",
+        "": "choose from",
+        "h2o@best": "Unknown allocator 'best'",
+        "hybrid(h2o, recent)": "Unknown policy 'recent'",
+        "hybrid(h2o": "Cannot read the policy",
+        "keydif@cake": "did you mean 'keydiff'",
+        "oracle(seed=1)": "Unknown policy 'oracle'",
+        "@cake": "Unknown policy",
+    }.items():
+        with pytest.raises(UserError, match=re.escape(message)):
+            choose_policies(wrong)
+
+
+def test_the_command_line_takes_it() -> None:
+    (request,) = requests.task_requests(Options(policies="oracle,recency@pyramid,caote(h2o),full"))
+    assert request.settings.policies == ("oracle", "recency@pyramid", "caote(h2o)")
+    assert request.settings.attn_implementation == PAGED_EVICTION
+    with pytest.raises(UserError, match="only tasks have"):
+        requests.text_request(Options(policies="oracle", budgets="64"))
+    with pytest.raises(UserError, match="oracle: needs to see queries"):
+        requests.task_requests(Options(policies="oracle", attn_implementation="eager"))
+
+
+def test_a_model_that_shows_nothing_is_refused(model: Any) -> None:
+    with pytest.raises(UserError, match="shows no queries"):
+        all_rows(model, SETTINGS, make_batch(LENGTHS))
+
+
+def test_a_text_has_no_answer_to_look_ahead_to(showing: Any) -> None:
+    settings = TextSettings(policies=("oracle",), budgets=("16",), files=(), block_size=4)
+    with pytest.raises(UserError, match="only tasks have"):
+        make_cache(showing, settings, variants(settings)[0], 16, torch.ones(1, 9))
+
+
+def test_at_a_small_budget_of_the_embedded_model_nothing_is_better() -> None:
+    """Not a law: attention is not all that a token is worth. On these tasks the distance is wide."""
+    model, tokenizer = embedded.load(attn_implementation=PAGED_EVICTION)
+    others = ("random", "recency", "paged_eviction", "keydiff", "h2o", "snapkv")
+    settings = TaskSettings(policies=("oracle", *others), budgets=("12.5%",), tasks=("passkey",), question_aware=False)
+    scores: dict[str, list[float]] = {}
+    for task in ("passkey", "kv_recall_many", "span_copy"):
+        samples = make_samples(task, tokenizer, length=384, count=4, seed=5)
+        prompts = [
+            encode(each, tokenizer, question_aware=False, max_length=None, chat_template="never") for each in samples
+        ]
+        for row in all_rows(model, settings, Batch(task, 384, tuple(prompts)), tokenizer=tokenizer):
+            scores.setdefault(row["policy"], []).append(row["score"])
+    means = {name: fmean(found) for name, found in scores.items()}
+    assert means["oracle"] > 0.8
+    assert all(means["oracle"] >= means[name] for name in others)
+    assert means["random"] < 0.3
+
+
+def test_the_cache_still_protects(showing: Any) -> None:
+    batch = make_batch(LENGTHS)
+    oracle, inputs, _ = foresee(showing, SETTINGS, batch)
+    cache = PagedEvictionCache(
+        showing.config, budget=16, block_size=4, policy=oracle, attention_mask=inputs.context_mask, sink_tokens=4
+    )
+    with torch.no_grad():
+        showing(inputs.ids, attention_mask=inputs.mask, past_key_values=cache)
+    for row, length in enumerate(LENGTHS):
+        held = set(cache.layers[0].positions[row, 0].tolist())
+        assert {*range(4), *range(length - 4, length)} <= held and len(held) == 16

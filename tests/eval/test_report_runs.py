@@ -1,0 +1,155 @@
+"""Result folders read for a report: labels, folders that complete one another, damage."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from report_rows import FULL, VARIANTS, make_row, make_rows, write_run
+
+from hf_paged_eviction_eval.errors import UserError
+from hf_paged_eviction_eval.report import run_report
+from hf_paged_eviction_eval.report.runs import load_runs
+
+
+def test_a_single_run_has_no_label(tmp_path: Path) -> None:
+    (run,) = load_runs([write_run(tmp_path, make_rows(["qasper"]))])
+    assert run.label == "" and run.tasks == ("qasper",) and len(run.rows) == 60
+
+
+def test_order_is_that_of_the_settings(tmp_path: Path) -> None:
+    rows = sorted(make_rows(["trec", "qasper"]), key=lambda row: str(row["score"]))
+    settings = {
+        "tasks": ["qasper", "trec"],
+        "policies": ["streaming_llm", "paged_eviction"],
+        "budgets": ["1024", "256"],
+    }
+    (run,) = load_runs([write_run(tmp_path, rows, **settings)])
+    assert run.tasks == ("qasper", "trec")
+    assert run.variants == (
+        FULL,
+        ("streaming_llm", "1024"),
+        ("paged_eviction", "1024"),
+        ("streaming_llm", "256"),
+        ("paged_eviction", "256"),
+    )
+
+
+def test_labels_name_the_settings_that_differ(tmp_path: Path) -> None:
+    rows = make_rows(["qasper"])
+    folders = [
+        write_run(tmp_path / "a", rows, model="org/large", extra=None),
+        write_run(tmp_path / "b", rows, model="org/small"),  # an older version that did not write `extra`
+        write_run(tmp_path / "c", rows, model="org/small", dtype="bfloat16", extra=None),
+    ]
+    assert [run.label for run in load_runs(folders)] == [
+        "dtype=float32, model=large",
+        "dtype=float32, model=small",
+        "dtype=bfloat16, model=small",
+    ]
+
+
+def test_folders_that_cover_different_tasks_are_one_run(tmp_path: Path) -> None:
+    folders = [write_run(tmp_path / task, make_rows([task]), tasks=[task]) for task in ("qasper", "trec")]
+    (run,) = load_runs(folders)
+    assert run.label == "" and run.tasks == ("qasper", "trec") and len(run.sources) == 2
+
+
+def test_folders_with_rows_in_common_are_told_apart_by_name(tmp_path: Path) -> None:
+    folders = [write_run(tmp_path / name / "eval", make_rows(["qasper"])) for name in ("one", "two")]
+    assert [run.label for run in load_runs(folders)] == ["one/eval", "two/eval"]
+
+
+def test_a_folder_given_twice_counts_once(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "a", make_rows(["qasper"]))
+    assert len(load_runs([folder, folder / ".." / "a"])) == 1
+
+
+def test_shards_and_cut_lines_are_read(tmp_path: Path) -> None:
+    rows = make_rows(["qasper"])
+    folder = write_run(tmp_path, rows[:30])
+    shard = "".join(json.dumps(row) + "\n" for row in rows[25:])
+    (folder / "results.rank00001.jsonl").write_text(shard + '{"task": "qas')
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    (run,) = load_runs([folder])
+    assert len(run.rows) == 60
+    assert len(run.sources[0].notes) == 2  # rows that are there twice, and the line that was cut off
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_a_folder_without_settings_is_read_with_a_note(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, make_rows(["qasper"]))
+    (folder / "run_meta.json").unlink()
+    (run,) = load_runs([folder])
+    assert run.variants == VARIANTS and "run_meta.json" in run.sources[0].notes[0]
+
+
+def test_no_folder_no_rows_no_report(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no folder of results given"):
+        run_report([], None)
+    with pytest.raises(UserError, match=re.escape(f"{tmp_path / 'absent'} is not a folder")):
+        run_report([tmp_path / "absent"], None)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    with pytest.raises(UserError, match=r"no finished row in .*run `paged-eviction eval` first"):
+        run_report([empty], None)
+    (empty / "results.jsonl").write_bytes(b"")
+    with pytest.raises(UserError, match="no finished row"):
+        run_report([empty], None)
+    write_run(empty / "inside", make_rows(["qasper"], [FULL], count=1))
+    with pytest.raises(UserError, match=re.escape(f"give the folders inside it: {empty / 'inside'}")):
+        run_report([empty], None)
+    assert not (empty / "report").exists()
+
+
+TEXT = {"text": "t", "policy": "p", "budget": "b", "budget_tokens": 9, "length": 9, "loss": [1, 2], "count": [1, 2]}
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        ("not json", "line 2"),
+        ("[]", "line 2"),
+        ("null", "line 2"),
+        ('{"task": "qasper"}', "line 2"),
+        (json.dumps(make_row("qasper", FULL, 1, score=None)), "score is None"),
+        (json.dumps(make_row("qasper", FULL, 1, score="high")), "score is 'high'"),
+        (json.dumps(make_row("qasper", FULL, 1, score=float("nan"))), "score is nan"),
+        (json.dumps(make_row("qasper", FULL, 1, id=7)), "id is 7"),
+        (json.dumps(make_row("qasper", FULL, 1) | {"length": "long"}), "length is 'long'"),
+        (json.dumps(make_row("qasper", FULL, 1, budget=["x"])), "budget is"),
+        (json.dumps(make_row("qasper", FULL, 1, efficiency={"batch_rows": "2"})), "efficiency.batch_rows is '2'"),
+        (json.dumps(make_row("qasper", FULL, 1, agreement=[1])), "agreement is [1]"),
+        (json.dumps(make_row("qasper", FULL, 1, metadata="x")), "metadata is 'x'"),
+        (json.dumps(make_row("qasper", FULL, 1, record_length="long")), "record_length is 'long'"),
+        (json.dumps(TEXT | {"loss": [1]}), "loss and count differ in length"),
+        (json.dumps(TEXT | {"loss": 1}), "loss is 1"),
+        (json.dumps(TEXT | {"count": [1, None]}), "count is [1, None]"),
+        (json.dumps(TEXT | {"length": None}), "length is None"),
+        (json.dumps({"text": "t"}), "budget_tokens"),
+    ],
+)
+def test_a_damaged_line_is_named(tmp_path: Path, damage: str, reason: str) -> None:
+    folder = write_run(tmp_path, [make_row("qasper", FULL, 0)])
+    with (folder / "results.jsonl").open("a") as file:
+        file.write(damage + "\n")
+    with pytest.raises(UserError, match=re.escape(reason)) as caught:
+        run_report([folder], None)
+    assert "results.jsonl, line 2" in str(caught.value)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"settings": 3}'])
+def test_damaged_settings_are_named(tmp_path: Path, content: str) -> None:
+    folder = write_run(tmp_path, [make_row("qasper", FULL, 0)])
+    (folder / "run_meta.json").write_text(content)
+    with pytest.raises(UserError, match=r"run_meta\.json is damaged"):
+        run_report([folder], None)
+
+
+def test_an_output_that_cannot_be_written(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "a", make_rows(["qasper"], [FULL]))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot write to"):
+        run_report([folder], tmp_path / "file" / "report")

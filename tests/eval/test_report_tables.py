@@ -1,0 +1,277 @@
+"""Tables of a report: their numbers, and what becomes of them as Markdown, CSV and LaTeX."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+from report_rows import FULL, VARIANTS, make_row, make_rows, write_run
+
+from hf_paged_eviction_eval.longbench.tasks import PRESETS
+from hf_paged_eviction_eval.report.agreement import agreement_table
+from hf_paged_eviction_eval.report.comparison import comparison_tables, difference_table
+from hf_paged_eviction_eval.report.counts import count_table, gaps, unfinished
+from hf_paged_eviction_eval.report.efficiency import cost_of, efficiency_tables
+from hf_paged_eviction_eval.report.formats import latex, to_csv, to_latex, to_markdown
+from hf_paged_eviction_eval.report.numbers import as_json
+from hf_paged_eviction_eval.report.runs import Run, load_runs
+from hf_paged_eviction_eval.report.scores import every_score, score_tables
+from hf_paged_eviction_eval.report.table import Column, Table
+from hf_paged_eviction_eval.report.texts import text_table
+
+PAGED = ("paged_eviction", "256")
+
+
+def runs_of(folder: Path, rows: list[dict[str, Any]], **settings: Any) -> list[Run]:
+    return load_runs([write_run(folder, rows, **settings)])
+
+
+def by_name(tables: list[Table]) -> dict[str, Table]:
+    return {table.name: table for table in tables}
+
+
+def line(table: Table, budget: str, policy: str) -> tuple[Any, ...]:
+    return next(row for row in table.rows if row[table.head - 2 : table.head] == (budget, policy))
+
+
+def test_scores_are_rounded_means_and_the_best_of_a_budget_is_marked(tmp_path: Path) -> None:
+    scores = {
+        FULL: [1.0, 1.0, 1.0],
+        ("a", "256"): [1.0, 0.0, 0.0],
+        ("b", "256"): [1.0, 1.0, 0.0],
+        ("a", "512"): [1.0, 1.0, 1.0],
+        ("b", "512"): [1.0, 1.0, 1.0],
+    }
+    rows = [
+        make_row(task, variant, index, score=score / (1 + at))
+        for at, task in enumerate(("qasper", "lcc"))
+        for variant, values in scores.items()
+        for index, score in enumerate(values)
+    ]
+    table = by_name(score_tables(runs_of(tmp_path, rows)))["longbench"]
+    assert [column.name for column in table.columns] == ["budget", "policy", "qasper", "lcc", "mean of 2"]
+    assert table.rows == (
+        ("full", "full", 100.0, 50.0, 75.0),
+        ("256", "a", 33.33, 16.67, 25.0),
+        ("256", "b", 66.67, 33.33, 50.0),
+        ("512", "a", 100.0, 50.0, 75.0),
+        ("512", "b", 100.0, 50.0, 75.0),
+    )
+    assert table.best == {(2, 2), (2, 3), (2, 4)}  # nothing where all are equal, and never the full cache
+    assert table.breaks == {1, 3}
+    # Standard error of (1, 0, 0): sqrt(2/3 / 2 / 3) = 0.333.
+    assert table.note == "Standard error of a single score: up to 33.3 points."
+
+
+def test_every_score_agrees_with_the_rows(tmp_path: Path) -> None:
+    rows = make_rows(["qasper", "trec"]) + make_rows(["niah"], lengths=[1024, 2048])
+    table = every_score(runs_of(tmp_path, rows))
+    assert table is not None and len(table.rows) == 4 * len(VARIANTS)
+    for task, length, policy, budget, tokens, score, _, answers in table.rows:
+        mine = [
+            row
+            for row in rows
+            if (row["task"], row["length"], row["policy"], row["budget"]) == (task, length, policy, budget)
+        ]
+        assert score == pytest.approx(100 * fmean(row["score"] for row in mine), abs=0.006)
+        assert answers == len(mine) == 12
+        assert tokens == mine[0]["budget_tokens"]
+
+
+def test_generated_tasks_have_a_table_per_length(tmp_path: Path) -> None:
+    tables = by_name(score_tables(runs_of(tmp_path, make_rows(["niah", "passkey"], lengths=[2048, 512]))))
+    assert list(tables) == ["scores_512", "scores_2048"]
+    assert tables["scores_512"].columns[2:] == (Column("niah", 1), Column("passkey", 1), Column("mean of 2", 1))
+
+
+def test_buckets_of_longbench_e(tmp_path: Path) -> None:
+    rows = [
+        make_row("qasper_e", FULL, index, record_length=length, score=score)
+        for index, (length, score) in enumerate([(3999, 1.0), (4000, 0.5), (7999, 0.25), (100, 0.0)])
+    ]
+    runs = runs_of(tmp_path, rows)
+    tables = by_name(score_tables(runs))
+    assert tables["longbench_e_1"].rows == (("full", "full", 50.0),)
+    assert tables["longbench_e_2"].rows == (("full", "full", 37.5),)
+    assert "longbench_e_3" not in tables  # nothing in it
+    assert as_json(runs)[0]["results"][0]["longbench_e"] == {"qasper_e": {"0-4k": 50.0, "4-8k": 37.5, "8k+": None}}
+
+
+def test_aggregates_appear_when_complete_and_say_what_is_missing(tmp_path: Path) -> None:
+    rows = make_rows(PRESETS["en16"], [FULL], count=1, score=0.5)
+    table = by_name(score_tables(runs_of(tmp_path / "a", rows)))["aggregates"]
+    assert table.rows == (("full", "full", None, 50.0, 50.0),)
+    assert "21 tasks: no number without multifieldqa_zh, dureader, vcsum, lsht, passage_retrieval_zh." in table.note
+    few = runs_of(tmp_path / "b", make_rows(["qasper"], [FULL]))
+    assert "aggregates" not in by_name(score_tables(few))
+    found = as_json(few)[0]["results"][0]["longbench"]
+    assert {one["score"] for one in found.values()} == {None}
+    assert min(len(one["missing"]) for one in found.values()) == 15
+
+
+def test_longbench_v2_by_group(tmp_path: Path) -> None:
+    rows = [
+        make_row("longbench_v2", FULL, index, score=score, metadata={"difficulty": difficulty, "length": length})
+        for index, (difficulty, length, score) in enumerate([("easy", "short", 1.0), ("hard", "long", 0.0)])
+    ]
+    table = by_name(score_tables(runs_of(tmp_path, rows)))["longbench_v2"]
+    assert table.rows == (("full", "full", 50.0, 100.0, 0.0, 100.0, None, 0.0),)
+
+
+def test_costs_of_batches_are_counted_once() -> None:
+    common = {"prefill_seconds": 2.0, "compress_seconds": 0.5, "cache_seconds": 1.0}
+    batch = {**common, "batch_rows": 2, "decode_seconds": 4.0, "decode_steps": 8}
+    other = {**common, "batch_rows": 1, "decode_seconds": 1.0, "decode_steps": 2}
+    rows = [
+        {"new_tokens": 9, "efficiency": batch | {"kv_bytes": 10, "evicted_tokens": 4, "peak_bytes": 7}},
+        {"new_tokens": 5, "efficiency": batch | {"kv_bytes": 10, "evicted_tokens": 2, "peak_bytes": None}},
+        {"new_tokens": 3, "efficiency": other | {"kv_bytes": 40, "evicted_tokens": 0, "peak_bytes": 9}},
+        {"new_tokens": 9, "efficiency": None},
+    ]
+    cost = cost_of(rows)
+    assert cost is not None
+    assert cost.step == pytest.approx(5.0 / 10)
+    assert cost.rate == pytest.approx((8 + 4 + 2) / 5.0)
+    assert cost.cache_share == pytest.approx(2.0 / 5.0)
+    assert (cost.prefill, cost.peak, cost.held, cost.evicted_tokens) == (2.0, 9, 20, 2)
+    assert cost.evicted_blocks is None
+    assert cost_of(rows[3:]) is None and cost_of([{}]) is None
+
+
+def test_costs_of_answers_of_one_token() -> None:
+    nothing = {"batch_rows": 1, "decode_seconds": 0.0, "decode_steps": 0, "cache_seconds": 0.0}
+    cost = cost_of([{"new_tokens": 1, "efficiency": nothing}])
+    assert cost is not None and (cost.step, cost.rate, cost.cache_share) == (None, None, None)
+
+
+def test_efficiency_table(tmp_path: Path) -> None:
+    (table,) = efficiency_tables(runs_of(tmp_path, make_rows(["qasper"])))
+    found = dict(zip([column.name for column in table.columns], line(table, *reversed(PAGED)), strict=True))
+    assert found["prefill (s)"] == 1.0
+    assert found["time per token (ms)"] == pytest.approx(1000 * 0.2256 / 20)
+    assert found["KV held (MiB per row)"] == 0.5
+    assert found["rows per batch"] == 2
+
+
+def test_agreement_leaves_out_what_was_not_compared(tmp_path: Path) -> None:
+    rows = [
+        make_row("qasper", PAGED, 0, agreement={"identical": 1.0, "kl": 0.5}),
+        make_row("qasper", PAGED, 1, agreement={"identical": 0.5, "kl": None}),
+        make_row("qasper", PAGED, 2, agreement=None),
+        make_row("qasper", FULL, 2),
+    ]
+    table = agreement_table(runs_of(tmp_path, rows))
+    assert table is not None and table.rows == (("256", "paged_eviction", 75.0, 0.5, 2),)
+
+
+def test_missing_answers_are_counted_and_named(tmp_path: Path) -> None:
+    rows = [row for row in make_rows(["qasper"]) if (row["policy"], row["id"]) != ("streaming_llm", "qasper/3")]
+    (run,) = runs_of(tmp_path, rows, tasks=["qasper", "trec"], policies=["streaming_llm", "paged_eviction", "random"],
+                     budgets=["256", "1024", "full"])  # fmt: skip
+    assert {(gap.variant, gap.found) for gap in gaps(run)} == {
+        (("streaming_llm", "256"), 11),
+        (("streaming_llm", "1024"), 11),
+        (("random", "256"), 0),
+        (("random", "1024"), 0),
+    }
+    first, second = unfinished(run)
+    assert first.endswith("no row yet of trec.")
+    assert second.startswith("26 answers are missing (streaming_llm at 256")
+    table = count_table([run])
+    assert table is not None
+    found = dict(zip([column.name for column in table.columns], table.rows[0], strict=True))
+    assert (found["questions"], found["truncated"], found["missing answers"]) == (12, 4, 26)
+    assert found["in the chat template"] == 12 and found["prompt tokens (mean)"] == 3550
+
+
+def test_what_the_run_wrote_about_itself_is_repeated(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, make_rows(["qasper"], [FULL]))
+    meta = json.loads((folder / "run_meta.json").read_text())
+    meta |= {"rows": {"finished": 3, "wanted": 40}, "failures": [{"reason": "out of memory", "rows": 2}]}
+    (folder / "run_meta.json").write_text(json.dumps(meta))
+    counted, failed = unfinished(load_runs([folder])[0])
+    assert "12 of 40 rows are there" in counted and failed.endswith("2 rows failed: out of memory")
+
+
+def test_runs_are_compared_over_the_questions_of_both(tmp_path: Path) -> None:
+    first = [make_row("qasper", PAGED, index, score=0.5, prediction="same") for index in range(4)]
+    second = [make_row("qasper", PAGED, index, score=0.25 * index, prediction="same") for index in (2, 3, 9)]
+    second[0]["prediction"] = "other"
+    folders = [write_run(tmp_path / "a", first), write_run(tmp_path / "b", second, dtype="bfloat16")]
+    runs = load_runs(folders)
+    (table,) = comparison_tables(runs)
+    assert table.rows == (("qasper", None, "256", "paged_eviction", 50.0, 62.5, 12.5, 50.0, 2),)
+    assert [column.name for column in table.columns][4:6] == ["dtype=float32 (%)", "dtype=bfloat16 (%)"]
+    differences = difference_table(runs)
+    assert differences is not None and differences.rows == (("settings.dtype", "float32", "bfloat16"),)
+    assert difference_table(runs[:1]) is None
+
+
+def test_perplexities(tmp_path: Path) -> None:
+    common = {"tokens": 9, "length": 64, "block_size": 16, "text": "t"}
+    rows = [
+        common | {"policy": "full", "budget": "full", "budget_tokens": None, "loss": [0.0, 0.0], "count": [4, 4]},
+        common | {"policy": "p", "budget": "50%", "budget_tokens": 32, "loss": [0.0, 0.0], "count": [4, 4]},
+        common | {"policy": "q", "budget": "50%", "budget_tokens": 32, "loss": [8.0, 0.0], "count": [4, 4]},
+    ]
+    table = text_table(runs_of(tmp_path, rows))
+    assert table is not None
+    assert table.rows[0] == ("full", "full", None, 1.0, None, 8)
+    assert table.rows[2] == ("50%", "q", 32, pytest.approx(2.71828, abs=1e-4), pytest.approx(171.8, abs=0.1), 8)
+    assert table.best == {(1, 3)}  # the lowest
+
+
+AWKWARD = Table(
+    "awkward",
+    "a_b & 100 %",
+    (Column("name|x"), Column("n"), Column("value", 2)),
+    (('a,b"c', 3, 1.23456789), ("<i>\\{}$#^~_", None, None), ("line\nbreak", 0, -0.5)),
+    best=frozenset({(0, 2)}),
+    breaks=frozenset({1}),
+)
+
+
+def test_csv_reads_back_equal() -> None:
+    header, *rows = csv.reader(io.StringIO(to_csv(AWKWARD)))
+    assert header == ["name|x", "n", "value"]
+    read = [(name, int(n) if n else None, float(value) if value else None) for name, n, value in rows]
+    assert read == list(AWKWARD.rows)
+
+
+def test_csv_of_real_tables_reads_back_equal(tmp_path: Path) -> None:
+    runs = runs_of(tmp_path, make_rows(["qasper", "trec"]) + make_rows(["niah"], lengths=[512]))
+    for table in [*score_tables(runs), *efficiency_tables(runs)]:
+        _, *rows = csv.reader(io.StringIO(to_csv(table)))
+        for row, original in zip(rows, table.rows, strict=True):
+            for cell, value in zip(row, original, strict=True):
+                assert (cell == "") if value is None else type(value)(cell) == value
+
+
+def test_latex_escapes_everything() -> None:
+    text = to_latex(AWKWARD)
+    assert r"\caption{a\_b \& 100 \%}" in text
+    assert r"\textless{}i\textgreater{}\textbackslash{}\{\}\$\#\textasciicircum{}\textasciitilde{}\_ & - & -" in text
+    assert r"\textbf{1.23}" in text and text.count(r"\midrule") == 2
+    assert r"\begin{tabular}{lrr}" in text and text.count("{") - text.count(r"\{") == text.count("}") - text.count(
+        r"\}"
+    )
+    for sign in "#$%&_{}":
+        assert not re.search(rf"(?<!\\)[{re.escape(sign)}]", latex(f"x{sign}y").replace(r"\text", ""))
+
+
+def test_wide_tables_of_latex_are_fitted_to_the_line() -> None:
+    wide = Table("w", "w", tuple(Column(str(at)) for at in range(12)), (tuple(range(12)),))
+    assert r"\resizebox{\linewidth}{!}{%" in to_latex(wide) and r"\end{tabular}}" in to_latex(wide)
+
+
+def test_markdown_keeps_its_columns() -> None:
+    lines = to_markdown(AWKWARD).splitlines()
+    bars = {len(re.findall(r"(?<!\\)\|", line)) for line in lines[2:]}
+    assert bars == {4} and len(lines) == 7
+    assert "**1.23**" in lines[4] and "&lt;i&gt;" in lines[5] and "---:|" in lines[3]

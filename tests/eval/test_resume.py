@@ -1,0 +1,137 @@
+"""A run that was stopped, however, ends with the rows of one that was not."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from processes import Commands, rows_of, wait_for
+
+ROWS = 2 * 12 * (1 + 2)
+
+
+@pytest.fixture(scope="module")
+def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
+    found = Commands(tmp_path_factory.mktemp("log"))
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="module")
+def words(model_folder: str) -> list[str]:
+    text = f"eval --model {model_folder} --device cpu --tasks passkey,kv_recall --policies paged_eviction,recency"
+    return f"{text} --limit 12 --length 400 --batch-size 2 --budgets 10%,full --block-size 8".split()
+
+
+@pytest.fixture(scope="module")
+def expected(commands: Commands, words: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that nobody disturbed."""
+    folder = tmp_path_factory.mktemp("expected")
+    status, output = commands.run([*words, "--output", str(folder)])
+    assert status == 0, output
+    assert len(rows_of(folder)) == ROWS
+    return folder
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_killed_again_and_again(
+    commands: Commands, words: list[str], expected: Path, tmp_path: Path, seed: int
+) -> None:
+    chance, rows = random.Random(seed), tmp_path / "results.jsonl"
+    command = [*words, "--output", str(tmp_path)]
+    sizes = [0]
+    for _ in range(5):
+        child = commands.start(command)
+        if rows.exists() and chance.random() < 0.3:
+            time.sleep(chance.random())  # anywhere: while it loads, repairs, writes
+        else:
+            wait_for(lambda: rows.exists() and rows.stat().st_size > sizes[-1] + chance.randint(0, 6000))
+        child.kill()
+        if child.wait() >= 0:
+            break  # it had finished
+        sizes.append(rows.stat().st_size)
+    assert len(sizes) > 2 and sizes[-1] > sizes[0]
+    status, output = commands.run(command)
+    assert status == 0, output
+    assert rows_of(tmp_path) == rows_of(expected)
+    meta = json.loads((tmp_path / "run_meta.json").read_text("utf-8"))
+    before = json.loads((expected / "run_meta.json").read_text("utf-8"))
+    assert meta["rows"] == {"finished": ROWS, "wanted": ROWS} and meta["complete"]
+    assert meta["tasks"] == before["tasks"] and meta["settings"] == before["settings"]
+    assert (tmp_path / "summary.json").read_text() == (expected / "summary.json").read_text()
+    assert not list(tmp_path.glob("*.partial")) and not list(tmp_path.glob("*rank*"))
+
+
+def test_a_full_disk(commands: Commands, words: list[str], expected: Path, tmp_path: Path) -> None:
+    command = [*words, "--output", str(tmp_path)]
+    for kilobytes in (6, 14, 25):
+        status, output = commands.run(command, most_bytes=kilobytes * 1024)
+        assert status == 2, output
+        assert "cannot write" in output and "the same command continues" in output and "Traceback" not in output
+    assert 0 < len(rows_of(tmp_path)) < ROWS
+    status, output = commands.run(command)
+    assert status == 0, output
+    assert rows_of(tmp_path) == rows_of(expected)
+
+
+def test_half_a_line_a_line_twice_and_a_damaged_one(
+    commands: Commands, words: list[str], expected: Path, tmp_path: Path
+) -> None:
+    command = [*words, "--output", str(tmp_path)]
+    for name in ("results.jsonl", "run_meta.json"):
+        (tmp_path / name).write_bytes((expected / name).read_bytes())
+    rows = tmp_path / "results.jsonl"
+    lines = rows.read_bytes().splitlines(keepends=True)
+    rows.write_bytes(b"".join([*lines[:20], lines[3], lines[7], *lines[22:30], lines[30][:50]]))
+    status, output = commands.run(command)
+    assert status == 0 and "2 rows are there twice" in output and "cut off" in output
+    assert rows_of(tmp_path) == rows_of(expected)
+
+    lines = rows.read_bytes().splitlines(keepends=True)
+    rows.write_bytes(b"".join([*lines[:4], lines[4][:30] + b"\n", *lines[5:]]))
+    status, output = commands.run(command)
+    assert status == 2 and f"{rows}, line 5 is damaged" in output
+    rows.write_bytes(b"".join([*lines[:4], *lines[5:]]))  # what the message says
+    status, output = commands.run(command)
+    assert status == 0, output
+    assert rows_of(tmp_path) == rows_of(expected)
+
+
+def test_nothing_is_done_twice(commands: Commands, words: list[str], expected: Path) -> None:
+    before = {path: path.read_bytes() for path in expected.glob("results*")}
+    status, output = commands.run([*words, "--output", str(expected)])
+    assert status == 0 and f"{ROWS}/{ROWS}" in output and "\x1b" not in output and "\r" not in output
+    assert {path: path.read_bytes() for path in expected.glob("results*")} == before
+
+
+def test_other_settings_and_their_file(commands: Commands, words: list[str], expected: Path, tmp_path: Path) -> None:
+    status, output = commands.run([*words, "--output", str(expected), "--seed", "1", "--budgets", "20%,full"])
+    assert status == 2
+    assert "  budgets: ['10%', 'full'] there, ['20%', 'full'] now\n  seed: 0 there, 1 now\n" in output
+    config = str(expected / "run.yaml")
+    status, output = commands.run(["eval", "--config", config])
+    assert status == 0 and f"{ROWS}/{ROWS}" in output
+    status, output = commands.run(["eval", "--config", config, "--output", str(tmp_path), "--limit", "1"])
+    assert status == 0, output
+    assert [row for row in rows_of(expected) if row["id"].endswith("/0")] == rows_of(tmp_path)
+
+
+def test_two_at_once(commands: Commands, words: list[str], tmp_path: Path) -> None:
+    from hf_paged_eviction_eval import lock
+
+    with lock.held(tmp_path):
+        status, output = commands.run([*words, "--output", str(tmp_path)])
+    assert status == 2 and f"another process is writing to {tmp_path}" in output
+    assert not (tmp_path / "results.jsonl").exists()
+
+
+def test_changed_data_is_refused(commands: Commands, words: list[str], expected: Path, tmp_path: Path) -> None:
+    meta = json.loads((expected / "run_meta.json").read_text("utf-8"))
+    meta["tasks"]["kv_recall"]["ids_sha256"] = "0" * 64
+    (tmp_path / "run_meta.json").write_text(json.dumps(meta))
+    status, output = commands.run([*words, "--output", str(tmp_path)])
+    assert status == 2 and "the prompts of kv_recall are others now" in output

@@ -1,0 +1,338 @@
+"""Prediction files, of this package and of LongBench's `pred.py`, are scored as officially; damage is named."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hf_paged_eviction_eval.errors import UserError
+from hf_paged_eviction_eval.longbench.tasks import TASKS
+from hf_paged_eviction_eval.scoring import TaskScore, means, run_score, score_files
+
+Rows = list[dict[str, Any]]
+
+
+def official(pred: str, *answers: str, length: int = 100, **changes: Any) -> dict[str, Any]:
+    return {"pred": pred, "answers": list(answers), "all_classes": None, "length": length} | changes
+
+
+def own(prediction: str, answer: str, index: int = 0, **changes: Any) -> dict[str, Any]:
+    row = {"task": "qasper", "length": None, "policy": "full", "budget": "full", "id": f"r{index}", "metadata": {}}
+    row |= {"prediction": prediction, "answers": [answer], "all_classes": None, "record_length": 100}
+    return row | {"metric": "qa_f1", "score": 0.0} | changes
+
+
+def write(path: Path, rows: Rows) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), "utf-8")
+    return path
+
+
+def score(path: Path, **options: Any) -> TaskScore:
+    (found,) = score_files([path], **options)
+    return found
+
+
+def test_official_file(tmp_path: Path) -> None:
+    rows = [official("in Paris", "Rome", "Paris"), official("x", "y"), official("\u2028 Rome\x85", "Rome")]
+    found = score(write(tmp_path / "qasper.jsonl", rows))
+    assert (found.task, found.metric, found.samples) == ("qasper", "qa_f1", 3)
+    assert found.score == round(100 * (2 / 3 + 0 + 1) / 3, 2) == 55.56
+    assert (found.groups, found.recorded, found.repeated) == (None, None, 0)
+
+
+@pytest.mark.parametrize("task", [name for name in TASKS if not name.endswith("_e")])
+def test_first_line_counts_in_four_tasks(tmp_path: Path, task: str) -> None:
+    if TASKS[task].language == "zh":
+        pytest.importorskip("jieba")
+    answer = {"retrieval": "Paragraph 7", "retrieval_zh": "段落7"}.get(TASKS[task].metric, "7")
+    rows = [official("\n\n1\n7", answer, all_classes=["7", "1"])]
+    found = score(write(tmp_path / f"{task}.jsonl", rows)).score
+    assert found is not None
+    # Code is scored on its first line by its metric.
+    assert (found == 0) == (task in ("trec", "triviaqa", "samsum", "lsht", "lcc", "repobench-p"))
+
+
+@pytest.mark.parametrize(
+    "where", ["pred_e/model/qasper.jsonl", "pred_e/qasper.jsonl", "qasper_e.jsonl", "flag/qasper.jsonl"]
+)
+def test_buckets_of_longbench_e(tmp_path: Path, where: str) -> None:
+    rows = [
+        official("a1", "a1", length=3999),
+        official("b", "a1", length=0),
+        official("a1", "a1", length=4000),
+        official("a1", "a1", length=7999),
+    ]
+    found = score(write(tmp_path / where, rows), longbench_e=where.startswith("flag"))
+    assert found.task == "qasper_e"
+    assert found.score is None
+    assert found.groups == {"0-4k": 50.0, "4-8k": 100.0, "8k+": None}
+    assert score(write(tmp_path / "pred" / "qasper.jsonl", rows)).groups is None
+
+
+def test_upper_bucket(tmp_path: Path) -> None:
+    found = score(write(tmp_path / "trec_e.jsonl", [official("A\nB", "A", length=8000, all_classes=["A", "B"])]))
+    assert found.groups == {"0-4k": None, "4-8k": None, "8k+": 100.0}
+
+
+def test_rows_of_this_package(tmp_path: Path) -> None:
+    rows = [
+        own("Paris", "Paris", 1, score=1.0),
+        own("Rome", "Paris", 2, score=1.0),
+        own("Paris", "Paris", 1, policy="keydiff", budget="25%"),
+        own("key 12345.", "12345", 1, task="passkey", length=512, metric=None, record_length=None),
+        own("A\nB", "A", 1, task="trec", metric="classification", all_classes=["A", "B"]),
+        own("a b", "b", 1, task="niah", metric="string_match_all", record_length=None),
+    ]
+    write(tmp_path / "results.jsonl", rows)
+    write(tmp_path / "other.jsonl", [{"nothing": "to read"}])
+    found = score_files([tmp_path])
+    assert [(it.task, it.length, it.policy, it.budget, it.samples, it.score) for it in found] == [
+        ("qasper", None, "full", "full", 2, 50.0),
+        ("qasper", None, "keydiff", "25%", 1, 100.0),
+        ("passkey", 512, "full", "full", 1, 100.0),
+        ("trec", None, "full", "full", 1, 100.0),
+        ("niah", None, "full", "full", 1, 100.0),
+    ]
+    assert found[0].recorded == 100.0
+
+
+def test_parts_of_a_run_belong_together(tmp_path: Path) -> None:
+    write(tmp_path / "results.jsonl", [own("x", "x", 1)])
+    write(tmp_path / "results.rank0.jsonl", [own("x", "y", 2)])
+    assert [it.score for it in score_files([tmp_path])] == [50.0]
+    write(tmp_path / "results.rank1.jsonl", [own("x", "y", 2)])
+    with pytest.raises(UserError, match=r"rank1\.jsonl, line 1 repeats line 1 of .*rank0\.jsonl"):
+        score_files([tmp_path])
+
+
+def test_rows_of_longbench_e(tmp_path: Path) -> None:
+    rows = [own("x", "x", index, task="qasper_e", record_length=5000 * index) for index in range(2)]
+    assert score(write(tmp_path / "results.jsonl", rows)).groups == {"0-4k": 100.0, "4-8k": 100.0, "8k+": None}
+    write(tmp_path / "results.jsonl", [own("x", "x", task="qasper_e", record_length=None)])
+    with pytest.raises(UserError, match="line 1 has no length of the record"):
+        score_files([tmp_path])
+    write(tmp_path / "results.jsonl", [own("x", "x", task="passkey", metric="qa_f1")])
+    with pytest.raises(UserError, match="'passkey' is not one of LongBench-E"):
+        score_files([tmp_path], longbench_e=True)
+
+
+def test_groups_of_longbench_v2(tmp_path: Path) -> None:
+    kinds = [("easy", "short", "A"), ("hard", "long", "B"), ("hard", "short", "A")]
+    rows = [
+        own(f"The correct answer is ({said})", "A", index, task="longbench_v2", metric="multiple_choice")
+        | {"metadata": {"difficulty": difficulty, "length": length}}
+        for index, (difficulty, length, said) in enumerate(kinds)
+    ]
+    groups = score(write(tmp_path / "results.jsonl", rows)).groups
+    assert groups == {"overall": 66.7, "easy": 100.0, "hard": 50.0, "short": 100.0, "medium": None, "long": 0.0}
+
+
+def test_means_need_all_tasks(tmp_path: Path) -> None:
+    pytest.importorskip("jieba")
+    for name, task in TASKS.items():
+        if task.is_e:
+            continue
+        answer = {"retrieval": "Paragraph 7", "retrieval_zh": "段落7"}.get(task.metric, "7")
+        said = "7" if task.category != "code" else "8"
+        write(tmp_path / f"{name}.jsonl", [official(said, answer, all_classes=["7"])])
+    found = means(score_files([tmp_path]))
+    assert [round(it.value, 2) for it in found] == [83.33, 83.33, 87.5]
+    (tmp_path / "lcc.jsonl").unlink()
+    assert means(score_files([tmp_path])) == []
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (b'{"pred": "x", "answ', r"qasper\.jsonl, line 1, column 15 is not JSON: .* \(the line was cut off\)"),
+        (b"\n\nnull\n", r"line 3 is not a row of a prediction but null"),
+        (b'["pred"]\n', "is not a row of a prediction"),
+        (b"\xff\xfe\n", "line 1 is not UTF-8: invalid start byte at byte 1"),
+        (b"[" * 100_000 + b"\n", "line 1.* is not JSON"),
+        (b"", "holds no predictions: the file is empty"),
+        (b"\n \n", "holds no predictions: the file is empty"),
+        (b"{}\n", "line 1 is no prediction"),
+        (b'{"text": "a", "loss": [], "task": "x"}\n', "line 1 is no prediction"),
+    ],
+)
+def test_damaged_file(tmp_path: Path, lines: bytes, message: str) -> None:
+    path = tmp_path / "qasper.jsonl"
+    path.write_bytes(lines)
+    with pytest.raises(UserError, match=message):
+        score_files([path])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"pred": None}, r"line 2: 'pred' must be a text, not null"),
+        ({"pred": 7}, "'pred' must be a text, not 7"),
+        ({"answers": []}, r"'answers' must be a list of texts with at least one in it, not \[\]"),
+        ({"answers": "x"}, "'answers' must be a list, not \"x\""),
+        ({"answers": ["x", 3]}, "'answers' must be a list of texts"),
+        ({"all_classes": "x"}, "'all_classes' must be a list"),
+        ({"length": "long"}, 'must be a whole number or null, not "long"'),
+        ({"length": True}, "must be a whole number or null, not true"),
+    ],
+)
+def test_wrong_types(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    path = write(tmp_path / "qasper.jsonl", [official("x", "y"), official("x", "y") | change])
+    with pytest.raises(UserError, match=message):
+        score_files([path])
+
+
+@pytest.mark.parametrize("name", ["pred", "answers"])
+def test_missing_field(tmp_path: Path, name: str) -> None:
+    rows = [official("x", "y"), official("x", "z")]
+    del rows[1][name]
+    with pytest.raises(UserError, match=f"line 2 has no field '{name}'; its fields are: "):
+        score_files([write(tmp_path / "qasper.jsonl", rows)])
+
+
+@pytest.mark.parametrize("name", ["task", "prediction", "policy", "budget", "id", "answers", "metadata"])
+def test_missing_field_of_this_package(tmp_path: Path, name: str) -> None:
+    row = own("x", "y")
+    del row[name]
+    with pytest.raises(UserError, match=f"line 1 has no field '{name}'"):
+        score_files([write(tmp_path / "results.jsonl", [row])])
+
+
+@pytest.mark.parametrize(
+    ("task", "row", "message"),
+    [
+        ("trec", official("x", "y"), "line 1: metric 'classification' needs all_classes"),
+        ("trec", official("x", "y", all_classes=[]), "line 1: metric 'classification' needs all_classes"),
+        ("passage_retrieval_en", official("x", "y"), "line 1: answer 'y' names no paragraph"),
+        ("qasper_e", official("x", "y", length=None), "line 1: 'length' must be a whole number, not null"),
+        ("narrativeqa_e", official("x", "y"), "the tasks are: narrativeqa, "),
+        ("results", official("x", "y"), "the tasks are: narrativeqa, "),
+    ],
+)
+def test_rows_that_cannot_be_of_the_task(tmp_path: Path, task: str, row: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        score_files([write(tmp_path / f"{task}.jsonl", [row])])
+
+
+def test_unknown_names_in_rows(tmp_path: Path) -> None:
+    path = write(tmp_path / "results.jsonl", [own("x", "y", task="riddle", metric=None)])
+    with pytest.raises(UserError, match="line 1: unknown task 'riddle'"):
+        score_files([path])
+    with pytest.raises(UserError, match="line 1: unknown metric 'riddle'"):
+        score_files([write(path, [own("x", "y", metric="riddle")])])
+
+
+def test_repeated_row_of_this_package(tmp_path: Path) -> None:
+    path = write(tmp_path / "results.jsonl", [own("x", "x", 1), own("x", "x", 2), own("other", "x", 1)])
+    with pytest.raises(UserError, match=r"line 3 repeats line 1 of .*delete one"):
+        score_files([path])
+
+
+def numbered(count: int) -> Rows:
+    return [official(f"x{index}", f"x{index}") for index in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (numbered(3) * 2, r"3 of 6 lines repeat an earlier one: lines 4 \(as 1\), 5 \(as 2\), 6 \(as 3\); pred\.py"),
+        (numbered(9)[:4] + numbered(9), r"4 of 13 lines .*lines 5 \(as 1\)"),
+        (numbered(60) + numbered(60), r"60 of 120 lines .*65 \(as 5\), \.\.\.;"),
+        (numbered(201), "has 201 lines, but qasper 200 samples"),
+    ],
+)
+def test_second_run_in_an_official_file(tmp_path: Path, rows: Rows, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        score_files([write(tmp_path / "qasper.jsonl", rows)])
+
+
+def test_samples_may_be_equal_by_chance(tmp_path: Path) -> None:
+    """In a file of `pred.py`, two samples of the same class and length can have the same line."""
+    found = score(write(tmp_path / "qasper.jsonl", numbered(98) + numbered(2)))
+    assert (found.samples, found.score, found.repeated) == (100, 100.0, 2)
+    with pytest.raises(UserError, match="3 of 100 lines"):
+        score_files([write(tmp_path / "qasper.jsonl", numbered(97) + numbered(3))])
+
+
+def test_nothing_there(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="does not exist"):
+        score_files([tmp_path / "absent"])
+    with pytest.raises(UserError, match=r"holds no \.jsonl file$"):
+        score_files([tmp_path])
+    write(tmp_path / "model" / "qasper.jsonl", numbered(1))
+    with pytest.raises(UserError, match=r"give the folders inside it: .*model$"):
+        score_files([tmp_path])
+
+
+def test_backends(tmp_path: Path) -> None:
+    pytest.importorskip("rapidfuzz")
+    path = write(tmp_path / "lcc.jsonl", [official("if x in self.items:", "for item in self.x:")])
+    assert [score(path).score, score(path, edit_similarity="rapidfuzz").score] == [58.0, 63.0]
+
+
+def test_output_is_strict_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path / "pred_e" / "qasper.jsonl", [*numbered(49), *numbered(1)])
+    output = tmp_path / "new" / "scores.json"
+    run_score([path], False, "difflib", "official", output)
+
+    def refuse(name: str) -> None:
+        raise AssertionError(name)
+
+    content = json.loads(output.read_text("utf-8"), parse_constant=refuse)
+    assert content["backends"] == {"edit_similarity": "difflib", "rouge": "official"}
+    (found,) = content["scores"]
+    assert found["groups"] == {"0-4k": 100.0, "4-8k": None, "8k+": None}
+    assert found["score"] is None
+    shown = capsys.readouterr()
+    assert "qasper_e" in shown.out
+    assert "100.00" in shown.out
+    assert "1 lines are equal to an earlier one; they are counted" in shown.err
+
+
+def test_output_that_cannot_be_written(tmp_path: Path) -> None:
+    path = write(tmp_path / "qasper.jsonl", numbered(1))
+    with pytest.raises(UserError, match="choose another --output"):
+        run_score([path], False, "difflib", "official", path / "below" / "scores.json")
+
+
+def test_table_of_several_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one, two = (write(tmp_path / name / "qasper.jsonl", numbered(1)) for name in ("[bold]", "b"))
+    run_score([one], False, "difflib", "official", None)
+    assert "source" not in capsys.readouterr().out
+    run_score([one.parent, two], False, "difflib", "official", None)
+    assert "source" in capsys.readouterr().out
+
+
+@pytest.fixture(params=["official", "own"])
+def make_rows(request: pytest.FixtureRequest) -> Callable[[], Rows]:
+    if request.param == "official":
+        return lambda: [official(f"x{index}", "x") for index in range(5)]
+    return lambda: [own(f"x{index}", "x", index) for index in range(5)]
+
+
+def test_a_line_of_ten_megabytes(tmp_path: Path, make_rows: Callable[[], Rows]) -> None:
+    rows = make_rows()
+    rows[2]["pred" if "pred" in rows[2] else "prediction"] = "word " * 2_000_000
+    assert score(write(tmp_path / "qasper.jsonl", rows)).samples == 5
+
+
+def test_any_damage_is_an_error_of_the_user(tmp_path: Path, make_rows: Callable[[], Rows]) -> None:
+    """Bytes changed and lines cut at random: a score or a message that names the file, nothing else."""
+    import random
+
+    rng = random.Random(3)
+    path = write(tmp_path / "qasper.jsonl", make_rows())
+    whole = path.read_bytes()
+    for _ in range(300):
+        content = bytearray(whole)
+        for _ in range(rng.randrange(1, 4)):
+            content[rng.randrange(len(content))] = rng.choice(b'{}[]",:\n0nte\xff\x00')
+        path.write_bytes(content[: rng.randrange(len(content))] if rng.random() < 0.3 else content)
+        try:
+            score_files([path])
+        except UserError as error:
+            assert "qasper" in str(error)

@@ -1,0 +1,208 @@
+"""Policies that need queries answer from a shared reading what they would answer from their own."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from batches import all_rows, make_batch, without_costs
+from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, DynamicCache
+
+from hf_paged_eviction import available_policies, make_policy
+from hf_paged_eviction.attention import PAGED_EVICTION
+from hf_paged_eviction.attention_rows import Attention, Logits
+from hf_paged_eviction.observer import Queries
+from hf_paged_eviction.policies import H2O
+from hf_paged_eviction_eval.prefill import can_share, feed, pad_left, replay
+from hf_paged_eviction_eval.recording import RecordingCache, shows_queries
+from hf_paged_eviction_eval.remembering import Memory, remembering
+from hf_paged_eviction_eval.settings import TaskSettings
+from hf_paged_eviction_eval.variants import Variant, make_cache, variants
+
+CURIOUS = tuple(name for name in available_policies() if make_policy(name).needs_queries)
+SETTINGS = TaskSettings(
+    policies=CURIOUS,
+    budgets=("10%", "60%", "full"),
+    block_size=4,
+    tasks=("passkey",),
+    attn_implementation=PAGED_EVICTION,
+)
+LENGTHS = (150, 131, 70)
+
+
+@pytest.fixture(scope="module")
+def showing(model: Any) -> Any:
+    other = deepcopy(model)
+    other.set_attn_implementation(PAGED_EVICTION)
+    return other
+
+
+@pytest.mark.parametrize("heads", ["shared", "separate"])
+@pytest.mark.parametrize("question", [0, 20])
+def test_a_shared_prefill_gives_the_rows_of_separate_runs(showing: Any, question: int, heads: Any) -> None:
+    settings = replace(SETTINGS, question_aware=not question, heads=heads)
+    batch = make_batch(LENGTHS, question, length=150)
+    shared = all_rows(showing, settings, batch)
+    apart = all_rows(showing, replace(settings, share_prefill=False), batch)
+    assert without_costs(shared) == without_costs(apart)
+    assert all(row["efficiency"]["shared_prefill"] for row in shared)
+    assert not any(row["efficiency"]["shared_prefill"] for row in apart)
+    assert len({row["prediction"] for row in shared if row["budget"] == "10%"}) > 3
+
+
+@pytest.mark.parametrize("question", [0, 20])
+def test_allocators_share_too(showing: Any, question: int) -> None:
+    policies = ("h2o@cake", "snapkv@d2o", "keydiff@pyramid", "h2o@ada_kv", "recency")
+    settings = replace(SETTINGS, policies=policies, budgets=("20%", "full"), question_aware=not question)
+    batch = make_batch(LENGTHS, question, length=150)
+    shared = all_rows(showing, settings, batch)
+    assert without_costs(shared) == without_costs(all_rows(showing, replace(settings, share_prefill=False), batch))
+    assert all(row["efficiency"]["shared_prefill"] for row in shared)
+
+
+def test_equal_contexts_and_budgets_of_their_own(showing: Any) -> None:
+    batch = make_batch((80, 80, 64, 80), question=16)
+    first = batch.prompts[0].context
+    prompts = [replace(prompt, context=first) if index != 2 else prompt for index, prompt in enumerate(batch.prompts)]
+    batch = replace(batch, prompts=tuple(prompts))
+    settings = replace(SETTINGS, policies=("h2o", "snapkv"), question_aware=False)
+    shared = all_rows(showing, settings, batch)
+    assert without_costs(shared) == without_costs(all_rows(showing, replace(settings, share_prefill=False), batch))
+    apart = [row for one in prompts for row in all_rows(showing, settings, replace(batch, prompts=(one,)))]
+    assert without_costs(shared) == without_costs(apart)
+
+
+@pytest.mark.parametrize("policy", CURIOUS)
+def test_replay_leaves_the_statistics_that_reading_leaves(showing: Any, policy: str) -> None:
+    ids, mask = pad_left([prompt.context for prompt in make_batch((41, 30, 37)).prompts], torch.device("cpu"))
+    settings = replace(SETTINGS, policies=(policy,), budgets=("24",))
+    variant = variants(settings)[0]
+    source = RecordingCache(showing.config)
+    feed(showing, ids, mask, source)
+    queries = source.stop()
+    for rows, width in (([0, 1, 2], 41), ([2, 1], 37)):
+        part = mask[rows][:, -width:]
+        read = make_cache(showing, settings, variant, 24, part)
+        feed(showing, ids[rows][:, -width:], part, read)
+        told = make_cache(showing, settings, variant, 24, part)
+        replay(source, told, torch.tensor(rows), width, queries)
+        for ours, theirs in zip(told.layers, read.layers, strict=True):
+            assert ours.positions.tolist() == theirs.positions.tolist()
+            assert ours.observed.keys() == theirs.observed.keys()
+            for name, values in theirs.observed.items():
+                torch.testing.assert_close(ours.observed[name], values, rtol=1e-5, atol=1e-6)
+
+
+def test_what_is_recorded(showing: Any) -> None:
+    ids, mask = pad_left([prompt.context for prompt in make_batch((20, 17)).prompts], torch.device("cpu"))
+    whole, late = RecordingCache(showing.config), RecordingCache(showing.config, since=12)
+    plain = DynamicCache(config=showing.config)
+    expected = feed(showing, ids, mask, plain)
+    assert torch.equal(feed(showing, ids, mask, whole), expected)
+    for start, stop in ((0, 9), (9, 15), (15, 16), (16, 20)):
+        found = feed(showing, ids[:, start:stop], mask[:, :stop], late)
+    torch.testing.assert_close(found, expected)
+    full, part = whole.stop(), late.stop()
+    feed(showing, ids[:, :1], torch.cat([mask, mask[:, -1:]], dim=1), whole)
+    assert whole.stop()[0].query.shape == full[0].query.shape == (2, 4, 20, 8)
+    for index in range(2):
+        torch.testing.assert_close(part[index].query, full[index].query[:, :, 12:])
+        assert torch.equal(full[index].key, plain.layers[index].keys)
+    assert can_share(whole) and full[0].logits.scaling == pytest.approx(8**-0.5)
+
+
+def test_without_need_nothing_is_recorded(showing: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RecordingCache, "__init__", None)
+    settings = replace(SETTINGS, policies=("recency", "keydiff"))
+    assert all(row["efficiency"]["shared_prefill"] for row in all_rows(showing, settings, make_batch((40,))))
+
+
+def test_latent_attention_reads_for_every_policy_that_needs_queries() -> None:
+    torch.manual_seed(0)
+    config = DeepseekV3Config(
+        vocab_size=600,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        q_lora_rank=16,
+        kv_lora_rank=16,
+        qk_rope_head_dim=8,
+        qk_nope_head_dim=8,
+        v_head_dim=8,
+        moe_intermediate_size=16,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        n_group=1,
+        topk_group=1,
+        n_shared_experts=1,
+        first_k_dense_replace=1,
+        eos_token_id=1,
+        pad_token_id=0,
+    )
+    model = DeepseekV3ForCausalLM(config).eval()
+    model.set_attn_implementation(PAGED_EVICTION)
+    assert not shows_queries(model)
+    settings = replace(SETTINGS, policies=("h2o", "recency", "oracle"), budgets=("20%", "full"))
+    batch = make_batch((60, 45), length=60)
+    together = all_rows(model, settings, batch)
+    apart = [row for one in batch.prompts for row in all_rows(model, settings, replace(batch, prompts=(one,)))]
+    assert without_costs(together) == without_costs(apart)
+    shared = {row["policy"]: row["efficiency"]["shared_prefill"] for row in together}
+    assert shared == {"full": True, "recency": True, "oracle": True, "h2o": False}
+
+
+@pytest.mark.parametrize("agreement", [False, True])
+def test_a_prompt_is_observed_once_for_all_budgets(showing: Any, agreement: bool, monkeypatch: Any) -> None:
+    counts: list[int] = []
+    observe = H2O.observe
+
+    def counting(self: H2O, statistics: Any, attention: Any) -> Any:
+        counts.append(attention.queries.shape[2])
+        return observe(self, statistics, attention)
+
+    monkeypatch.setattr(H2O, "observe", counting)
+    policies = ("h2o", "h2o@pyramid", "caote(h2o)")
+    settings = replace(SETTINGS, policies=policies, budgets=("10%", "30%", "60%", "full"), agreement=agreement)
+    batch = make_batch(LENGTHS, length=150)
+    shared = without_costs(all_rows(showing, settings, batch))
+    # Two layers; "h2o" and "caote(h2o)" do not know of each other.
+    assert counts.count(150) == 4
+    counts.clear()
+    apart = without_costs(all_rows(showing, replace(settings, share_prefill=False), batch))
+    assert counts.count(150) == 2 * 9
+    for ours, theirs in zip(shared, apart, strict=True):
+        assert (ours.pop("agreement") is None) is (theirs.pop("agreement") is None)
+        assert ours == theirs
+
+
+def test_a_memory_keeps_nothing_of_queries_it_does_not_know() -> None:
+    query = torch.randn(2, 4, 6, 8)
+    memory = Memory([Queries(query, torch.randn(2, 2, 6, 8), Logits(1.0))])
+    policy = remembering(H2O(), memory)
+    assert policy == H2O() and policy.label == "h2o" and deepcopy(policy) == policy
+    positions = torch.arange(6).expand(2, 2, 6)
+    empty = {name: torch.zeros(2, 2, 6) for name in policy.token_statistics}
+    for queries in (query, query.clone(), query[:, :, 2:], query[:1].clone().expand(2, -1, -1, -1)):
+        asked = torch.arange(6)[-queries.shape[2] :].expand(2, -1)
+        attention = Attention(queries, torch.randn(2, 2, 6, 8), asked, positions, Logits(1.0))
+        first, again = (policy.observe(empty, attention) for _ in range(2))
+        expected = H2O().observe(empty, attention)
+        assert all(torch.equal(first[name], values) for name, values in expected.items())
+        assert all(torch.equal(again[name], values) for name, values in expected.items())
+    assert len(memory._found) == 2
+
+
+def test_variants_say_what_they_need() -> None:
+    named = {name: Variant(name, variants(SETTINGS)[1].budget) for name in ("recency", "h2o", "oracle@cake", "oracle")}
+    assert {name: each.needs_queries for name, each in named.items()} == {
+        "recency": False,
+        "h2o": True,
+        "oracle@cake": True,
+        "oracle": True,
+    }
+    assert named["oracle@cake"].is_oracle and named["oracle@cake"].scorer == "oracle"

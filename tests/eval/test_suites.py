@@ -1,0 +1,138 @@
+"""Names of tasks and groups, and what is behind them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from longbench_files import write_longbench, write_longbench_v2
+
+from hf_paged_eviction_eval.errors import UserError
+from hf_paged_eviction_eval.longbench import TASKS
+from hf_paged_eviction_eval.settings import TaskSettings
+from hf_paged_eviction_eval.suites import (
+    description,
+    digests,
+    expand,
+    is_generated,
+    load_samples,
+    score,
+    task_groups,
+    task_names,
+)
+from hf_paged_eviction_eval.tasks import available_tasks
+
+
+def settings(**changes: Any) -> TaskSettings:
+    return TaskSettings(**({"policies": (), "budgets": ("full",), "tasks": ("passkey",)} | changes))
+
+
+def test_groups_hold_tasks() -> None:
+    groups = task_groups()
+    assert {"suite", "ruler", "niah", "longeval", "paper", "en16", "all21", "e13", "v2"} <= set(groups)
+    assert {name: len(groups[name]) for name in ("ruler", "paper", "en16", "all21", "e13", "v2")} == {
+        "ruler": 13,
+        "paper": 5,
+        "en16": 16,
+        "all21": 21,
+        "e13": 13,
+        "v2": 1,
+    }
+    known = task_names()
+    assert len(known) == len(set(known))
+    assert all(set(tasks) <= set(known) and tasks for tasks in groups.values())
+    # A name means one thing.
+    assert all(groups[name] == (name,) for name in set(groups) & set(known))
+
+
+def test_names_are_expanded_in_order_and_once() -> None:
+    assert expand(["qasper", "paper", "passkey", "qasper"]) == (
+        *("qasper", "hotpotqa", "multifieldqa_en", "gov_report", "multi_news"),
+        "passkey",
+    )
+    assert expand(["v2", "suite"])[:2] == ("longbench_v2", "passkey")
+    assert expand([]) == ()
+    assert expand(["e13", "all21"]) == (*task_groups()["e13"], *task_groups()["all21"])
+
+
+@pytest.mark.parametrize(
+    ("name", "close"), [("hotpot_qa", "hotpotqa"), ("rulers", "ruler"), ("gov_report_E", "gov_report_e")]
+)
+def test_unknown_names_list_what_there_is(name: str, close: str) -> None:
+    with pytest.raises(UserError) as caught:
+        expand(["qasper", name])
+    text = str(caught.value)
+    assert f"unknown task {name!r}" in text and f"did you mean {close!r}?" in text
+    assert all(known in text for known in ("en16", "passkey", "repobench-p_e", "longbench_v2"))
+
+
+@pytest.mark.parametrize("name", ["", " ", "QASPER", "all"])
+def test_names_are_exact(name: str) -> None:
+    with pytest.raises(UserError, match="unknown task"):
+        expand([name])
+
+
+def test_every_task_says_what_it_asks() -> None:
+    lines = [description(name) for name in task_names()]
+    assert all(len(line) > 20 and "\n" not in line for line in lines)
+    assert description("qasper_e") == "LongBench-E, by length: single doc qa (en), 224 records, qa_f1."
+
+
+def test_generated_samples(tokenizer: Any) -> None:
+    assert is_generated("passkey") and not is_generated("qasper") and not is_generated("longbench_v2")
+    assert len(load_samples("passkey", settings(), tokenizer, 128)) == 64
+    few = load_samples("passkey", settings(limit=2, seed=3), tokenizer, 128)
+    assert len(few) == 2 and few != load_samples("passkey", settings(limit=2), tokenizer, 128)
+    with pytest.raises(UserError, match="--length"):
+        load_samples("passkey", settings(), tokenizer, None)
+    with pytest.raises(UserError, match="--length"):
+        load_samples("kv_recall_many", settings(), tokenizer, 16)
+
+
+def test_samples_of_files_have_no_length(tokenizer: Any, tmp_path: Path) -> None:
+    folder = write_longbench_v2(write_longbench(tmp_path, ["lcc_e"], per_task=70), 66)
+    for task, count in (("lcc_e", 70), ("longbench_v2", 66)):
+        assert len(load_samples(task, settings(data_dir=str(folder)), tokenizer, None)) == count
+        assert len(load_samples(task, settings(data_dir=str(folder), limit=5), tokenizer, None)) == 5
+
+
+def test_scores(tokenizer: Any, tmp_path: Path) -> None:
+    folder = write_longbench_v2(write_longbench(tmp_path, per_task=1))
+    asked = settings(data_dir=str(folder))
+    for task in [*TASKS, "longbench_v2"]:
+        if task in TASKS and TASKS[task].language == "zh":
+            pytest.importorskip("jieba")
+        (sample, *_) = load_samples(task, asked, tokenizer, None)
+        said = f"The correct answer is ({sample.answers[0]})" if task == "longbench_v2" else sample.answers[0]
+        assert score(sample, said, asked) == pytest.approx(1.0)
+        assert score(sample, "", asked) == 0.0
+    (passkey,) = load_samples("passkey", settings(limit=1), tokenizer, 128)
+    assert score(passkey, passkey.answers[0], asked) == 1.0
+
+
+def test_only_the_first_line_counts_where_it_is_the_rule(tokenizer: Any, tmp_path: Path) -> None:
+    asked = settings(data_dir=str(write_longbench(tmp_path, per_task=1)))
+    for task in ("trec", "triviaqa", "samsum_e"):
+        (sample,) = load_samples(task, asked, tokenizer, None)
+        right = sample.answers[0]
+        assert score(sample, f"\n\n{right}\nQuestion: And Place? Reason", asked) == pytest.approx(1.0)
+        assert score(sample, f"nothing\n{right}", asked) < 0.5
+    (sample,) = load_samples("hotpotqa", asked, tokenizer, None)
+    assert score(sample, f"nothing\n{sample.answers[0]}", asked) > 0.5
+
+
+def test_backends_are_taken_from_the_settings(tokenizer: Any, tmp_path: Path) -> None:
+    pytest.importorskip("rapidfuzz")
+    asked = settings(data_dir=str(write_longbench(tmp_path, ["lcc"], per_task=1)))
+    (sample,) = load_samples("lcc", asked, tokenizer, None)
+    said = "    radius * radius radius return *"
+    assert score(sample, said, asked) != score(sample, said, replace(asked, edit_similarity="rapidfuzz"))
+
+
+def test_digests(tmp_path: Path) -> None:
+    asked = settings(data_dir=str(write_longbench(tmp_path, ["qasper", "qasper_e"])))
+    plain, by_length = digests("qasper", asked), digests("qasper_e", asked)
+    assert plain and by_length and plain["prompt"] == by_length["prompt"] and plain["data"] != by_length["data"]
+    assert all(digests(name, asked) is None for name in available_tasks())

@@ -1,0 +1,196 @@
+"""Texts to predict: files and datasets as they come, and what is wrong with them in one line."""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+import time
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("transformers")
+
+from hf_paged_eviction_eval.errors import UserError
+from hf_paged_eviction_eval.tasks import held_out_texts
+from hf_paged_eviction_eval.texts import Text, documents, parse_spec, read_dataset, read_texts
+
+
+def write(path: Path, *records: Any) -> str:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("".join(json.dumps(record) + "\n" for record in records), "utf-8")
+    return str(path)
+
+
+def contents(texts: Any) -> list[str]:
+    return [text.content for text in texts]
+
+
+def test_files_are_read_in_turns(tmp_path: Path) -> None:
+    lines = write(tmp_path / "a.jsonl", {"text": "1"}, {"context": "3", "text": "no"}, {"text": "4"})
+    (tmp_path / "b.txt").write_bytes(b"\xef\xbb\xbf2\r\n")
+    texts = read_texts([lines, str(tmp_path / "b.txt")])
+    assert texts == [
+        Text(f"{lines}:1", "1"),
+        Text(f"{tmp_path / 'b.txt'}", "2\n"),
+        Text(f"{lines}:2", "3"),
+        Text(f"{lines}:3", "4"),
+    ]
+
+
+def test_a_line_ends_with_a_newline_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('\ufeff{"text": "a\u2028b\u0085c"}\r\n \n{"text": "\u00e9\U0001f600"}', "utf-8")
+    assert contents(read_texts([str(path)])) == ["a\u2028b\u0085c", "\u00e9\U0001f600"]
+
+
+def test_without_anything_the_held_out_modules_are_read() -> None:
+    assert {text.name: text.content for text in documents([])} == held_out_texts()
+
+
+@pytest.mark.parametrize(
+    "content,complaint",
+    [
+        (b'{"text": "a"}\n{"text":\n', "line 2: not JSON"),
+        (b'{"text": "a"}\n\n"text"\n', "line 3: str instead of an object"),
+        (b"[]", "line 1: list instead of an object"),
+        (b'{"text": 3, "contexts": "x"}', r"line 1: no field 'context' or 'text' with a text; it has 'text' \(int\)"),
+        (b"{}", "it has nothing"),
+        (b'{"text": null}', "NoneType"),
+        (b'{"text": "\\ud800"}', "line 1: half of a surrogate pair"),
+        (b'{"text": "a"}\n{"text": "\xff"}', "line 2: not a text in UTF-8"),
+        (b"[" * 100_000, "line 1: not JSON"),
+        (b'{"text": ' + b"9" * 10_000 + b"}", "line 1: not JSON|line 1: no field"),
+        (b"PK\x03\x04\x00", "line 1: not JSON"),
+    ],
+)
+def test_a_bad_line_is_named(content: bytes, complaint: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(content)
+    for read in (lambda: read_texts([str(path)]), lambda: list(read_dataset(str(path)))):
+        with pytest.raises(UserError, match=f"a.jsonl, {complaint}" if "line" in complaint else complaint):
+            read()
+
+
+def test_bad_files_are_named(tmp_path: Path) -> None:
+    (tmp_path / "b.txt").write_bytes(b"one\ntwo\n\xff")
+    with pytest.raises(UserError, match=r"b.txt, line 3: not a text in UTF-8"):
+        read_texts([str(tmp_path / "b.txt")])
+    with pytest.raises(UserError, match=r"cannot read .*none.txt"):
+        read_texts([str(tmp_path / "none.txt")])
+    with pytest.raises(UserError, match="cannot read"):
+        read_texts([str(tmp_path)])
+
+
+def test_noise_is_a_user_error_or_a_text(tmp_path: Path) -> None:
+    rng, path = random.Random(0), tmp_path / "a.jsonl"
+    good = json.dumps({"text": "word \u00e9 " * 5}, ensure_ascii=False).encode()
+    for _ in range(300):
+        noisy = bytearray(good)
+        for _ in range(rng.randint(1, 4)):
+            noisy[rng.randrange(len(noisy))] = rng.randrange(256)
+        path.write_bytes(noisy[: rng.randint(1, len(noisy))])
+        try:
+            assert all(isinstance(text.content, str) for text in read_texts([str(path)]))
+        except UserError as error:
+            assert "a.jsonl, line" in str(error)
+
+
+def test_a_long_line_is_no_trouble(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", {"text": "word " * 2_000_000})
+    assert len(contents(read_texts([path]))[0]) == 10_000_000
+
+
+def test_specs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a:b").write_text("x")
+    assert parse_spec("owner/name") == ("owner/name", None, None)
+    assert parse_spec("owner/name:en") == ("owner/name", "en", None)
+    assert parse_spec("owner/name:en:test") == ("owner/name", "en", "test")
+    assert parse_spec("owner/name::test") == ("owner/name", None, "test")
+    assert parse_spec("a:b") == ("a:b", None, None)
+    assert parse_spec("a:b::c") == ("a:b", None, "c")
+    for bad in ("", ":", ":en", "a:b:c:d:e", "x:b:c:d"):
+        with pytest.raises(UserError, match="write ID, ID:CONFIG or ID:CONFIG:SPLIT"):
+            parse_spec(bad)
+
+
+def test_plain_files_are_datasets_too(tmp_path: Path) -> None:
+    assert contents(documents([], write(tmp_path / "a.jsonl", {"text": "1"}, {"context": "2"}))) == ["1", "2"]
+    (tmp_path / "b.txt").write_text("all of it")
+    assert contents(read_dataset(str(tmp_path / "b.txt"))) == ["all of it"]
+    with pytest.raises(UserError, match="has no configurations or splits"):
+        list(read_dataset(f"{tmp_path / 'b.txt'}:en"))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A dataset of two splits, as it lies on the Hub."""
+    pytest.importorskip("datasets")
+    write(tmp_path / "data" / "train.jsonl", *({"text": f"train {number}", "more": number} for number in range(3)))
+    write(tmp_path / "data" / "test.jsonl", *({"text": f"test {number}", "more": number} for number in range(3)))
+    return tmp_path / "data"
+
+
+def test_a_folder_is_a_dataset(folder: Path) -> None:
+    assert contents(read_dataset(str(folder))) == ["test 0", "test 1", "test 2"]
+    assert contents(islice(read_dataset(f"{folder}::train"), 2)) == ["train 0", "train 1"]
+    assert [text.name for text in read_dataset(f"{folder}:default:test")][-1] == f"{folder}:test:3"
+    with pytest.raises(UserError, match="no split 'validation', it has train, test"):
+        list(read_dataset(f"{folder}::validation"))
+    with pytest.raises(UserError, match="configuration 'en'"):
+        list(read_dataset(f"{folder}:en"))
+
+
+def test_a_broken_folder_names_file_and_line(folder: Path) -> None:
+    (folder / "test.jsonl").write_text('{"text": "a"}\n{"text": \n')
+    with pytest.raises(UserError, match=r"test.jsonl, line 2: not JSON"):
+        list(read_dataset(str(folder)))
+
+
+def test_a_dataset_without_texts_says_what_it_has(folder: Path) -> None:
+    (folder / "train.jsonl").unlink()
+    write(folder / "test.jsonl", {"body": "a", "number": 3})
+    with pytest.raises(UserError, match=r"row 1: no column 'context' or 'text' with a text; it has 'body' \(str\)"):
+        list(read_dataset(str(folder)))
+
+
+def test_no_code_of_a_dataset_runs(tmp_path: Path) -> None:
+    pytest.importorskip("datasets")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "data.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    with pytest.raises(UserError, match="cannot load the dataset"):
+        list(read_dataset(str(tmp_path / "data")))
+    assert not (tmp_path / "ran").exists()
+
+
+def test_tables(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    table = datasets.Dataset.from_dict({"context": ["a", "b"], "n": [1, 2]})
+    table.to_parquet(tmp_path / "t.parquet")
+    table.to_csv(tmp_path / "t.csv")
+    for name in ("t.parquet", "t.csv"):
+        assert contents(read_dataset(str(tmp_path / name))) == ["a", "b"]
+    (tmp_path / "half.parquet").write_bytes((tmp_path / "t.parquet").read_bytes()[:200])
+    (tmp_path / "none.parquet").write_bytes(b"")
+    for name in ("half.parquet", "none.parquet"):
+        with pytest.raises(UserError, match=name):
+            list(read_dataset(str(tmp_path / name)))
+
+
+def test_without_network_one_hears_so_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise OSError("no network")
+
+    from hf_paged_eviction_eval.longbench import hub
+
+    assert hub  # its import is not what is timed
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    monkeypatch.setattr(hub, "getproxies", dict)
+    start = time.perf_counter()
+    with pytest.raises(UserError, match=r"no file or folder no/such.*out of reach.*local folder"):
+        list(read_dataset("no/such:en"))
+    assert time.perf_counter() - start < 2
