@@ -1,9 +1,9 @@
 """What policies that decide by attention cost beside one that reads keys and values only.
 
 `python benchmarks/observe.py --help`. Compares, interleaved, decoded tokens of the same model at the same budget, all
-in the attention implementation "paged_eviction": the policy `paged_eviction` is the reference, the ratios are the others'
-step times to its own. Memory is what a layer keeps beside keys and values: statistics per token, and the queries of one
-block.
+in the attention implementation "paged_eviction": the policy `paged_eviction` is the reference, the ratios are the
+others' step times to its own. Memory is what a layer keeps beside keys and values: statistics per token, and the
+queries of one block.
 """
 
 import argparse

@@ -31,6 +31,7 @@ class Allocation:
         self._layers: list[UnequalLayer] = []
         self._preferences: dict[int, Tensor] = {}  # by place, [B]
         self._shares: dict[int, Tensor] = {}  # by place, [B, 1] tokens
+        self._real: Tensor | None = None  # [B] real tokens in the last forward of several tokens
 
     def add(self, layer: "UnequalLayer") -> None:
         """One more layer, in the order of the model."""
@@ -53,12 +54,20 @@ class Allocation:
             self.clear()  # another prompt
         empty = torch.zeros(key_positions.shape, device=key_positions.device)
         start = {name: empty for name in self._allocator.token_statistics}
-        found = fold(self._allocator, start, queries, key_positions, query_positions)
-        self._preferences[place] = self._allocator.preference(found, key_positions >= 0)
-        self._share_out(key_positions[:, 0].amax(-1) + 1)
+        found = fold(self._allocator, start, queries, key_positions, query_positions, layer.share)
+        found = {name: layer.share.gather(values) for name, values in found.items()}
+        self._preferences[place] = self._allocator.preference(found, layer.share.gather(key_positions) >= 0)
+        self._real = key_positions[:, 0].amax(-1) + 1
+        self._share_out(self._real)
         for other in self._layers:
             if other is not layer:
                 other.resize()
+
+    def shrink(self, budget: BlockBudget) -> None:
+        """Another mean share: decide anew. The layers follow when they are asked to shrink."""
+        self._budget = budget
+        if self._real is not None:
+            self._share_out(self._real)
 
     def _share_out(self, real: Tensor) -> None:
         size, smallest = self._budget.block_size, self._budget.smallest
@@ -75,7 +84,8 @@ class Allocation:
         """Apply an indexing of dimension 0 to all that belongs to a row."""
         self._preferences = {place: change(preference) for place, preference in self._preferences.items()}
         self._shares = {place: change(share) for place, share in self._shares.items()}
+        self._real = None if self._real is None else change(self._real)
 
     def clear(self) -> None:
         """Forget the prompt."""
-        self._preferences, self._shares = {}, {}
+        self._preferences, self._shares, self._real = {}, {}, None

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from .parallel import WHOLE, HeadShare
+
 
 @dataclass(frozen=True)
 class Logits:
@@ -31,6 +33,7 @@ class Attention:
         query_positions: `[batch, q]` int64, -1 where a query does not count (a pad, or one observed before).
         key_positions: `[batch, kv_heads, tokens]` int64, -1 for a pad.
         logits: scaling and the like.
+        share: gathers from the KV heads that tensor parallelism gave to other processes.
     """
 
     queries: Tensor
@@ -38,6 +41,7 @@ class Attention:
     query_positions: Tensor
     key_positions: Tensor
     logits: Logits
+    share: HeadShare = WHOLE
     # Worked out once, when first asked for. (A `cached_property` takes a lock, which `torch.compile` cannot trace.)
     _visible: Tensor | None = field(default=None, init=False, repr=False)
     _weights: Tensor | None = field(default=None, init=False, repr=False)
@@ -72,7 +76,10 @@ class Attention:
         # One product per key head, the queries of its group below each other: no key is copied. Then in place, since
         # this is most of what observing costs.
         grouped = self.queries.unflatten(1, (self.keys.shape[1], -1)).flatten(2, 3)
-        products = (grouped @ self.keys.mT).float().mul_(self.logits.scaling)
+        if grouped.dtype == torch.float32:  # scaled while it is small; half precision would round
+            products = grouped.mul(self.logits.scaling) @ self.keys.mT
+        else:
+            products = (grouped @ self.keys.mT).float().mul_(self.logits.scaling)
         products = products.unflatten(2, (-1, self.queries.shape[2])).flatten(1, 2).unflatten(1, (heads, -1))
         if self.logits.softcap is not None:
             products = products.div_(self.logits.softcap).tanh_().mul_(self.logits.softcap)
@@ -91,7 +98,7 @@ class Attention:
         # Positions are mostly the same for all heads: a view that repeats them.
         shared = self.key_positions.stride(1) == 0
         visible = _visible(self.key_positions[:, :1], self.query_positions) if shared else self.visible
-        return torch.full(visible.shape, float("inf"), device=visible.device).masked_fill_(~visible, -1e30)
+        return torch.where(visible, float("inf"), -1e30)
 
     @property
     def last_query(self) -> Tensor:
@@ -100,5 +107,6 @@ class Attention:
 
 
 def _visible(key_positions: Tensor, query_positions: Tensor) -> Tensor:
-    keys, queries = key_positions[:, :, None, None, :], query_positions[:, None, None, :, None]
-    return (keys >= 0) & (keys <= queries)
+    # One comparison of every query with every token: a pad is later than any query.
+    keys = key_positions.masked_fill(key_positions < 0, torch.iinfo(torch.int64).max)
+    return keys[:, :, None, None, :] <= query_positions[:, None, None, :, None]

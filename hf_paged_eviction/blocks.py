@@ -208,18 +208,17 @@ class BlockTable:
         """`count` columns arrived and every slot was rewritten.
 
         Args:
-            positions: `[B, S, C]` in slot order: pads, then real tokens by position, then dead slots (-1). With
-                `limits` the number of slots may change.
+            positions: `[B, S, C]` in slot order: pads, then real tokens by position, then dead slots (-1). The number
+                of slots may change.
             scores: `[B, S, C]`, or None where they are worked out afresh at each eviction.
             limits: `[B, S]`, see the attribute.
         """
         self.in_arrival_order = False
         self._count(count, real)
         self.limits = limits
-        if limits is not None:
-            self.full_at = self.seen + limits - (positions >= 0).sum(-1)
-            self._know(set(self.full_at.flatten().tolist()))
-            self._resize(positions.shape[-1])
+        if limits is not None or positions.shape[-1] != self.capacity:
+            self._make_room(positions.shape[-1])
+            self._work_out_full_at((positions >= 0).sum(-1))
         self._positions.copy_(positions)
         if scores is not None:
             self._scores.copy_(scores)
@@ -228,12 +227,27 @@ class BlockTable:
         self.held = self.capacity
         self._start_overwriting()
 
-    def _resize(self, capacity: int) -> None:
+    def _make_room(self, capacity: int) -> None:
         if capacity != self.capacity:
             self.capacity = capacity
             shape = (*self._positions.shape[:2], capacity)
-            self._positions = persistent(self._positions.new_empty(shape))
+            self._positions = persistent(self._positions.new_full(shape, -1))
             self._scores = persistent(self._scores.new_full(shape, float("nan")))
+
+    def _work_out_full_at(self, real: Tensor) -> None:
+        """From the real tokens held, `[B, S]`."""
+        self.full_at = self.seen + self._usable - real
+        self._know(set(self.full_at.flatten().tolist()))
+
+    def resize(self, capacity: int) -> None:
+        """Another number of slots, more than are in use; the tokens stay in theirs."""
+        self.write_back()
+        positions = self._positions[:, :, : self.held]
+        self._make_room(capacity)
+        self._positions[:, :, : self.held] = positions
+        self._work_out_full_at((positions >= 0).sum(-1))
+        self._scored = self._overwriting = False
+        self._order = None
 
     def shrink(self, order: Tensor | None, count: int, pads: Tensor) -> None:
         """The last `count` columns were taken back.
@@ -249,9 +263,7 @@ class BlockTable:
         self.seen -= count
         self._written_until = self.seen
         self.pads = pads
-        kept = (self._positions[:, :, : self.held] >= 0).sum(-1)
-        self.full_at = self.seen + self.capacity - kept
-        self._know(set(self.full_at.flatten().tolist()))
+        self._work_out_full_at((self._positions[:, :, : self.held] >= 0).sum(-1))
         self._scored = self._overwriting = False
         self._order = None
 

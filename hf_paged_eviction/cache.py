@@ -1,6 +1,7 @@
 """The cache that is handed to `generate`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -8,11 +9,11 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import Cache
 
-from .allocators import BudgetAllocator, Uniform, make_allocator
+from .allocators import BudgetAllocator, Given, Uniform, make_allocator
 from .attention import PAGED_EVICTION, ModelAttention, hand_over
 from .budget import BlockBudget
 from .layer import PagedLayer
-from .layer_builder import LayerBuilder, given_shares
+from .layer_builder import LayerBuilder, given_shares, layer_budgets
 from .mask_channel import TellingOffset, open_channel
 from .models import asks_for_mask_sizes, check_model, is_latent_attention, layer_plan, warn_of_surprises
 from .padding import Padding
@@ -77,6 +78,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         if heads not in ("shared", "separate"):
             raise ValueError(f'heads must be "shared" or "separate", got {heads!r}.')
         check_model(config, _inside_encoder_decoder)
+        scorer.check_model(config)
         if is_latent_attention(config) and not scorer.supports_mla:
             raise ValueError(
                 f"The policy {scorer.name!r} compares norms of keys and values, but this model caches latents (MLA). "
@@ -84,6 +86,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             )
         self._attention = ModelAttention(config.get_text_config(decoder=True))
         self._policy, self._allocator = scorer, shares
+        self._sizes, self._start = sizes, (sink_tokens, protected_prefix)
         self._check_attention()
         plan = layer_plan(config)
         warn_of_surprises(config, plan, stacklevel=4 if _inside_encoder_decoder else 3)
@@ -97,6 +100,11 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         if record_past:
             self.activate_past_recording()
         open_channel()
+
+    @property
+    def policy(self) -> EvictionPolicy:
+        """What scores the tokens."""
+        return self._policy
 
     def _check_attention(self) -> None:
         if self._attention.shows_queries:
@@ -230,6 +238,64 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         for _, layer in self.paged_layers:
             layer.check_crop(tokens_to_remove)
         super().crop(tokens_to_remove)
+
+    # ---- shrinking ------------------------------------------------------------------------------------------------
+
+    def shrink(self, budget: int) -> None:
+        """Become a cache of a smaller budget, evicting at once what is too much in all paged layers.
+
+        What stays is what the policy scores highest, chosen token by token and with the same protection as at the end
+        of a prompt; statistics of attention move along, and an allocator shares the new total out. The storage becomes
+        smaller too, one layer after the other. `reset` keeps the new budget. Tokens that wait for `crop` are taken in
+        first. Where no more than `budget` tokens are held, none goes.
+
+        Args:
+            budget: tokens held per layer and row from now on, a multiple of the block size.
+
+        Raises:
+            TypeError, ValueError: a budget that the constructor would refuse, one above the present, or layers that
+                were given a list of budgets. Nothing has changed then.
+        """
+        sizes = self.check_shrink(budget)
+        paged = [layer for _, layer in self.paged_layers]
+        for layer in paged:
+            layer.commit()
+        self._sizes = sizes
+        if self._allocation is not None:
+            self._allocation.shrink(sizes)
+        for layer, share in zip(paged, layer_budgets(sizes, self._allocator, len(paged)), strict=True):
+            layer.shrink(share)
+
+    def check_shrink(self, budget: int) -> BlockBudget:
+        """Raise the error of `shrink`, if it would; returns the sizes that it would set."""
+        sizes = BlockBudget.validate(budget, None, self._sizes.block_size, *self._start)
+        if isinstance(self._allocator, Given):
+            raise ValueError(
+                f"The layers of this cache were given budgets of their own, {list(self._allocator.tokens)}, and one "
+                "number does not say how to share it out: make a new cache with a smaller list."
+            )
+        present = self._present_budget()
+        if present is not None and sizes.capacity > present:
+            raise ValueError(
+                f"shrink({sizes.capacity}) would be growth: the budget is {present}, and evicted tokens cannot come "
+                "back. Make a new cache."
+            )
+        return sizes
+
+    def _present_budget(self) -> int | None:
+        """Mean share in tokens; None where a `keep_ratio` has met no prompt."""
+        if self._sizes.tokens is not None:
+            return self._sizes.tokens
+        return next((layer.budget.tokens for _, layer in self.paged_layers), None)
+
+    @contextmanager
+    def padding_aside(self) -> Iterator[None]:
+        """Pads that are met inside are forgotten afterwards: their columns will have been taken back."""
+        before = vars(self._padding).copy()
+        try:
+            yield
+        finally:
+            vars(self._padding).update(before)
 
     # ---- life -----------------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from .budget import BlockBudget
 from .padding import Padding
 from .parallel import WHOLE, HeadShare
 from .pending import Pending
-from .policies import EvictionPolicy
+from .policies import EvictionPolicy, QueryCount
 from .ranking import KEEP, best_tokens, rank_keys
 from .scoring import Heads, Scorer
 from .storage import byte_count, empty_storage, gather_slots, serves, slot_index
@@ -90,6 +90,11 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         return seen + self._waiting
 
     @property
+    def share(self) -> HeadShare:
+        """Which of the layer's KV heads this process holds."""
+        return self._score.share
+
+    @property
     def all_real(self) -> bool:
         """Whether every slot that the last `update` returned is known to hold a real token. Reads no tensor."""
         return self._pending is None and self.table.all_real
@@ -159,11 +164,18 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         table, count = self.table, keys.shape[2]
         if count == 1 and table.held == table.capacity:
             return self._overwrite(keys, values, real)
+        if self._overflows(count):
+            return self._overflow(keys, values, real)
+        return self._append(keys, values, real)
+
+    def _overflows(self, count: int) -> bool:
+        """Whether `count` new tokens make the layer choose anew all that it holds."""
+        table = self.table
         room = table.capacity - table.held - count
+        if count == 1 and room < 0:
+            return False
         # Pads in the middle have to move to the lowest slots before the first slot is overwritten.
-        if room > 0 or (room == 0 and not self.padding.irregular):
-            return self._append(keys, values, real)
-        return self._overflow(keys, values, real)
+        return room < 0 or (room == 0 and self.padding.irregular)
 
     def _append(self, keys: Tensor, values: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
         table, count = self.table, keys.shape[2]
@@ -203,16 +215,52 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         table = self.table
         rank = rank_keys(scores, positions, positions >= 0)
         rank = rank.masked_fill(self._protected(positions), KEEP)
-        kept = best_tokens(rank, positions, table.capacity)
-        storage_k, storage_v = self._storage
+        kept = best_tokens(rank, positions, self.budget.capacity)
+        storage_k, storage_v = self._resized_storage() if self.budget.capacity != table.capacity else self._storage
         torch.gather(full_k, 2, slot_index(kept, full_k), out=storage_k)
         torch.gather(full_v, 2, slot_index(kept, full_v), out=storage_v)
         local_scores = scores.gather(-1, kept) if self.policy.token_local else None
         table.replace(positions.gather(-1, kept), local_scores, count, real)
         self._kept(kept)
 
-    def _kept(self, kept: Tensor) -> None:
-        """For layers that remember more of a token: `kept` `[B, S, C]` of the held and new tokens stay."""
+    def _kept(self, kept: Tensor | None) -> None:
+        """For layers that remember more of a token: `kept` `[B, S, C]` of the held and new tokens stay; None = all."""
+
+    # ---- shrinking ------------------------------------------------------------------------------------------------
+
+    def shrink(self, budget: BlockBudget) -> None:
+        """Hold at most `budget` tokens from now on: evict at once what is too much, and give up the storage for it.
+
+        Tokens that wait for `crop` are taken in first.
+        """
+        self.commit()
+        self._asked = self.budget = budget
+        if self._table is None:
+            self.keys = self.values = None  # room that an earlier prompt left
+        else:
+            self.prefetch()
+            self._fit()
+
+    def _fit(self) -> None:
+        """Bring tokens and storage in line with the budget, which has changed."""
+        table = self.table
+        if table.capacity == self.budget.capacity:
+            return
+        if table.held >= self.budget.capacity:
+            table.refresh_scores(self._score_slots)
+            keys, values = (states[:, :, : table.held] for states in self._storage)
+            self._keep_best(keys, values, table.positions, table.scores, 0, None)
+            return
+        old = self._storage
+        for new, states in zip(self._resized_storage(), old, strict=True):
+            new[:, :, : table.held] = states[:, :, : table.held]
+        table.resize(self.budget.capacity)
+        self._kept(None)
+
+    def _resized_storage(self) -> tuple[Tensor, Tensor]:
+        keys, values = (empty_storage(states, self.budget.capacity) for states in self._storage)
+        self.keys, self.values = keys, values
+        return keys, values
 
     def _protected(self, positions: Tensor) -> Tensor:
         """The row's first real tokens and its newest block."""
@@ -263,11 +311,16 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     def _score_slots(self, slots: Tensor | None) -> Tensor:
         keys, values = self._storage
         table, positions = self.table, self.table.positions
-        seen, known = table.seen - table.pads, self._statistics(slots)
+        seen, known, observed = table.seen - table.pads, self._statistics(slots), self.queries_observed
         if slots is None:
-            return self._score(keys[:, :, : table.held], values[:, :, : table.held], positions, seen, known)
+            return self._score(keys[:, :, : table.held], values[:, :, : table.held], positions, seen, known, observed)
         keys, values = gather_slots(keys, slots), gather_slots(values, slots)
-        return self._score(keys, values, positions.gather(-1, slots), seen, known)
+        return self._score(keys, values, positions.gather(-1, slots), seen, known, observed)
+
+    @property
+    def queries_observed(self) -> QueryCount | None:
+        """How many queries the policy has observed."""
+        return None
 
     def _statistics(self, slots: Tensor | None) -> dict[str, Tensor]:
         """What the policy knows of the tokens in these slots `[B, S, n]`, or in all that are held."""
@@ -333,10 +386,10 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             for states in self._storage:
                 states[:, :, : table.held] = gather_slots(states, order)
         table.shrink(order, count, self._pads_before(table.seen - count))
-        self._moved(order)
+        self._moved(order, count)
 
-    def _moved(self, order: Tensor | None) -> None:
-        """For layers that remember more of a token: tokens were taken back, the others moved as `order` says."""
+    def _moved(self, order: Tensor | None, count: int) -> None:
+        """For layers that remember more of a token: `count` were taken back, the others moved as `order` says."""
 
     def _order_without(self, count: int) -> Tensor | None:
         """Slots `[B, S, held]` with the last `count` columns moved to the end; None if they are there already."""

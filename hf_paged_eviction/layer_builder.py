@@ -50,7 +50,7 @@ class LayerBuilder:
     def fill(self, plan: Sequence[Any], padding: Padding, config: Any) -> list[Any]:
         """The layers of the model: those of `plan`, and paged ones where it says None."""
         paged = [index for index, layer in enumerate(plan) if layer is None]
-        budgets = dict(zip(paged, self._budgets(len(paged)), strict=True))
+        budgets = dict(zip(paged, layer_budgets(self._sizes, self._allocator, len(paged)), strict=True))
         return [
             self._make(budgets[index], layer_idx=index, padding=padding, share=HeadShare.of(config, index))
             if layer is None
@@ -58,15 +58,22 @@ class LayerBuilder:
             for index, layer in enumerate(plan)
         ]
 
-    def _budgets(self, layers: int) -> list[BlockBudget]:
-        if isinstance(self._allocator, Given):
-            return self._allocator.budgets(self._sizes, layers)
-        if not isinstance(self._allocator, FixedAllocator) or self._sizes.tokens is None or not layers:
-            return [self._sizes] * layers
-        size, tokens = self._sizes.block_size, self._sizes.capacity
-        weights = torch.tensor([self._allocator.weights(layers, tokens)])
-        blocks = share_out(weights, tokens // size * layers, self._sizes.smallest // size)
-        return [self._sizes.of(count * size) for count in blocks[0].tolist()]
+
+def layer_budgets(sizes: BlockBudget, allocator: BudgetAllocator, layers: int) -> list[BlockBudget]:
+    """What each paged layer may hold, as far as it is known before anything was read.
+
+    Args:
+        sizes: mean share.
+        layers: paged layers of the model.
+    """
+    if isinstance(allocator, Given):
+        return allocator.budgets(sizes, layers)
+    if not isinstance(allocator, FixedAllocator) or sizes.tokens is None or not layers:
+        return [sizes] * layers
+    size, tokens = sizes.block_size, sizes.capacity
+    weights = torch.tensor([allocator.weights(layers, tokens)])
+    blocks = share_out(weights, tokens // size * layers, sizes.smallest // size)
+    return [sizes.of(count * size) for count in blocks[0].tolist()]
 
 
 def given_shares(tokens: Sequence[int], allocator: BudgetAllocator) -> tuple[int, Given]:

@@ -6,8 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .budget import BlockBudget
 from .layer import PagedLayer
 from .observer import Observer, Queries
+from .policies import QueryCount
 
 
 class ObservedLayer(PagedLayer):
@@ -27,7 +29,7 @@ class ObservedLayer(PagedLayer):
     def __init__(self, *args: Any, masks_itself: bool = False, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.masks_itself = masks_itself
-        self._observer = Observer(self.policy, self.budget.block_size)
+        self._observer = Observer(self.policy, self.budget.block_size, self.share)
         self._queries: Queries | None = None  # of the tokens that wait
         self._expected = False
 
@@ -68,7 +70,7 @@ class ObservedLayer(PagedLayer):
             )
 
     def _holds_back(self, count: int) -> bool:
-        return self.record_past or count > 1
+        return self.record_past or count > 1 or self._overflows(count)
 
     def commit(self) -> None:
         """Take in the tokens that wait, evicting as needed."""
@@ -84,9 +86,10 @@ class ObservedLayer(PagedLayer):
 
     def _take(self, keys: Tensor, values: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
         count, waiting = keys.shape[2], self._queries
+        step = count == 1 and not self._overflows(count)
         self._prepare(count, real)
         returned = super()._take(keys, values, real)
-        if waiting is not None and count == 1:
+        if waiting is not None and step:
             self._observe_step(self._by_slot(waiting.first(1)))
         return returned
 
@@ -160,18 +163,48 @@ class ObservedLayer(PagedLayer):
             raise RuntimeError("A forward of several tokens is scored after its attention only.")
         self._observer.observe_many(self._queries, positions, self._step_positions, positions.shape[-1] - count)
         seen = positions[:, 0].amax(-1) + 1
-        return self._score(keys, values, positions, seen, self._observer.statistics(positions))
+        return self._score(keys, values, positions, seen, self._observer.statistics(positions), self._observer.count)
 
     def _statistics(self, slots: Tensor | None) -> dict[str, Tensor]:
         return self._observer.statistics(self.table.positions, slots)
 
-    def _kept(self, kept: Tensor) -> None:
+    @property
+    def queries_observed(self) -> QueryCount | None:
+        return self._observer.count
+
+    def _kept(self, kept: Tensor | None) -> None:
         self._observer.settle(kept, self.table.capacity)
+
+    def forget_attention(self) -> None:
+        """Forget what has been observed, as if the tokens held had met no query yet."""
+        self.commit()
+        if self._table is not None:
+            self._observer.forget(self.table.seen - self.table.pads)
+
+    def observe_waiting(self) -> None:
+        """Let the queries of the tokens that wait count for those held, whether or not `crop` takes them back.
+
+        Raises:
+            RuntimeError: no tokens wait, or attention has not told of their queries.
+        """
+        pending, queries, table = self._pending, self._queries, self.table
+        if pending is None or queries is None:
+            raise RuntimeError("No tokens wait: record_past must be on, and their forward must be through.")
+        asked = table.new_positions(pending.count, pending.real)[:, 0]
+        held = table.positions
+        positions = torch.cat([held, asked[:, None].expand(-1, held.shape[1], -1)], dim=-1)
+        self._observer.observe_passing(queries, positions, asked, table.held, table.capacity)
+
+    def shrink(self, budget: BlockBudget) -> None:
+        """See `PagedLayer.shrink`. Queries of the block that is being filled count at the end of the next one."""
+        super().shrink(budget)
+        if self._table is not None:
+            self._observer.delay()
 
     # ---- rows, rollback, life -------------------------------------------------------------------------------------
 
-    def _moved(self, order: Tensor | None) -> None:
-        self._observer.move(order, self.held, self.table.seen - self.table.pads)
+    def _moved(self, order: Tensor | None, count: int) -> None:
+        self._observer.move(order, self.held + count, self.table.seen - self.table.pads, count)
 
     def _map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
         super()._map_rows(change)

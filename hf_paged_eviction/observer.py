@@ -6,14 +6,15 @@ once and are observed before anything is evicted. A full prompt x prompt matrix 
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from .attention_rows import Attention, Logits
-from .policies import EvictionPolicy, Statistics
+from .parallel import WHOLE, HeadShare
+from .policies import EvictionPolicy, QueryCount, Statistics
 from .storage import byte_count, gather_slots
 
 #: Attention weights that exist at one time, in bytes: long prompts are observed in pieces of this size.
@@ -54,17 +55,23 @@ class Watcher(Protocol):
 
 
 def fold(
-    watcher: Watcher, found: Statistics, queries: Queries, key_positions: Tensor, query_positions: Tensor
+    watcher: Watcher,
+    found: Statistics,
+    queries: Queries,
+    key_positions: Tensor,
+    query_positions: Tensor,
+    share: HeadShare = WHOLE,
 ) -> Statistics:
     """Statistics `found` after the last `window` queries of a forward, shown in pieces.
 
     Args:
         key_positions: `[B, kv_heads, tokens]`.
         query_positions: `[B, q]`, -1 for queries that do not count.
+        share: which of the layer's KV heads these are.
     """
     key = queries.key.detach()
     for query, positions in _pieces(watcher.window, queries, query_positions):
-        found = watcher.observe(found, Attention(query, key, positions, key_positions, queries.logits))
+        found = watcher.observe(found, Attention(query, key, positions, key_positions, queries.logits, share))
     return found
 
 
@@ -90,19 +97,23 @@ class Observer:
     Args:
         policy: makes statistics of attention.
         block_size: `P`.
+        share: which of the layer's KV heads this process holds.
     """
 
-    def __init__(self, policy: EvictionPolicy, block_size: int) -> None:
+    def __init__(self, policy: EvictionPolicy, block_size: int, share: HeadShare = WHOLE) -> None:
         self.policy = policy
         self.block_size = block_size
+        self.share = share
         self.clear()
 
     def clear(self) -> None:
         """Forget everything."""
         self._tokens: dict[str, Tensor] = {}  # [B, H, C] by slot
         self._rows: dict[str, Tensor] = {}  # [B, ...]
-        self._until: Tensor | None = None  # [B] real tokens whose queries have been observed
-        # The last single tokens, at most a block of them: nothing is copied until their block is full.
+        self._heads = 0
+        self._count: QueryCount | None = None
+        # The last single tokens, those whose block is not full in some row: nothing is copied until it is.
+        self._longest = self.block_size
         self._kept: list[Tensor] = []  # [B, query_heads, 1, dim]
         self._kept_real: list[Tensor | None] = []  # [B, 1], None = all
         self._logits: Logits | None = None
@@ -111,19 +122,31 @@ class Observer:
         """Make room for the statistics of a new prompt."""
         shape = (rows, kv_heads, capacity)
         self._tokens = {name: torch.zeros(shape, device=device) for name in self.policy.token_statistics}
-        self._until = torch.zeros(rows, dtype=torch.int64, device=device)
+        self._heads = kv_heads
+        none = torch.zeros(rows, dtype=torch.int64, device=device)
+        self._count = QueryCount(none, none, none)
+
+    @property
+    def count(self) -> QueryCount:
+        """How many queries have been observed, by row."""
+        if self._count is None:
+            raise RuntimeError("The observer has not been started.")
+        return self._count
 
     @property
     def until(self) -> Tensor:
         """`[B]` real tokens whose queries have been observed."""
-        if self._until is None:
-            raise RuntimeError("The observer has not been started.")
-        return self._until
+        return self.count.until
+
+    def _observed(self, until: Tensor) -> None:
+        self._count = replace(self.count, until=until)
 
     @property
     def bytes(self) -> int:
         """Bytes of statistics and of kept queries."""
-        return byte_count(*self._tokens.values(), *self._rows.values(), self._until, *self._kept)
+        count = self._count
+        numbers = () if count is None else (count.until, count.since, count.passing)
+        return byte_count(*self._tokens.values(), *self._rows.values(), *numbers, *self._kept)
 
     def statistics(self, positions: Tensor, slots: Tensor | None = None) -> dict[str, Tensor]:
         """What the policy may look at, by name.
@@ -169,22 +192,23 @@ class Observer:
         """
         if not self._kept or self._logits is None:
             return
+        positions = positions.expand(-1, self._heads, -1)
+        after = self._with_kept(self.statistics(positions), key, positions, seen, due)
+        self._store(after, due, positions.shape[-1])
+        self._observed(torch.where(due, seen, self.until))
+        self._drop_kept(len(self._kept) if all_due else max(len(self._kept) - self._longest, 0))
+
+    def _with_kept(self, found: Statistics, key: Tensor, positions: Tensor, seen: Tensor, due: Tensor) -> Statistics:
+        """Statistics after the kept queries of the rows that are due."""
+        if not self._kept or self._logits is None:
+            return found
         query = torch.cat(self._kept, dim=2)
         asked = self._kept_positions(seen, query.shape[2])
         asked = asked.masked_fill((asked < self.until[:, None]) | ~due[:, None], -1)
-        heads = next(iter(self._tokens.values())).shape[1] if self._tokens else positions.shape[1]
-        positions = positions.expand(-1, heads, -1)
-        attention = Attention(query, key.detach(), asked, positions, self._logits)
-        held = positions.shape[-1]
-        after = self.policy.observe(self.statistics(positions), attention)
-        self._store(after, due, held)
-        self._until = torch.where(due, seen, self.until)
-        self._forget(all_due)
+        return self.policy.observe(found, Attention(query, key.detach(), asked, positions, self._logits, self.share))
 
-    def _forget(self, everything: bool) -> None:
-        """Drop queries that no row waits for any more: all of them, or those older than a block."""
-        stop = len(self._kept) if everything else max(len(self._kept) - self.block_size, 0)
-        del self._kept[:stop], self._kept_real[:stop]
+    def _drop_kept(self, count: int) -> None:
+        del self._kept[:count], self._kept_real[:count]
 
     def _of_known_tokens(self, positions: Tensor) -> dict[str, Tensor]:
         """The token statistics `[B, H, held]`; zero for tokens that came after the last observation."""
@@ -216,18 +240,39 @@ class Observer:
         """
         if not self.policy.needs_queries:
             return
-        heads = next(iter(self._tokens.values())).shape[1] if self._tokens else key_positions.shape[1]
-        key_positions = key_positions.expand(-1, heads, -1)
+        key_positions = key_positions.expand(-1, self._heads, -1)
         new = key_positions.shape[-1] - held
-        known = self._of_known_tokens(key_positions[..., :held])
-        found = {name: torch.nn.functional.pad(values, (0, new)) for name, values in known.items()} | self._rows
-        found = fold(self.policy, found, queries, key_positions, query_positions)
+        before = key_positions[..., :held]
+        found = self.statistics(before)
+        if self._kept:  # their block is not full yet, and the text goes on, except where there are only pads
+            goes_on = (query_positions >= 0).any(-1)
+            found = self._with_kept(found, queries.key[:, :, :held], before, before[:, 0].amax(-1) + 1, goes_on)
+            self._drop_kept(len(self._kept) if bool(goes_on.all()) else 0)
+        for name in self.policy.token_statistics:
+            found[name] = torch.nn.functional.pad(found[name], (0, new))
+        found = fold(self.policy, found, queries, key_positions, query_positions, self.share)
         self._tokens = {name: found[name] for name in self.policy.token_statistics}
         self._rows = {name: found[name] for name in self.policy.row_statistics}
-        self._until = torch.maximum(self.until, query_positions.amax(-1) + 1)
+        self._observed(torch.maximum(self.until, query_positions.amax(-1) + 1))
+
+    def observe_passing(
+        self, queries: Queries, key_positions: Tensor, query_positions: Tensor, held: int, capacity: int
+    ) -> None:
+        """As `observe_many`, for tokens that will not be held: their queries count, they themselves do not."""
+        until, passing = self.until, (query_positions >= 0).sum(-1)
+        self.observe_many(queries, key_positions, query_positions, held)
+        self.settle(None, capacity)
+        self._count = replace(self.count, until=until, passing=self.count.passing + passing)
+
+    def forget(self, seen: Tensor) -> None:
+        """Forget what has been observed, as if the `seen` `[B]` real tokens had met no query yet."""
+        self._tokens = {name: torch.zeros_like(values) for name, values in self._tokens.items()}
+        self._rows = {}
+        self._drop_kept(len(self._kept))
+        self._count = QueryCount(seen, seen, torch.zeros_like(seen))
 
     def settle(self, kept: Tensor | None, capacity: int) -> None:
-        """After `observe_many`: keep the statistics of the tokens `[B, 1 or H, n]`, or of all, in slot order."""
+        """Keep the statistics of the tokens `[B, 1 or H, n]`, or of all, in slot order; make room for `capacity`."""
         for name, values in self._tokens.items():
             if kept is not None:
                 values = values.gather(-1, _over_heads(kept, values))
@@ -235,13 +280,26 @@ class Observer:
 
     # ---- rows and rollback ----------------------------------------------------------------------------------------
 
-    def move(self, order: Tensor | None, held: int, seen: Tensor) -> None:
-        """Tokens were taken back: `seen` `[B]` real ones remain; slots moved by `order` `[B, 1 or H, held]`."""
+    def delay(self) -> None:
+        """The blocks begin anew: queries of the one that was being filled wait for the end of the next."""
+        self._longest = 2 * self.block_size
+
+    def move(self, order: Tensor | None, held: int, seen: Tensor, columns: int) -> None:
+        """Tokens were taken back.
+
+        Args:
+            order: `[B, 1 or H, held]`, slot each token moved from; None = none moved.
+            held: slots in use before.
+            seen: `[B]` real tokens that remain.
+            columns: how many were taken back.
+        """
+        del self._kept[max(len(self._kept) - columns, 0) :], self._kept_real[max(len(self._kept_real) - columns, 0) :]
         if order is not None:
             for name, values in self._tokens.items():
                 moved = values[:, :, :held].gather(-1, _over_heads(order, values))
                 self._tokens[name] = torch.cat([moved, values[:, :, held:]], dim=-1)
-        self._until = torch.minimum(self.until, seen)
+        count = self.count
+        self._count = replace(count, until=count.until.minimum(seen), since=count.since.minimum(seen))
 
     def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
         """Apply an indexing of dimension 0 to everything."""
@@ -250,7 +308,9 @@ class Observer:
         if self._kept:
             self._kept = list(change(torch.cat(self._kept, dim=2)).split(1, dim=2))
             self._kept_real = [None if real is None else change(real) for real in self._kept_real]
-        self._until = None if self._until is None else change(self._until)
+        count = self._count
+        if count is not None:
+            self._count = QueryCount(change(count.until), change(count.since), change(count.passing))
 
 
 def _over_heads(slots: Tensor, values: Tensor) -> Tensor:

@@ -44,7 +44,7 @@ class HeadShare:
         return 0 if processes == 1 else dist.get_rank() % processes * heads
 
     def check(self, heads: int) -> None:
-        """Refuse to share decisions where the processes that hold the layer are only some of all.
+        """Refuse to decide for all heads together where the processes that hold the layer are only some of all.
 
         Raises:
             ValueError: with the way out.
@@ -53,23 +53,28 @@ class HeadShare:
         if processes > 1 and processes != dist.get_world_size():
             raise ValueError(
                 f"This process holds {heads} of the {self.total} KV heads of a layer, so the layer is split over "
-                f"{processes} processes, but {dist.get_world_size()} run together. heads='shared' needs the scores of "
-                "all heads and can gather them only where tensor parallelism spans all processes: launch each copy of "
-                "the model on its own, or use heads='separate'."
+                f"{processes} processes, but {dist.get_world_size()} run together. What is decided for all heads "
+                "together (heads='shared', 'tova', 'adaptive', shares among layers) needs to hear of all of them, and "
+                "can only where tensor parallelism spans all processes: launch each copy of the model on its own, or "
+                "use heads='separate' with a policy that asks each head alone."
             )
 
-    def gather(self, scores: Tensor) -> Tensor:
-        """Scores of all heads `[batch, total, tokens]` from those of the heads here, the same on every process.
+    def gather(self, numbers: Tensor) -> Tensor:
+        """Numbers of all heads `[batch, total, ...]` from those of the heads here, the same on every process.
 
         Gathered rather than summed, so that their mean is worked out in the same order on every process and on one
         alone: no rounding can break a tie differently.
+
+        Raises:
+            ValueError: see `check`.
         """
-        processes = self.processes(scores.shape[1])
+        processes = self.processes(numbers.shape[1])
         if processes == 1:
-            return scores
-        scores = scores.contiguous()
-        parts = [torch.empty_like(scores) for _ in range(processes)]
-        dist.all_gather(parts, scores)
+            return numbers
+        self.check(numbers.shape[1])
+        numbers = numbers.contiguous()
+        parts = [torch.empty_like(numbers) for _ in range(processes)]
+        dist.all_gather(parts, numbers)
         return torch.cat(parts, dim=1)
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 from torch import Tensor
 
 from .parallel import WHOLE, HeadShare
-from .policies import EvictionPolicy, ScoreContext
+from .policies import EvictionPolicy, QueryCount, ScoreContext
 
 #: "shared": the KV heads of a layer evict the same tokens. "separate": each evicts its own.
 Heads = Literal["shared", "separate"]
@@ -41,6 +41,7 @@ class Scorer:
         positions: Tensor,
         seen: Tensor,
         statistics: Mapping[str, Tensor] = MappingProxyType({}),
+        observed: QueryCount | None = None,
     ) -> Tensor:
         """Score tokens.
 
@@ -48,7 +49,7 @@ class Scorer:
             keys, values: `[batch, kv_heads, tokens, dim]`.
             positions: `[batch, sets, tokens]`, -1 for pads.
             seen: `[batch]` real tokens seen.
-            statistics: what the policy has observed, see `ScoreContext`.
+            statistics, observed: what the policy has observed, see `ScoreContext`.
 
         Returns:
             `[batch, sets, tokens]` float32.
@@ -57,8 +58,9 @@ class Scorer:
             ValueError: the policy returned another shape than it was given.
         """
         positions = positions.expand(-1, keys.shape[1], -1)
-        first_head = self.share.first_head(keys.shape[1])
-        scores = self.policy.score(ScoreContext(keys, values, positions, seen, self.layer_idx, statistics, first_head))
+        first, layer = self.share.first_head(keys.shape[1]), self.layer_idx
+        context = ScoreContext(keys, values, positions, seen, layer, statistics, first, observed, self.share)
+        scores = self.policy.score(context)
         if scores.shape != positions.shape:
             raise ValueError(
                 f"{type(self.policy).__name__}.score must return [batch, kv_heads, tokens] = "

@@ -61,14 +61,26 @@ class UnequalLayer(ObservedLayer):
 
     def resize(self) -> None:
         """Give up, or get room for, tokens: the share has changed. Tokens that wait for `crop` are decided on later."""
-        if self._table is None or self._pending is not None:
-            return
+        if self._table is not None and self._pending is None:
+            self._fit()
+
+    def _fit(self) -> None:
         table = self.table
         positions, scores = table.positions, self._score_slots(None)
         limits = self._limits(scores, positions)
         if table.limits is None or not torch.equal(limits, table.limits):
             keys, values = (states[:, :, : table.held] for states in self._storage)
             self._keep_best(keys, values, positions, scores, 0, None)
+        self.budget = self.budget.of(table.capacity)
+
+    def _make_storage(self, keys: Tensor, values: Tensor) -> None:
+        if self._head_allocator is not None and self.share.processes(keys.shape[1]) > 1:
+            raise ValueError(
+                f"The allocator {self._head_allocator.name!r} compares all KV heads of a layer, and tensor parallelism "
+                "gave some to other processes, which would have to make room for what is decided here. Use "
+                "allocator='uniform' or one that shares out among layers, or keep the model in one process."
+            )
+        super()._make_storage(keys, values)
 
     # ---- update ---------------------------------------------------------------------------------------------------
 

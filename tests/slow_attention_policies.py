@@ -9,6 +9,7 @@ from itertools import pairwise
 import torch
 
 from policy_inputs import Head, Vector
+from slow_self_calibrated import SPELLED, self_calibrated
 
 #: head, first query observed -> a score per token
 Slow = Callable[[Head, int], Vector]
@@ -287,6 +288,7 @@ def adaptive(head: Head, first: int) -> Vector:
 
 #: A policy as text -> the loop.
 SLOW_ATTENTION_POLICIES: dict[str, Slow] = {
+    SPELLED: self_calibrated,
     "h2o": attention_mean,
     "h2o(normalised=False)": h2o_raw,
     "attention_mean": attention_mean,

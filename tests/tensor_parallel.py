@@ -25,12 +25,25 @@ BUDGET = {"budget": 24, "block_size": 4}
 Answer = dict[str, Any]
 
 
-def cases(family: str) -> list[tuple[str, str]]:
-    """Policies and heads to try: all that look at keys and values alone, and one that looks at attention."""
-    policies = ["keydiff", "random"]
+#: Decide for all heads of a layer together, in part by numbers of other processes.
+MIXING = [
+    ("tova", "shared", "uniform"),
+    ("tova", "separate", "uniform"),
+    ("tova", "separate", "cake"),
+    ("adaptive(key_norm, recency, threshold=0.56)", "shared", "uniform"),
+    ("adaptive(key_norm, recency, threshold=0.56)", "separate", "uniform"),
+    ("h2o", "shared", "cake"),
+]
+Case = tuple[str, str, str]
+
+
+def cases(family: str) -> list[Case]:
+    """Policies, heads and allocators to try: all that look at keys and values alone, some that look at attention."""
+    policies, mixing = ["keydiff", "random"], []
     if family == "llama":
         policies = [name for name in available_policies() if not make_policy(name).needs_queries] + ["h2o"]
-    return [(policy, heads) for policy in policies for heads in ("shared", "separate")]
+        mixing = MIXING
+    return [(policy, heads, "uniform") for policy in policies for heads in ("shared", "separate")] + mixing
 
 
 def save_models(folder: Path) -> None:
@@ -72,13 +85,14 @@ def answer(model: Any, cache: Any) -> Answer:
     return {"tokens": tokens, "positions": held, "heads": cache.layers[0].keys.shape[1]}
 
 
-def answers(model: Any, family: str) -> dict[tuple[str, str], Answer]:
+def answers(model: Any, family: str) -> dict[Case, Answer]:
     """What the model says with each policy, and with the full cache."""
-    found = {("full", ""): answer(model, DynamicCache())}
-    for policy, heads in cases(family):
-        model.set_attn_implementation("paged_eviction" if make_policy(policy).needs_queries else "sdpa")
-        cache = PagedEvictionCache(model.config, policy=policy, heads=heads, **BUDGET)
-        found[policy, heads] = answer(model, cache)
+    found = {("full", "", ""): answer(model, DynamicCache())}
+    for policy, heads, allocator in cases(family):
+        ours = make_policy(policy).needs_queries or allocator != "uniform"
+        model.set_attn_implementation("paged_eviction" if ours else "sdpa")
+        cache = PagedEvictionCache(model.config, policy=policy, heads=heads, allocator=allocator, **BUDGET)
+        found[policy, heads, allocator] = answer(model, cache)
     return found
 
 

@@ -205,7 +205,7 @@ def test_a_policy_of_the_users_own(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_statistics_of_parts_cannot_clash() -> None:
     both = Hybrid(H2O(), Caote(H2O()), SnapKV(window=4), SnapKV(window=8))
     names = [*both.token_statistics, *both.row_statistics]
-    assert len(names) == len(set(names)) == 2 + 2 + 5 + 5
+    assert len(names) == len(set(names)) == 1 + 1 + 5 + 5
     assert "1.0.attention" in names
 
 

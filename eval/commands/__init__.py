@@ -8,6 +8,7 @@ import typer
 
 import hf_paged_eviction
 
+from .calibrate import register as add_calibrate
 from .evaluate import register as add_eval
 from .lists import register as add_lists
 from .report import register as add_report
@@ -37,7 +38,7 @@ def root(
     """What does a smaller KV cache cost? Accuracy, perplexity, time and memory of eviction policies at any budget."""
 
 
-for register in (add_eval, add_score, add_report, add_lists):
+for register in (add_eval, add_score, add_report, add_calibrate, add_lists):
     register(app)
 
 __all__ = ["app"]

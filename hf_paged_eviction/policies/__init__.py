@@ -3,7 +3,8 @@
 from .adaptive import Adaptive
 from .attention_mean import AttentionMean
 from .attention_policy import AttentionPolicy
-from .base import EvictionPolicy, ScoreContext, Statistics
+from .base import EvictionPolicy, QueryCount, ScoreContext, Statistics
+from .calibrated import Calibrated
 from .caote import Caote
 from .compactor import Compactor
 from .expected_attention import ExpectedAttention
@@ -28,6 +29,7 @@ from .registry import available_modifiers, available_policies, make_policy, regi
 from .roco import RoCo
 from .sage_kv import SageKV
 from .scissorhands import Scissorhands
+from .self_calibrated import SelfCalibrated
 from .snapkv import SnapKV
 from .streaming_llm import StreamingLLM
 from .tova import TOVA
@@ -44,6 +46,7 @@ __all__ = [
     "Adaptive",
     "AttentionMean",
     "AttentionPolicy",
+    "Calibrated",
     "Caote",
     "Compactor",
     "EvictionPolicy",
@@ -57,12 +60,14 @@ __all__ = [
     "LazyEviction",
     "Modifier",
     "PagedEviction",
+    "QueryCount",
     "Random",
     "Recency",
     "RoCo",
     "SageKV",
     "Scissorhands",
     "ScoreContext",
+    "SelfCalibrated",
     "SnapKV",
     "Statistics",
     "StreamingLLM",

@@ -88,5 +88,5 @@ def _entropy(attention: Attention) -> Tensor:
     weights = weights / weights.sum(-1, keepdim=True).clamp_min(1e-20)  # attention sinks take a share
     entropy = torch.special.entr(weights).sum(-1)  # [B, H, G, q]
     most = attention.visible.sum(-1).clamp_min(2).log()
-    share: Tensor = (entropy / most).mean((1, 2))
+    share: Tensor = attention.share.gather((entropy / most).mean(2)).mean(1)
     return share

@@ -3,15 +3,37 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from ..attention_rows import Attention
+from ..parallel import WHOLE, HeadShare
 from .spelling import spell
 
 #: Running numbers of one layer, by name.
 Statistics = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class QueryCount:
+    """How many queries have been observed, in numbers per row: `[batch]` int64.
+
+    Attributes:
+        until: real tokens whose queries have been observed.
+        since: real tokens whose own queries do not count, because they were forgotten.
+        passing: queries that met those tokens since then and were no part of the text (a probe).
+    """
+
+    until: Tensor
+    since: Tensor
+    passing: Tensor
+
+    def of(self, positions: Tensor) -> Tensor:
+        """Those that could see the tokens at `positions` `[batch, heads, tokens]`, float32."""
+        until, since, passing = (numbers[:, None, None] for numbers in (self.until, self.since, self.passing))
+        return (until - positions.maximum(since)).clamp_min(0).float() + passing * (positions < since)
 
 
 @dataclass(frozen=True)
@@ -29,6 +51,8 @@ class ScoreContext:
             in `token_statistics`, `[batch, ...]` for those in `row_statistics`. Zero before anything was observed.
         first_head: index in the model of the first of these KV heads; above 0 only on processes that tensor
             parallelism gave later heads.
+        observed: queries observed, by row; None where the policy observes nothing.
+        share: gathers from the KV heads that tensor parallelism gave to other processes.
     """
 
     keys: Tensor
@@ -38,6 +62,19 @@ class ScoreContext:
     layer_idx: int
     statistics: Mapping[str, Tensor] = field(default_factory=dict)
     first_head: int = 0
+    observed: QueryCount | None = None
+    share: HeadShare = WHOLE
+
+    @property
+    def queries(self) -> Tensor:
+        """`[batch, kv_heads, tokens]` float32, observed queries that could see the token.
+
+        All of them since the token arrived; under a `window` those that it left out count too. Queries that were
+        observed and then taken back by `crop` count for no token, though what they paid may be in the statistics.
+        """
+        if self.observed is None:
+            return torch.zeros(self.positions.shape, device=self.positions.device)
+        return self.observed.of(self.positions)
 
     @property
     def valid(self) -> Tensor:
@@ -74,6 +111,16 @@ class EvictionPolicy(ABC):
 
     def __str__(self) -> str:
         return self.label
+
+    def check_model(self, config: Any) -> None:  # noqa: B027 - most policies fit any model
+        """Refuse a model that this policy was not made for; asked once, when a cache is made.
+
+        Args:
+            config: `model.config`.
+
+        Raises:
+            ValueError: with the reason and the way out.
+        """
 
     @abstractmethod
     def score(self, context: ScoreContext) -> Tensor:

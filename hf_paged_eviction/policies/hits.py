@@ -62,13 +62,10 @@ class HitRate(EvictionPolicy):
 
     @property
     def token_statistics(self) -> tuple[str, ...]:
-        return ("uses", "queries")
+        return ("uses",)
 
     def observe(self, statistics: Statistics, attention: Attention) -> Statistics:
-        return {
-            "uses": statistics["uses"] + self.hits(attention).sum(2),
-            "queries": statistics["queries"] + attention.visible[:, :, 0].sum(2),
-        }
+        return {"uses": statistics["uses"] + self.hits(attention).sum(2)}
 
     def score(self, context: ScoreContext) -> Tensor:
-        return context.statistics["uses"] / context.statistics["queries"].clamp_min(1)
+        return context.statistics["uses"] / context.queries.clamp_min(1)

@@ -17,10 +17,11 @@ from .registry import register_policy
 class KVzip(AttentionPolicy):
     """The largest weight that any query, in any query head of the group, has ever paid the token.
 
-    This is KVzip's score if the queries are those of a probe ("repeat the previous context:", then the context
-    itself) that runs over the whole cache before anything is evicted. The policy does not run a probe. Without one, the
-    queries are the text's own, and the score is that of the same formula on ordinary attention. KVzip also shares
-    one budget among all layers and heads; here each layer has its own.
+    This is KVzip's score if the queries are those of a probe ("repeat the previous context", then the context itself)
+    that runs over the whole cache before anything is evicted. `hf_paged_eviction.probe.compress_by_probe` does that:
+    make a cache with this policy, heads="separate" and room for the context, and it is read, probed and shrunk.
+    Without it the queries are the text's own, and the score is the same formula on ordinary attention. KVzip also
+    shares one budget among all layers and heads; here each layer has its own, or what an allocator gives it.
     """
 
     paper: ClassVar[str | None] = "2505.23416"

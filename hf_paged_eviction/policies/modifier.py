@@ -33,6 +33,10 @@ class Modifier(EvictionPolicy):
     def label(self) -> str:
         return spell(self, self.parts)
 
+    def check_model(self, config: Any) -> None:
+        for part in self.parts:
+            part.check_model(config)
+
     @property
     def token_statistics(self) -> tuple[str, ...]:
         return tuple(f"{at}.{name}" for at, part in enumerate(self.parts) for name in part.token_statistics)

@@ -46,8 +46,8 @@ class RKV(WindowAttention):
         check_kernel("kernel", self.kernel)
         check_between("threshold", self.threshold, -1, 1)
 
-    def over_group(self, weights: Tensor) -> Tensor:
-        return weights.amax(2)
+    def summed(self, weights: Tensor, chosen: Tensor) -> Tensor:
+        return chosen[:, None] @ weights.amax(2)
 
     def attention(self, context: ScoreContext) -> Tensor:
         mean = self.mean(context) * context.valid

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from .base import EvictionPolicy
+from .calibrated import PREFIX, Calibrated
 from .modifier import Modifier
 from .spelling import Spelling, SpellingError, read
 
@@ -50,8 +51,9 @@ def make_policy(policy: str | EvictionPolicy) -> EvictionPolicy:
     """Return the policy of that name or text; a policy object is returned as it is.
 
     Args:
-        policy: a name ("h2o"), a name with parameters ("snapkv(window=16, pooling=max)") or a modifier around policies
-            ("graphkv(hybrid(h2o, recency), sources=0.2)"). An object's `label` is such a text.
+        policy: a name ("h2o"), a name with parameters ("snapkv(window=16, pooling=max)"), a modifier around policies
+            ("graphkv(hybrid(h2o, recency), sources=0.2)") or a file ("calibrated:F.safetensors"). An object's `label`
+            is such a text.
 
     Raises:
         ValueError: no policy has that name or parameter, a value is out of range, or the text is no policy.
@@ -63,6 +65,8 @@ def make_policy(policy: str | EvictionPolicy) -> EvictionPolicy:
         raise TypeError(f"policy must be a name or an EvictionPolicy object (not a class), got {policy!r}.")
     if policy in _POLICIES:
         return _build(Spelling(policy, (), {}, 0), policy)
+    if policy.startswith(PREFIX):
+        return Calibrated(policy[len(PREFIX) :])
     if "(" not in policy:
         raise _unknown(policy)
     return _build(read(policy), policy.strip())

@@ -50,7 +50,7 @@ class RoCo(RunningAttention):
 
     def score(self, context: ScoreContext) -> Tensor:
         mean = self.mean(context)
-        squares = context.statistics["squares"] / context.statistics["queries"].clamp_min(1)
+        squares = context.statistics["squares"] / context.queries.clamp_min(1)
         variance = (squares - mean.square()).clamp_min(0).masked_fill(~context.valid, -1.0)
         _, rank = best_first(variance, context.positions)
         allowed = (context.valid.sum(-1, keepdim=True) * self.safe).floor()

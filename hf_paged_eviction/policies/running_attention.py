@@ -8,18 +8,15 @@ from .base import ScoreContext, Statistics
 
 
 class RunningAttention(AttentionPolicy):
-    """Keeps the sum of attention and the number of queries that could have paid it. Query heads of a group: mean."""
+    """Keeps the sum of attention; the cache knows how many queries could pay it. Query heads of a group: mean."""
 
     @property
     def token_statistics(self) -> tuple[str, ...]:
-        return ("attention", "queries")
+        return ("attention",)
 
     def observe(self, statistics: Statistics, attention: Attention) -> Statistics:
-        return {
-            "attention": statistics["attention"] + attention.weights.sum((2, 3)) / attention.weights.shape[2],
-            "queries": statistics["queries"] + attention.visible[:, :, 0].sum(2),
-        }
+        return {"attention": statistics["attention"] + attention.weights.sum((2, 3)) / attention.weights.shape[2]}
 
     def mean(self, context: ScoreContext) -> Tensor:
         """Attention per query that could see the token."""
-        return context.statistics["attention"] / context.statistics["queries"].clamp_min(1)
+        return context.statistics["attention"] / context.queries.clamp_min(1)

@@ -19,7 +19,9 @@ def pool(values: Tensor, positions: Tensor, kernel: int, pooling: Pooling) -> Te
         kernel: tokens joined, odd.
         pooling: "avg" or "max".
     """
-    order = positions.argsort(dim=-1)  # pads come first and are zeros, as is what lies before the first token
+    shared = positions[:, :1] if positions.stride(1) == 0 else positions  # one order for all heads
+    # Pads come first and are zeros, as is what lies before the first token.
+    order = shared.argsort(dim=-1).expand_as(positions)
     ordered = values.gather(-1, order)
     reduce = avg_pool1d if pooling == "avg" else max_pool1d
     pooled: Tensor = reduce(ordered, kernel, stride=1, padding=kernel // 2)

@@ -33,12 +33,22 @@ class WindowAttention(AttentionPolicy):
     def row_statistics(self) -> tuple[str, ...]:
         return ("newest", "current_queries", "previous_queries")
 
-    def over_group(self, weights: Tensor) -> Tensor:
-        """Join query heads: `[batch, kv_heads, G, q, tokens]` -> `[batch, kv_heads, q, tokens]`."""
-        return weights.mean(2)
+    def summed(self, weights: Tensor, chosen: Tensor) -> Tensor:
+        """Join query heads and add up queries.
+
+        Args:
+            weights: `[batch, kv_heads, G, q, tokens]`.
+            chosen: `[batch, sums, q]`, 1 for a query that counts and 0 for the others.
+
+        Returns:
+            `[batch, kv_heads, sums, tokens]`.
+        """
+        group = weights.shape[2]
+        # One product over query heads and queries, which reads the weights once.
+        return (chosen / group).repeat(1, 1, group)[:, None] @ weights.flatten(2, 3)
 
     def observe(self, statistics: Statistics, attention: Attention) -> Statistics:
-        positions, weights = attention.query_positions, self.over_group(attention.weights)
+        positions = attention.query_positions
         none = torch.zeros(len(positions), device=positions.device)
         before = statistics.get("newest", none - 1)
         newest = torch.maximum(before, positions.amax(-1).float())
@@ -47,11 +57,11 @@ class WindowAttention(AttentionPolicy):
         spans = positions.div(self.window, rounding_mode="floor").masked_fill(~attention.counts, -2)
         kept, aged = (steps == 0).float(), (steps == 1).float()
         after = {"newest": newest}
-        for name, which in (("current", span[:, None]), ("previous", span[:, None] - 1)):
-            chosen = ((spans == which) & attention.counts).float()
-            after[name] = (chosen[:, None, None] @ weights)[:, :, 0] + statistics[name] * kept[:, :, None]
-            queries = f"{name}_queries"
-            after[queries] = chosen.sum(-1) + statistics.get(queries, none) * kept[:, 0]
+        chosen = torch.stack([spans == span[:, None], spans == span[:, None] - 1], dim=1) & attention.counts[:, None]
+        sums, queries = self.summed(attention.weights, chosen.float()), chosen.sum(-1).float()
+        for at, name in enumerate(("current", "previous")):
+            after[name] = sums[:, :, at] + statistics[name] * kept[:, :, None]
+            after[f"{name}_queries"] = queries[:, at] + statistics.get(f"{name}_queries", none) * kept[:, 0]
         after["previous"] = after["previous"] + statistics["current"] * aged[:, :, None]
         after["previous_queries"] = after["previous_queries"] + statistics.get("current_queries", none) * aged[:, 0]
         return after

@@ -13,7 +13,7 @@ import rows
 from evicting import FOLLOWED, binding, check
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.policies import H2O
-from reference import Recorder, assert_evicted
+from reference import Recorder, assert_evicted, assert_exact
 
 pytestmark = pytest.mark.contract
 
@@ -220,6 +220,134 @@ def test_crop_takes_back_statistics_of_tokens_that_waited() -> None:
     for layer, other in zip(caches[0].layers, caches[1].layers, strict=True):
         assert torch.equal(layer.positions, other.positions)
         torch.testing.assert_close(layer.observed["attention"], other.observed["attention"])
+
+
+def test_queries_of_an_unfinished_block_count_when_the_text_goes_on() -> None:
+    """Single tokens, then a forward of several before their block is full: no query is lost, none counts twice."""
+    ids, mask = models.left_pad(models.prompts([37, 25], seed=1))
+    model = models.shared("llama", OURS)
+    cache = PagedEvictionCache(model.config, budget=48, block_size=16, policy=H2O(normalised=False))
+    for start, stop in [(0, 20), *((at, at + 1) for at in range(20, 25)), (25, 37)]:
+        modes.forward(model, cache, ids, mask, start, stop)
+    for index, layer in cache.paged_layers:
+        expected = eager_attention("llama", ids, mask)[index].sum(2).unflatten(1, (2, -1)).mean(2)
+        torch.testing.assert_close(layer.observed["attention"], expected * mask[:, None], rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("budget", [24, 80])
+def test_a_chunk_of_pads_leaves_a_row_alone(budget: int) -> None:
+    """A second turn in chunks, the first of which is nothing but pads in some rows, while their queries wait."""
+    model = models.shared("llama", OURS)
+    turn, real = models.left_pad(models.prompts([10, 2, 8, 3], seed=4))  # never one token: that is another rule
+    forced = torch.stack(models.prompts([17] * 4, seed=5))
+
+    def observed(rows: list[int]) -> list[torch.Tensor]:
+        cache = PagedEvictionCache(model.config, budget=budget, block_size=8, policy=H2O(normalised=False))
+        ids, mask = models.left_pad([models.prompts([40, 33, 9, 20], seed=3)[row] for row in rows])
+        modes.forward(model, cache, ids, mask, 0, ids.shape[1])
+        for fed, its_mask in (
+            *((token, torch.ones_like(token)) for token in forced[rows].split(1, dim=1)),
+            *zip(turn[rows].split(5, dim=1), real[rows].split(5, dim=1), strict=True),
+        ):
+            if not its_mask.any():
+                continue
+            fed, its_mask = fed[:, -int(its_mask.sum(-1).max()) :], its_mask[:, -int(its_mask.sum(-1).max()) :]
+            ids, mask = torch.cat([ids, fed], dim=1), torch.cat([mask, its_mask], dim=1)
+            modes.forward(model, cache, ids, mask, ids.shape[1] - fed.shape[1], ids.shape[1])
+        last = cache.layers[1]
+        return [
+            last.observed["attention"][row, 0][order[last.positions[row, 0][order] >= 0]]
+            for row in range(len(rows))
+            for order in [last.positions[row, 0].argsort()]
+        ]
+
+    together = observed([0, 1, 2, 3])
+    for row in range(4):
+        torch.testing.assert_close(together[row], observed([row])[0], rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("record", [False, True])
+@pytest.mark.parametrize("policy", ["h2o", "snapkv(window=6)"])
+def test_a_single_token_fills_the_storage_while_pads_lie_in_the_middle(policy: str, record: bool) -> None:
+    """All tokens are then put in order, by a layer that has not seen this token's query yet."""
+    model = models.shared("llama", OURS)
+    cache = PagedEvictionCache(model.config, budget=40, block_size=4, policy=policy, record_past=record)
+    (ids, mask), (turn, real) = (models.left_pad(models.prompts(lengths)) for lengths in ([20, 15], [10, 3]))
+    ids, mask = torch.cat([ids, turn], dim=1), torch.cat([mask, real], dim=1)
+    forced = torch.stack(models.prompts([30, 30], seed=5))
+    with Recorder(model, cache, poison=True) as recorder:
+        modes.forward(model, cache, ids, mask, 0, 20)
+        modes.forward(model, cache, ids, mask, 20, 30)
+        for token in forced.split(1, dim=1):
+            ids, mask = torch.cat([ids, token], dim=1), modes.extend(mask, 1)
+            modes.forward(model, cache, ids, mask, ids.shape[1] - 1, ids.shape[1])
+    assert_evicted(recorder)
+    assert_exact(model, recorder)
+
+
+def test_crop_takes_back_queries_that_were_kept() -> None:
+    """Without recording, where nothing was evicted: queries that wait for their block go with their tokens."""
+    ids, mask = models.left_pad(models.prompts([40, 33], seed=1))
+    model = models.shared("llama", OURS)
+    caches = [PagedEvictionCache(model.config, budget=64, block_size=16, policy="h2o") for _ in "ab"]
+    for cache in caches:
+        for start, stop in [(0, 32), *((at, at + 1) for at in range(32, 35))]:
+            modes.forward(model, cache, ids, mask, start, stop)
+    other = ids.roll(1, dims=1)
+    for at in (35, 36):
+        modes.forward(model, caches[0], other, mask, at, at + 1)
+    caches[0].crop(-2)
+    for at in range(35, 40):
+        for cache in caches:
+            modes.forward(model, cache, ids, mask, at, at + 1)
+    more = torch.stack(models.prompts([3, 3], seed=2))
+    ids, mask = torch.cat([ids, more], dim=1), modes.extend(mask, 3)
+    for cache in caches:
+        modes.forward(model, cache, ids, mask, 40, 43)
+    for layer, own in zip(caches[0].layers, caches[1].layers, strict=True):
+        torch.testing.assert_close(layer.observed["attention"], own.observed["attention"])
+
+
+# ---- compile --------------------------------------------------------------------------------------------------------
+
+
+def compiled_logits(model: Any, cache: Any, compiled: Any, ids: torch.Tensor, steps: int) -> torch.Tensor:
+    """The prompt as it is, then single tokens through `compiled`, without a mask."""
+    positions = torch.arange(ids.shape[1])[None].expand(len(ids), -1)
+    start, found = ids.shape[1] - steps, []
+    with torch.no_grad():
+        for stop in (start, *range(start + 1, ids.shape[1] + 1)):
+            first = 0 if stop == start else stop - 1
+            forward = model.forward if stop == start else compiled
+            output = forward(
+                ids[:, first:stop], position_ids=positions[:, first:stop], past_key_values=cache, use_cache=True
+            )
+            found.append(output.logits[:, -1])
+    return torch.stack(found)
+
+
+def test_decoding_compiles_as_one_graph() -> None:
+    import torch._dynamo as dynamo
+
+    model = models.build("llama", OURS, num_hidden_layers=1)
+    ids, _ = modes.batch("direct", padded=False)
+    steps = 5
+    dynamo.reset()
+    # Every number that the bookkeeping counts in Python makes another graph.
+    with dynamo.config.patch(recompile_limit=64):
+        compiled = torch.compile(model.forward, fullgraph=True, backend="eager", dynamic=False)
+        try:
+            compiled_logits(model, modes.dynamic(model), compiled, ids, 2)
+        except Exception as reason:  # of many kinds, by release
+            pytest.skip(f"DynamicCache does not compile here either: {type(reason).__name__}")
+        caches = [PagedEvictionCache(model.config, budget=8, block_size=2, policy="h2o") for _ in "ab"]
+        expected = compiled_logits(model, caches[0], model.forward, ids, steps)
+        found = compiled_logits(model, caches[1], compiled, ids, steps)
+    dynamo.reset()
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert caches[1].stats().evicted_blocks > 0
+    for layer, own in zip(*(cache.layers for cache in caches), strict=True):
+        assert torch.equal(layer.positions, own.positions)
 
 
 # ---- refusals -------------------------------------------------------------------------------------------------------

@@ -16,6 +16,8 @@ import torch.distributed as dist
 import models
 import tensor_parallel
 from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction.attention_rows import Logits
+from hf_paged_eviction.observer import Queries
 from hf_paged_eviction.parallel import HeadShare
 
 pytestmark = [
@@ -54,7 +56,7 @@ def alone(folder: Path) -> dict[str, Any]:
 
 
 def test_heads_are_split_where_it_matters(ranks: list[Any], alone: dict[str, Any]) -> None:
-    full = ("full", "")
+    full = ("full", "", "")
     assert alone["llama"][full]["heads"] == 4
     for found in ranks:
         assert found["llama"][full]["heads"] == 2
@@ -63,13 +65,13 @@ def test_heads_are_split_where_it_matters(ranks: list[Any], alone: dict[str, Any
             assert found[family][full]["tokens"].equal(alone[family][full]["tokens"])
 
 
-@pytest.mark.parametrize(("family", "policy", "heads"), CASES)
+@pytest.mark.parametrize(("family", "policy", "heads", "allocator"), CASES)
 def test_tokens_and_positions_are_those_of_one_process(
-    ranks: list[Any], alone: dict[str, Any], family: str, policy: str, heads: str
+    ranks: list[Any], alone: dict[str, Any], family: str, policy: str, heads: str, allocator: str
 ) -> None:
-    expected = alone[family][policy, heads]
+    expected = alone[family][policy, heads, allocator]
     for rank, found in enumerate(ranks):
-        answer = found[family][policy, heads]
+        answer = found[family][policy, heads, allocator]
         assert answer["tokens"].equal(expected["tokens"])
         first = rank * answer["heads"] if answer["heads"] < expected["heads"] else 0
         for held, whole in zip(answer["positions"], expected["positions"], strict=True):
@@ -80,9 +82,9 @@ def test_something_was_evicted_and_heads_differ(alone: dict[str, Any]) -> None:
     """What the comparison rests on: the halves of a layer would choose different tokens by themselves."""
     found = alone["llama"]
     for policy in ("keydiff", "paged_eviction", "random"):
-        held = found[policy, "separate"]["positions"][0]
+        held = found[policy, "separate", "uniform"]["positions"][0]
         assert not held[:2, :2].equal(held[:2, 2:])
-        assert not found["full", ""]["tokens"].equal(found[policy, "shared"]["tokens"])
+        assert not found["full", "", ""]["tokens"].equal(found[policy, "shared", "uniform"]["tokens"])
 
 
 # ---- no false alarm ---------------------------------------------------------------------------------------------
@@ -146,6 +148,29 @@ def test_tensor_parallelism_within_copies_is_refused_where_decisions_are_shared(
     with pytest.raises(ValueError, match="split over 2 processes, but 4 run together"):
         feed(PagedEvictionCache(config, budget=24, block_size=4), 1)
     feed(PagedEvictionCache(config, budget=24, block_size=4, heads="separate"), 1)
+
+
+@pytest.mark.parametrize("policy", ["tova", "adaptive(key_norm, recency)"])
+def test_what_mixes_heads_needs_all_of_them(world: Any, policy: str) -> None:
+    """With heads of their own the scores stay here, but not what these policies make them of."""
+    world(4)
+    config = models.family_config("llama")
+    config._attn_implementation = "paged_eviction"
+    cache = PagedEvictionCache(config, budget=24, block_size=4, policy=policy, heads="separate")
+    states = torch.randn(1, 1, 40, 8)
+    keys, _ = cache.update(states, states, 0)
+    with pytest.raises(ValueError, match="split over 2 processes, but 4 run together"):
+        cache.layers[0].attended(Queries(torch.randn(1, 2, 40, 8), keys, Logits(0.3)))
+
+
+def test_shares_among_heads_are_refused(world: Any) -> None:
+    world(2)
+    config = models.family_config("llama")
+    config._attn_implementation = "paged_eviction"
+    cache = PagedEvictionCache(config, budget=24, block_size=4, allocator="ada_kv", heads="separate")
+    states = torch.randn(1, 1, 40, 8)
+    with pytest.raises(ValueError, match="'ada_kv' compares all KV heads.*other processes"):
+        cache.update(states, states, 0)
 
 
 def test_later_heads_know_their_number(world: Any) -> None:

@@ -1,0 +1,220 @@
+"""Every policy on the embedded model, as a share of the way from random eviction to the oracle.
+
+`python benchmarks/policies.py --workers 2` answers the tasks of the suite at four budgets and block sizes, with the
+question known when the prompt is compressed and without. Rows are written as they are finished, a folder per block size
+and mode; the same command continues, and adds the policies that were not there before. `--quick` takes minutes.
+"""
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from common import RESULTS, environment
+from policies_plot import plot_shares
+
+from hf_paged_eviction import available_policies
+from hf_paged_eviction.attention import PAGED_EVICTION
+from hf_paged_eviction_eval.budgets import FULL
+from hf_paged_eviction_eval.completion import Progress
+from hf_paged_eviction_eval.errors import UserError
+from hf_paged_eviction_eval.evaluation import evaluate_tasks
+from hf_paged_eviction_eval.policy_names import ORACLE, needs_queries
+from hf_paged_eviction_eval.regret import ALL_TASKS, RANDOM, Share, shares
+from hf_paged_eviction_eval.results import Row, read_meta, read_rows
+from hf_paged_eviction_eval.settings import TaskSettings
+from hf_paged_eviction_eval.summary import Cell, over_tasks, summarise
+from hf_paged_eviction_eval.tasks import TASK_GROUPS
+from hf_paged_eviction_eval.variants import row_key
+
+#: Policies with a file, policies around policies, and budgets shared out among layers and heads.
+COMPOSED = (
+    "calibrated:embedded",
+    "caote(h2o)",
+    "caote(tova)",
+    "caote(snapkv)",
+    "graphkv(paged_eviction)",
+    "graphkv(keydiff)",
+    "graphkv(h2o)",
+    "hybrid(snapkv, keydiff)",
+    "hybrid(h2o, recency)",
+    "adaptive(keydiff, h2o)",
+    *(f"{policy}@{name}" for policy in (ORACLE, "keydiff") for name in ("pyramid", "cake", "d2o", "ada_kv")),
+    *(f"snapkv@{name}" for name in ("pyramid", "cake", "ada_kv")),
+)
+IMAGE = Path(__file__).parents[1] / "notebooks" / "images" / "policies.png"
+
+
+def main() -> None:
+    options = arguments()
+    every = options.policies.split(";") if options.policies else [*available_policies(), *COMPOSED]
+    wanted = [name for name in every if can_be_made(name)]
+    wanted = list(dict.fromkeys([RANDOM, ORACLE, *wanted]))
+    try:
+        for settings, name in grid(options):
+            for part, path in parts(settings, wanted, options.work, name):
+                evaluate_tasks(part, path, options.workers, Printer(path.name))
+    except UserError as error:
+        raise SystemExit(str(error)) from error
+    if options.quick:
+        collect(options, options.work / "policies.json", options.work / "policies.png")
+    else:
+        collect(options, RESULTS / "policies.json", IMAGE)
+
+
+def can_be_made(policy: str) -> bool:
+    """Whether a policy needs nothing but its name."""
+    try:
+        needs_queries(policy)
+    except (TypeError, ValueError) as error:
+        print(f"left out: {policy} ({error})")
+        return False
+    return True
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="two tasks, few short prompts, one block size")
+    parser.add_argument("--work", type=Path, help="folder of the rows (default: results/policies)")
+    parser.add_argument("--workers", type=int, help="processes, with a thread each (default: 2)")
+    parser.add_argument("--samples", type=int, default=32, help="prompts per task")
+    parser.add_argument("--batch-size", type=int, default=16)
+    parser.add_argument("--length", type=int, default=1024, help="tokens per prompt")
+    parser.add_argument("--blocks", default="1,8,16,32")
+    parser.add_argument("--modes", default="aware,agnostic", help="whether the question is in what is compressed")
+    parser.add_argument("--policies", help="instead of all of them, with ; in between")
+    options = parser.parse_args()
+    options.budgets, options.tasks = ("6%", "12.5%", "25%", "50%"), TASK_GROUPS["suite"]
+    if options.quick:
+        options.samples, options.batch_size, options.length, options.blocks = 4, 4, 256, "8"
+        options.budgets, options.tasks = ("25%", "50%"), ("kv_recall_many", "span_copy")
+    options.work = options.work or Path("results") / ("policies-quick" if options.quick else "policies")
+    return options
+
+
+def grid(options: argparse.Namespace) -> Iterator[tuple[TaskSettings, str]]:
+    """The settings of each block size and mode, without policies, and a name for them."""
+    for mode, block in product(options.modes.split(","), map(int, options.blocks.split(","))):
+        settings = TaskSettings(
+            policies=(),
+            budgets=(*options.budgets, FULL),
+            block_size=block,
+            tasks=options.tasks,
+            lengths=(options.length,),
+            question_aware=mode == "aware",
+            limit=options.samples,
+            batch_size=options.batch_size,
+            attn_implementation=PAGED_EVICTION,
+        )
+        yield settings, f"{mode}-block{block}"
+
+
+def parts(settings: TaskSettings, wanted: Sequence[str], work: Path, name: str) -> Iterator[tuple[TaskSettings, Path]]:
+    """The runs of a setting: those that were begun, and one more for the policies that are in none of them."""
+    known: list[str] = []
+    folders = sorted(work.glob(f"{name}-part*"), key=lambda path: int(path.name.rpartition("part")[2]))
+    for path in folders:
+        meta = read_meta(path)
+        if meta is not None:
+            part = tuple(meta["settings"]["policies"])
+            known += part
+            yield replace(settings, policies=part), path
+    rest = tuple(policy for policy in wanted if policy not in known)
+    if rest:
+        budgets = tuple(budget for budget in settings.budgets if budget != FULL or not known)
+        number = 1 + max((int(path.name.rpartition("part")[2]) for path in folders), default=0)
+        yield replace(settings, policies=rest, budgets=budgets), work / f"{name}-part{number}"
+
+
+class Printer:
+    """Progress, a line per twentieth."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.last = name, -1
+
+    def __call__(self, progress: Progress) -> None:
+        step = 20 * progress.finished // max(progress.total, 1)
+        if step != self.last:
+            self.last = step
+            print(f"{self.name}: {progress.finished} of {progress.total} rows {progress.last}", flush=True)
+
+
+# ---- results ----------------------------------------------------------------------------------------------------
+
+
+def collect(options: argparse.Namespace, target: Path, image: Path) -> None:
+    """Everything that is in the work folder, as one file and one plot."""
+    runs = []
+    for settings, name in grid(options):
+        rows = [row for path in sorted(options.work.glob(f"{name}-part*")) for row in read_rows(path, row_key)[0]]
+        if rows:
+            runs.append(summary(settings, rows))
+    content = {
+        "environment": environment(),
+        "command": "python benchmarks/policies.py" + (" --quick" if options.quick else ""),
+        "model": "embedded",
+        "samples": options.samples,
+        "length": options.length,
+        "tasks": [*options.tasks, ALL_TASKS],
+        "columns": "per policy: share of the distance from random (0) to the oracle (1) over all tasks and its "
+        "standard error, then mean score and standard error per task and of all tasks",
+        "runs": runs,
+    }
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(compact(content) + "\n")
+    plot_shares(runs, image)
+    print(f"written: {target}, {image}")
+
+
+def summary(settings: TaskSettings, rows: Sequence[Row]) -> dict[str, Any]:
+    """One block size and mode."""
+    cells = summarise(rows)
+    means = {(cell.task, cell.policy, cell.budget): cell for cell in [*cells, *over_tasks(cells)]}
+    found = {(each.policy, each.budget): each for each in shares(rows) if each.task in (ALL_TASKS, *_only(settings))}
+    policies = list(dict.fromkeys(cell.policy for cell in cells))
+
+    def lines(budget: str) -> dict[str, list[float | None]]:
+        return {
+            policy: _numbers(found.get((policy, budget)), [means.get((task, policy, budget)) for task in tasks])
+            for policy in policies
+            if any((task, policy, budget) in means for task in tasks)
+        }
+
+    tasks = [*settings.tasks, ALL_TASKS]
+    return {
+        "question_aware": settings.question_aware,
+        "block_size": settings.block_size,
+        "tokens": {cell.budget: cell.tokens for cell in cells if cell.budget != FULL},
+        "budgets": {budget: lines(budget) for budget in dict.fromkeys(cell.budget for cell in cells)},
+    }
+
+
+def _only(settings: TaskSettings) -> tuple[str, ...]:
+    return settings.tasks if len(settings.tasks) == 1 else ()
+
+
+def _numbers(share: Share | None, cells: Sequence[Cell | None]) -> list[float | None]:
+    numbers: list[float | None] = [None, None] if share is None else [share.share, share.error]
+    for cell in cells:
+        numbers += [None, None] if cell is None else [asdict(cell)["accuracy"], cell.error]
+    return [None if number is None else round(number, 4) for number in numbers]
+
+
+def compact(content: Any, depth: int = 0) -> str:
+    """JSON with a line per list of numbers."""
+    if isinstance(content, dict) and content:
+        inner = ",\n".join(
+            f"{' ' * (depth + 1)}{json.dumps(key)}: {compact(content[key], depth + 1)}" for key in content
+        )
+        return f"{{\n{inner}\n{' ' * depth}}}"
+    if isinstance(content, list) and any(isinstance(item, dict) for item in content):
+        inner = ",\n".join(" " * (depth + 1) + compact(item, depth + 1) for item in content)
+        return f"[\n{inner}\n{' ' * depth}]"
+    return json.dumps(content)
+
+
+if __name__ == "__main__":
+    main()

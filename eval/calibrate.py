@@ -1,0 +1,169 @@
+"""Fit the policy `calibrated:FILE` to a model: what `paged-eviction calibrate` does."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from hf_paged_eviction.calibration import save_calibration
+from hf_paged_eviction.calibration.fit import DISTANCE, Fitted, LayerReport, Window, fit, read_tokens
+
+from . import models
+from .budgets import FULL
+from .environment import best_device
+from .errors import UserError
+from .prefill import input_device
+from .requests import check_device
+from .settings import EMBEDDED, TextSettings
+from .texts import documents
+
+#: Windows of a text are at least this long: shorter ones have hardly a token that is far from a later one.
+SHORTEST = 4 * DISTANCE
+
+
+def run_calibrate(settings: TextSettings, output: Path, tokens: int) -> Fitted:
+    """Calibrate a model on some texts, write the file, and print how well the score foretells attention.
+
+    Args:
+        settings: model, device and texts; `length` is that of a window.
+        output: the file to write, `*.safetensors`.
+        tokens: how many to read, in all.
+
+    Raises:
+        UserError: the output cannot be written, the texts are too short, or the model has no use for a calibration.
+    """
+    notes = Console(stderr=True)
+    check_output(output)
+    tokenizer = models.load_tokenizer(settings)
+    length = min(settings.length, _longest(models.load_config(settings)))
+    texts = (text.content for text in documents(settings.files, settings.dataset, settings.dataset_revision))
+    windows = cut(tokenizer, texts, length, tokens)
+    model = models.load(settings)[0]
+    placed = [Window(window.tokens.to(input_device(model))) for window in windows]
+    try:
+        with _bar(notes) as bar:
+            task = bar.add_task("calibrating", total=read_tokens(placed))
+            fitted = fit(model, placed, lambda count: bar.advance(task, count))
+    except ValueError as error:
+        raise UserError(f"cannot calibrate {settings.model!r}: {error}") from error
+    save_calibration(fitted.calibration, output)
+    Console().print(report_table(fitted))
+    read = sum(window.count for window in windows)
+    notes.print(
+        f"{read} tokens in {len(windows)} windows; written to {output}: --policies calibrated:{output}",
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
+    )
+    return fitted
+
+
+def text_settings(files: Sequence[Path], window: int, *, device: str | None, **model: Any) -> TextSettings:
+    """What to read with which model.
+
+    Args:
+        files: plain texts and JSON lines.
+        window: tokens per window.
+        device: None = the accelerator if there is one, and the CPU for the embedded model.
+        model: other fields of `Settings` that say which model.
+
+    Raises:
+        UserError: no file is given or one does not exist, or the device cannot be used.
+    """
+    if not files:
+        raise UserError("no text given to calibrate on: --text FILE...")
+    missing = [str(file) for file in files if not file.is_file()]
+    if missing:
+        raise UserError(f"no such file: {', '.join(missing)}")
+    return TextSettings(
+        **model,
+        device=check_device(device or ("cpu" if model.get("model", EMBEDDED) == EMBEDDED else best_device())),
+        policies=(),
+        budgets=(FULL,),
+        files=tuple(map(str, files)),
+        length=window,
+    )
+
+
+def check_output(output: Path) -> None:
+    """Refuse, before anything is computed, a file that could not be written."""
+    if output.suffix != ".safetensors":
+        raise UserError(f"--output {output}: the name of a calibration ends in .safetensors")
+    if output.is_dir() or not output.parent.is_dir():
+        raise UserError(f"--output {output}: {output if output.is_dir() else output.parent} is no place for a file")
+
+
+def _longest(config: Any) -> int:
+    longest = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
+    return longest if isinstance(longest, int) and longest > 0 else sys.maxsize
+
+
+def cut(tokenizer: Any, texts: Iterable[str], length: int, tokens: int) -> list[Window]:
+    """Windows of texts, one after the other, each with what the tokenizer puts before a text.
+
+    Reads no more texts than it takes. What is left of a text at its end is a window of its own, if it is long enough.
+
+    Raises:
+        UserError: there are fewer than two windows in it.
+    """
+    start = list(tokenizer("")["input_ids"])
+    start = start if start and start[-1] != tokenizer.eos_token_id else []
+    step = length - len(start)
+    if step < SHORTEST:
+        raise UserError(f"a window of {length} tokens is too short to calibrate on: at least {SHORTEST + len(start)}")
+    windows: list[Window] = []
+    left = tokens
+    for text in texts:
+        ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        for place in range(0, len(ids), step):
+            part = ids[place : place + min(step, left)]
+            if len(part) >= SHORTEST:
+                windows.append(Window(torch.tensor([start + part])))
+                left -= len(part)
+        if left < SHORTEST:
+            break
+    if len(windows) < 2:
+        found = sum(window.count for window in windows)
+        raise UserError(
+            f"too little text to calibrate on: {found} tokens in {len(windows)} windows, at least two are needed "
+            f"(texts shorter than {SHORTEST} tokens do not count); give more or longer files, or a higher --tokens"
+        )
+    return windows
+
+
+def _bar(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed:.0f}/{task.total:.0f} tokens"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+    )
+
+
+def report_table(fitted: Fitted) -> Table:
+    """Per layer, correlation with the attention in windows that the score was not fitted to."""
+    table = Table(title="Score and later attention, on text that was held out (mean and worst of the KV heads)")
+    for name in ("layer", "Spearman", "worst", "Pearson", "worst", "best single feature"):
+        table.add_column(name, justify="left" if name.startswith("best") else "right")
+    for index, report in sorted(fitted.reports.items()):
+        table.add_row(str(index), *_numbers(report), best_single(report))
+    return table
+
+
+def _numbers(report: LayerReport) -> Sequence[str]:
+    return [f"{float(value):.2f}" for each in (report.spearman, report.pearson) for value in (each.mean(), each.min())]
+
+
+def best_single(report: LayerReport) -> str:
+    """The feature that alone says most, and how much."""
+    name, value = max(((name, float(value.mean())) for name, value in report.single.items()), key=lambda pair: pair[1])
+    return f"{name} {value:.2f}"

@@ -1,0 +1,123 @@
+"""The attention that later tokens really pay to each token of a window, while the model reads it."""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..attention import PAGED_EVICTION
+from ..attention_rows import Attention
+from ..cache import PagedEvictionCache
+from ..observed_layer import ObservedLayer
+from ..observer import Queries
+from ..policies import Recency
+
+#: Attention weights that exist at one time, in bytes.
+_PIECE = 64 * 2**20
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One layer after one forward.
+
+    Attributes:
+        layer_idx: in the model.
+        keys, values: `[batch, kv_heads, tokens, dim]`, as cached.
+        positions: `[batch, kv_heads, tokens]`, -1 for a pad.
+        future: `[batch, kv_heads, tokens]` float32, see `future_attention`.
+        usable: `[batch, tokens]` bool, real tokens that some query saw from far enough away.
+    """
+
+    layer_idx: int
+    keys: Tensor
+    values: Tensor
+    positions: Tensor
+    future: Tensor
+    usable: Tensor
+
+
+Visit = Callable[[Seen], None]
+
+
+def future_attention(queries: Queries, key_positions: Tensor, query_positions: Tensor, distance: int) -> Tensor:
+    """The largest weight that a query at least `distance` tokens later pays to a token.
+
+    Of a group of query heads the mean counts, of the queries the largest: a fact that is asked for once must not be
+    lost, however seldom it is asked for. The mean over queries says what running text looks at, and is no use there.
+    Near tokens are left out, because a cache never evicts them.
+
+    Args:
+        key_positions: `[batch, kv_heads, tokens]`.
+        query_positions: `[batch, q]`, -1 for a pad.
+
+    Returns:
+        `[batch, kv_heads, tokens]` float32.
+    """
+    rows, heads, count, _ = queries.query.shape
+    size = max(1, _PIECE // (4 * rows * heads * queries.key.shape[2]))
+    largest = torch.zeros(key_positions.shape, device=key_positions.device)
+    for start in range(0, count, size):
+        part = slice(start, start + size)
+        asked = query_positions[:, part]
+        attention = Attention(queries.query[:, :, part], queries.key, asked, key_positions, queries.logits)
+        largest = torch.maximum(largest, far(attention, distance).amax(2))
+    return largest
+
+
+def far(attention: Attention, distance: int) -> Tensor:
+    """`[batch, kv_heads, q, tokens]`, mean weights of each group, 0 for tokens nearer than `distance`."""
+    away = attention.query_positions[:, None, :, None] - attention.key_positions[:, :, None, :] >= distance
+    return attention.weights.mean(2) * away
+
+
+class WatchedLayer(ObservedLayer):
+    """Tells of keys, values and queries of each forward."""
+
+    visit: Visit
+    distance: int
+
+    def attended(self, queries: Queries) -> None:
+        """See `ObservedLayer.attended`."""
+        pending = self._pending
+        if pending is not None:
+            held = self.table.new_positions(pending.count, pending.real)
+            positions = held.expand(-1, pending.keys.shape[1], -1)
+            future = future_attention(queries, positions, held[:, 0], self.distance)
+            usable = (held[:, 0] >= 0) & (held[:, 0] <= held[:, 0].amax(-1, keepdim=True) - self.distance)
+            self.visit(Seen(self.layer_idx, pending.keys, pending.values, positions, future, usable))
+        super().attended(queries)
+
+
+def watch(model: Any, tokens: Tensor, mask: Tensor | None, distance: int, visit: Visit) -> None:
+    """Let the model read windows `[rows, tokens]` of text and visit its layers one by one.
+
+    Args:
+        model: with the attention implementation "paged_eviction".
+        mask: `[rows, tokens]`, 0 for pads on the left; None = no pads.
+        distance: see `future_attention`.
+    """
+    block = 16
+    room = (tokens.shape[1] // block + 4) * block  # nothing is ever evicted
+    cache = PagedEvictionCache(model.config, budget=room, block_size=block, policy=Recency(), attention_mask=mask)
+    for index, layer in cache.paged_layers:
+        watched = WatchedLayer(layer.budget, layer.policy, layer.heads, index, layer.padding)
+        watched.visit, watched.distance = visit, distance
+        cache.layers[index] = watched
+    optional = {"logits_to_keep": 1, "position_ids": _positions(mask)}
+    accepted = inspect.signature(model.forward).parameters
+    known = {name: value for name, value in optional.items() if name in accepted and value is not None}
+    with torch.inference_mode():
+        model(input_ids=tokens, attention_mask=mask, past_key_values=cache, use_cache=True, **known)
+
+
+def _positions(mask: Tensor | None) -> Tensor | None:
+    return None if mask is None else (mask.cumsum(-1) - 1).clamp_min(0)
+
+
+def shows_queries(model: Any) -> bool:
+    """Whether the model uses the attention implementation that `watch` needs."""
+    name: str | None = model.config.get_text_config(decoder=True)._attn_implementation
+    return name == PAGED_EVICTION

@@ -1,0 +1,52 @@
+"""A score that was fitted to the model: `paged-eviction calibrate` makes the file."""
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from ..calibration import Calibration, load_calibration
+from .base import EvictionPolicy, ScoreContext
+
+#: How a policy with a file is spelled: `calibrated:F.safetensors`.
+PREFIX = "calibrated:"
+
+
+@dataclass(frozen=True)
+class Calibrated(EvictionPolicy):
+    """The attention that later tokens can be expected to pay, from key, value and position alone.
+
+    Which keys matter is a habit of a model: in one those of a large norm, in another those of a small one. So this
+    score is fitted, per layer and KV head, to what the model at hand attends to in some text: a line through cheap
+    features, then a rising curve. It costs what a norm costs. The direction of a key is one feature (Q-Filters,
+    2503.02812), the others are norms and distances that are policies of their own elsewhere.
+
+    Args:
+        file: what `paged-eviction calibrate` wrote, a name given to such a file, or `organisation/name` on the Hugging
+            Face Hub.
+
+    Raises:
+        ValueError: there is no such calibration. By `check_model` and `score`: it belongs to another model.
+    """
+
+    file: str
+    calibration: Calibration = field(init=False, repr=False, compare=False)
+
+    name: ClassVar[str] = "calibrated"
+    token_local: ClassVar[bool] = True
+    supports_mla: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "calibration", load_calibration(self.file))
+
+    @property
+    def label(self) -> str:
+        return f"{PREFIX}{self.file}"
+
+    def check_model(self, config: Any) -> None:
+        self.calibration.check_model(config)
+
+    def score(self, context: ScoreContext) -> Tensor:
+        return self.calibration.score(
+            context.keys, context.values, context.positions, context.layer_idx, context.first_head
+        )

@@ -1,0 +1,240 @@
+"""`PagedEvictionCache.shrink`: as if the cache had been made smaller and trimmed at that moment."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import models
+import modes
+from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction.allocators import Cake
+from reference import Recorder, assert_evicted, assert_exact
+
+pytestmark = pytest.mark.contract
+
+OURS = "paged_eviction"
+BLOCK = 4
+STEPS = 30
+#: Every kind of layer there is.
+KINDS: dict[str, dict[str, Any]] = {
+    "shared": {"policy": "keydiff"},
+    "separate": {"policy": "paged_eviction", "heads": "separate"},
+    "observed": {"policy": "h2o"},
+    "observed separate": {"policy": "kvzip", "heads": "separate"},
+    "window": {"policy": "snapkv(window=6)", "heads": "separate"},
+    "pyramid": {"policy": "h2o", "allocator": "pyramid"},
+    "cake": {"policy": "h2o", "allocator": Cake(observed=8), "heads": "separate"},
+    "ada_kv": {"policy": "h2o", "allocator": "ada_kv", "heads": "separate"},
+}
+EQUAL = ("shared", "separate", "observed", "observed separate", "window")
+
+
+def make(kind: str, budget: int, **settings: Any) -> tuple[Any, PagedEvictionCache]:
+    model = models.shared("llama", "sdpa" if kind in ("shared", "separate") else OURS)
+    return model, PagedEvictionCache(model.config, budget=budget, block_size=BLOCK, **KINDS[kind], **settings)
+
+
+def decode(model: Any, cache: Any, ids: Tensor, mask: Tensor, steps: int, seed: int = 5) -> tuple[Tensor, Tensor]:
+    """Forced tokens one at a time; the text afterwards."""
+    forced = torch.stack(models.prompts([steps] * len(ids), seed))
+    for step in range(steps):
+        ids, mask = torch.cat([ids, forced[:, step : step + 1]], dim=1), modes.extend(mask, 1)
+        modes.forward(model, cache, ids, mask, ids.shape[1] - 1, ids.shape[1])
+    return ids, mask
+
+
+def real_positions(cache: PagedEvictionCache) -> list[list[list[list[int]]]]:
+    return [
+        [[sorted(p for p in head if p >= 0) for head in heads] for heads in layer.positions.tolist()]
+        for _, layer in cache.paged_layers
+    ]
+
+
+@pytest.mark.parametrize("before", [0, 3, 21])
+@pytest.mark.parametrize("lengths", [[40, 40], [40, 33, 9]], ids=["full", "padded"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_exact(kind: str, lengths: list[int], before: int) -> None:
+    """Logits are those of what is held, before and after; `before` = 21: blocks have been evicted already."""
+    model, cache = make(kind, 52)
+    ids, mask = models.left_pad(models.prompts(lengths))
+    with Recorder(model, cache, poison=True) as recorder:
+        modes.forward(model, cache, ids, mask, 0, 40)
+        ids, mask = decode(model, cache, ids, mask, before)
+        cache.shrink(24)
+        ids, mask = decode(model, cache, ids, mask, STEPS)
+        more = torch.stack(models.prompts([9] * len(ids), seed=7))
+        ids, mask = torch.cat([ids, more], dim=1), modes.extend(mask, 9)
+        modes.forward(model, cache, ids, mask, ids.shape[1] - 9, ids.shape[1])
+        decode(model, cache, ids, mask, 6)
+    assert_evicted(recorder)
+    assert_exact(model, recorder)
+
+
+@pytest.mark.parametrize("record", [False, True])
+@pytest.mark.parametrize("lengths", [[40, 40], [40, 33, 9]], ids=["full", "padded"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_after_the_prompt_it_is_a_smaller_cache(kind: str, lengths: list[int], record: bool) -> None:
+    """A prompt read into a large cache that is shrunk, or into a small one: the same from then on, slot by slot."""
+    model, large = make(kind, 80, record_past=record)
+    _, small = make(kind, 24, record_past=record)
+    ids, mask = models.left_pad(models.prompts(lengths))
+    for cache in (large, small):
+        modes.forward(model, cache, ids, mask, 0, 40)
+    large.shrink(24)
+    for layer in small.layers:
+        layer.commit()
+    for steps in (0, 19):
+        for cache in (large, small):
+            decode(model, cache, ids, mask, steps)
+            cache.layers[0].commit()
+            cache.layers[1].commit()
+        for ours, own in zip(large.layers, small.layers, strict=True):
+            assert torch.equal(ours.positions, own.positions)
+            assert ours.keys.shape == own.keys.shape
+            real = ours.positions >= 0
+            torch.testing.assert_close(ours.keys[:, :, : ours.held][real], own.keys[:, :, : own.held][real])
+            for name, found in getattr(own, "observed", {}).items():
+                found_here = ours.observed[name]
+                kept = real if found.shape == real.shape else ...
+                torch.testing.assert_close(found_here[kept], found[kept])
+        assert large.stats() == small.stats()
+
+
+@pytest.mark.parametrize("before", [0, 3, 21])
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_do_not_depend_on_their_batch(kind: str, before: int) -> None:
+    lengths = [40, 33, 9, 2]
+    found = []
+    tokens = torch.stack(models.prompts([before + STEPS] * 4, seed=5))
+
+    def run(rows: list[int]) -> list[Any]:
+        model, cache = make(kind, 44)
+        ids, mask = models.left_pad([models.prompts(lengths)[row] for row in rows])
+        modes.forward(model, cache, ids, mask, 0, ids.shape[1])
+        for step, token in enumerate(tokens[rows].split(1, dim=1)):
+            if step == before:
+                cache.shrink(20)
+                found.append(cache.stats().evicted_tokens)
+            ids, mask = torch.cat([ids, token], dim=1), modes.extend(mask, 1)
+            modes.forward(model, cache, ids, mask, ids.shape[1] - 1, ids.shape[1])
+        return real_positions(cache)
+
+    together = run([0, 1, 2, 3])
+    for row in range(4):
+        for layer, own in zip(together, run([row]), strict=True):
+            assert layer[row] == own[0], f"row {row}"
+    assert found[0] > 0
+
+
+@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
+@pytest.mark.parametrize("kind", EQUAL)
+def test_nothing_goes_where_little_is_held(kind: str, padded: bool) -> None:
+    """Only the storage shrinks; everything then is as in a cache that was small from the start."""
+    model, large = make(kind, 80)
+    _, small = make(kind, 32)
+    ids, mask = models.left_pad(models.prompts([20, 11] if padded else [20, 20]))
+    for cache in (large, small):
+        modes.forward(model, cache, ids, mask, 0, 20)
+    ids, mask = decode(model, large, ids, mask, 5)
+    decode(model, small, ids[:, :20], mask[:, :20], 5)
+    bytes_before = large.stats().storage_bytes
+    large.shrink(32)
+    assert large.stats().evicted_tokens == 0
+    assert large.stats().storage_bytes == bytes_before * 32 // 80
+    for cache in (large, small):
+        decode(model, cache, ids, mask, 40, seed=6)
+    assert real_positions(large) == real_positions(small)
+    assert large.stats() == small.stats()
+    assert large.stats().evicted_blocks > 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_twice_reset_and_rows(kind: str) -> None:
+    model, cache = make(kind, 80)
+    ids, mask = models.left_pad(models.prompts([60, 50]))
+    modes.forward(model, cache, ids, mask, 0, 60)
+    for budget in (48, 48, 24):
+        cache.shrink(budget)
+        assert sum(layer.budget or 0 for layer in cache.stats().layers) == 2 * budget
+        if kind in EQUAL:
+            assert [layer.keys.shape[2] for layer in cache.layers] == [budget] * 2
+    cache.reorder_cache(torch.tensor([1, 0]))
+    decode(model, cache, ids[[1, 0]], mask[[1, 0]], 9)
+    cache.reset()
+    assert cache.stats().held == 0
+    modes.forward(model, cache, ids, mask, 0, 60)
+    _, fresh = make(kind, 24)
+    modes.forward(model, fresh, ids, mask, 0, 60)
+    assert real_positions(cache) == real_positions(fresh)
+
+
+def test_an_empty_cache_and_a_share() -> None:
+    model, cache = make("shared", 80)
+    cache.shrink(24)
+    ids, mask = models.left_pad(models.prompts([40]))
+    modes.forward(model, cache, ids, mask, 0, 40)
+    assert cache.stats().held == cache.layers[0].keys.shape[2] == 24
+    share = PagedEvictionCache(model.config, keep_ratio=0.5, block_size=BLOCK)
+    modes.forward(model, share, ids, mask, 0, 40)
+    with pytest.raises(ValueError, match="would be growth: the budget is 20"):
+        share.shrink(24)
+    share.shrink(12)
+    assert share.stats().held == 12
+
+
+def test_what_waits_is_taken_in_first() -> None:
+    model, cache = make("shared", 80, record_past=True)
+    ids, mask = models.left_pad(models.prompts([40]))
+    modes.forward(model, cache, ids, mask, 0, 40)
+    assert cache.stats().held == 0
+    cache.shrink(24)
+    assert (cache.stats().held, cache.get_seq_length()) == (24, 40)
+
+
+@pytest.mark.parametrize(
+    ("budget", "error", "message"),
+    [
+        (84, ValueError, "would be growth: the budget is 80"),
+        (22, ValueError, r"budget=22 is not a multiple of block_size=4; nearest legal: 20 or 24"),
+        (8, ValueError, r"leaves no block to evict.*Smallest legal budget: 12"),
+        (0, ValueError, "at least 1"),
+        (24.0, TypeError, "whole number"),
+        (True, TypeError, "whole number"),
+        (None, ValueError, "budget="),
+    ],
+)
+def test_refusals_change_nothing(budget: Any, error: type[Exception], message: str) -> None:
+    model, cache = make("observed", 80)
+    ids, mask = models.left_pad(models.prompts([40]))
+    modes.forward(model, cache, ids, mask, 0, 40)
+    before = cache.stats()
+    with pytest.raises(error, match=message):
+        cache.shrink(budget)
+    assert cache.stats() == before
+
+
+def test_a_list_of_budgets_is_refused() -> None:
+    model = models.shared("llama", OURS)
+    cache = PagedEvictionCache(model.config, budget=[36, 12], block_size=BLOCK)
+    with pytest.raises(ValueError, match=r"budgets of their own, \[36, 12\]"):
+        cache.shrink(12)
+
+
+@pytest.mark.parametrize("family", ["gemma2", "gpt2", "deepseek_v3", "qwen3_next"])
+def test_family(family: str) -> None:
+    if reason := models.unavailable(family) or models.recurrence_differs(family, "direct", True):
+        pytest.skip(reason)
+    model = models.shared(family, OURS)
+    cache = PagedEvictionCache(model.config, budget=52, block_size=BLOCK, policy="h2o")
+    ids, mask = models.left_pad(models.prompts([40, 33, 9]))
+    with Recorder(model, cache, poison=True) as recorder:
+        modes.forward(model, cache, ids, mask, 0, 40)
+        ids, mask = decode(model, cache, ids, mask, 3)
+        cache.shrink(24)
+        decode(model, cache, ids, mask, STEPS)
+    assert_evicted(recorder)
+    assert_exact(model, recorder, 2e-4 if family in models.HYBRID else 2e-5)

@@ -1,0 +1,59 @@
+"""Probing the embedded model: what it needs to repeat a context is what questions ask for later."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction.probe import compress_by_probe
+from hf_paged_eviction_eval import embedded
+from hf_paged_eviction_eval.tasks import get_task, make_samples
+
+MODEL, TOKENIZER = embedded.load(attn_implementation="paged_eviction")
+BUDGET = 64
+PROBE = TOKENIZER("\nRepeat the previous context:\n", add_special_tokens=False)["input_ids"]
+
+
+def left_padded(texts: list[str], special: bool) -> tuple[Tensor, Tensor]:
+    found = TOKENIZER(texts, padding=True, add_special_tokens=special, return_tensors="pt")
+    return found["input_ids"], found["attention_mask"]
+
+
+def compressed(policy: str, ids: Tensor, mask: Tensor) -> PagedEvictionCache:
+    if policy == "probe":
+        cache = PagedEvictionCache(MODEL.config, budget=512, policy="kvzip", heads="separate")
+        compress_by_probe(MODEL, cache, BUDGET, ids, mask, probe_ids=PROBE, chunk_size=200)
+        return cache
+    cache = PagedEvictionCache(MODEL.config, budget=BUDGET, policy=policy, heads="separate")
+    positions = (mask.cumsum(-1) - 1).clamp_min(0)
+    with torch.no_grad():
+        MODEL(ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True)
+    return cache
+
+
+def accuracy(task: str, samples: list[Any], policy: str) -> float:
+    """The question comes after the context was compressed."""
+    ids, mask = left_padded([sample.context for sample in samples], special=True)
+    cache = compressed(policy, ids, mask)
+    assert cache.stats().held == BUDGET
+    question, real = left_padded([sample.question for sample in samples], special=False)
+    ids, mask = torch.cat([ids, question], dim=1), torch.cat([mask, real], dim=1)
+    tokens = max(sample.max_new_tokens for sample in samples)
+    with torch.no_grad():
+        said = MODEL.generate(ids, attention_mask=mask, past_key_values=cache, max_new_tokens=tokens, do_sample=False)
+    texts = TOKENIZER.batch_decode(said[:, ids.shape[1] :], skip_special_tokens=True)
+    scores = [get_task(task).score(sample, text) for sample, text in zip(samples, texts, strict=True)]
+    return sum(scores) / len(scores)
+
+
+@pytest.mark.parametrize("task", ["passkey", "kv_recall"])
+def test_probed_contexts_answer_what_random_ones_cannot(task: str) -> None:
+    samples = make_samples(task, TOKENIZER, 448, 8)
+    found = {policy: accuracy(task, samples, policy) for policy in ("probe", "random", "kvzip")}
+    assert found["probe"] >= 0.75
+    assert found["random"] <= 0.4
+    assert found["kvzip"] <= 0.4, "without the probe the same formula does not know what is to be asked"

@@ -1,0 +1,515 @@
+"""Calibrated scores: the fit against slow versions of it, the file, and what it is worth on the embedded model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from hf_paged_eviction import PagedEvictionCache, ScoreContext, make_policy
+from hf_paged_eviction.calibration import Calibration, LayerScore, load_calibration, save_calibration
+from hf_paged_eviction.calibration.correlation import pearson, spearman
+from hf_paged_eviction.calibration.features import SCALARS, Means, features, unit
+from hf_paged_eviction.calibration.fit import Fitted, Window, fit, split
+from hf_paged_eviction.calibration.future import Seen, watch
+from hf_paged_eviction.calibration.moments import Moments
+from hf_paged_eviction.calibration.monotone import bend, fit_curve
+from hf_paged_eviction.policies import Calibrated, SelfCalibrated
+from hf_paged_eviction_eval import embedded
+from hf_paged_eviction_eval.embedded.calibrate import windows as embedded_windows
+from hf_paged_eviction_eval.tasks import get_task, make_samples
+
+HEADS, KEY, VALUE = 2, 5, 3
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Any:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@cache
+def embedded_model() -> tuple[Any, Any]:
+    return embedded.load(attn_implementation="paged_eviction")
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def a_layer(seed: int = 0) -> LayerScore:
+    means = Means(unit(random(HEADS, KEY, seed=seed)), random(HEADS, VALUE, seed=seed + 1))
+    weights, offset = random(HEADS, len(SCALARS) + KEY, seed=seed + 2), random(HEADS, seed=seed + 3)
+    knots = random(2, HEADS, 16, seed=seed + 4).abs().cumsum(-1)
+    return LayerScore(means, weights, offset, knots[0] - 6, knots[1])
+
+
+def a_calibration() -> Calibration:
+    return Calibration({0: a_layer(), 3: a_layer(9)}, {"model_type": "llama"}, {"tokens": "7"})
+
+
+# ---- normal equations -----------------------------------------------------------------------------------------------
+
+
+def least_squares(samples: Tensor, target: Tensor, penalty: Tensor) -> Tensor:
+    """Predictions of ridge regression, by stacking the penalty below the samples of one set."""
+    mean, deviation = samples.mean(0), samples.std(0, unbiased=False)
+    scaled = (samples - mean) / deviation
+    rows = torch.cat([scaled, torch.diag((penalty * len(samples)).sqrt())])
+    wanted = torch.cat([target - target.mean(), torch.zeros(len(penalty))]).to(rows)
+    return scaled @ torch.linalg.lstsq(rows, wanted[:, None]).solution[:, 0] + target.mean()
+
+
+@pytest.mark.parametrize("penalty", [0.0, 0.3])
+def test_the_normal_equations_are_least_squares_on_everything(penalty: float) -> None:
+    samples = random(HEADS, 200, 6).double() * torch.tensor([1, 1e3, 1e-3, 1, 5, 1]) + 40
+    target = (samples @ random(6, 1, seed=1).double())[..., 0].sin()
+    moments = Moments()
+    moments.add(samples, target)
+    found = moments.solve(torch.full((6,), penalty))(samples)
+    for head in range(HEADS):
+        expected = least_squares(samples[head], target[head], torch.full((6,), penalty, dtype=torch.float64))
+        torch.testing.assert_close(found[head], expected, rtol=1e-6, atol=1e-6)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(0, 60), max_size=8))
+def test_portions_do_not_matter(cuts: list[int]) -> None:
+    samples, target = random(HEADS, 60, 4) + 3, random(HEADS, 60, seed=1)
+    whole, portions = Moments(), Moments()
+    whole.add(samples, target)
+    for start, stop in zip([0, *sorted(cuts)], [*sorted(cuts), 60], strict=True):
+        portions.add(samples[:, start:stop], target[:, start:stop])
+    a, b = (each.solve(torch.full((4,), 0.01)) for each in (whole, portions))
+    torch.testing.assert_close(a.weights, b.weights, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(a.offset, b.offset, rtol=1e-9, atol=1e-12)
+
+
+def test_a_feature_that_never_varies_gets_no_weight() -> None:
+    samples = random(1, 50, 3)
+    samples[..., 1] = 7.0
+    moments = Moments()
+    moments.add(samples, samples[..., 0] * 2)
+    line = moments.solve(torch.zeros(3))
+    torch.testing.assert_close(line.weights, torch.tensor([[2.0, 0.0, 0.0]], dtype=torch.float64))
+
+
+def test_nothing_to_fit_is_refused() -> None:
+    with pytest.raises(ValueError, match="nothing to fit"):
+        Moments().solve(torch.zeros(3))
+
+
+# ---- curve ----------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.floats(-50, 50), st.floats(0, 1)), min_size=2, max_size=200))
+def test_the_curve_rises(points: list[tuple[float, float]]) -> None:
+    scores, target = torch.tensor(points, dtype=torch.float64).T
+    x, y = fit_curve(scores, target)
+    assert (x.diff() >= 0).all()
+    assert (y.diff() >= 0).all()
+    at = torch.linspace(-80, 80, 999)[None, None]
+    bent = bend(at, x[None].float(), y[None].float())
+    assert bent.isfinite().all()
+    assert (bent.diff() >= -1e-4 * bent.abs().amax()).all()
+
+
+def test_the_curve_goes_through_a_rising_function() -> None:
+    scores = torch.linspace(0, 3, 4000, dtype=torch.float64)
+    x, y = fit_curve(scores, scores**2)
+    bent = bend(torch.tensor([[[0.5, 1.0, 2.0, 2.9]]]), x[None].float(), y[None].float())
+    torch.testing.assert_close(bent[0, 0], torch.tensor([0.25, 1.0, 4.0, 8.41]), rtol=0.06, atol=0.06)
+
+
+def test_the_curve_is_straight_beyond_its_ends() -> None:
+    x, y = torch.tensor([[0.0, 1.0, 3.0]]), torch.tensor([[0.0, 2.0, 3.0]])
+    found = bend(torch.tensor([[[-1.0, 0.5, 1.0, 2.0, 5.0]]]), x, y)
+    torch.testing.assert_close(found[0, 0], torch.tensor([-2.0, 1.0, 2.0, 2.5, 4.0]))
+
+
+# ---- correlation ----------------------------------------------------------------------------------------------------
+
+
+def test_correlations() -> None:
+    a = torch.tensor([1.0, 2.0, 3.0, 4.0])
+    torch.testing.assert_close(spearman(a, a**3), torch.tensor(1.0, dtype=torch.float64))
+    torch.testing.assert_close(spearman(a, -a.exp()), torch.tensor(-1.0, dtype=torch.float64))
+    assert pearson(a, a**3) < 0.99
+    assert pearson(a, torch.ones(4)) == 0
+    tied = spearman(torch.tensor([1.0, 1.0, 2.0, 3.0]), torch.tensor([1.0, 2.0, 3.0, 3.0]))
+    torch.testing.assert_close(tied, pearson(torch.tensor([0.5, 0.5, 2, 3]), torch.tensor([0.0, 1, 2.5, 2.5])))
+
+
+# ---- score ----------------------------------------------------------------------------------------------------------
+
+
+def slow_score(layer: LayerScore, head: int, key: list[float], value: list[float], position: int) -> float:
+    """Feature by feature."""
+
+    def norm(vector: list[float]) -> float:
+        return math.sqrt(sum(x * x for x in vector))
+
+    direction = [x / norm(key) for x in key]
+    mean_key, mean_value = layer.means.key[head].tolist(), layer.means.value[head].tolist()
+    cosine = sum(a * b for a, b in zip(direction, mean_key, strict=True))
+    deviation = norm([a - b for a, b in zip(value, mean_value, strict=True)])
+    early = [float(position < below) for below in (1, 4, 64)]
+    given = [math.log(norm(key)), math.log(norm(value)), cosine, math.log(deviation), *early, *direction]
+    score = sum(a * b for a, b in zip(given, layer.weights[head].tolist(), strict=True)) + layer.offset[head].item()
+    x, y = layer.x[head].tolist(), layer.y[head].tolist()
+    at = next((number for number in range(1, len(x)) if x[number] > score), len(x) - 1)
+    return y[at - 1] + (y[at] - y[at - 1]) * (score - x[at - 1]) / (x[at] - x[at - 1])
+
+
+def a_context(dtype: torch.dtype = torch.float32, tokens: int = 90) -> ScoreContext:
+    keys, values = random(2, HEADS, tokens, KEY).to(dtype), random(2, HEADS, tokens, VALUE, seed=1).to(dtype)
+    positions = torch.arange(tokens).expand(2, HEADS, -1)
+    return ScoreContext(keys, values, positions, torch.tensor([tokens, tokens]), 3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_scores_are_those_of_a_plain_loop(dtype: torch.dtype, tmp_path: Path) -> None:
+    calibration, given = a_calibration(), a_context(dtype)
+    save_calibration(calibration, tmp_path / "c.safetensors")
+    found = make_policy(f"calibrated:{tmp_path / 'c.safetensors'}").score(given)
+    assert found.dtype == torch.float32
+    for row in range(2):
+        for head in range(HEADS):
+            for token in range(0, 90, 7):
+                key, value = (each[row, head, token].tolist() for each in (given.keys, given.values))
+                expected = slow_score(calibration.layers[3], head, key, value, token)
+                assert found[row, head, token].item() == pytest.approx(expected, rel=1e-4, abs=1e-4)
+
+
+def test_a_score_is_that_of_its_token_alone(tmp_path: Path) -> None:
+    save_calibration(a_calibration(), tmp_path / "c.safetensors")
+    policy, given = Calibrated(str(tmp_path / "c.safetensors")), a_context()
+    assert policy.token_local
+    few = replace(
+        given, keys=given.keys[:, :, 40:], values=given.values[:, :, 40:], positions=given.positions[..., 40:]
+    )
+    torch.testing.assert_close(policy.score(given)[..., 40:], policy.score(few))
+
+
+def test_a_process_with_the_later_heads_takes_their_scores() -> None:
+    calibration, given = a_calibration(), a_context()
+    both = calibration.score(given.keys, given.values, given.positions, 3)
+    one = calibration.score(given.keys[:, 1:], given.values[:, 1:], given.positions[:, 1:], 3, first_head=1)
+    torch.testing.assert_close(one, both[:, 1:])
+
+
+def test_the_fast_line_is_the_product_with_the_features() -> None:
+    layer, given = a_layer(), a_context()
+    slow = features(given.keys, given.values, given.positions, layer.means) @ layer.weights[:, :, None]
+    fast = layer.line(given.keys, given.values, given.positions)
+    torch.testing.assert_close(fast, slow[..., 0] + layer.offset[:, None], rtol=1e-5, atol=1e-5)
+
+
+# ---- file -----------------------------------------------------------------------------------------------------------
+
+
+def test_save_and_load(tmp_path: Path) -> None:
+    before = a_calibration()
+    save_calibration(before, tmp_path / "c.safetensors")
+    after = load_calibration(tmp_path / "c.safetensors")
+    assert (after.model, after.facts, list(after.layers)) == (before.model, before.facts, [0, 3])
+    for index, layer in before.layers.items():
+        for name, tensor in layer.tensors().items():
+            assert torch.equal(tensor, after.layers[index].tensors()[name])
+    save_calibration(Calibration({0: a_layer(5)}, {}), tmp_path / "c.safetensors")
+    assert list(load_calibration(tmp_path / "c.safetensors").layers) == [0], "a file that was written anew is read anew"
+
+
+def truncated(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-200])
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def other_kind(path: Path) -> None:
+    from safetensors.torch import save_file
+
+    save_file({"a": torch.zeros(3)}, path)
+
+
+def not_finite(path: Path) -> None:
+    layer = a_layer()
+    save_calibration(Calibration({0: replace(layer, offset=layer.offset * float("nan"))}, {}), path)
+
+
+def misshapen(path: Path) -> None:
+    save_calibration(Calibration({0: replace(a_layer(), offset=torch.zeros(HEADS + 1))}, {}), path)
+
+
+@pytest.mark.parametrize("spoil", [truncated, empty, other_kind, not_finite, misshapen])
+def test_a_spoiled_file_is_refused_by_name(spoil: Callable[[Path], None], tmp_path: Path) -> None:
+    path = tmp_path / "c.safetensors"
+    save_calibration(a_calibration(), path)
+    spoil(path)
+    with pytest.raises(ValueError, match=r"Cannot use the calibration '.*c\.safetensors'"):
+        make_policy(f"calibrated:{path}")
+
+
+@pytest.mark.parametrize("name", ["", "nowhere.safetensors", "./a/b", "a/b/c"])
+def test_a_missing_file_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="paged-eviction calibrate"):
+        make_policy(f"calibrated:{name}")
+
+
+def test_a_name_on_the_hub_is_asked_for_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import huggingface_hub
+
+    asked = []
+    save_calibration(a_calibration(), tmp_path / "c.safetensors")
+
+    def download(*arguments: str) -> str:
+        asked.append(arguments)
+        return str(tmp_path / "c.safetensors")
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    policy = make_policy("calibrated:someone/some-model")
+    assert asked == [("someone/some-model", "calibration.safetensors")]
+    assert policy.label == "calibrated:someone/some-model"
+
+
+def test_another_model_is_refused() -> None:
+    policy, config = make_policy("calibrated:embedded"), embedded_model()[0].config
+    policy.check_model(config)
+    changed = type(config)(**{**config.to_dict(), "num_hidden_layers": 7})
+    with pytest.raises(ValueError, match="num_hidden_layers 7 instead of 4"):
+        policy.check_model(changed)
+
+
+def test_other_shapes_are_refused() -> None:
+    calibration, given = a_calibration(), a_context()
+    with pytest.raises(ValueError, match="no layer 1"):
+        calibration.score(given.keys, given.values, given.positions, 1)
+    with pytest.raises(ValueError, match="2 KV heads with keys of 5"):
+        calibration.score(given.keys[..., :3], given.values, given.positions, 3)
+    with pytest.raises(ValueError, match="3 or more"):
+        calibration.score(given.keys, given.values, given.positions, 3, first_head=1)
+
+
+# ---- what the model attends to --------------------------------------------------------------------------------------
+
+
+@cache
+def some_windows() -> tuple[Window, ...]:
+    """Five windows with questions, three of text, 512 tokens each."""
+    found = embedded_windows(embedded_model()[1], seed=77, questions=5, texts=3)
+    return tuple(Window(window.tokens[:, -512:]) for window in found)
+
+
+def visits(tokens: Tensor, mask: Tensor | None) -> list[Seen]:
+    found: list[Seen] = []
+    watch(embedded_model()[0], tokens, mask, 64, found.append)
+    return found
+
+
+def test_future_attention_is_that_of_eager_attention() -> None:
+    tokens = some_windows()[0].tokens
+    model, _ = embedded.load(attn_implementation="eager")
+    with torch.inference_mode():
+        weights = model(input_ids=tokens, output_attentions=True).attentions
+    late = torch.arange(512)[:, None] - torch.arange(512) >= 64
+    for seen in visits(tokens, None):
+        paid = weights[seen.layer_idx].unflatten(1, (2, 2)).mean(2) * late
+        torch.testing.assert_close(seen.future, paid.amax(2), rtol=1e-3, atol=1e-5)
+        assert seen.usable.tolist() == [[place <= 511 - 64 for place in range(512)]]
+
+
+def test_pads_are_not_counted() -> None:
+    tokens = some_windows()[0].tokens[:, -300:]
+    padded = torch.cat([torch.full((1, 40), 5), tokens], dim=1)
+    mask = torch.cat([torch.zeros(1, 40, dtype=torch.int64), torch.ones_like(tokens)], dim=1)
+    for alone, seen in zip(visits(tokens, None), visits(padded, mask), strict=True):
+        assert not seen.usable[:, :40].any()
+        assert torch.equal(seen.usable[:, 40:], alone.usable)
+        torch.testing.assert_close(seen.future[..., 40:], alone.future, rtol=1e-3, atol=1e-5)
+
+
+@cache
+def fitted() -> Fitted:
+    return fit(embedded_model()[0], some_windows())
+
+
+def test_the_fit_does_not_depend_on_how_windows_are_put_together() -> None:
+    """Pads included: windows of different lengths in one batch are those windows alone."""
+    windows = [Window(window.tokens[:, -size:]) for window, size in zip(some_windows(), (300, 512) * 4, strict=True)]
+    train, check = split(windows)
+    rows = [torch.nn.functional.pad(each.tokens, (512 - each.tokens.shape[1], 0), value=9) for each in train]
+    real = [torch.nn.functional.pad(torch.ones_like(each.tokens), (512 - each.tokens.shape[1], 0)) for each in train]
+    together = Window(torch.cat(rows), torch.cat(real))
+    model = embedded_model()[0]
+    one_by_one, batched = fit(model, windows), fit(model, [together, *check[:1]])
+    assert together.count == sum(window.count for window in train)
+    for index, layer in one_by_one.calibration.layers.items():
+        other = batched.calibration.layers[index]
+        torch.testing.assert_close(layer.means.key, other.means.key, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(layer.weights, other.weights, rtol=1e-2, atol=1e-4)
+        torch.testing.assert_close(layer.y, other.y, rtol=1e-2, atol=1e-4)
+
+
+def test_held_out_correlation_beats_every_single_feature() -> None:
+    windows = embedded_windows(embedded_model()[1], seed=78, questions=6, texts=2)
+    for report in fit(embedded_model()[0], windows).reports.values():
+        for alone in report.single.values():
+            assert (report.spearman > alone).all()
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    model, _ = embedded.load()
+    fit(model, some_windows()[:2])
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_too_little_text_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least 2 windows"):
+        fit(embedded_model()[0], some_windows()[:1])
+    short = [Window(torch.ones(1, 20, dtype=torch.int64))] * 2
+    with pytest.raises(ValueError, match="nothing to calibrate"):
+        fit(embedded_model()[0], short)
+
+
+def test_the_facts_name_the_texts() -> None:
+    facts = fitted().calibration.facts
+    assert facts["tokens"] == str(8 * 512)
+    assert facts["digest"].startswith("sha256:")
+
+
+# ---- worth ----------------------------------------------------------------------------------------------------------
+
+
+def score_of(policy: str | Any, task: str = "span_copy", count: int = 8) -> float:
+    """Mean score on prompts of 512 tokens of which 96 are kept, the question unknown when they are chosen."""
+    model, tokenizer = embedded_model()
+    samples = make_samples(task, tokenizer, 512, count, 4)
+    contexts = tokenizer([sample.context for sample in samples], return_tensors="pt", padding=True)
+    total = 0.0
+    for number, sample in enumerate(samples):
+        mask = contexts["attention_mask"][number : number + 1]
+        context = contexts["input_ids"][number : number + 1][mask.bool()][None]
+        question = tokenizer(sample.question, return_tensors="pt", add_special_tokens=False)["input_ids"]
+        cache = PagedEvictionCache(model.config, budget=96, policy=policy)
+        with torch.inference_mode():
+            model(input_ids=context, past_key_values=cache, logits_to_keep=1)
+        ids = torch.cat([context, question], dim=1)
+        output = model.generate(ids, past_key_values=cache, max_new_tokens=sample.max_new_tokens, do_sample=False)
+        text = tokenizer.decode(output[0, ids.shape[1] :], skip_special_tokens=True)
+        total += get_task(task).score(sample, text)
+    return total / count
+
+
+def test_the_file_of_the_embedded_model_loads_and_helps() -> None:
+    assert embedded.calibration_path().stat().st_size < 200_000
+    assert score_of("calibrated:embedded") > score_of("paged_eviction") + 0.3
+
+
+# ---- self_calibrated ------------------------------------------------------------------------------------------------
+
+
+def answers(model: Any, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits after some steps, and the positions that are held at last."""
+    cache = PagedEvictionCache(model.config, budget=64, policy="self_calibrated", attention_mask=mask)
+    with torch.inference_mode():
+        output = model.generate(
+            ids,
+            attention_mask=mask,
+            past_key_values=cache,
+            max_new_tokens=40,
+            min_new_tokens=40,
+            do_sample=False,
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+    return torch.stack(output.logits, dim=1), torch.stack([cache.block_table(index) for index in range(4)], dim=1)
+
+
+def test_a_row_of_a_padded_batch_is_the_row_alone() -> None:
+    model, _ = embedded.load(torch.float64, "paged_eviction")
+    tokens = some_windows()[0].tokens
+    short, long = tokens[:, -230:], tokens[:, -300:]
+    ids = torch.cat([torch.cat([torch.full((1, 70), 5), short], dim=1), long])
+    mask = torch.ones_like(ids)
+    mask[0, :70] = 0
+    logits, held = answers(model, ids, mask)
+    for row, alone in enumerate((short, long)):
+        expected, table = answers(model, alone, torch.ones_like(alone))
+        torch.testing.assert_close(logits[row], expected[0], rtol=1e-9, atol=1e-9)
+        assert torch.equal(held[row], table[0])
+
+
+def slow_self_calibration(policy: SelfCalibrated, seen: Seen) -> Tensor:
+    """The scores of one unpadded row, by stacked least squares."""
+    found = []
+    for head in range(seen.keys.shape[1]):
+        keys = seen.keys[0, head].double()
+        directions = keys / keys.norm(dim=-1, keepdim=True)
+        usable = seen.usable[0]
+        mean = directions[usable].mean(0)
+        early = [(torch.arange(len(keys)) < below).double() for below in (1, 4, 64)]
+        scalars = [directions @ mean / mean.norm(), keys.norm(dim=-1).log(), *early]
+        samples = torch.cat([torch.stack(scalars, dim=-1), directions], dim=-1)
+        penalty = torch.tensor([1e-3] * 5 + [policy.shrinkage] * keys.shape[1], dtype=torch.float64)
+        target = seen.future[0, head, usable].double()
+        within, deviation = samples[usable], samples[usable].std(0, unbiased=False)
+        scaled = (within - within.mean(0)) / deviation
+        rows = torch.cat([scaled, torch.diag((penalty * len(within)).sqrt())])
+        wanted = torch.cat([target - target.mean(), torch.zeros(len(penalty), dtype=torch.float64)])
+        weights = torch.linalg.lstsq(rows, wanted[:, None]).solution[:, 0]
+        found.append((samples - within.mean(0)) / deviation @ weights + target.mean())
+    return torch.stack(found)
+
+
+def test_self_calibrated_is_least_squares_on_the_prompt() -> None:
+    tokens = some_windows()[0].tokens[:, :300]
+    model, policy = embedded_model()[0], SelfCalibrated(shrinkage=0.5)
+    cache = PagedEvictionCache(model.config, budget=304, policy=policy)
+    with torch.inference_mode():
+        model(input_ids=tokens, past_key_values=cache)
+    for seen in visits(tokens, None):
+        layer = cache.layers[seen.layer_idx]
+        context = ScoreContext(
+            seen.keys, seen.values, seen.positions, torch.tensor([300]), seen.layer_idx, layer.observed
+        )
+        expected = slow_self_calibration(policy, seen).float()
+        torch.testing.assert_close(policy.score(context)[0], expected, rtol=1e-3, atol=1e-5)
+
+
+def test_decoding_and_short_forwards_change_no_weight() -> None:
+    tokens, model = some_windows()[0].tokens[:, :400], embedded_model()[0]
+    cache = PagedEvictionCache(model.config, budget=96, policy="self_calibrated")
+    with torch.inference_mode():
+        model(input_ids=tokens[:, :300], past_key_values=cache)
+        before = [layer.observed["weights"].clone() for _, layer in cache.paged_layers]
+        assert all(weights.abs().sum() > 0 for weights in before)
+        model(input_ids=tokens[:, 300:320], past_key_values=cache)
+        for place in range(320, 400):
+            model(input_ids=tokens[:, place : place + 1], past_key_values=cache)
+    for weights, (_, layer) in zip(before, cache.paged_layers, strict=True):
+        assert torch.equal(weights, layer.observed["weights"])
+
+
+def test_before_a_prompt_all_scores_are_zero() -> None:
+    given = a_context()
+    assert torch.equal(SelfCalibrated().score(given), torch.zeros(2, HEADS, 90))
+
+
+@pytest.mark.parametrize("parameters", [{"distance": -1}, {"least_tokens": 1}, {"shrinkage": 0}, {"shrinkage": -1.0}])
+def test_impossible_parameters(parameters: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(parameters))):
+        SelfCalibrated(**parameters)
