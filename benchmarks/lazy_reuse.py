@@ -21,13 +21,13 @@ from hf_paged_eviction.attention import PAGED_EVICTION
 from hf_paged_eviction.observed_layer import ObservedLayer
 from hf_paged_eviction_eval import embedded
 from hf_paged_eviction_eval.budgets import parse_budget
-from hf_paged_eviction_eval.decoding import decode
-from hf_paged_eviction_eval.generation import Generator
 from hf_paged_eviction_eval.perplexity import make_text_jobs, token_losses
-from hf_paged_eviction_eval.prompts import Batch, make_batches
+from hf_paged_eviction_eval.prompting.prompts import Batch, make_batches
+from hf_paged_eviction_eval.prompting.suites import score
+from hf_paged_eviction_eval.running.decoding import decode
+from hf_paged_eviction_eval.running.generation import Generator
+from hf_paged_eviction_eval.running.start import Reader
 from hf_paged_eviction_eval.settings import TaskSettings, TextSettings
-from hf_paged_eviction_eval.start import Reader
-from hf_paged_eviction_eval.suites import score
 from hf_paged_eviction_eval.tasks import TASK_GROUPS
 
 WAYS = ("lazy", "at once")

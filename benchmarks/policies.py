@@ -19,16 +19,16 @@ from policies_plot import plot_shares
 from hf_paged_eviction import available_policies
 from hf_paged_eviction.attention import PAGED_EVICTION
 from hf_paged_eviction_eval.budgets import FULL
-from hf_paged_eviction_eval.completion import Progress
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.evaluation import evaluate_tasks
 from hf_paged_eviction_eval.policy_names import ORACLE, needs_queries
-from hf_paged_eviction_eval.regret import ALL_TASKS, RANDOM, Share, shares
-from hf_paged_eviction_eval.results import Row, read_meta, read_rows
+from hf_paged_eviction_eval.running.variants import row_key
 from hf_paged_eviction_eval.settings import TaskSettings
-from hf_paged_eviction_eval.summary import Cell, over_tasks, summarise
+from hf_paged_eviction_eval.store.completion import Progress
+from hf_paged_eviction_eval.store.results import Row, read_meta, read_rows
+from hf_paged_eviction_eval.summaries.regret import ALL_TASKS, RANDOM, Share, shares
+from hf_paged_eviction_eval.summaries.summary import Cell, over_tasks, summarise
 from hf_paged_eviction_eval.tasks import TASK_GROUPS
-from hf_paged_eviction_eval.variants import row_key
 
 #: Policies with a file, policies around policies, and budgets shared out among layers and heads.
 COMPOSED = (

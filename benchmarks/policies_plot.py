@@ -6,7 +6,7 @@ from statistics import fmean
 from typing import Any
 
 from hf_paged_eviction_eval.budgets import FULL
-from hf_paged_eviction_eval.plot_style import plt, save
+from hf_paged_eviction_eval.summaries.plot_style import plt, save
 
 #: From light to dark, told apart by shape too.
 COLOURS = ("#E69F00", "#56B4E9", "#0072B2", "#000000")

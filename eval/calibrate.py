@@ -19,8 +19,8 @@ from . import models
 from .budgets import FULL
 from .environment import best_device
 from .errors import UserError
-from .prefill import input_device
 from .requests import check_device
+from .running.prefill import input_device
 from .settings import EMBEDDED, TextSettings
 from .texts import documents
 

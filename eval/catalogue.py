@@ -12,7 +12,7 @@ from hf_paged_eviction.allocators import available_allocators
 from hf_paged_eviction.attention import PAGED_EVICTION
 from hf_paged_eviction.policies import available_modifiers
 
-from . import suites
+from .prompting import suites
 
 
 def policy_sections() -> dict[str, list[tuple[str, str, str]]]:

@@ -7,18 +7,18 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from .completion import Outcome, Watch, Work, complete
 from .distributed import Team, join
 from .errors import UserError
-from .facts import task_facts, text_facts
 from .models import load_config, load_tokenizer
 from .perplexity import make_text_jobs, run_texts, text_row_key
-from .plot import plot_accuracy, plot_accuracy_by_task, plot_perplexity
-from .prompts import Batch, make_batches
-from .results import ResultFolder
-from .runner import batch_keys, row_key, run_batch
+from .prompting.prompts import Batch, make_batches
+from .running.runner import batch_keys, row_key, run_batch
 from .settings import Settings, TaskSettings, TextSettings
-from .summary import Cell, Curve, curves, summarise
+from .store.completion import Outcome, Watch, Work, complete
+from .store.facts import task_facts, text_facts
+from .store.results import ResultFolder
+from .summaries.plot import plot_accuracy, plot_accuracy_by_task, plot_perplexity
+from .summaries.summary import Cell, Curve, curves, summarise
 
 #: The batches of a run by the names of what is in them.
 Plan = list[tuple[str, int | None, tuple[str, ...]]]

@@ -12,12 +12,12 @@ from torch.nn.functional import cross_entropy
 from transformers import DynamicCache
 
 from .errors import RowsFailed, UserError
-from .memory import free_memory, is_out_of_memory
-from .prefill import input_device
-from .results import Row
+from .running.memory import free_memory, is_out_of_memory
+from .running.prefill import input_device
+from .running.variants import Variant, make_cache, variants
 from .settings import TextSettings
+from .store.results import Row
 from .texts import documents
-from .variants import Variant, make_cache, variants
 
 #: Position bins of a run: enough for a curve, few enough to average over.
 BINS = 16

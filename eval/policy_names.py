@@ -8,7 +8,6 @@ from difflib import get_close_matches
 from hf_paged_eviction import available_policies, make_policy
 from hf_paged_eviction.allocators import make_allocator
 
-from . import embedded  # noqa: F401 - names its calibration, "calibrated:embedded"
 from .budgets import FULL
 from .errors import UserError
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from .errors import UserError
-from .summary import Cell, Curve
-from .table import accuracy_grids, for_markdown, perplexity_grid
+from .summaries.summary import Cell, Curve
+from .summaries.table import accuracy_grids, for_markdown, perplexity_grid
 
 IMAGES = Path("notebooks/images")
 

@@ -18,8 +18,8 @@ from .environment import best_device
 from .errors import UserError
 from .policy_names import ALL, ORACLE, choose_policies, needs_queries, split_name
 from .presets import get_preset
+from .prompting.suites import expand, is_generated
 from .settings import AUTO, EMBEDDED, Settings, TaskSettings, TextSettings
-from .suites import expand, is_generated
 
 if TYPE_CHECKING:
     from .commands.options import Options

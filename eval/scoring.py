@@ -13,10 +13,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from .aggregates import Aggregate, aggregates, bucket_scores, task_score, v2_scores
 from .errors import UserError
 from .metrics import first_line_of, score_sample
-from .predictions import Group, Prediction, read_groups
+from .store.predictions import Group, Prediction, read_groups
+from .summaries.aggregates import Aggregate, aggregates, bucket_scores, task_score, v2_scores
 from .tasks import Sample, get_task
 
 _CHOICE = "multiple_choice"  # the metric of LongBench v2, reported by difficulty and length

@@ -10,13 +10,13 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from .budgets import rounding_notes
-from .completion import Outcome, Watch
-from .completion import Progress as State
 from .distributed import is_main_process, leave
 from .evaluation import evaluate_tasks, evaluate_texts
 from .requests import Request
 from .settings import Settings, TaskSettings, TextSettings
-from .table import accuracy_grids, for_terminal, perplexity_grid
+from .store.completion import Outcome, Watch
+from .store.completion import Progress as State
+from .summaries.table import accuracy_grids, for_terminal, perplexity_grid
 
 #: Seconds between two lines about progress where there is no terminal to draw a bar on.
 LINE_SECONDS = 15.0

@@ -16,8 +16,8 @@ from typing import Any, Protocol, TypeVar
 from .environment import model_facts
 from .errors import RowsFailed, UserError
 from .models import load
-from .results import Row
 from .settings import EMBEDDED, Settings
+from .store.results import Row
 
 S = TypeVar("S", bound=Settings, contravariant=True)
 J = TypeVar("J", contravariant=True)

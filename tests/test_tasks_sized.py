@@ -17,7 +17,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from hf_paged_eviction_eval import embedded
-from hf_paged_eviction_eval.chat_template import render
+from hf_paged_eviction_eval.prompting.chat_template import render
 from hf_paged_eviction_eval.tasks import TASK_GROUPS, Sample, get_task, longeval, make_samples, niah
 from hf_paged_eviction_eval.tasks.essay import split_sentences
 from hf_paged_eviction_eval.tasks.ruler import common_words

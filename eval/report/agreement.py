@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from ..results import Row
+from ..store.results import Row
 from .runs import Run, Variant
 from .scores import Line, lines_of, table_of_lines
 from .table import Column, Table, Value

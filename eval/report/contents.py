@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from ..longbench.tasks import TASKS
-from ..plot import accuracy_by_task, perplexity_by_position
-from ..summary import Cell, curves
+from ..summaries.plot import accuracy_by_task, perplexity_by_position
+from ..summaries.summary import Cell, curves
 from .agreement import agreement_table
 from .comparison import comparison_tables, difference_table
 from .counts import count_table

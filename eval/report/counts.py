@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from ..budgets import FULL
-from ..results import Row
+from ..store.results import Row
 from .comparison import flat
 from .runs import Run, Source, Variant
 from .table import Column, Table, Value, without_empty

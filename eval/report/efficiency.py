@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from ..results import Row
+from ..store.results import Row
 from .runs import Run, Variant
 from .scores import lines_of, table_of_lines
 from .table import Column, Table, Value

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..budgets import FULL
-from ..results import Row
+from ..store.results import Row
 from .runs import Run
 
 #: Characters of a text that are shown.

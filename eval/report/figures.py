@@ -10,12 +10,12 @@ from typing import Any
 
 from matplotlib.ticker import MaxNLocator
 
-from ..aggregates import BUCKETS
 from ..budgets import FULL
 from ..longbench.tasks import TASKS
-from ..plot import TOKEN_AXIS, budget_axis, score_axis
-from ..plot_style import COLUMNS, FULL_STYLE, finish, make_panels, policy_styles
-from ..summary import held_tokens
+from ..summaries.aggregates import BUCKETS
+from ..summaries.plot import TOKEN_AXIS, budget_axis, score_axis
+from ..summaries.plot_style import COLUMNS, FULL_STYLE, finish, make_panels, policy_styles
+from ..summaries.summary import held_tokens
 from .agreement import Agreement, agreement_at
 from .efficiency import MIB, Cost, cost_at, lengths_of, scaled
 from .runs import Run, Variant

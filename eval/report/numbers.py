@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..aggregates import aggregates, task_score
 from ..longbench.tasks import TASKS
 from ..longbench.v2 import NAME as V2
-from ..summary import curves
+from ..summaries.aggregates import aggregates, task_score
+from ..summaries.summary import curves
 from .runs import Run, Variant
 from .scores import buckets_of, v1_scores, v2_of
 

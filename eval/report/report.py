@@ -10,8 +10,8 @@ from pathlib import Path
 from rich.console import Console
 
 from ..errors import UserError
-from ..plot_style import save
-from ..results import finite
+from ..store.results import finite
+from ..summaries.plot_style import save
 from .comparison import flat
 from .contents import Part, parts
 from .counts import unfinished

@@ -7,7 +7,7 @@ from math import isfinite
 from numbers import Real
 from typing import Any
 
-from ..results import Row
+from ..store.results import Row
 
 _NUMBERS = ("budget_tokens", "prompt_tokens", "record_length", "new_tokens")
 _MEASURED = ("efficiency", "agreement")

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..budgets import FULL
 from ..errors import UserError
-from ..results import META, ROWS, SHARDS, Row, finite, read_meta, read_rows
+from ..store.results import META, ROWS, SHARDS, Row, finite, read_meta, read_rows
 from .rows import row_key
 
 #: What rows tell by themselves: runs that differ in nothing else complete one another.

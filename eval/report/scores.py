@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from ..aggregates import BUCKETS, V2_GROUPS, aggregates, bucket, bucket_scores, task_score, v2_scores
 from ..budgets import FULL
 from ..longbench.tasks import TASKS
 from ..longbench.v2 import NAME as V2
-from ..results import Row
-from ..summary import Cell, summarise
+from ..store.results import Row
+from ..summaries.aggregates import BUCKETS, V2_GROUPS, aggregates, bucket, bucket_scores, task_score, v2_scores
+from ..summaries.summary import Cell, summarise
 from .runs import Run, Variant
 from .table import Column, Table, Value, find_best, without_empty
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..summary import Curve, curves
+from ..summaries.summary import Curve, curves
 from .runs import Run
 from .scores import Line, lines_of, table_of_lines
 from .table import Column, Table, Value

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from itertools import count, islice
 from typing import Generic, TypeVar
 
-from ..chat_template import has_template, render
 from ..errors import UserError
+from ..prompting.chat_template import has_template, render
 from .sample import Sample
 from .task import SPARE_TOKENS, Task, Tokenizer, count_tokens, special_tokens
 

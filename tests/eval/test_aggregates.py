@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from hf_paged_eviction_eval.aggregates import (
+from hf_paged_eviction_eval.longbench.tasks import PRESETS
+from hf_paged_eviction_eval.summaries.aggregates import (
     BUCKETS,
     V2_GROUPS,
     aggregates,
@@ -15,7 +16,6 @@ from hf_paged_eviction_eval.aggregates import (
     task_score,
     v2_scores,
 )
-from hf_paged_eviction_eval.longbench.tasks import PRESETS
 
 MACRO_ALL, MACRO_EN, PLAIN_EN = (
     "LongBench, macro mean of the 6 categories, 21 tasks",

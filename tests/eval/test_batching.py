@@ -10,8 +10,14 @@ import pytest
 import torch
 from transformers import LlamaConfig, MixtralConfig
 
-from hf_paged_eviction_eval import batching, embedded
-from hf_paged_eviction_eval.batching import kv_numbers_per_token, query_numbers_per_token, start_size, weight_count
+from hf_paged_eviction_eval import embedded
+from hf_paged_eviction_eval.running import batching
+from hf_paged_eviction_eval.running.batching import (
+    kv_numbers_per_token,
+    query_numbers_per_token,
+    start_size,
+    weight_count,
+)
 from hf_paged_eviction_eval.settings import TaskSettings
 
 GIB = 1 << 30

@@ -20,9 +20,9 @@ from hf_paged_eviction_eval import cli, evaluation, presets, requests
 from hf_paged_eviction_eval.commands import app
 from hf_paged_eviction_eval.commands.options import Options
 from hf_paged_eviction_eval.errors import RowsFailed
-from hf_paged_eviction_eval.results import Row
-from hf_paged_eviction_eval.runner import run_batch
-from hf_paged_eviction_eval.variants import row_key
+from hf_paged_eviction_eval.running.runner import run_batch
+from hf_paged_eviction_eval.running.variants import row_key
+from hf_paged_eviction_eval.store.results import Row
 
 
 def run(*arguments: str, status: int = 0) -> Any:

@@ -12,7 +12,7 @@ from batches import all_rows, make_batch
 from transformers import DynamicCache
 
 from hf_paged_eviction import PagedEvictionCache
-from hf_paged_eviction_eval.efficiency import PeakMemory, Stopwatch, evictions, kv_bytes, timed_updates
+from hf_paged_eviction_eval.running.efficiency import PeakMemory, Stopwatch, evictions, kv_bytes, timed_updates
 from hf_paged_eviction_eval.settings import TaskSettings
 
 CPU = torch.device("cpu")

@@ -17,15 +17,15 @@ from hf_paged_eviction.attention import PAGED_EVICTION
 from hf_paged_eviction_eval import embedded, requests
 from hf_paged_eviction_eval.commands.options import Options
 from hf_paged_eviction_eval.errors import UserError
-from hf_paged_eviction_eval.generation import Generator
-from hf_paged_eviction_eval.oracle import Oracle, look_ahead
 from hf_paged_eviction_eval.policy_names import choose_policies, needs_queries, split_list, split_name
-from hf_paged_eviction_eval.prefill import Inputs
-from hf_paged_eviction_eval.prompts import Batch, encode
+from hf_paged_eviction_eval.prompting.prompts import Batch, encode
+from hf_paged_eviction_eval.running.generation import Generator
+from hf_paged_eviction_eval.running.oracle import Oracle, look_ahead
+from hf_paged_eviction_eval.running.prefill import Inputs
+from hf_paged_eviction_eval.running.start import Reader
+from hf_paged_eviction_eval.running.variants import make_cache, variants
 from hf_paged_eviction_eval.settings import TaskSettings, TextSettings
-from hf_paged_eviction_eval.start import Reader
 from hf_paged_eviction_eval.tasks import make_samples
-from hf_paged_eviction_eval.variants import make_cache, variants
 
 LENGTHS = (90, 75, 52)
 SETTINGS = TaskSettings(policies=("oracle", "random"), budgets=("20%", "full"), block_size=4, tasks=("passkey",))

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from hf_paged_eviction_eval import readme
-from hf_paged_eviction_eval.plot import plot_accuracy, plot_accuracy_by_task, plot_perplexity
-from hf_paged_eviction_eval.summary import Cell, Curve, over_tasks, summarise
-from hf_paged_eviction_eval.table import accuracy_grids, for_markdown, perplexity_grid
+from hf_paged_eviction_eval.summaries.plot import plot_accuracy, plot_accuracy_by_task, plot_perplexity
+from hf_paged_eviction_eval.summaries.summary import Cell, Curve, over_tasks, summarise
+from hf_paged_eviction_eval.summaries.table import accuracy_grids, for_markdown, perplexity_grid
 
 
 def row(task: str, policy: str, budget: str, tokens: int | None, score: float) -> dict[str, Any]:

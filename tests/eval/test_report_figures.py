@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 from report_rows import FULL, make_row, make_rows, write_run
 
-from hf_paged_eviction_eval.plot import accuracy_by_task
-from hf_paged_eviction_eval.plot_style import COLOURS, KNOWN, plt, policy_styles
 from hf_paged_eviction_eval.report.figures import (
     agreement_plot,
     depth_bins,
@@ -21,7 +19,9 @@ from hf_paged_eviction_eval.report.figures import (
     score_over_length,
 )
 from hf_paged_eviction_eval.report.runs import Run, load_runs
-from hf_paged_eviction_eval.summary import Cell
+from hf_paged_eviction_eval.summaries.plot import accuracy_by_task
+from hf_paged_eviction_eval.summaries.plot_style import COLOURS, KNOWN, plt, policy_styles
+from hf_paged_eviction_eval.summaries.summary import Cell
 
 RECENT = ("recency", "64")
 

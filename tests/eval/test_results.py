@@ -13,9 +13,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hf_paged_eviction_eval import lock
 from hf_paged_eviction_eval.errors import UserError
-from hf_paged_eviction_eval.results import ResultFolder, Row, RowFile, encode_row, read_rows
+from hf_paged_eviction_eval.store import lock
+from hf_paged_eviction_eval.store.results import ResultFolder, Row, RowFile, encode_row, read_rows
 
 SETTINGS = {"a": 1, "b": [2, "ä"]}
 
@@ -156,7 +156,7 @@ def test_a_second_process_is_refused_and_a_dead_one_is_not_waited_for(tmp_path: 
     code = f"""
 import os, sys
 from pathlib import Path
-from hf_paged_eviction_eval import lock
+from hf_paged_eviction_eval.store import lock
 with lock.held(Path({str(tmp_path)!r})):
     print("held", flush=True)
     sys.stdin.read()

@@ -121,7 +121,7 @@ def test_other_settings_and_their_file(commands: Commands, words: list[str], exp
 
 
 def test_two_at_once(commands: Commands, words: list[str], tmp_path: Path) -> None:
-    from hf_paged_eviction_eval import lock
+    from hf_paged_eviction_eval.store import lock
 
     with lock.held(tmp_path):
         status, output = commands.run([*words, "--output", str(tmp_path)])

@@ -14,10 +14,10 @@ from transformers import DynamicCache, Gemma3ForCausalLM, Gemma3TextConfig
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction_eval import embedded
 from hf_paged_eviction_eval.errors import UserError
-from hf_paged_eviction_eval.generation import end_tokens, filler, until_end
-from hf_paged_eviction_eval.prefill import Inputs, feed, pad_left
-from hf_paged_eviction_eval.prompts import Batch, encode
-from hf_paged_eviction_eval.runner import batch_keys, row_key, run_batch
+from hf_paged_eviction_eval.prompting.prompts import Batch, encode
+from hf_paged_eviction_eval.running.generation import end_tokens, filler, until_end
+from hf_paged_eviction_eval.running.prefill import Inputs, feed, pad_left
+from hf_paged_eviction_eval.running.runner import batch_keys, row_key, run_batch
 from hf_paged_eviction_eval.settings import TaskSettings
 from hf_paged_eviction_eval.tasks import make_samples
 
@@ -374,7 +374,7 @@ def test_pads_in_the_middle_are_not_seen(model: Any) -> None:
 
 def test_a_row_holds_what_a_report_needs(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     batch = make_batch((40,), all_classes=("a", "b"), length=None, metadata={"depth": 3}, metric="qa_f1_score")
-    monkeypatch.setattr("hf_paged_eviction_eval.rows.score", lambda sample, text, settings: 0.25)
+    monkeypatch.setattr("hf_paged_eviction_eval.running.rows.score", lambda sample, text, settings: 0.25)
     row = next(iter(run_batch(model, IdTokenizer(), FEW, batch, set())))[0]
     expected = {"task": "passkey", "length": None, "policy": "full", "budget": "full", "budget_tokens": None}
     expected |= {"id": "0", "prompt_tokens": 40, "truncated": False, "chat": False, "answers": ["1"], "score": 0.25}

@@ -11,8 +11,7 @@ from longbench_files import write_longbench, write_longbench_v2
 
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.longbench import TASKS
-from hf_paged_eviction_eval.settings import TaskSettings
-from hf_paged_eviction_eval.suites import (
+from hf_paged_eviction_eval.prompting.suites import (
     description,
     digests,
     expand,
@@ -22,6 +21,7 @@ from hf_paged_eviction_eval.suites import (
     task_groups,
     task_names,
 )
+from hf_paged_eviction_eval.settings import TaskSettings
 from hf_paged_eviction_eval.tasks import available_tasks
 
 

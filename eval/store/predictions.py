@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .errors import UserError
-from .longbench.tasks import TASKS, LongBenchTask
+from ..errors import UserError
+from ..longbench.tasks import TASKS, LongBenchTask
 from .results import ROWS, SHARDS
 
 _KNOWN = ", ".join(name for name, task in TASKS.items() if not task.is_e)

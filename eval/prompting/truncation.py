@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .errors import UserError
+from ..errors import UserError
 
 
 def cut_middle(

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..distributed import Team
+from ..errors import UserError
+from ..run_file import NAME, as_run_file
+from ..settings import Settings
+from ..workers import Failed, Loaded, RunJob, default_workers, run_jobs
 from . import lock
-from .distributed import Team
-from .errors import UserError
 from .facts import cost_facts, place_facts
 from .results import KeyOf, ResultFolder, Row
-from .run_file import NAME, as_run_file
-from .settings import Settings
 from .shards import Others, Shard, clear
-from .workers import Failed, Loaded, RunJob, default_workers, run_jobs
 
 Key = tuple[Any, ...]
 #: Seconds between two writings of `run_meta.json`.

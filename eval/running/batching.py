@@ -9,7 +9,7 @@ import torch
 
 from hf_paged_eviction.attention import PAGED_EVICTION
 
-from .settings import TaskSettings
+from ..settings import TaskSettings
 
 #: No more rows than this, however small the model.
 MOST = 64

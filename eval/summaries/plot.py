@@ -10,9 +10,9 @@ from typing import Any
 import matplotlib
 from matplotlib.ticker import NullLocator
 
-from .budgets import FULL, parse_budget
-from .errors import UserError
-from .perplexity import BINS
+from ..budgets import FULL, parse_budget
+from ..errors import UserError
+from ..perplexity import BINS
 from .plot_style import COLUMNS, FULL_STYLE, PANEL, finish, make_panels, policy_styles, save
 from .summary import Cell, Curve, over_tasks
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import Any
 
-from . import longbench
-from .errors import UserError
-from .metrics import first_line_of, score_sample
-from .settings import TaskSettings
-from .tasks import TASK_GROUPS, Sample, available_tasks, get_task, make_samples
+from .. import longbench
+from ..errors import UserError
+from ..metrics import first_line_of, score_sample
+from ..settings import TaskSettings
+from ..tasks import TASK_GROUPS, Sample, available_tasks, get_task, make_samples
 
 #: Samples per task and length where `--limit` says nothing; those of LongBench all run.
 GENERATED_SAMPLES = 64

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from .errors import UserError
+from ..errors import UserError
 from .results import make_folder
 
 NAME = ".lock"

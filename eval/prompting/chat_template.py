@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from .errors import UserError
+from ..errors import UserError
 
 
 def has_template(tokenizer: Any) -> bool:

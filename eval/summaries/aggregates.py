@@ -11,7 +11,7 @@ from statistics import fmean
 
 import numpy as np
 
-from .longbench.tasks import CATEGORIES, PRESETS, TASKS
+from ..longbench.tasks import CATEGORIES, PRESETS, TASKS
 
 #: LongBench-E reports by the `length` field of the record (words, not tokens).
 BUCKETS = ("0-4k", "4-8k", "8k+")

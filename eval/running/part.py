@@ -11,18 +11,18 @@ from transformers import DynamicCache
 
 from hf_paged_eviction import EvictionPolicy, make_policy
 
+from ..prompting.prompts import Batch
+from ..settings import TaskSettings
+from ..store.results import Row
 from .agreement import FullAnswer, identical_share, mean_kl
 from .decoding import Decoding, decode
 from .efficiency import PeakMemory
 from .generation import Generator
 from .oracle import Oracle, look_ahead
 from .prefill import Inputs, can_share, input_device
-from .prompts import Batch
 from .recording import shows_queries
 from .remembering import Memory, remembering
-from .results import Row
 from .rows import Answer, finished_row
-from .settings import TaskSettings
 from .start import First, Reader, Source
 from .variants import RowKey, Variant, make_cache, row_key, variants
 

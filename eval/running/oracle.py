@@ -14,9 +14,9 @@ from hf_paged_eviction import EvictionPolicy, ScoreContext
 from hf_paged_eviction.attention_rows import Attention
 from hf_paged_eviction.observer import Queries
 
+from ..errors import UserError
+from ..policy_names import ORACLE
 from .decoding import decode
-from .errors import UserError
-from .policy_names import ORACLE
 from .prefill import Inputs
 from .recording import RecordingCache
 from .start import Reader, Source

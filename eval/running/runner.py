@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Set
 from typing import Any
 
-from .errors import RowsFailed, UserError
+from ..errors import RowsFailed, UserError
+from ..prompting.prompts import Batch
+from ..settings import TaskSettings
+from ..store.results import Row
 from .memory import free_memory, is_out_of_memory
 from .part import Part
-from .prompts import Batch
-from .results import Row
-from .settings import TaskSettings
 from .variants import RowKey, batch_keys, row_key
 
 __all__ = ["RowKey", "batch_keys", "row_key", "run_batch"]

@@ -11,12 +11,12 @@ from transformers import DynamicCache
 from hf_paged_eviction import EvictionPolicy, PagedEvictionCache
 from hf_paged_eviction.allocators import HeadAllocator, make_allocator
 
-from .budgets import FULL, Budget
-from .errors import UserError
-from .policy_names import ORACLE, needs_queries, split_name
-from .prompts import Batch, Prompt
-from .results import Row
-from .settings import Settings, TaskSettings
+from ..budgets import FULL, Budget
+from ..errors import UserError
+from ..policy_names import ORACLE, needs_queries, split_name
+from ..prompting.prompts import Batch, Prompt
+from ..settings import Settings, TaskSettings
+from ..store.results import Row
 
 
 class RowKey(NamedTuple):

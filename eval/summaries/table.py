@@ -11,7 +11,7 @@ from rich.columns import Columns
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from .budgets import FULL
+from ..budgets import FULL
 from .summary import Cell, Curve, over_tasks
 
 

@@ -7,12 +7,12 @@ from array import array
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from .environment import commit, hardware, versions
-from .perplexity import TextJob
-from .prompts import Batch, Prompt
+from ..environment import commit, hardware, versions
+from ..perplexity import TextJob
+from ..prompting.prompts import Batch, Prompt
+from ..prompting.suites import digests
+from ..settings import TaskSettings
 from .results import Row
-from .settings import TaskSettings
-from .suites import digests
 
 #: Sums over rows; every row counts what the batch it ran in took, shared out over the rows of that batch.
 _SECONDS = ("prefill_seconds", "compress_seconds", "decode_seconds", "cache_seconds")

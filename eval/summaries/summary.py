@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import exp, sqrt
 from statistics import fmean
 
-from .results import Row
+from ..store.results import Row
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from math import sqrt
 from statistics import fmean
 
-from .budgets import FULL
-from .policy_names import ORACLE
-from .results import Row
+from ..budgets import FULL
+from ..policy_names import ORACLE
+from ..store.results import Row
 
 RANDOM = "random"
 ALL_TASKS = "all tasks"

@@ -15,8 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from ..errors import UserError
 from . import lock
-from .errors import UserError
 from .results import Row, RowFile, cannot_write
 
 POLL_SECONDS = 0.2

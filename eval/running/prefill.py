@@ -17,7 +17,7 @@ from hf_paged_eviction.observed_layer import ObservedLayer
 from hf_paged_eviction.observer import Queries
 from hf_paged_eviction.unequal_layer import UnequalLayer
 
-from .prompts import Prompt
+from ..prompting.prompts import Prompt
 
 Ids = tuple[int, ...]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .prompts import Batch, Prompt
-from .results import Row
-from .settings import TaskSettings
-from .suites import score
+from ..prompting.prompts import Batch, Prompt
+from ..prompting.suites import score
+from ..settings import TaskSettings
+from ..store.results import Row
 from .variants import Variant
 
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Literal
 
-from .batching import start_size
+from ..errors import UserError
+from ..running.batching import start_size
+from ..settings import TaskSettings
+from ..tasks import Sample
 from .chat_template import has_template, render, wrap
-from .errors import UserError
-from .settings import TaskSettings
 from .suites import is_generated, load_samples
-from .tasks import Sample
 from .truncation import cut_middle
 
 ChatTemplate = Literal["auto", "always", "never"]

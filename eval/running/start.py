@@ -13,13 +13,13 @@ from transformers import DynamicCache
 from hf_paged_eviction.observed_layer import ObservedLayer
 from hf_paged_eviction.observer import Queries
 
+from ..prompting.prompts import Prompt
+from ..settings import TaskSettings
 from .agreement import recorded_logits
 from .efficiency import Stopwatch, timed_updates
 from .generation import Generator
 from .prefill import Ids, Inputs, can_share, input_device, read, replay
-from .prompts import Prompt
 from .recording import RecordingCache
-from .settings import TaskSettings
 
 
 @dataclass(frozen=True)

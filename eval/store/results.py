@@ -15,7 +15,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from .errors import UserError
+from ..errors import UserError
 
 Row = dict[str, Any]
 #: What tells rows apart; raises KeyError or TypeError for what is no row.

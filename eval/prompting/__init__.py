@@ -1,0 +1,1 @@
+"""From tasks to token ids, by the official rules."""

@@ -1,0 +1,1 @@
+"""What runs one batch of prompts under every policy and budget."""

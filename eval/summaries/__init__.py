@@ -1,0 +1,1 @@
+"""Rows averaged, tabulated and drawn."""
