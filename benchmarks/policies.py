@@ -156,7 +156,6 @@ def collect(options: argparse.Namespace, target: Path, image: Path) -> None:
         "environment": environment(),
         "command": "python benchmarks/policies.py" + (" --quick" if options.quick else ""),
         "model": "embedded",
-        "samples": options.samples,
         "length": options.length,
         "tasks": [*options.tasks, ALL_TASKS],
         "columns": "per policy: share of the distance from random (0) to the oracle (1) over all tasks and its "
@@ -187,6 +186,7 @@ def summary(settings: TaskSettings, rows: Sequence[Row]) -> dict[str, Any]:
     return {
         "question_aware": settings.question_aware,
         "block_size": settings.block_size,
+        "samples": max(cell.samples for cell in cells),
         "tokens": {cell.budget: cell.tokens for cell in cells if cell.budget != FULL},
         "budgets": {budget: lines(budget) for budget in dict.fromkeys(cell.budget for cell in cells)},
     }

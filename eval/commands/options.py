@@ -137,7 +137,9 @@ class Options:
         typer.Option(
             metavar="A,B,...",
             rich_help_panel=COMPARE,
-            help="Names from `paged-eviction policies`; full is the full cache, all is every policy.",
+            help="Names from `paged-eviction policies`, with parameters and modifiers: snapkv(window=16), caote(h2o); "
+            "h2o@pyramid shares the budget out among layers. full is the full cache, oracle evicts what the full "
+            "cache's answer attends to least, all is every policy.",
             show_default="seven simple ones",
         ),
     ] = None
