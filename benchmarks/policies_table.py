@@ -34,7 +34,7 @@ def content(results: dict[str, Any]) -> str:
     scores = [_score(runs, name, columns[1]) for name in ("random", "oracle", FULL)]
     return (
         f"**Share of the way from random eviction (0) to the oracle (100)**, `{results['command']}`: the embedded "
-        f"model, {len(results['tasks']) - 1} tasks, {" to ".join(map(str, prompts[:: max(len(prompts) - 1, 1)]))} prompts of {results['length']} tokens each, "
+        f"model, {len(results['tasks']) - 1} tasks, {' to '.join(map(str, prompts[:: max(len(prompts) - 1, 1)]))} prompts of {results['length']} tokens each, "
         f"blocks of {BLOCK} tokens (b1: of one). *unknown*: the question comes after compression. Mean scores at "
         f"{_title(*columns[1])}: random {scores[0]:.2f}, oracle {scores[1]:.2f}, full cache {scores[2]:.2f}. The order "
         "is that of this model; a large one's keys and values can have norms that mean the opposite.\n\n"

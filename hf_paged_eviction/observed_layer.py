@@ -104,7 +104,9 @@ class ObservedLayer(PagedLayer):
         held = self.held
         returned = super()._append(keys, values, real)
         if self._queries is not None and keys.shape[2] > 1:
-            self._observer.observe_many(self._queries, self.table.positions, self._step_positions, held)
+            self._observer.observe_many(
+                self._queries, self.table.positions, self._step_positions, held, self._step_real is None
+            )
             self._observer.settle(None, self.table.capacity)
         return returned
 
@@ -161,7 +163,8 @@ class ObservedLayer(PagedLayer):
     def _score_overflow(self, keys: Tensor, values: Tensor, positions: Tensor, count: int) -> Tensor:
         if self._queries is None:
             raise RuntimeError("A forward of several tokens is scored after its attention only.")
-        self._observer.observe_many(self._queries, positions, self._step_positions, positions.shape[-1] - count)
+        held = positions.shape[-1] - count
+        self._observer.observe_many(self._queries, positions, self._step_positions, held, self._step_real is None)
         seen = positions[:, 0].amax(-1) + 1
         return self._score(keys, values, positions, seen, self._observer.statistics(positions), self._observer.count)
 

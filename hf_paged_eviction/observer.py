@@ -229,7 +229,9 @@ class Observer:
 
     # ---- several tokens -------------------------------------------------------------------------------------------
 
-    def observe_many(self, queries: Queries, key_positions: Tensor, query_positions: Tensor, held: int) -> None:
+    def observe_many(
+        self, queries: Queries, key_positions: Tensor, query_positions: Tensor, held: int, all_real: bool = False
+    ) -> None:
         """Observe a forward of several tokens: the statistics then cover all tokens that it saw.
 
         Args:
@@ -237,6 +239,7 @@ class Observer:
             key_positions: `[B, 1 or H, tokens]`: the `held` slots as they are, then the new tokens.
             query_positions: `[B, q]`, -1 for pads.
             held: slots held before.
+            all_real: whether it is known that none of the queries is a pad.
         """
         if not self.policy.needs_queries:
             return
@@ -245,9 +248,9 @@ class Observer:
         before = key_positions[..., :held]
         found = self.statistics(before)
         if self._kept:  # their block is not full yet, and the text goes on, except where there are only pads
-            goes_on = (query_positions >= 0).any(-1)
+            goes_on = torch.ones_like(self.until, dtype=torch.bool) if all_real else (query_positions >= 0).any(-1)
             found = self._with_kept(found, queries.key[:, :, :held], before, before[:, 0].amax(-1) + 1, goes_on)
-            self._drop_kept(len(self._kept) if bool(goes_on.all()) else 0)
+            self._drop_kept(len(self._kept) if all_real or bool(goes_on.all()) else 0)
         for name in self.policy.token_statistics:
             found[name] = torch.nn.functional.pad(found[name], (0, new))
         found = fold(self.policy, found, queries, key_positions, query_positions, self.share)

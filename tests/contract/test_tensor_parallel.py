@@ -169,7 +169,7 @@ def test_shares_among_heads_are_refused(world: Any) -> None:
     config._attn_implementation = "paged_eviction"
     cache = PagedEvictionCache(config, budget=24, block_size=4, allocator="ada_kv", heads="separate")
     states = torch.randn(1, 1, 40, 8)
-    with pytest.raises(ValueError, match="'ada_kv' compares all KV heads.*other processes"):
+    with pytest.raises(ValueError, match=r"'ada_kv' compares all KV heads.*other processes"):
         cache.update(states, states, 0)
 
 
