@@ -30,12 +30,14 @@ def content(results: dict[str, Any]) -> str:
     ranked = sorted(lines, key=lambda name: -_rank(lines[name]))
     header = ("policy", *(_title(*column) for column in columns))
     rows = [(f"`{name}`", *("" if share is None else f"{100 * share:.0f}" for share in lines[name])) for name in ranked]
-    prompts = sorted({run["samples"] for run in runs.values()})
+    counts = sorted({run["samples"] for run in runs.values()})
+    prompts = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     scores = [_score(runs, name, columns[1]) for name in ("random", "oracle", FULL)]
     return (
         f"**Share of the way from random eviction (0) to the oracle (100)**, `{results['command']}`: the embedded "
-        f"model, {len(results['tasks']) - 1} tasks, {' to '.join(map(str, prompts[:: max(len(prompts) - 1, 1)]))} prompts of {results['length']} tokens each, "
-        f"blocks of {BLOCK} tokens (b1: of one). *unknown*: the question comes after compression. Mean scores at "
+        f"model, {len(results['tasks']) - 1} tasks, {prompts} prompts of "
+        f"{results['length']} tokens each, blocks of {BLOCK} tokens (b1: of one). *unknown*: the question comes after "
+        f"compression; *known*: it is part of what is compressed. Mean scores at "
         f"{_title(*columns[1])}: random {scores[0]:.2f}, oracle {scores[1]:.2f}, full cache {scores[2]:.2f}. The order "
         "is that of this model; a large one's keys and values can have norms that mean the opposite.\n\n"
         + table(header, rows)

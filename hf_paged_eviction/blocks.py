@@ -42,7 +42,15 @@ class BlockTable:
         limits: `[B, S]` int64, multiples of `P`: slots that a set may use, the others are dead; None = all of them.
     """
 
-    def __init__(self, budget: BlockBudget, rows: int, sets: int, device: torch.device, token_local: bool) -> None:
+    def __init__(
+        self,
+        budget: BlockBudget,
+        rows: int,
+        sets: int,
+        device: torch.device,
+        token_local: bool,
+        interval: int = 1,
+    ) -> None:
         self.capacity = budget.capacity
         self.block_size = budget.block_size
         self.device = device
@@ -67,6 +75,9 @@ class BlockTable:
         self._order: Tensor | None = None  # [B, S, C] slot of each logical place, None where they are the same
         self._current = self.pads.new_empty(0)  # [B, S] logical block being overwritten = the newest block
         self._slots = self.pads.new_empty(0)  # [B, S, P] its slots
+        # Victims chosen together: [B, S, ahead] blocks, [B, S] how many of them are left, and how many were taken.
+        self._ahead = max(1, interval // self.block_size)
+        self._chosen = self._left = self._taken = self.pads.new_empty(0)
 
     # ---- growing -------------------------------------------------------------------------------------------------
 
@@ -125,6 +136,9 @@ class BlockTable:
         held_pads = (self.full_at - self.seen).minimum(self._usable)
         self._order = self._logical_order(held_pads) if max(self._full_at_values) > self.seen else None
         self._overwriting = True
+        self._left = self._taken = torch.zeros_like(self.full_at)
+        blocks = min(self._ahead, self.capacity // self.block_size)
+        self._chosen = self._left[..., None].expand(-1, -1, blocks)
         self._point_at((self._usable - held_pads - 1).clamp_min(0) // self.block_size)
 
     @property
@@ -168,7 +182,7 @@ class BlockTable:
         used_up = (self.seen - self.full_at) % self.block_size == 0
         if real is not None:
             used_up = used_up & real
-        victim = self._lowest_block()
+        victim = self._next_victim(used_up & full)
         if self._order is not None:
             # A row that still holds pads goes on to its next logical block, which lies in the pads' slots.
             filled = (self._usable - (self.full_at - self.seen)).clamp_min(0) // self.block_size
@@ -176,14 +190,32 @@ class BlockTable:
         self.evicted_blocks = self.evicted_blocks + (used_up & full).any(-1)
         self._point_at(torch.where(used_up, victim, self._current))
 
-    def _lowest_block(self) -> Tensor:
+    def _next_victim(self, moving: Tensor) -> Tensor:
+        """`[B, S]` the next block to be overwritten, where `moving` `[B, S]` says that one is due."""
+        if self._ahead == 1:
+            return self._rank_of_blocks().argmin(-1)
+        ranks = self._rank_of_blocks()
+        renewed = moving & (self._left == 0)
+        lowest = ranks.topk(min(self._ahead, ranks.shape[-1]), dim=-1, largest=False).indices
+        # Half of what may go at most, so that a choice always leaves something to choose from.
+        count = ((ranks < KEEP).sum(-1) // 2).clamp(1, lowest.shape[-1])
+        self._chosen = torch.where(renewed[..., None], lowest, self._chosen)
+        self._left = torch.where(renewed, count, self._left)
+        self._taken = torch.where(renewed, 0, self._taken)
+        victim = self._chosen.gather(-1, self._taken[..., None])[..., 0]
+        self._left = self._left - moving.long()
+        self._taken = (self._taken + moving.long()).clamp_max(lowest.shape[-1] - 1)
+        return victim
+
+    def _rank_of_blocks(self) -> Tensor:
+        """`[B, S, C / P]` int64: the lowest goes first, `KEEP` for blocks that may not go."""
         scores, positions = self.block_scores(), self.table()
         keys = rank_keys(scores, positions[..., 0], scores.isnan().logical_not())
         blocks = torch.arange(keys.shape[-1], device=self.device)
         safe = (blocks < self._protected_blocks) | (blocks == self._current[..., None])
         if self.limits is not None:
             safe |= blocks >= self.limits[..., None] // self.block_size
-        return keys.masked_fill(safe, KEEP).argmin(-1)
+        return keys.masked_fill(safe, KEEP)
 
     def overwritten(self, real: Tensor | None) -> None:
         """The slot given by `next_slot` was written."""
@@ -279,6 +311,7 @@ class BlockTable:
         self._order = None if self._order is None else change(self._order)
         if self._overwriting:
             self._current, self._slots = change(self._current), change(self._slots)
+            self._chosen, self._left, self._taken = change(self._chosen), change(self._left), change(self._taken)
 
     # ---- reading ------------------------------------------------------------------------------------------------
 

@@ -294,7 +294,10 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         if not (serves(self.keys, keys, capacity) and serves(self.values, values, capacity)):
             self.keys, self.values = empty_storage(keys, capacity), empty_storage(values, capacity)
         sets = self._score.sets(keys.shape[1])
-        self._table = BlockTable(self.budget, keys.shape[0], sets, keys.device, self.policy.token_local)
+        policy = self.policy
+        self._table = BlockTable(
+            self.budget, keys.shape[0], sets, keys.device, policy.token_local, policy.decision_interval
+        )
         if keys.shape[0] > 1:
             self.padding.warn_if_unknown()
 

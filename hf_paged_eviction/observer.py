@@ -164,7 +164,7 @@ class Observer:
 
     def keep(self, queries: Queries, real: Tensor | None) -> None:
         """Keep the query of a single token; `real` `[B, 1]` bool, False where it is a pad, None = nowhere."""
-        if self.policy.needs_queries:
+        if self.policy.needs_queries and self.policy.observes_decode:
             self._kept.append(queries.query.detach())
             self._kept_real.append(real)
             self._logits = queries.logits

@@ -126,6 +126,11 @@ class EvictionPolicy(ABC):
     def score(self, context: ScoreContext) -> Tensor:
         """Return `[batch, kv_heads, tokens]`, float32, high = keep. `inf` pins a token, nan counts as lowest."""
 
+    @property
+    def decision_interval(self) -> int:
+        """Decoded tokens between two decisions: where it is several blocks, so many victims are chosen together."""
+        return 1
+
     # ---- for policies that decide by queries or attention ---------------------------------------------------------
 
     @property
@@ -150,6 +155,11 @@ class EvictionPolicy(ABC):
     def needs_queries(self) -> bool:
         """Whether the policy works with the attention implementation "paged_eviction" only."""
         return bool(self.token_statistics or self.row_statistics)
+
+    @property
+    def observes_decode(self) -> bool:
+        """Whether single tokens are observed; otherwise forwards of several tokens only."""
+        return True
 
     def observe(self, statistics: Statistics, attention: Attention) -> Statistics:
         """Fold what some queries attend to into the statistics.

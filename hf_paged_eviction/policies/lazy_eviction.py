@@ -21,13 +21,14 @@ class LazyEviction(EvictionPolicy):
     the longest gap between two, the score is `2 sigmoid(-age / pause) + 2 sigmoid(-pause - 1)`; a token that was active
     once has no pause, and scores 1 while it is active and 0 after. A token that never was scores 0.
 
-    The paper evicts every `lag` tokens and never the newest `lag`, so that pauses can show. The cache evicts when a
-    block is full; what a policy can say, and this one does, is that the newest `lag` tokens (at most half of those
-    held) are safe. With a budget near `lag` that is a sliding window: choose it well below.
+    As in the paper, victims are chosen every `lag` tokens only, as many blocks together, and the newest `lag` tokens
+    are safe (at most half of those held), so that pauses can show. They are overwritten one after the other. With a
+    budget near `lag` that is a sliding window: choose it well below.
 
     Args:
         threshold: attention that counts as activity; 5e-4 and 1e-4 in the paper, by model.
-        lag: newest tokens that are safe; about 175 in the paper, for answers of 8,000 tokens.
+        lag: tokens between decisions, and newest tokens that are safe; about 175 in the paper, for answers of 8,000
+            tokens.
 
     Raises:
         ValueError: a parameter is out of range.
@@ -41,6 +42,10 @@ class LazyEviction(EvictionPolicy):
     def __post_init__(self) -> None:
         check_between("threshold", self.threshold, 0, 1)
         check_count("lag", self.lag)
+
+    @property
+    def decision_interval(self) -> int:
+        return self.lag
 
     @property
     def token_statistics(self) -> tuple[str, ...]:

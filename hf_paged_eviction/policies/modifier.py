@@ -46,6 +46,14 @@ class Modifier(EvictionPolicy):
         return tuple(f"{at}.{name}" for at, part in enumerate(self.parts) for name in part.row_statistics)
 
     @property
+    def decision_interval(self) -> int:
+        return max(part.decision_interval for part in self.parts)
+
+    @property
+    def observes_decode(self) -> bool:
+        return any(part.observes_decode for part in self.parts if part.needs_queries)
+
+    @property
     def needs_queries(self) -> bool:
         return super().needs_queries or any(part.needs_queries for part in self.parts)
 

@@ -34,10 +34,11 @@ class SelfCalibrated(EvictionPolicy):
     look at says little of what will be asked. Decoding adds no attention to the fit. Values take no part: observers are
     not shown them.
 
-    A long forward (`least_tokens` or more) counts as prompt and fits anew, to the tokens it saw, those held
-    included; in a chunked prefill each chunk does. A shorter one changes nothing. Before the first fit all scores
-    are 0. Memory per row and layer, in numbers: kv_heads x (head_dim + 5), and one per held token. A prompt costs its
-    attention once more, in pieces, and one pass for each piece over the keys.
+    A forward of several tokens fits anew, to the tokens it saw, those held included, if it brings `least_tokens` or
+    more together with what was decoded before it; in a chunked prefill each chunk does. Others change nothing, and
+    single tokens are not observed at all. Before the first fit all scores are 0. Memory per row and layer, in numbers:
+    kv_heads x (head_dim + 5), and one per held token. A prompt costs its attention once more, in pieces, and one pass
+    for each piece over the keys.
 
     Args:
         distance: tokens nearer than this to a query do not count, because they are in the cache anyway.
@@ -58,6 +59,10 @@ class SelfCalibrated(EvictionPolicy):
         check_count("distance", self.distance)
         check_count("least_tokens", self.least_tokens, at_least=2)
         check_positive("shrinkage", self.shrinkage)
+
+    @property
+    def observes_decode(self) -> bool:
+        return False
 
     @property
     def token_statistics(self) -> tuple[str, ...]:
