@@ -15,6 +15,7 @@ pytest.importorskip("build", reason="the extra `dev` is not installed")
 
 ROOT = Path(__file__).parents[2]
 SOURCES = {"hf_paged_eviction": "hf_paged_eviction", "eval": "hf_paged_eviction_eval"}
+SHIPPED = (".py", ".json", ".html", ".css")
 IGNORED = shutil.ignore_patterns(".*", "build", "dist", "results", "*.egg-info", "__pycache__")
 
 
@@ -33,7 +34,7 @@ def expected_files() -> set[str]:
     found = set()
     for folder, package in SOURCES.items():
         for path in (ROOT / folder).rglob("*"):
-            if path.is_file() and (path.suffix == ".py" or path.name == "py.typed" or path.parent.name == "model"):
+            if path.suffix in SHIPPED or path.name in ("py.typed", "NOTICE") or path.parent.name == "model":
                 found.add(f"{package}/{path.relative_to(ROOT / folder).as_posix()}")
     return found
 
@@ -46,7 +47,8 @@ def test_wheel_holds_both_packages_and_no_other(dist: Path) -> None:
         assert "paged-eviction = hf_paged_eviction_eval.cli:main" in archive.read(entry_points).decode()
     code = {name for name in names if ".dist-info/" not in name}
     assert code == expected_files()
-    assert any(name.endswith("licenses/LICENSE") for name in names)
+    for licence in ("licenses/LICENSE", "licenses/eval/longbench/NOTICE"):
+        assert any(name.endswith(licence) for name in names)
 
 
 def test_source_distribution_builds_that_wheel(dist: Path) -> None:
