@@ -17,7 +17,8 @@ from transformers import AutoModelForCausalLM
 from hf_paged_eviction import PagedEvictionCache
 
 REFERENCE = "paged_eviction"
-POLICIES = ("h2o", "snapkv", "tova", "roco", "r_kv", "caote(h2o)")
+POLICIES = ("h2o", "snapkv", "tova", "roco", "caote(h2o)")
+BLOCK_SIZE = 16
 
 
 class Decoder:
@@ -25,7 +26,7 @@ class Decoder:
 
     def __init__(self, model: Any, policy: str, budget: int, context: int, steps: int) -> None:
         self.model, self.steps = model, steps
-        self.cache = PagedEvictionCache(model.config, budget=budget, policy=policy)
+        self.cache = PagedEvictionCache(model.config, budget=budget, block_size=BLOCK_SIZE, policy=policy)
         self.token = torch.tensor([[7]])
         with torch.no_grad():
             ids = torch.randint(0, model.config.vocab_size, (1, context), generator=torch.Generator().manual_seed(0))
@@ -37,8 +38,11 @@ class Decoder:
         for _ in range(self.steps):
             self.model(self.token, past_key_values=self.cache)
 
+    @torch.no_grad()
     def extra_memory(self) -> float:
-        """Bytes of statistics and queries as a share of those of keys and values."""
+        """Bytes of statistics and queries as a share of those of keys and values, just before a block is full."""
+        while self.cache.get_seq_length() % BLOCK_SIZE != BLOCK_SIZE - 1:
+            self.model(self.token, past_key_values=self.cache)
         layers = [layer for _, layer in self.cache.paged_layers]
         return sum(getattr(layer, "observer_bytes", 0) for layer in layers) / sum(one.storage_bytes for one in layers)
 

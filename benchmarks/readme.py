@@ -49,6 +49,21 @@ def update() -> str:
     )
 
 
+def observe() -> str:
+    results = load("observe")
+    settings = results["settings"]
+    rows = [
+        (f"`{policy}`", f"{row['ratio']:.3f}", f"{row['extra_memory']:.1%}") for policy, row in results["rows"].items()
+    ]
+    return (
+        "**Policies that decide by attention**, `python benchmarks/observe.py`: a decode step of the same model in the "
+        f"attention implementation `paged_eviction`, budget {settings['budget']}, float32, medians of "
+        f"{settings['rounds']} interleaved rounds; goals: 1.05 and 2 %. Memory is that of statistics and kept queries, "
+        f"just before a block is full, as a share of keys and values. {where(results)}.\n\n"
+        + table(("policy", "step time / `paged_eviction`", "extra memory"), rows)
+    )
+
+
 def prefill_memory() -> str:
     results = load("prefill_memory")
     settings = results["settings"]
@@ -71,7 +86,7 @@ def main() -> None:
     parser.add_argument("readme", type=Path)
     options = parser.parse_args()
     note = "All on a CPU; nothing here has been measured on a GPU yet."
-    content = "\n\n".join([note, decode(), update(), prefill_memory()])
+    content = "\n\n".join([note, decode(), update(), observe(), prefill_memory()])
     text = options.readme.read_text("utf-8")
     options.readme.write_text(replace_section(text, "benchmarks", content), "utf-8")
 
