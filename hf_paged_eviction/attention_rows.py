@@ -59,12 +59,6 @@ class Attention:
         return self._visible
 
     @property
-    def grouped_queries(self) -> Tensor:
-        """`[batch, kv_heads, G, q, dim]`."""
-        grouped: Tensor = self.queries.unflatten(1, (self.key_positions.shape[1], -1))
-        return grouped
-
-    @property
     def weights(self) -> Tensor:
         """`[batch, kv_heads, G, q, tokens]` float32; rows of queries that do not count are zero."""
         if self._weights is None:
@@ -99,11 +93,6 @@ class Attention:
         shared = self.key_positions.stride(1) == 0
         visible = _visible(self.key_positions[:, :1], self.query_positions) if shared else self.visible
         return torch.where(visible, float("inf"), -1e30)
-
-    @property
-    def last_query(self) -> Tensor:
-        """`[batch, q]` bool, the newest query that counts in each row; none where none counts."""
-        return self.counts & (self.query_positions == self.query_positions.amax(-1, keepdim=True))
 
 
 def _visible(key_positions: Tensor, query_positions: Tensor) -> Tensor:

@@ -192,9 +192,9 @@ class BlockTable:
 
     def _next_victim(self, moving: Tensor) -> Tensor:
         """`[B, S]` the next block to be overwritten, where `moving` `[B, S]` says that one is due."""
-        if self._ahead == 1:
-            return self._rank_of_blocks().argmin(-1)
         ranks = self._rank_of_blocks()
+        if self._ahead == 1:
+            return ranks.argmin(-1)
         renewed = moving & (self._left == 0)
         lowest = ranks.topk(min(self._ahead, ranks.shape[-1]), dim=-1, largest=False).indices
         # Half of what may go at most, so that a choice always leaves something to choose from.
@@ -359,6 +359,11 @@ class BlockTable:
         """`[B, S, held]` in slot order."""
         self.write_back()
         return self._positions[:, :, : self.held]
+
+    def positions_with(self, new: Tensor) -> Tensor:
+        """`[B, S, held + n]` in slot order, and behind them those of new tokens `[B, n]`, the same for all sets."""
+        held = self.positions
+        return torch.cat([held, new[:, None].expand(-1, held.shape[1], -1)], dim=-1)
 
     @property
     def scores(self) -> Tensor:

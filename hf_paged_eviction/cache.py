@@ -87,6 +87,8 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         self._attention = ModelAttention(config.get_text_config(decoder=True))
         self._policy, self._allocator = scorer, shares
         self._sizes, self._start = sizes, (sink_tokens, protected_prefix)
+        # Settled here, because `update` asks for every layer and token.
+        self._needs_our_attention = scorer.needs_queries or not isinstance(shares, Uniform)
         self._check_attention()
         plan = layer_plan(config)
         warn_of_surprises(config, plan, stacklevel=4 if _inside_encoder_decoder else 3)
@@ -107,16 +109,14 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         return self._policy
 
     def _check_attention(self) -> None:
-        if self._attention.shows_queries:
+        if self._attention.shows_queries or not self._needs_our_attention:
             return
         if self._policy.needs_queries:
             reason = f"The policy {self._policy.label!r} decides by queries or attention, which only"
-        elif not isinstance(self._allocator, Uniform):
+        else:
             reason = (
                 f"With the allocator {self._allocator.name!r} layers or heads hold different numbers of tokens; only"
             )
-        else:
-            return
         raise ValueError(
             f"{reason} the attention implementation {PAGED_EVICTION!r} can serve that, and this model uses "
             f"{self._attention.name!r}. Call model.set_attn_implementation({PAGED_EVICTION!r}) first, or load the "
@@ -148,7 +148,8 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         """
         if self._model_masks_itself:
             self._refuse_wrong_mask(layer_idx, key_states)
-        self._check_attention()
+        if self._needs_our_attention:
+            self._check_attention()
         updated: tuple[Tensor, Tensor] = super().update(key_states, value_states, layer_idx, *args, **kwargs)
         layer = self.layers[layer_idx]
         if self._attention.shows_queries and isinstance(layer, PagedLayer):

@@ -201,9 +201,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def _overflow(self, keys: Tensor, values: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
         table, count = self.table, keys.shape[2]
-        new = table.new_positions(count, real)
-        sets = table.positions.shape[1]
-        positions = torch.cat([table.positions, new.expand(-1, sets, -1)], dim=-1)
+        positions = table.positions_with(table.new_positions(count, real)[:, 0])
         full_k, full_v = self._with_held(keys, values)
         scores = self._score_overflow(full_k, full_v, positions, count)
         self._keep_best(full_k, full_v, positions, scores, count, real)
@@ -213,9 +211,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self, full_k: Tensor, full_v: Tensor, positions: Tensor, scores: Tensor, count: int, real: Tensor | None
     ) -> None:
         table = self.table
-        rank = rank_keys(scores, positions, positions >= 0)
-        rank = rank.masked_fill(self._protected(positions), KEEP)
-        kept = best_tokens(rank, positions, self.budget.capacity)
+        kept = best_tokens(self._rank(scores, positions), positions, self.budget.capacity)
         storage_k, storage_v = self._resized_storage() if self.budget.capacity != table.capacity else self._storage
         torch.gather(full_k, 2, slot_index(kept, full_k), out=storage_k)
         torch.gather(full_v, 2, slot_index(kept, full_v), out=storage_v)
@@ -261,6 +257,11 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         keys, values = (empty_storage(states, self.budget.capacity) for states in self._storage)
         self.keys, self.values = keys, values
         return keys, values
+
+    def _rank(self, scores: Tensor, positions: Tensor) -> Tensor:
+        """`[B, S, tokens]` int64: the order in which tokens go, the protected ones last."""
+        rank = rank_keys(scores, positions, positions >= 0)
+        return rank.masked_fill(self._protected(positions), KEEP)
 
     def _protected(self, positions: Tensor) -> Tensor:
         """The row's first real tokens and its newest block."""

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from .budget import BlockBudget
@@ -132,7 +131,7 @@ class ObservedLayer(PagedLayer):
                 return None
         else:
             queries = table.new_positions(self._pending.count, self._pending.real)[:, 0]
-            keys = torch.cat([table.positions, queries[:, None].expand(-1, table.positions.shape[1], -1)], dim=-1)
+            keys = table.positions_with(queries)
         keys, queries = keys[:, :, None, :], queries[:, None, -query_length:, None]
         visible = (keys >= 0) & (keys <= queries)
         # A pad sees everything: a softmax over nothing would be nan, and nobody looks at what it says.
@@ -194,8 +193,7 @@ class ObservedLayer(PagedLayer):
         if pending is None or queries is None:
             raise RuntimeError("No tokens wait: record_past must be on, and their forward must be through.")
         asked = table.new_positions(pending.count, pending.real)[:, 0]
-        held = table.positions
-        positions = torch.cat([held, asked[:, None].expand(-1, held.shape[1], -1)], dim=-1)
+        positions = table.positions_with(asked)
         self._observer.observe_passing(queries, positions, asked, table.held, table.capacity)
 
     def shrink(self, budget: BlockBudget) -> None:

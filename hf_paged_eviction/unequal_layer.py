@@ -9,7 +9,7 @@ from .allocation import Allocation
 from .allocators import HeadAllocator, share_out
 from .observed_layer import ObservedLayer
 from .observer import Queries
-from .ranking import KEEP, best_within, rank_keys
+from .ranking import best_within
 from .storage import empty_storage, gather_slots
 
 
@@ -40,9 +40,9 @@ class UnequalLayer(ObservedLayer):
     # ---- the share ------------------------------------------------------------------------------------------------
 
     def _decide(self, allocation: Allocation, queries: Queries) -> None:
-        held, new = self.table.positions, self._step_positions
-        positions = torch.cat([held, new[:, None].expand(-1, held.shape[1], -1)], dim=-1)
-        allocation.attended(self, queries, positions.expand(-1, self._storage[0].shape[1], -1), new)
+        new = self._step_positions
+        positions = self.table.positions_with(new).expand(-1, self._storage[0].shape[1], -1)
+        allocation.attended(self, queries, positions, new)
 
     def _limits(self, scores: Tensor, positions: Tensor) -> Tensor:
         """`[B, S]` tokens that each set may hold from now on."""
@@ -97,9 +97,7 @@ class UnequalLayer(ObservedLayer):
     ) -> None:
         limits = self._limits(scores, positions)
         capacity = int(limits.max())
-        rank = rank_keys(scores, positions, positions >= 0)
-        rank = rank.masked_fill(self._protected(positions), KEEP)
-        kept, positions = best_within(rank, positions, limits, capacity)
+        kept, positions = best_within(self._rank(scores, positions), positions, limits, capacity)
         old = self._storage
         self.keys, self.values = (empty_storage(states, capacity) for states in old)
         self.keys.copy_(gather_slots(full_k, kept))

@@ -16,7 +16,6 @@ FILES = ("longbench_v2.jsonl", "longbench_v2.json", "data.json")
 REPOSITORIES = ("zai-org/LongBench-v2", "THUDM/LongBench-v2")
 HUB_FILE = "data.json"
 REVISION = "2b48e494f2c7a2f0af81aae178e05c7e1dde0fe9"
-QUESTIONS = 503
 MAX_NEW_TOKENS = 128
 
 #: `prompts/0shot.txt` of the official repository (MIT, see NOTICE).
