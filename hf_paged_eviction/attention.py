@@ -106,10 +106,9 @@ def paged_eviction_attention(
 
 def _fitting(mask: Tensor | None, layer: PagedLayer, query: Tensor) -> Tensor | None:
     """The mask of this layer, where the model's does not fit it, or none where none is needed."""
-    ours = mask is None or getattr(mask, "of_paged_eviction", False)
     count = query.shape[2]
     if isinstance(layer, ObservedLayer) and layer.masks_itself:
-        if not ours:
+        if not _is_ours(mask):
             raise ValueError(
                 "This model or call brings an attention mask of its own making, but the layers of this cache hold "
                 "different numbers of tokens, so no mask fits them all. Use allocator='uniform', or pass the 2-D "
@@ -117,7 +116,12 @@ def _fitting(mask: Tensor | None, layer: PagedLayer, query: Tensor) -> Tensor | 
             )
         own = layer.mask(count)
         return own if own is None or own.shape[1] == 1 else own.repeat_interleave(query.shape[1] // own.shape[1], 1)
-    return None if ours and count == 1 and layer.all_real else mask
+    # In this order: compiled code would be bound to where the mask came from even where that does not matter.
+    return None if count == 1 and layer.all_real and _is_ours(mask) else mask
+
+
+def _is_ours(mask: Tensor | None) -> bool:
+    return mask is None or getattr(mask, "of_paged_eviction", False)
 
 
 def _build_mask(*args: Any, **kwargs: Any) -> Tensor | None:

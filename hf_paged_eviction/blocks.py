@@ -19,6 +19,18 @@ from .ranking import KEEP, rank_keys
 
 ScoreSlots = Callable[[Tensor | None], Tensor]
 
+#: Tensors of a table that are written in place.
+WRITTEN = ("_positions", "_scores")
+#: Tensors that follow from a choice of victims.
+CHOSEN = ("evicted_blocks", "_current", "_slots", "_chosen", "_left", "_taken")
+#: All tensors whose dimension 0 is the row; None where a table does without.
+BY_ROW = ("pads", "full_at", "limits", "_order", *WRITTEN, *CHOSEN)
+#: Counters and flags, which are equal in all rows.
+COUNTERS = (
+    *("held", "seen", "in_arrival_order", "_written_until", "_scored", "_turned_at", "_overwriting"),
+    *("_full_at_values", "_residues"),
+)
+
 
 def persistent(tensor: Tensor) -> Tensor:
     """A copy that may be written to in and out of `torch.inference_mode`."""
@@ -68,16 +80,18 @@ class BlockTable:
         # Positions and scores are brought up to date once per block, not once per token.
         self._written_until = 0
         self._scored = False
+        self._turned_at = -1  # value of `seen` for which victims have been chosen
         # Host-side knowledge, so that decode reads no tensor. A superset: stays true when rows are permuted.
         self._know({self.capacity})
         # From here on meaningful only while overwriting, that is once every slot is in use.
         self._overwriting = False
         self._order: Tensor | None = None  # [B, S, C] slot of each logical place, None where they are the same
-        self._current = self.pads.new_empty(0)  # [B, S] logical block being overwritten = the newest block
-        self._slots = self.pads.new_empty(0)  # [B, S, P] its slots
+        self._current = torch.zeros_like(self.full_at)  # [B, S] logical block being overwritten = the newest block
+        self._slots = self._current[..., None].expand(-1, -1, self.block_size)  # [B, S, P] its slots
         # Victims chosen together: [B, S, ahead] blocks, [B, S] how many of them are left, and how many were taken.
         self._ahead = max(1, interval // self.block_size)
-        self._chosen = self._left = self._taken = self.pads.new_empty(0)
+        self._left = self._taken = self._current
+        self._chosen = self._current[..., None]
 
     # ---- growing -------------------------------------------------------------------------------------------------
 
@@ -136,6 +150,7 @@ class BlockTable:
         held_pads = (self.full_at - self.seen).minimum(self._usable)
         self._order = self._logical_order(held_pads) if max(self._full_at_values) > self.seen else None
         self._overwriting = True
+        self._turned_at = -1
         self._left = self._taken = torch.zeros_like(self.full_at)
         blocks = min(self._ahead, self.capacity // self.block_size)
         self._chosen = self._left[..., None].expand(-1, -1, blocks)
@@ -160,23 +175,46 @@ class BlockTable:
         else:
             self._slots = self._order.gather(-1, places)
 
-    def next_slot(self, score_slots: ScoreSlots, real: Tensor | None = None) -> Tensor:
-        """Slot the next token goes to, `[B, S, 1]`; chooses new victims where a block is used up.
+    @property
+    def full(self) -> bool:
+        """Whether all slots are in use, so that the next single token overwrites one."""
+        return self._overwriting
 
-        Args:
-            score_slots: scores `[B, S, n]` of the tokens in the slots `[B, S, n]`, or of all slots for None.
-            real: `[B, 1]` bool, rows whose next token is no pad; None = all rows.
-        """
+    @property
+    def turn_due(self) -> bool:
+        """Whether `choose_victims` must come before the next token is written. Reads no tensor."""
+        return self._overwriting and self.seen % self.block_size in self._residues and self._turned_at != self.seen
+
+    def alike(self, other: "BlockTable") -> bool:
+        """Whether both are as far and as large, so that their victims can be chosen together. Reads no tensor."""
+        return (
+            (self.seen, self.held, self._overwriting, self.device)
+            == (other.seen, other.held, other._overwriting, other.device)
+            and (self.limits is None and other.limits is None)
+            and (self._order is None) == (other._order is None)
+            and (self._scored, self._written_until, self._turned_at)
+            == (other._scored, other._written_until, other._turned_at)
+            and self._full_at_values == other._full_at_values
+            and self._positions.shape == other._positions.shape
+        )
+
+    def next_slot(self) -> Tensor:
+        """Slot the next token goes to, `[B, S, 1]`."""
         self.in_arrival_order = False
-        if self.seen % self.block_size in self._residues:
-            self._choose_victims(score_slots, real)
         if len(self._residues) == 1:
             (residue,) = self._residues
             return self._slots.narrow(2, (self.seen - residue) % self.block_size, 1)
         phase = (self.seen - self.full_at) % self.block_size
         return self._slots.gather(2, phase[..., None])
 
-    def _choose_victims(self, score_slots: ScoreSlots, real: Tensor | None) -> None:
+    def choose_victims(self, score_slots: ScoreSlots, real: Tensor | None = None) -> None:
+        """Choose the next block to be overwritten where one is used up.
+
+        Args:
+            score_slots: scores `[B, S, n]` of the tokens in the slots `[B, S, n]`, or of all slots for None.
+            real: `[B, 1]` bool, rows whose next token is no pad; None = all rows.
+        """
+        self._turned_at = self.seen
         self.refresh_scores(score_slots)
         full = self.full_at <= self.seen
         used_up = (self.seen - self.full_at) % self.block_size == 0
@@ -280,6 +318,7 @@ class BlockTable:
         self._work_out_full_at((positions >= 0).sum(-1))
         self._scored = self._overwriting = False
         self._order = None
+        self._turned_at = -1
 
     def shrink(self, order: Tensor | None, count: int, pads: Tensor) -> None:
         """The last `count` columns were taken back.
@@ -298,20 +337,17 @@ class BlockTable:
         self._work_out_full_at((self._positions[:, :, : self.held] >= 0).sum(-1))
         self._scored = self._overwriting = False
         self._order = None
+        self._turned_at = -1
 
     # ---- rows ---------------------------------------------------------------------------------------------------
 
     def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
         """Apply an indexing of dimension 0 to all that belongs to a row."""
-        self._positions = persistent(change(self._positions))
-        self._scores = persistent(change(self._scores))
-        self.pads, self.full_at = change(self.pads), change(self.full_at)
-        self.evicted_blocks = change(self.evicted_blocks)
-        self.limits = None if self.limits is None else change(self.limits)
-        self._order = None if self._order is None else change(self._order)
-        if self._overwriting:
-            self._current, self._slots = change(self._current), change(self._slots)
-            self._chosen, self._left, self._taken = change(self._chosen), change(self._left), change(self._taken)
+        for name in BY_ROW:
+            states = getattr(self, name)
+            if states is not None:
+                changed = change(states)
+                setattr(self, name, persistent(changed) if name in WRITTEN else changed)
 
     # ---- reading ------------------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import Cache
@@ -14,13 +15,17 @@ from .attention import PAGED_EVICTION, ModelAttention, hand_over
 from .budget import BlockBudget
 from .layer import PagedLayer
 from .layer_builder import LayerBuilder, given_shares, layer_budgets
+from .layer_group import LayerGroup
 from .mask_channel import TellingOffset, open_channel
 from .models import asks_for_mask_sizes, check_model, is_latent_attention, layer_plan, warn_of_surprises
 from .padding import Padding
 from .policies import EvictionPolicy, make_policy
 from .scoring import Heads
+from .static_layer import refuse
+from .static_setup import check_static, check_static_attention, make_steps
 from .stats import CacheStats, LayerStats, readable_bytes
 from .storage import byte_count
+from .storage_pool import StoragePool
 
 
 class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
@@ -48,6 +53,11 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             "paged_eviction".
         keep_ratio: instead of `budget`, the share of the first forward's tokens to hold, rounded up to a block. With
             chunked prefill the first chunk counts, so give `budget` there.
+        static: keep every tensor at its place, so that a decode step compiles into one graph that never changes:
+            `generate` compiles it by itself on an accelerator, with CUDA graphs. Cannot take tokens back (assisted
+            decoding, `crop`); needs layers of one size and the attention implementation "sdpa", "eager" or, for the
+            fastest step, "paged_eviction".
+        pool: where storage comes from and `release` brings it back to; for services that make a cache per request.
         record_past: hold new tokens back until `crop` or the next forward, so that they can be taken back exactly.
             transformers 5.14 and later switches this on by itself for assisted decoding; earlier ones do not.
 
@@ -68,6 +78,8 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         *,
         allocator: str | BudgetAllocator = "uniform",
         keep_ratio: float | None = None,
+        static: bool = False,
+        pool: StoragePool | None = None,
         record_past: bool = False,
         _inside_encoder_decoder: bool = False,
     ) -> None:
@@ -90,15 +102,22 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         # Settled here, because `update` asks for every layer and token.
         self._needs_our_attention = scorer.needs_queries or not isinstance(shares, Uniform)
         self._check_attention()
+        if static:
+            check_static(config, self._attention.name, scorer)
         plan = layer_plan(config)
         warn_of_surprises(config, plan, stacklevel=4 if _inside_encoder_decoder else 3)
         self._model_type: str = config.model_type
         self._model_masks_itself = not asks_for_mask_sizes(config)
         # The decoder's own prompt is a start token: no pads to be told of.
         self._padding = Padding(attention_mask, expected=not _inside_encoder_decoder)
-        builder = LayerBuilder(sizes, scorer, heads, shares)
+        builder = LayerBuilder(sizes, scorer, heads, shares, static)
         self._allocation = builder.allocation
         Cache.__init__(self, layers=builder.fill(plan, self._padding, config))
+        group = LayerGroup([layer for _, layer in self.paged_layers])
+        for layer in group.layers:
+            layer.group, layer.pool = group, pool
+        self.pool = pool
+        self._steps = make_steps(self.layers) if static else None
         if record_past:
             self.activate_past_recording()
         open_channel()
@@ -180,14 +199,20 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         if layer_idx >= len(self.layers) or not isinstance(self.layers[layer_idx], PagedLayer):
             sizes: tuple[int, int] = super().get_mask_sizes(query_length, layer_idx)
             return sizes
-        length, offset = self.layers[layer_idx].get_mask_sizes(query_length)
+        layer = self.layers[layer_idx]
+        length, offset = layer.get_mask_sizes(query_length)
+        if self._steps is not None and torch.compiler.is_compiling():
+            return length, offset
         count = query_length if isinstance(query_length, int) else query_length.shape[0]
-        return length, TellingOffset.of(offset, partial(self._see_mask, count))
+        no_mask = count == 1 and self._attention.shows_queries
+        return length, TellingOffset.of(offset, partial(self._see_mask, count), lambda: no_mask and layer.all_real)
 
     def _see_mask(self, query_length: int, mask: Tensor | None, batch: int) -> Tensor | None:
         """Learn the 2-D mask of the coming forward; return the one its 4-D mask must be built from."""
         seen = self.get_seq_length()
         mask = self._padding.observe(mask, seen, seen + query_length, batch)
+        if query_length == 1:
+            self.prepare_step()
         if not self._padding.irregular or seen == 0 or not isinstance(self._allocator, Uniform):
             return mask
         # Pads in the middle do not stay in the columns they came in.
@@ -199,6 +224,26 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         _, offset = layer.get_mask_sizes(query_length)
         columns[:, offset : offset + visible.shape[1]] = visible.to(columns.device)
         return columns
+
+    def prepare_step(self) -> None:
+        """Get a static cache ready for a compiled step of one token; for all others this does nothing.
+
+        `generate` gets it done through the construction of masks, as does every call of the model that is not compiled.
+        Call it before every step in a loop of your own around a compiled model. Reads no tensor.
+
+        Raises:
+            ValueError: the token is a pad in some row, or the attention implementation does not fit a static cache.
+        """
+        seen = self.get_seq_length()
+        if self._steps is None or seen == 0:
+            return
+        check_static_attention(self._attention.name)
+        if self._padding.columns(seen, seen + 1, self.paged_layers[0][1].table.rows, torch.device("cpu")) is not None:
+            raise ValueError(
+                "A static cache cannot take a pad as a single token: give pads together with the tokens they stand "
+                "before, or use static=False."
+            )
+        self._steps.prepare()
 
     # ---- rows and rollback ----------------------------------------------------------------------------------------
 
@@ -269,6 +314,8 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
 
     def check_shrink(self, budget: int) -> BlockBudget:
         """Raise the error of `shrink`, if it would; returns the sizes that it would set."""
+        if self._steps is not None:
+            raise refuse("shrink")
         sizes = BlockBudget.validate(budget, None, self._sizes.block_size, *self._start)
         if isinstance(self._allocator, Given):
             raise ValueError(
@@ -306,6 +353,12 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         if self._allocation is not None:
             self._allocation.clear()
         super().reset()
+
+    def release(self) -> None:
+        """Forget all tokens and give the storage up, to the pool where there is one. The cache may be used again."""
+        self.reset()
+        for _, layer in self.paged_layers:
+            layer.release()
 
     # ---- reading --------------------------------------------------------------------------------------------------
 

@@ -9,13 +9,15 @@ from transformers.cache_utils import CacheLayerMixin
 
 from .blocks import BlockTable
 from .budget import BlockBudget
+from .layer_group import LayerGroup
 from .padding import Padding
 from .parallel import WHOLE, HeadShare
 from .pending import Pending
 from .policies import EvictionPolicy, QueryCount
 from .ranking import KEEP, best_tokens, rank_keys
 from .scoring import Heads, Scorer
-from .storage import byte_count, empty_storage, gather_slots, serves, slot_index
+from .storage import byte_count, gather_slots, make_storage, serves, slot_index, storage_shape
+from .storage_pool import StoragePool
 
 
 class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
@@ -28,6 +30,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         keys, values: storage `[batch, kv_heads, budget, head_dim]`, of which the first `held` slots are in use. None
             before the first forward.
         record_past: while True, new tokens wait in a buffer until `crop` or the next forward commits them.
+        group: layers whose victims are chosen with this one's; the layer alone until a cache says otherwise.
+        pool: where storage comes from and goes to; None = made for this layer.
 
     Args:
         budget: sizes in tokens.
@@ -65,6 +69,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.padding = padding if padding is not None else Padding()
         self._table: BlockTable | None = None
         self._pending: Pending | None = None
+        self.group = LayerGroup([self])
+        self.pool: StoragePool | None = None
 
     def __repr__(self) -> str:
         size = self.budget.tokens if self.budget.tokens is not None else f"{self.budget.keep_ratio:.0%} of the prompt"
@@ -82,11 +88,11 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     @property
     def held(self) -> int:
         """Tokens held per row, pads included, without those still waiting for `crop`."""
-        return 0 if self._table is None else self._table.held
+        return 0 if self._table is None else self.table.held
 
     def get_seq_length(self) -> int:
         """Tokens seen per row, pads included: what positions continue from, never what is held."""
-        seen = 0 if self._table is None else self._table.seen
+        seen = 0 if self._table is None else self.table.seen
         return seen + self._waiting
 
     @property
@@ -122,9 +128,17 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         return -1
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor | None = None) -> None:
-        """Note dtype and device. Storage is made by the first forward, which also settles a `keep_ratio`."""
+        """Note dtype and device. Tensors without tokens (`early_initialization`) make the storage of the whole budget.
+
+        Raises:
+            ValueError: for tensors without tokens where a `keep_ratio` waits for its prompt.
+        """
         self.dtype, self.device = key_states.dtype, key_states.device
         self.is_initialized = True
+        if key_states.shape[2] == 0 and value_states is not None and key_states.shape[0]:
+            if self.budget.tokens is None:
+                raise ValueError("keep_ratio= needs a prompt before its storage can be made: give budget= instead.")
+            self._set_storage(*self._new_storage(key_states, value_states, self.budget.capacity))
 
     # ---- update ---------------------------------------------------------------------------------------------------
 
@@ -179,7 +193,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def _append(self, keys: Tensor, values: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
         table, count = self.table, keys.shape[2]
-        storage_k, storage_v = self._storage
+        storage_k, storage_v = self._storage_for(table.held + count)
         storage_k.narrow(2, table.held, count).copy_(keys)
         storage_v.narrow(2, table.held, count).copy_(values)
         table.append(count, real)
@@ -187,8 +201,10 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def _overwrite(self, keys: Tensor, values: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
         table = self.table
-        storage_k, storage_v = self._storage
-        slot = table.next_slot(self._score_slots, real)
+        storage_k, storage_v = self.storage
+        if table.turn_due:
+            self.group.choose_victims(self, real)
+        slot = table.next_slot()
         index_k, index_v = slot_index(slot, storage_k), slot_index(slot, storage_v)
         if real is not None:  # a pad evicts nothing
             written = real[:, None, :, None]
@@ -212,9 +228,12 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     ) -> None:
         table = self.table
         kept = best_tokens(self._rank(scores, positions), positions, self.budget.capacity)
-        storage_k, storage_v = self._resized_storage() if self.budget.capacity != table.capacity else self._storage
+        storage_k, storage_v = keys, values = self.storage
+        if count == 0 or keys.shape[2] != self.budget.capacity:  # without new tokens, these are views of the storage
+            storage_k, storage_v = self._new_storage(keys, values, self.budget.capacity)
         torch.gather(full_k, 2, slot_index(kept, full_k), out=storage_k)
         torch.gather(full_v, 2, slot_index(kept, full_v), out=storage_v)
+        self._set_storage(storage_k, storage_v)
         local_scores = scores.gather(-1, kept) if self.policy.token_local else None
         table.replace(positions.gather(-1, kept), local_scores, count, real)
         self._kept(kept)
@@ -232,7 +251,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.commit()
         self._asked = self.budget = budget
         if self._table is None:
-            self.keys = self.values = None  # room that an earlier prompt left
+            self._set_storage(None, None)  # room that an earlier prompt left
         else:
             self.prefetch()
             self._fit()
@@ -243,20 +262,14 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         if table.capacity == self.budget.capacity:
             return
         if table.held >= self.budget.capacity:
-            table.refresh_scores(self._score_slots)
-            keys, values = (states[:, :, : table.held] for states in self._storage)
+            table.refresh_scores(self.score_slots)
+            keys, values = (states[:, :, : table.held] for states in self.storage)
             self._keep_best(keys, values, table.positions, table.scores, 0, None)
             return
-        old = self._storage
-        for new, states in zip(self._resized_storage(), old, strict=True):
-            new[:, :, : table.held] = states[:, :, : table.held]
+        if self.storage[0].shape[2] > self.budget.capacity:
+            self._move_storage(self.budget.capacity)
         table.resize(self.budget.capacity)
         self._kept(None)
-
-    def _resized_storage(self) -> tuple[Tensor, Tensor]:
-        keys, values = (empty_storage(states, self.budget.capacity) for states in self._storage)
-        self.keys, self.values = keys, values
-        return keys, values
 
     def _rank(self, scores: Tensor, positions: Tensor) -> Tensor:
         """`[B, S, tokens]` int64: the order in which tokens go, the protected ones last."""
@@ -271,7 +284,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     def _with_held(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         if self.held == 0:
             return keys, values
-        storage_k, storage_v = self._storage
+        storage_k, storage_v = self.storage
         held_k, held_v = storage_k[:, :, : self.held], storage_v[:, :, : self.held]
         return torch.cat([held_k, keys], dim=2), torch.cat([held_v, values], dim=2)
 
@@ -281,7 +294,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     # ---- storage --------------------------------------------------------------------------------------------------
 
     @property
-    def _storage(self) -> tuple[Tensor, Tensor]:
+    def storage(self) -> tuple[Tensor, Tensor]:
+        """Keys and values, `[batch, kv_heads, slots, dim]`, used or not."""
         if self.keys is None or self.values is None:
             raise RuntimeError("The cache is empty: run a forward first.")
         return self.keys, self.values
@@ -292,8 +306,9 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             return
         self.budget = self.budget.resolve(keys.shape[2])
         capacity = self.budget.capacity
-        if not (serves(self.keys, keys, capacity) and serves(self.values, values, capacity)):
-            self.keys, self.values = empty_storage(keys, capacity), empty_storage(values, capacity)
+        least = self._slots_for(keys.shape[2])
+        if not (serves(self.keys, keys, least, capacity) and serves(self.values, values, least, capacity)):
+            self._set_storage(*self._new_storage(keys, values, least))
         sets = self._score.sets(keys.shape[1])
         policy = self.policy
         self._table = BlockTable(
@@ -301,6 +316,41 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         )
         if keys.shape[0] > 1:
             self.padding.warn_if_unknown()
+
+    def _slots_for(self, tokens: int) -> int:
+        """Slots to begin with: what the prompt needs, so that a large budget and a short prompt waste nothing."""
+        if self.pool is not None:
+            return self.budget.capacity
+        blocks = -(-(tokens + 1) // self.budget.block_size)
+        return min(blocks * self.budget.block_size, self.budget.capacity)
+
+    def _storage_for(self, tokens: int) -> tuple[Tensor, Tensor]:
+        """Storage with room for so many tokens; where there is less, it at least doubles."""
+        slots = self.storage[0].shape[2]
+        if tokens > slots:
+            self._move_storage(min(max(2 * slots, self._slots_for(tokens)), self.budget.capacity))
+        return self.storage
+
+    def _move_storage(self, slots: int) -> None:
+        """To a storage of another size, with all tokens held."""
+        old, held = self.storage, self.table.held
+        new = self._new_storage(*old, slots)
+        for target, states in zip(new, old, strict=True):
+            target[:, :, :held] = states[:, :, :held]
+        self._set_storage(*new)
+
+    def _new_storage(self, keys: Tensor, values: Tensor, slots: int) -> tuple[Tensor, Tensor]:
+        make = make_storage if self.pool is None else self.pool.take
+        return (
+            make(storage_shape(keys, slots), keys.dtype, keys.device),
+            make(storage_shape(values, slots), values.dtype, values.device),
+        )
+
+    def _set_storage(self, keys: Tensor | None, values: Tensor | None) -> None:
+        if self.pool is not None:
+            old = [states for states in (self.keys, self.values) if states is not None]
+            self.pool.give(*(states for states in old if states is not keys and states is not values))
+        self.keys, self.values = keys, values
 
     def _check_rows(self, rows: int) -> None:
         held = self.table.rows
@@ -312,8 +362,22 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     # ---- scores ---------------------------------------------------------------------------------------------------
 
-    def _score_slots(self, slots: Tensor | None) -> Tensor:
-        keys, values = self._storage
+    def turns_with(self, other: "PagedLayer") -> bool:
+        """Whether victims of both can be chosen together now. Reads no tensor."""
+        if other is self:
+            return True
+        if other._table is None or type(other) is not type(self) or not self.table.alike(other.table):
+            return False
+        mine, theirs = self.storage, other.storage
+        return (mine[0].shape, mine[1].shape, self.share) == (theirs[0].shape, theirs[1].shape, other.share)
+
+    def score_alike(self, keys: Tensor, values: Tensor, positions: Tensor, seen: Tensor) -> Tensor:
+        """Scores of tokens of this layer and of layers like it, see `Scorer`; for policies that know no layers."""
+        return self._score(keys, values, positions, seen)
+
+    def score_slots(self, slots: Tensor | None) -> Tensor:
+        """Scores `[B, S, n]` of the tokens in the slots `[B, S, n]`, or of all that are held."""
+        keys, values = self.storage
         table, positions = self.table, self.table.positions
         seen, known, observed = table.seen - table.pads, self._statistics(slots), self.queries_observed
         if slots is None:
@@ -335,7 +399,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         seen = positions[:, 0].amax(-1) + 1
         if not self.policy.token_local or table.held == 0:
             return self._score(keys, values, positions, seen)
-        table.refresh_scores(self._score_slots)
+        table.refresh_scores(self.score_slots)
         new = self._score(keys[:, :, -count:], values[:, :, -count:], positions[..., -count:], seen)
         return torch.cat([table.scores, new], dim=-1)
 
@@ -387,7 +451,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             return
         order = self._order_without(count)
         if order is not None:
-            for states in self._storage:
+            for states in self.storage:
                 states[:, :, : table.held] = gather_slots(states, order)
         table.shrink(order, count, self._pads_before(table.seen - count))
         self._moved(order, count)
@@ -427,10 +491,13 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     def _map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
         if self._table is None:
             return
-        self.keys, self.values = (change(states) for states in self._storage)
+        self._map_storage(change)
         self._table.map_rows(change)
         if self._pending is not None:
             self._pending = self._pending.map_rows(change)
+
+    def _map_storage(self, change: Callable[[Tensor], Tensor]) -> None:
+        self._set_storage(*(change(states) for states in self.storage))
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Row `i` becomes what row `beam_idx[i]` was."""
@@ -456,6 +523,11 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     def reset(self) -> None:
         """Forget every token. The storage stays and serves the next prompt of the same shape."""
         self._clear()
+
+    def release(self) -> None:
+        """Forget every token and give the storage up, to the pool if there is one."""
+        self.reset()
+        self._set_storage(None, None)
 
     def offload(self) -> None:
         """Move keys and values to the CPU; the (small) bookkeeping stays."""
@@ -486,12 +558,12 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     def block_table(self) -> Tensor:
         """`[batch, kv_heads, blocks, block_size]` int64 positions in logical order, -1 where no real token is."""
         table = self.table.table()
-        return table.expand(-1, self._storage[0].shape[1], -1, -1)
+        return table.expand(-1, self.storage[0].shape[1], -1, -1)
 
     def block_scores(self) -> Tensor:
         """`[batch, kv_heads, blocks]` float32, what the next eviction ranks; nan for blocks not yet filled."""
-        self.table.refresh_scores(self._score_slots)
-        return self.table.block_scores().expand(-1, self._storage[0].shape[1], -1)
+        self.table.refresh_scores(self.score_slots)
+        return self.table.block_scores().expand(-1, self.storage[0].shape[1], -1)
 
     def visible_next(self, query_length: int) -> Tensor:
         """Which of the slots that the next `update` returns are real, the new tokens left out.

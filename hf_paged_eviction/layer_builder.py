@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from transformers.cache_utils import DynamicSlidingWindowLayer
 
 from .allocation import Allocation
 from .allocators import BudgetAllocator, FixedAllocator, Given, HeadAllocator, LayerAllocator, Uniform, share_out
@@ -15,6 +16,8 @@ from .padding import Padding
 from .parallel import HeadShare
 from .policies import EvictionPolicy
 from .scoring import Heads
+from .static_layer import StaticLayer, StaticObservedLayer
+from .static_sliding_layer import StaticSlidingLayer
 from .unequal_layer import UnequalLayer
 
 
@@ -23,18 +26,30 @@ class LayerBuilder:
 
     Args:
         sizes: what the user asked for.
-        policy, heads, allocator: of the cache.
+        policy, heads, allocator, static: of the cache.
 
     Raises:
         ValueError: they do not go together.
     """
 
-    def __init__(self, sizes: BlockBudget, policy: EvictionPolicy, heads: Heads, allocator: BudgetAllocator) -> None:
+    def __init__(
+        self,
+        sizes: BlockBudget,
+        policy: EvictionPolicy,
+        heads: Heads,
+        allocator: BudgetAllocator,
+        static: bool = False,
+    ) -> None:
         if sizes.tokens is None and not isinstance(allocator, Uniform):
             raise ValueError(f"The allocator {allocator.name!r} needs budget= in tokens, not keep_ratio=.")
         if isinstance(allocator, HeadAllocator) and heads != "separate":
             raise ValueError(f'The allocator {allocator.name!r} shares out among KV heads: use heads="separate".')
-        self._sizes, self._allocator = sizes, allocator
+        if static and not isinstance(allocator, Uniform):
+            raise ValueError(
+                f"static=True needs layers and heads of one size, and {allocator.name!r} makes them differ: use "
+                "allocator='uniform' and one number as budget."
+            )
+        self._sizes, self._allocator, self._static = sizes, allocator, static
         self.allocation = Allocation(allocator, sizes) if isinstance(allocator, LayerAllocator) else None
         self._make = partial(self._class_for(policy), policy=policy, heads=heads)
 
@@ -45,6 +60,8 @@ class LayerBuilder:
             return partial(UnequalLayer, masks_itself=True, head_allocator=self._allocator)
         if not isinstance(self._allocator, Uniform):
             return partial(ObservedLayer, masks_itself=True)
+        if self._static:
+            return StaticObservedLayer if policy.needs_queries else StaticLayer
         return ObservedLayer if policy.needs_queries else PagedLayer
 
     def fill(self, plan: Sequence[Any], padding: Padding, config: Any) -> list[Any]:
@@ -54,9 +71,25 @@ class LayerBuilder:
         return [
             self._make(budgets[index], layer_idx=index, padding=padding, share=HeadShare.of(config, index))
             if layer is None
-            else layer
+            else (static_layer(layer, index) if self._static else layer)
             for index, layer in enumerate(plan)
         ]
+
+
+def static_layer(layer: Any, index: int) -> Any:
+    """The layer that takes the place of one that is not paged, in a static cache.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if type(layer) is DynamicSlidingWindowLayer:
+        return StaticSlidingLayer(layer.sliding_window)
+    if not layer.is_compileable:
+        raise ValueError(
+            f"static=True: layer {index} of this model needs a {type(layer).__name__}, which cannot be compiled. Use "
+            "static=False."
+        )
+    return layer
 
 
 def layer_budgets(sizes: BlockBudget, allocator: BudgetAllocator, layers: int) -> list[BlockBudget]:

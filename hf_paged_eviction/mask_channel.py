@@ -21,12 +21,18 @@ class TellingOffset(int):
     """A `kv_offset` that remembers who wants to see the mask it is used for."""
 
     listener: Listener
+    all_visible: Callable[[], bool]
 
     @classmethod
-    def of(cls, offset: int, listener: Listener) -> "TellingOffset":
-        """The number `offset`, with a listener."""
+    def of(cls, offset: int, listener: Listener, all_visible: Callable[[], bool]) -> "TellingOffset":
+        """The number `offset`, with a listener.
+
+        Args:
+            all_visible: asked after the listener; whether the attention that follows needs no mask at all.
+        """
         self = cls(offset)
         self.listener = listener
+        self.all_visible = all_visible
         return self
 
 
@@ -37,6 +43,8 @@ def _listening(build_mask: Callable[..., Any]) -> Callable[..., Any]:
         if isinstance(offset, TellingOffset):
             kwargs["attention_mask"] = offset.listener(kwargs.get("attention_mask"), kwargs["batch_size"])
             kwargs["kv_offset"] = int(offset)
+            if offset.all_visible():
+                return None
         return build_mask(*args, **kwargs)
 
     with_cache.tells_paged_eviction = True  # type: ignore[attr-defined]

@@ -15,26 +15,25 @@ def gather_slots(states: Tensor, slots: Tensor) -> Tensor:
     return states.gather(2, slot_index(slots, states))
 
 
-def empty_storage(like: Tensor, capacity: int) -> Tensor:
-    """Room for `capacity` slots of states like these.
-
-    An ordinary tensor even under `torch.inference_mode`, so that later forwards outside of it may write to it.
-    """
-    batch, heads, _, width = like.shape
+def make_storage(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A tensor with any content: an ordinary one even under `torch.inference_mode`, so that later forwards outside of
+    it may write to it."""
     with torch.inference_mode(False):
-        return torch.empty(batch, heads, capacity, width, dtype=like.dtype, device=like.device)
+        return torch.empty(shape, dtype=dtype, device=device)
 
 
-def serves(storage: Tensor | None, states: Tensor, capacity: int) -> bool:
-    """Whether a storage left by another prompt has the shape, dtype and device that these states need."""
-    if storage is None:
+def storage_shape(like: Tensor, slots: int) -> tuple[int, ...]:
+    """`[batch, kv_heads, slots, dim]` for states like these."""
+    batch, heads, _, width = like.shape
+    return batch, heads, slots, width
+
+
+def serves(storage: Tensor | None, states: Tensor, slots: int, most: int) -> bool:
+    """Whether a storage left by another prompt fits these states and has at least `slots` and at most `most` slots."""
+    if storage is None or not slots <= storage.shape[2] <= most:
         return False
-    batch, heads, _, width = states.shape
-    return (storage.shape, storage.dtype, storage.device) == (
-        (batch, heads, capacity, width),
-        states.dtype,
-        states.device,
-    )
+    fitting = storage_shape(states, storage.shape[2])
+    return (storage.shape, storage.dtype, storage.device) == (fitting, states.dtype, states.device)
 
 
 def byte_count(*storages: Tensor | None) -> int:

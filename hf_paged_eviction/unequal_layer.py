@@ -10,7 +10,7 @@ from .allocators import HeadAllocator, share_out
 from .observed_layer import ObservedLayer
 from .observer import Queries
 from .ranking import best_within
-from .storage import empty_storage, gather_slots
+from .storage import gather_slots
 
 
 class UnequalLayer(ObservedLayer):
@@ -41,7 +41,7 @@ class UnequalLayer(ObservedLayer):
 
     def _decide(self, allocation: Allocation, queries: Queries) -> None:
         new = self._step_positions
-        positions = self.table.positions_with(new).expand(-1, self._storage[0].shape[1], -1)
+        positions = self.table.positions_with(new).expand(-1, self.storage[0].shape[1], -1)
         allocation.attended(self, queries, positions, new)
 
     def _limits(self, scores: Tensor, positions: Tensor) -> Tensor:
@@ -66,10 +66,10 @@ class UnequalLayer(ObservedLayer):
 
     def _fit(self) -> None:
         table = self.table
-        positions, scores = table.positions, self._score_slots(None)
+        positions, scores = table.positions, self.score_slots(None)
         limits = self._limits(scores, positions)
         if table.limits is None or not torch.equal(limits, table.limits):
-            keys, values = (states[:, :, : table.held] for states in self._storage)
+            keys, values = (states[:, :, : table.held] for states in self.storage)
             self._keep_best(keys, values, positions, scores, 0, None)
         self.budget = self.budget.of(table.capacity)
 
@@ -98,10 +98,10 @@ class UnequalLayer(ObservedLayer):
         limits = self._limits(scores, positions)
         capacity = int(limits.max())
         kept, positions = best_within(self._rank(scores, positions), positions, limits, capacity)
-        old = self._storage
-        self.keys, self.values = (empty_storage(states, capacity) for states in old)
-        self.keys.copy_(gather_slots(full_k, kept))
-        self.values.copy_(gather_slots(full_v, kept))
+        keys, values = self._new_storage(*self.storage, capacity)
+        keys.copy_(gather_slots(full_k, kept))
+        values.copy_(gather_slots(full_v, kept))
+        self._set_storage(keys, values)
         local_scores = scores.gather(-1, kept) if self.policy.token_local else None
         self.budget = self.budget.of(capacity)
         self.table.replace(positions, local_scores, count, real, limits)

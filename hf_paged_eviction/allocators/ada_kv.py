@@ -13,7 +13,12 @@ from .registry import register_allocator
 @register_allocator("ada_kv")
 @dataclass(frozen=True)
 class AdaKV(HeadAllocator):
-    """Heads get as many tokens as they have among the layer's best, mixed with an equal share.
+    r"""Heads get as many tokens as they have among the layer's best, mixed with an equal share.
+
+    .. math::
+
+        b_h \propto (1 - f) n_h + f \bar n, \quad
+        n_h \text{ of the layer's best tokens in head } h, \; f = \text{floor}
 
     Scores of different heads are compared as they are, so a policy whose scores mean the same in every head (attention)
     suits it best.

@@ -14,7 +14,9 @@ from .registry import register_allocator
 @register_allocator("cake")
 @dataclass(frozen=True)
 class Cake(LayerAllocator):
-    """Layers whose attention is spread out, and shifts from query to query, get more.
+    r"""Layers whose attention is spread out, and shifts from query to query, get more.
+
+    .. math:: b_\ell \propto H_\ell^{1/\tau_1} V_\ell^{1/\tau_2}
 
     Preference `H ** (1 / tau1) * V ** (1 / tau2)` over the last `window` queries: `H` the entropy of their attention
     (summed over heads and queries), `V` the variance of each token's attention across the queries (summed over tokens

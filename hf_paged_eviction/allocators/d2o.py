@@ -14,7 +14,12 @@ from .registry import register_allocator
 @register_allocator("d2o")
 @dataclass(frozen=True)
 class D2O(LayerAllocator):
-    """Layers whose attention is spread evenly get more: `softmax(-variance)` over the layers.
+    r"""Layers whose attention is spread evenly get more: `softmax(-variance)` over the layers.
+
+    .. math::
+
+        b_\ell \propto \exp(-\operatorname{var}_t r_{\ell,t}), \quad
+        r_{\ell,t} \text{ attention received, scaled to } [0, 1]
 
     The variance is that of the attention each token receives from the whole prompt, summed over queries and scaled to
     [0, 1]. The published code leaves the first two layers and the last one uncompressed; here all share one total.

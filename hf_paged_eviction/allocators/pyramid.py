@@ -10,7 +10,12 @@ from .registry import register_allocator
 @register_allocator("pyramid")
 @dataclass(frozen=True)
 class Pyramid(FixedAllocator):
-    """Shares that fall linearly from the first layer to the last.
+    r"""Shares that fall linearly from the first layer to the last.
+
+    .. math::
+
+        b_\ell = w + m - \ell \frac{m - l}{L - 1}, \quad l = \frac{\text{budget} - w}{\beta},
+        \quad m = 2 (\text{budget} - w) - l
 
     With a window of `w` tokens that every layer keeps, the last layer gets `w + (budget - w) / beta` and the first as
     much above the mean as the last is below it. The paper clips shares at the prompt's length; here a layer with room

@@ -9,7 +9,10 @@ from .registry import register_allocator
 @register_allocator("uniform")
 @dataclass(frozen=True)
 class Uniform(FixedAllocator):
-    """Equal shares."""
+    r"""Equal shares.
+
+    .. math:: b_\ell = \frac{\text{total}}{\text{layers}}
+    """
 
     def weights(self, layers: int, budget: int) -> list[float]:
         return [1.0] * layers

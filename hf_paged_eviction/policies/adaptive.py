@@ -17,7 +17,12 @@ from .registry import register_policy
 @register_policy("adaptive")
 @dataclass(frozen=True)
 class Adaptive(Modifier):
-    """One policy's score where attention is focused, another's where it is spread out.
+    r"""One policy's score where attention is focused, another's where it is spread out.
+
+    .. math::
+
+        s_t = \begin{cases} s^\text{focused}_t & E < \text{threshold} \\ s^\text{spread}_t & \text{otherwise}
+        \end{cases}, \quad E = \operatorname{mean}_{q,h} \frac{-\sum_u a^h_{q,u} \log a^h_{q,u}}{\log |a^h_q|}
 
     The signal is entropy: for each query and query head that of its attention, divided by its maximum, the logarithm of
     the number of tokens it sees. 0 = one token gets everything, 1 = all get the same. Averaged over the heads of

@@ -12,7 +12,9 @@ from .running_attention import RunningAttention
 @register_policy("attention_mean")
 @dataclass(frozen=True)
 class AttentionMean(RunningAttention):
-    """The attention that a query pays the token on average, over all queries so far that could see it.
+    r"""The attention that a query pays the token on average, over all queries so far that could see it.
+
+    .. math:: s_t = \frac{1}{n_t} \sum_q a_{q,t}
 
     Not from a paper: the plain baseline of the query-aware policies. The same numbers as `h2o(normalised=True)`, under
     a name that promises no more than it is.

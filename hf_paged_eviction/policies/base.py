@@ -95,6 +95,8 @@ class EvictionPolicy(ABC):
         token_local: True if a token's score depends on nothing but its own key, value and position. Such a score is
             computed once, when the token's block fills. A policy that compares tokens (KeyDiff) leaves it False and
             is asked again about all held tokens at every eviction.
+        by_layer: False if a score does not depend on `layer_idx`, so that one call may score the tokens of several
+            layers, stacked as rows. Asked of token-local policies only.
         supports_mla: False if the score is meaningless where a layer caches latents instead of keys and values
             (multi-head latent attention).
     """
@@ -102,6 +104,7 @@ class EvictionPolicy(ABC):
     name: ClassVar[str] = ""
     paper: ClassVar[str | None] = None
     token_local: ClassVar[bool] = False
+    by_layer: ClassVar[bool] = True
     supports_mla: ClassVar[bool] = True
 
     @property
@@ -128,7 +131,7 @@ class EvictionPolicy(ABC):
 
     @property
     def decision_interval(self) -> int:
-        """Decoded tokens between two decisions: where it is several blocks, so many victims are chosen together."""
+        """Decoded tokens between two decisions; where it is several blocks, so many victims are chosen together."""
         return 1
 
     # ---- for policies that decide by queries or attention ---------------------------------------------------------

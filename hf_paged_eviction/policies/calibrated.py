@@ -14,7 +14,12 @@ PREFIX = "calibrated:"
 
 @dataclass(frozen=True)
 class Calibrated(EvictionPolicy):
-    """The attention that later tokens can be expected to pay, from key, value and position alone.
+    r"""The attention that later tokens can be expected to pay, from key, value and position alone.
+
+    .. math::
+
+        s_t = c \bigl( w \cdot f(k_t, v_t, p_t) + b \bigr), \quad c \text{ rising; }
+        w, b, c \text{ per layer and KV head}
 
     Which keys matter is a habit of a model: in one those of a large norm, in another those of a small one. So this
     score is fitted, per layer and KV head, to what the model at hand attends to in some text: a line through cheap

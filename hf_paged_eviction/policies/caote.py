@@ -15,7 +15,9 @@ from .registry import available_policies, make_policy, register_policy
 @register_policy("caote")
 @dataclass(frozen=True)
 class Caote(Modifier):
-    """How far attention's output would move if the token alone were missing: `a / (1 - a) * ||o - v||`.
+    r"""How far attention's output would move if the token alone were missing: `a / (1 - a) * ||o - v||`.
+
+    .. math:: s_t = \frac{a_t}{1 - a_t} \lVert o - v_t \rVert, \quad o = \sum_u a_u v_u
 
     `a` is the attention that the host policy attributes to the token, brought to a sum of one in each row and KV head,
     `v` its value and `o` the sum of `a v` over the tokens held. Exact for one token and an `a` that is the attention of

@@ -14,7 +14,9 @@ from .registry import register_policy
 @register_policy("compactor")
 @dataclass(frozen=True)
 class Compactor(EvictionPolicy):
-    """The leverage of a key: how much of its direction no other key of the head covers, `k (K'K + r)^-1 k'`.
+    r"""The leverage of a key: how much of its direction no other key of the head covers, `k (K'K + r)^-1 k'`.
+
+    .. math:: s_t = k_t (K^\top K + r I)^{-1} k_t^\top
 
     Each KV head on its own, over the tokens held. `r` is `ridge` times the mean eigenvalue of `K'K`; it keeps the score
     smooth where there are fewer tokens than channels. The paper approximates leverage by a sketch, takes keys before

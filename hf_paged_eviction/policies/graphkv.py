@@ -22,7 +22,9 @@ _LEAST_LEFT = 1e-6
 @register_policy("graphkv")
 @dataclass(frozen=True)
 class GraphKV(Modifier):
-    """Another policy's score, lowered for tokens whose keys are like those of better ones, so that less is held twice.
+    r"""Another policy's score, lowered for tokens whose keys are like those of better ones, so that less is held twice.
+
+    .. math:: s_t = s^\text{host}_t \prod_{u \text{ lowers } t} \bigl( 1 - \max(0, \cos(k_t, k_u)) \bigr)
 
     The best tokens of each row and KV head are sources. Each lowers its `neighbours` most similar tokens among those
     that score less: by a factor of one minus the cosine similarity of their keys (1 where that is negative). One round,

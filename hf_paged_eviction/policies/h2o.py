@@ -14,7 +14,9 @@ from .running_attention import RunningAttention
 @register_policy("h2o")
 @dataclass(frozen=True)
 class H2O(RunningAttention):
-    """All the attention that a token has received so far, summed over queries and averaged over query heads.
+    r"""All the attention that a token has received so far, summed over queries and averaged over query heads.
+
+    .. math:: s_t = \frac{1}{n_t} \sum_q a_{q,t}, \quad \text{with normalised=False: } s_t = \sum_q a_{q,t}
 
     The sum favours early tokens: more queries could see them. `normalised` divides it by their number. The paper's
     sum is not divided, and its recent half of the budget is here what the cache protects (the newest block). The paper

@@ -16,7 +16,9 @@ from .registry import register_policy
 @register_policy("hybrid")
 @dataclass(frozen=True, init=False)
 class Hybrid(Modifier):
-    """The weighted sum of several policies' scores, each first brought to mean 0 and mean distance 1.
+    r"""The weighted sum of several policies' scores, each first brought to mean 0 and mean distance 1.
+
+    .. math:: s_t = \sum_i w_i \frac{s^i_t - \bar s^i}{\operatorname{mean}_u |s^i_u - \bar s^i|}
 
     This is done for every row and KV head on its own, over the tokens that can be evicted or not, pads left out. What
     one policy pins is pinned; what one puts below everything goes first, unless another pins it.

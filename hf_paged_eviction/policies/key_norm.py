@@ -13,10 +13,14 @@ from .registry import register_policy
 @register_policy("key_norm")
 @dataclass(frozen=True)
 class KeyNorm(EvictionPolicy):
-    """`-||K||`: keep the tokens whose keys are short, which in large models attract the attention."""
+    r"""`-||K||`: keep the tokens whose keys are short, which in large models attract the attention.
+
+    .. math:: s_t = -\lVert k_t \rVert
+    """
 
     paper: ClassVar[str | None] = "2406.11430"
     token_local: ClassVar[bool] = True
+    by_layer: ClassVar[bool] = False
     supports_mla: ClassVar[bool] = False
 
     def score(self, context: ScoreContext) -> Tensor:

@@ -14,7 +14,10 @@ from .registry import register_policy
 @register_policy("keydiff")
 @dataclass(frozen=True)
 class KeyDiff(EvictionPolicy):
-    """`-cos(K, mean of the normalised keys)`: keep the most distinctive keys of each KV head."""
+    r"""`-cos(K, mean of the normalised keys)`: keep the most distinctive keys of each KV head.
+
+    .. math:: s_t = -\cos\Bigl(k_t, \sum_u \frac{k_u}{\lVert k_u \rVert}\Bigr)
+    """
 
     paper: ClassVar[str | None] = "2504.15364"
 

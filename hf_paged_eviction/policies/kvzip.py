@@ -15,7 +15,9 @@ from .registry import register_policy
 @register_policy("kvzip")
 @dataclass(frozen=True)
 class KVzip(AttentionPolicy):
-    """The largest weight that any query, in any query head of the group, has ever paid the token.
+    r"""The largest weight that any query, in any query head of the group, has ever paid the token.
+
+    .. math:: s_t = \max_{q, h} a^h_{q,t}
 
     This is KVzip's score if the queries are those of a probe ("repeat the previous context", then the context itself)
     that runs over the whole cache before anything is evicted. `hf_paged_eviction.probe.compress_by_probe` does that:

@@ -14,7 +14,13 @@ from .registry import register_policy
 @register_policy("lagkv")
 @dataclass(frozen=True)
 class LagKV(EvictionPolicy):
-    """How unevenly a key and a value lie in the range of those that come `lag` tokens later.
+    r"""How unevenly a key and a value lie in the range of those that come `lag` tokens later.
+
+    .. math::
+
+        s_t = \operatorname{std}_c \frac{k_{t,c} - \min_u k_{u,c}}{\max_u k_{u,c} - \min_u k_{u,c}}
+        + w \operatorname{std}_c \frac{v_{t,c} - \min_u v_{u,c}}{\max_u v_{u,c} - \min_u v_{u,c}},
+        \quad u \in \text{next part}, \; w = \text{value\_weight}
 
     Tokens held are cut into parts of `lag` in the order of the text. In each channel a token is scaled to the range
     (minimum to maximum) of the next part; the score is the standard deviation over channels, of the key plus

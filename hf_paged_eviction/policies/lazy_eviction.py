@@ -15,7 +15,9 @@ from .registry import register_policy
 @register_policy("lazy_eviction")
 @dataclass(frozen=True)
 class LazyEviction(EvictionPolicy):
-    """How likely the token comes back: high if it was active less long ago than its longest pause so far.
+    r"""How likely the token comes back: high if it was active less long ago than its longest pause so far.
+
+    .. math:: s_t = 2 \sigma(-\text{age}_t / \text{pause}_t) + 2 \sigma(-\text{pause}_t - 1)
 
     Active means a query head of the group pays more than `threshold`. With `age` since the last activity and `pause`
     the longest gap between two, the score is `2 sigmoid(-age / pause) + 2 sigmoid(-pause - 1)`; a token that was active

@@ -13,7 +13,9 @@ from .registry import register_policy
 @register_policy("lfa")
 @dataclass(frozen=True)
 class LFA(HitRate):
-    """How often queries attend to the token: the least frequently attended goes first.
+    r"""How often queries attend to the token: the least frequently attended goes first.
+
+    .. math:: s_t = \frac{1}{n_t} |\{ q : a^h_{q,t} > 1 / |a^h_q| \text{ for some } h \}|
 
     The share of the queries that could see the token. A query attends to a token if some query head of the group pays
     it more than its even share, 1/n of the n tokens it sees. The paper names the rule but its formulas are not

@@ -13,7 +13,9 @@ from .registry import register_policy
 @register_policy("lfu")
 @dataclass(frozen=True)
 class LFU(HitRate):
-    """How often the token is among the `top` most attended: the least frequently used goes first.
+    r"""How often the token is among the `top` most attended: the least frequently used goes first.
+
+    .. math:: s_t = \frac{1}{n_t} |\{ q : t \text{ is among the top of } a^h_q \text{ for some } h \}|
 
     The share of the queries that could see the token, not their number, which would only grow with age. Any query
     head of the group counts. The textbook rule of caches; what "used" means for a token is our definition, as no

@@ -13,7 +13,9 @@ from .registry import register_policy
 @register_policy("lra")
 @dataclass(frozen=True)
 class LRA(LastHit):
-    """How recently a query attended to the token: the least recently attended goes first.
+    r"""How recently a query attended to the token: the least recently attended goes first.
+
+    .. math:: s_t = -\min \{ \text{now} - q : a^h_{q,t} > 1 / |a^h_q| \text{ for some } h \}
 
     Minus the number of tokens since that query. A query attends to a token if some query head of the group pays it
     more than its even share, 1/n of the n tokens it sees. The paper names the rule but its formulas are not

@@ -13,7 +13,9 @@ from .registry import register_policy
 @register_policy("lru")
 @dataclass(frozen=True)
 class LRU(LastHit):
-    """How recently the token was among the `top` most attended of a query: the least recently used goes first.
+    r"""How recently the token was among the `top` most attended of a query: the least recently used goes first.
+
+    .. math:: s_t = -\min \{ \text{now} - q : t \text{ is among the top of } a^h_q \text{ for some } h \}
 
     Minus the number of tokens since that query. Any query head of the group counts. The textbook rule of caches; what
     "used" means for a token is our definition, as no paper gives one.

@@ -13,13 +13,16 @@ from .registry import register_policy
 @register_policy("paged_eviction")
 @dataclass(frozen=True)
 class PagedEviction(EvictionPolicy):
-    """`||V|| / ||K||`: a low key norm goes with high attention, and the value carries the content.
+    r"""`||V|| / ||K||`: a low key norm goes with high attention, and the value carries the content.
+
+    .. math:: s_t = \frac{\lVert v_t \rVert}{\lVert k_t \rVert}
 
     A block's score is the mean of its tokens' ratios (not the ratio of the means).
     """
 
     paper: ClassVar[str | None] = "2509.04377"
     token_local: ClassVar[bool] = True
+    by_layer: ClassVar[bool] = False
     supports_mla: ClassVar[bool] = False
 
     def score(self, context: ScoreContext) -> Tensor:

@@ -15,7 +15,9 @@ from .window_attention import WindowAttention
 @register_policy("r_kv")
 @dataclass(frozen=True)
 class RKV(WindowAttention):
-    """Attention of the last queries minus redundancy of the key: of near duplicates, the latest is worth most.
+    r"""Attention of the last queries minus redundancy of the key: of near duplicates, the latest is worth most.
+
+    .. math:: s_t = \lambda I_t - (1 - \lambda) R_t, \quad \lambda = \text{balance}
 
     `balance * I - (1 - balance) * R`. `I` is the attention of the last `window` queries, the largest of the query heads
     of a group, brought to a sum of one and max-pooled over neighbours; the authors' code takes the maximum and the

@@ -22,7 +22,9 @@ def _mix(bits: Tensor) -> Tensor:
 @register_policy("random")
 @dataclass(frozen=True)
 class Random(EvictionPolicy):
-    """A uniform number in [0, 1) drawn from (seed, layer, head, position).
+    r"""A uniform number in [0, 1) drawn from (seed, layer, head, position).
+
+    .. math:: s_t = 2^{-24} \operatorname{hash}(\text{seed}, \text{layer}, \text{head}, p_t)
 
     A hash rather than a generator: the draw is the same on every device, in every batch, at every call and however the
     heads are shared between processes.

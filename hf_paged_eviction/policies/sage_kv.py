@@ -13,7 +13,9 @@ from .registry import register_policy
 @register_policy("sage_kv")
 @dataclass(frozen=True)
 class SageKV(LastQueryAttention):
-    """The attention of the newest query, for each KV head on its own (use `heads="separate"`).
+    r"""The attention of the newest query, for each KV head on its own (use `heads="separate"`).
+
+    .. math:: s_t = a_{\text{newest},t}
 
     At the end of a prompt this is the paper's choice, between the sinks and the recent tokens that the cache protects;
     the paper does not say how the query heads of a group are joined, here they are averaged. Afterwards the paper

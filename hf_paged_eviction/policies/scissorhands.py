@@ -14,7 +14,9 @@ from .registry import register_policy
 @register_policy("scissorhands")
 @dataclass(frozen=True)
 class Scissorhands(LastHit):
-    """How recently a query paid the token more than 90 percent of the others: what mattered will matter again.
+    r"""How recently a query paid the token more than 90 percent of the others: what mattered will matter again.
+
+    .. math:: s_t = -\min \{ \text{now} - q : a^h_{q,t} > P_{90}(a^h_q) \text{ for some } h \}
 
     Minus the number of tokens since that query. Any query head of the group counts. The authors' code only asks
     whether there was such a query among the last few; the order among those that pass, and the number dropped at once,

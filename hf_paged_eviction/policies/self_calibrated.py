@@ -25,7 +25,9 @@ _LIGHT = 1e-3
 @register_policy("self_calibrated")
 @dataclass(frozen=True)
 class SelfCalibrated(EvictionPolicy):
-    """The attention to be expected for a key, learned from the prompt, with no attention from then on.
+    r"""The attention to be expected for a key, learned from the prompt, with no attention from then on.
+
+    .. math:: s_t = w \cdot f(k_t, p_t) + b, \quad w, b \text{ per row, layer and KV head}
 
     While the prompt is read, each token's largest weight is noted, as paid by queries at least `distance` tokens later
     (of a group of query heads the mean). When the prompt has been seen, a line through cheap features of the keys (log

@@ -15,7 +15,9 @@ from .window_attention import WindowAttention
 @register_policy("snapkv")
 @dataclass(frozen=True)
 class SnapKV(WindowAttention):
-    """The attention of the last `window` queries, pooled over neighbouring tokens, so that clusters stay together.
+    r"""The attention of the last `window` queries, pooled over neighbouring tokens, so that clusters stay together.
+
+    .. math:: s_t = \operatorname{pool}_{u \text{ near } t} \frac{1}{n_u} \sum_{q \in \text{window}} a_{q,u}
 
     Neighbours are the nearest tokens held, in the order of the text. Query heads of a group are averaged. The paper
     evicts once, at the end of the prompt, and keeps the window whatever it scores; here the window slides on in decode

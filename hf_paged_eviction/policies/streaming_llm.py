@@ -12,7 +12,9 @@ from .registry import register_policy
 @register_policy("streaming_llm")
 @dataclass(frozen=True)
 class StreamingLLM(EvictionPolicy):
-    """Attention sinks and recent tokens. Differs from `recency` where the cache itself protects fewer sinks.
+    r"""Attention sinks and recent tokens. Differs from `recency` where the cache itself protects fewer sinks.
+
+    .. math:: s_t = \begin{cases} \infty & p_t < \text{n\_sink} \\ p_t & \text{otherwise} \end{cases}
 
     Positions stay those of the text (the authors' code counts them inside the cache).
 
@@ -27,6 +29,7 @@ class StreamingLLM(EvictionPolicy):
 
     paper: ClassVar[str | None] = "2309.17453"
     token_local: ClassVar[bool] = True
+    by_layer: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if isinstance(self.n_sink, bool) or not isinstance(self.n_sink, int) or self.n_sink < 0:

@@ -14,7 +14,9 @@ from .registry import register_policy
 @register_policy("tova")
 @dataclass(frozen=True)
 class TOVA(LastQueryAttention):
-    """The attention of the newest query, averaged over all query heads: one set of tokens for all heads of a layer.
+    r"""The attention of the newest query, averaged over all query heads: one set of tokens for all heads of a layer.
+
+    .. math:: s_t = \frac{1}{H} \sum_{h=1}^{H} a^h_{\text{newest},t}
 
     The average is over all heads with `heads="separate"` too, so that all heads still agree. The paper evicts one
     token per step by that step's query; here the last query of a block, or of a prompt, speaks for it. The paper

@@ -13,10 +13,14 @@ from .registry import register_policy
 @register_policy("value_norm")
 @dataclass(frozen=True)
 class ValueNorm(EvictionPolicy):
-    """`||V||`: keep the tokens that contribute most when they are attended to."""
+    r"""`||V||`: keep the tokens that contribute most when they are attended to.
+
+    .. math:: s_t = \lVert v_t \rVert
+    """
 
     paper: ClassVar[str | None] = "2509.04377"
     token_local: ClassVar[bool] = True
+    by_layer: ClassVar[bool] = False
     supports_mla: ClassVar[bool] = False
 
     def score(self, context: ScoreContext) -> Tensor:

@@ -1,0 +1,151 @@
+"""A sliding-window layer whose decode step compiles into one graph, beside the paged layers of a static cache."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import CacheLayerMixin
+
+from .static_layer import refuse
+from .static_steps import StaticSteps, outside_graphs, static
+from .storage import storage_shape
+
+
+class StaticSlidingLayer(CacheLayerMixin):  # type: ignore[misc]
+    """Holds the last `window` tokens in the order of the text, so that transformers' own sliding masks fit.
+
+    transformers' static layer counts in Python, which compiles anew as the count grows; here compiled code reads the
+    count from `StaticSteps`.
+
+    Args:
+        window: tokens that a query sees, itself included.
+    """
+
+    is_compileable = True
+    is_sliding = True
+    is_croppable = False
+    supports_early_init = False
+    steps: StaticSteps
+
+    def __init__(self, window: int) -> None:
+        self.window = window
+        self.keys: Tensor | None = None
+        self.values: Tensor | None = None
+        self.is_initialized = False
+        self._seen = 0
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Make the storage, `[batch, kv_heads, window, dim]` each."""
+        self.dtype, self.device = key_states.dtype, key_states.device
+        with torch.inference_mode(False):
+            self.keys, self.values = (
+                static(torch.zeros(storage_shape(states, self.window), dtype=states.dtype, device=states.device))
+                for states in (key_states, value_states)
+            )
+        self.is_initialized = True
+
+    def _storage(self) -> tuple[Tensor, Tensor]:
+        if self.keys is None or self.values is None:
+            raise RuntimeError("The cache is empty: run a forward first.")
+        return self.keys, self.values
+
+    # ---- what transformers asks -----------------------------------------------------------------------------------
+
+    def get_seq_length(self) -> int:
+        """Tokens seen per row; within a compiled step a tensor."""
+        if torch.compiler.is_compiling() and self.is_initialized:
+            return self.steps.seen[self.device]  # type: ignore[return-value]
+        self.steps.settle()
+        return self._seen
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """`(kv_length, kv_offset)` of what the next `update` returns."""
+        if torch.compiler.is_compiling() and query_length == 1:
+            offset = (self.steps.seen[self.device] + 1 - self.window).clamp_min(0)
+            return self.window, offset  # type: ignore[return-value]
+        seen = self.get_seq_length()
+        if query_length == 1 and seen:
+            return self.window, max(seen + 1 - self.window, 0)
+        return min(seen, self.window - 1) + query_length, max(seen + 1 - self.window, 0)
+
+    def get_max_length(self) -> int:
+        """The window."""
+        return self.window
+
+    # ---- update ---------------------------------------------------------------------------------------------------
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Take in new tokens, `[batch, kv_heads, new, dim]`; a single one after others gets the whole storage back."""
+        if key_states.shape[2] != 1 or not self.is_initialized:
+            return self._several(key_states, value_states)
+        self.steps.check_ready()
+        seen = self.steps.seen[self.device]
+        place = seen.clamp_max(self.window - 1).view(1)
+        storage = self._storage()
+        for states, new in zip(storage, (key_states, value_states), strict=True):
+            moved = torch.where(seen < self.window, states, states.roll(-1, 2))
+            states.copy_(moved.index_copy(2, place, new.detach().to(states.dtype)))
+        self.steps.took(self)
+        return storage
+
+    @outside_graphs
+    def _several(self, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
+        self.steps.interrupt()
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        held, count = min(self._seen, self.window), key_states.shape[2]
+        first = max(held - self.window + 1, 0)
+        self._seen += count
+        returned = []
+        for states, new in zip(self._storage(), (key_states, value_states), strict=True):
+            full = torch.cat([states[:, :, first:held], new], dim=2)
+            kept = min(self._seen, self.window)
+            before = torch.cat([states[:, :, :held], new.detach().to(states.dtype)], dim=2)
+            states[:, :, :kept] = before[:, :, -kept:]
+            returned.append(full)
+        return returned[0], returned[1]
+
+    def written(self) -> None:
+        """The host has counted a token."""
+        self._seen += 1
+
+    # ---- rows and life --------------------------------------------------------------------------------------------
+
+    def _map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
+        self.steps.interrupt()
+        if not self.is_initialized:
+            return
+        old = self._storage()
+        new = [change(states) for states in old]
+        if new[0].shape == old[0].shape:  # beams: stay at the same address
+            for states, changed in zip(old, new, strict=True):
+                states.copy_(changed)
+        else:
+            self.keys, self.values = static(new[0]), static(new[1])
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Row `i` becomes what row `beam_idx[i]` was."""
+        self.batch_select_indices(beam_idx)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeat every row `repeats` times in place."""
+        self._map_rows(lambda states: states.repeat_interleave(repeats, dim=0))
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keep the rows `indices` (int64 or bool `[rows]`)."""
+        self._map_rows(lambda states: states[indices.to(states.device)])
+
+    def reset(self) -> None:
+        """Forget every token; the storage stays, unless the next prompt has another shape."""
+        self.steps.interrupt()
+        self._seen = 0
+        self.is_initialized = False
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Refused.
+
+        Raises:
+            ValueError: always.
+        """
+        raise refuse("take tokens back (crop)")

@@ -1,0 +1,199 @@
+"""The host's share of a decode that is compiled into one graph.
+
+A compiled step only writes: each layer's new keys and values go to the slot that stands in a tensor. Counting tokens
+and choosing victims happen here, between the steps, for all layers together: one small copy per token, everything else
+once per block. So the graph holds no counter and no branch, and it serves any policy.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, ParamSpec, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from .layer_group import score_together
+from .merged_table import MergedTable
+
+if TYPE_CHECKING:
+    from .static_layer import StaticLayer
+
+_FORGOTTEN = (
+    "A step was compiled without this cache knowing of it. generate() tells it by itself; in a loop of your own call "
+    "cache.prepare_step() before every compiled step of one token."
+)
+
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+def outside_graphs(call: Callable[_P, _T]) -> Callable[_P, _T]:
+    """For what compiled code calls but must not contain: forwards of several tokens."""
+    disabled: Callable[_P, _T] = torch.compiler.disable(call)
+    return disabled
+
+
+def static(tensor: Tensor) -> Tensor:
+    """Tell compiled graphs that this tensor stays where it is."""
+    if not torch.compiler.is_compiling():
+        # Not guarded by identity, so that the next cache of the same shape runs the same graph.
+        torch._dynamo.mark_static_address(tensor, guard=False)
+    return tensor
+
+
+def static_zeros(shape: Sequence[int], device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
+    """A static tensor that may be written to in and out of `torch.inference_mode`."""
+    with torch.inference_mode(False):
+        return static(torch.zeros(tuple(shape), dtype=dtype, device=device))
+
+
+class StaticRun:
+    """Layers that are alike and take every step together.
+
+    Attributes:
+        slots: `[layers * B, S, 1]` int64, where the next token goes; rows are those of all layers, layer by layer.
+        all_real: whether all slots hold real tokens, so that a step needs no mask. Settled after a forward of several
+            tokens and kept until the next, because a graph has either a mask or none.
+    """
+
+    def __init__(self, layers: "Sequence[StaticLayer]", slots: Tensor | None) -> None:
+        self.layers = list(layers)
+        self.merged = MergedTable([layer.table for layer in layers])
+        table = self.merged.table
+        shape = (*table.full_at.shape, 1)
+        fits = slots is not None and (tuple(slots.shape), slots.device) == (shape, table.device)
+        self.slots = slots if slots is not None and fits else static_zeros(shape, table.device)
+        self.all_real = table.full and table.all_real
+
+    def prepare(self) -> None:
+        """Choose victims where they are due, and say where the next token goes."""
+        table = self.merged.table
+        if not table.full:
+            self.slots.fill_(table.held)
+            return
+        if table.turn_due:
+            self.merged.choose_victims(score_together(self.layers), None)
+        self.slots.copy_(table.next_slot())
+
+    def advance(self) -> None:
+        """A token was written."""
+        self.merged.advance()
+        for layer in self.layers:
+            layer.written()
+
+
+class SteppingLayer(Protocol):
+    """A layer that takes single tokens in compiled code."""
+
+    steps: "StaticSteps"
+    device: torch.device
+
+    def get_seq_length(self) -> int: ...
+
+    def written(self) -> None: ...
+
+
+class StaticSteps:
+    """All layers of a static cache that hold tokens.
+
+    Attributes:
+        ready: whether a single token may be written now. The last layer of a step takes it back.
+        uncounted: a step was taken that the host has not counted yet. Compiled code sets it and never reads it, since
+            what it reads is guarded.
+        seen: int64, columns seen, for compiled code: by device, because layers may be on several.
+
+    Args:
+        paged, sliding: the layers, in the order of the model.
+        last: the last of them all.
+    """
+
+    def __init__(
+        self,
+        paged: "Sequence[StaticLayer]",
+        sliding: Sequence[SteppingLayer],
+        last: SteppingLayer | None,
+    ) -> None:
+        self.ready = False
+        self.uncounted = False
+        self.seen: dict[torch.device, Tensor] = {}
+        self._runs: list[StaticRun] = []
+        self._joined = False
+        self._paged, self._sliding = list(paged), list(sliding)
+        self._layers: list[SteppingLayer] = [*paged, *sliding]
+        self._last = last
+        for layer in self._layers:
+            layer.steps = self
+
+    @property
+    def all_real(self) -> bool:
+        """Whether a single token needs no mask in the paged layers."""
+        return self._joined and all(run.all_real for run in self._runs)
+
+    # ---- between the steps ----------------------------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """Get ready for a single token. Doing it again changes nothing."""
+        self.settle()
+        if self.ready:
+            return
+        if not self._joined:
+            self._join()
+        for run in self._runs:
+            run.prepare()
+        for seen in self.seen.values():
+            seen.fill_(self._count())
+        self.ready = True
+
+    def settle(self) -> None:
+        """Count the step that was taken, if there is one."""
+        if not self.uncounted:
+            return
+        self.uncounted = False
+        for run in self._runs:
+            run.advance()
+        for layer in self._sliding:
+            layer.written()
+
+    def interrupt(self) -> None:
+        """Something else than a single token happens to the layers."""
+        self.settle()
+        self.ready = self._joined = False
+
+    def _count(self) -> int:
+        return self._layers[0].get_seq_length()
+
+    def _join(self) -> None:
+        rest, runs = list(self._paged), list[StaticRun]()
+        while rest:
+            alike = [other for other in rest if rest[0].turns_with(other)]
+            rest = [other for other in rest if other not in alike]
+            old = self._runs[len(runs)].slots if len(runs) < len(self._runs) else None
+            runs.append(StaticRun(alike, old))
+        self._runs = runs
+        for run in runs:
+            for index, member in enumerate(run.layers):
+                member.join(run, index)
+        for layer in self._layers:
+            if layer.device not in self.seen:
+                self.seen[layer.device] = static_zeros((), layer.device)
+        self._joined = True
+
+    # ---- within a step --------------------------------------------------------------------------------------------
+
+    def check_ready(self) -> None:
+        """Within a compiled step nothing can be prepared any more; otherwise do it now.
+
+        Raises:
+            RuntimeError: with the way out.
+        """
+        if self.ready:
+            return
+        if torch.compiler.is_compiling():
+            raise RuntimeError(_FORGOTTEN)
+        self.prepare()
+
+    def took(self, layer: SteppingLayer) -> None:
+        """The layer has written the token."""
+        if layer is self._last:
+            self.ready = False
+            self.uncounted = True
