@@ -205,7 +205,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         if table.turn_due:
             self.group.choose_victims(self, real)
         slot = table.next_slot()
-        index_k, index_v = slot_index(slot, storage_k), slot_index(slot, storage_v)
+        index_k = slot_index(slot, storage_k)
+        index_v = index_k if storage_v.shape == storage_k.shape else slot_index(slot, storage_v)
         if real is not None:  # a pad evicts nothing
             written = real[:, None, :, None]
             keys = torch.where(written, keys, storage_k.gather(2, index_k))

@@ -20,7 +20,7 @@ from .registry import register_policy
 class ExpectedAttention(AttentionPolicy):
     r"""The attention that queries like the recent ones can be expected to pay, times the norm of the value.
 
-    .. math:: s_t = \lVert v_t \rVert \operatorname{softmax}_t \bigl( m k_t + \tfrac12 k_t^\top S k_t \bigr)
+    .. math:: s_t = \lVert v_t \rVert \operatorname{softmax}_t \bigl( m k_t + \frac{1}{2} k_t^\top S k_t \bigr)
 
     Queries are taken as normally distributed: with mean `m` and covariance `S` per query head (the model's scaling
     included) the expected weight is the softmax over tokens of `m.k + k.S.k / 2`, averaged over a group.

@@ -1,0 +1,78 @@
+"""What only a CUDA device can show: no synchronisation, CUDA graphs, the kernel that attention chooses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import models
+import modes
+from hf_paged_eviction import PagedEvictionCache
+
+pytestmark = [
+    pytest.mark.contract,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.skipif(not models.HAS_HYBRID_CACHE, reason="static=True needs transformers 5.14"),
+]
+
+
+@contextmanager
+def no_waiting() -> Iterator[None]:
+    """An error where the host waits for the device."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def prefilled(model: object, static: bool, **settings: object) -> PagedEvictionCache:
+    ids, mask = (states.cuda() for states in models.left_pad(models.prompts([60, 45, 33], seed=1)))
+    cache = PagedEvictionCache(model.config, **{"budget": 24, "block_size": 4, "static": static, **settings})
+    modes.forward(model, cache, ids, mask, 0, 60)
+    return cache
+
+
+@pytest.mark.parametrize("static", [False, True], ids=["eager", "static"])
+@pytest.mark.parametrize("policy", ["paged_eviction", "keydiff", "random", "h2o", "snapkv"])
+def test_the_host_never_waits(policy: str, static: bool) -> None:
+    model = models.build("llama", "paged_eviction").cuda()
+    cache = prefilled(model, static, policy=policy)
+    token = torch.full((3, 1), 7, device="cuda")
+    for step in range(30):
+        position = torch.full((3, 1), 60 + step, device="cuda")
+        with torch.no_grad(), no_waiting():
+            cache.prepare_step()
+            model(token, past_key_values=cache, position_ids=position)
+    assert cache.get_seq_length() == 90
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+@pytest.mark.parametrize("attention", ["sdpa", "paged_eviction"])
+def test_generate_compiles_one_graph_and_says_the_same(family: str, attention: str) -> None:
+    model = models.build(family, attention).cuda()
+    ids, mask = (states.cuda() for states in models.left_pad(models.prompts([60, 45, 33], seed=1)))
+    torch._dynamo.reset()
+    counters.clear()
+    said = []
+    for static in (False, True, True):
+        cache = PagedEvictionCache(model.config, budget=24, block_size=4, static=static)
+        said.append(modes.generate(model, cache, ids, mask, 100))
+    assert torch.equal(said[0], said[1]) and torch.equal(said[0], said[2])
+    assert counters["stats"]["unique_graphs"] == 1
+
+
+def test_flash_serves_grouped_queries_once_all_slots_are_real() -> None:
+    model = models.build("llama", "paged_eviction").to(device="cuda", dtype=torch.bfloat16)
+    ids = torch.stack(models.prompts([60], seed=1)).cuda()
+    cache = PagedEvictionCache(model.config, budget=24, block_size=4, static=True)
+    with torch.no_grad():
+        model(ids, past_key_values=cache)
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            logits = model(ids[:, :1], past_key_values=cache).logits
+    assert logits.isfinite().all()
