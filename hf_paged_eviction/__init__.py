@@ -16,6 +16,7 @@ from .policies import (
     register_policy,
 )
 from .stats import CacheStats, LayerStats
+from .storage_pool import StoragePool
 
 __version__ = "0.1.0"
 
@@ -25,6 +26,7 @@ __all__ = [
     "LayerStats",
     "PagedEvictionCache",
     "ScoreContext",
+    "StoragePool",
     "__version__",
     "available_allocators",
     "available_modifiers",

@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import CacheLayerMixin
 
 from .blocks import BlockTable
 from .budget import BlockBudget
@@ -15,23 +14,23 @@ from .parallel import WHOLE, HeadShare
 from .pending import Pending
 from .policies import EvictionPolicy, QueryCount
 from .ranking import KEEP, best_tokens, rank_keys
+from .rollback import order_without
 from .scoring import Heads, Scorer
-from .storage import byte_count, gather_slots, make_storage, serves, slot_index, storage_shape
-from .storage_pool import StoragePool
+from .storage import gather_slots, slot_index
+from .stored_layer import StoredLayer
 
 
-class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
+class PagedLayer(StoredLayer):
     """Holds at most `budget` tokens per row after every forward.
 
     A new token is appended until the storage is full; from then on it overwrites one token of the block with the
     lowest score. Attention always sees the new tokens next to everything held: use, then evict.
 
     Attributes:
-        keys, values: storage `[batch, kv_heads, budget, head_dim]`, of which the first `held` slots are in use. None
-            before the first forward.
+        keys, values: storage `[batch, kv_heads, slots, head_dim]`, of which the first `held` slots are in use; it grows
+            until there are as many slots as the budget. None before the first forward.
         record_past: while True, new tokens wait in a buffer until `crop` or the next forward commits them.
         group: layers whose victims are chosen with this one's; the layer alone until a cache says otherwise.
-        pool: where storage comes from and goes to; None = made for this layer.
 
     Args:
         budget: sizes in tokens.
@@ -57,9 +56,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         padding: Padding | None = None,
         share: HeadShare = WHOLE,
     ) -> None:
-        self.keys: Tensor | None = None
-        self.values: Tensor | None = None
-        self.is_initialized = False
+        super().__init__()
         self.record_past = False
         self._asked = self.budget = budget
         self.policy = policy
@@ -70,7 +67,6 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self._table: BlockTable | None = None
         self._pending: Pending | None = None
         self.group = LayerGroup([self])
-        self.pool: StoragePool | None = None
 
     def __repr__(self) -> str:
         size = self.budget.tokens if self.budget.tokens is not None else f"{self.budget.keep_ratio:.0%} of the prompt"
@@ -268,7 +264,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             self._keep_best(keys, values, table.positions, table.scores, 0, None)
             return
         if self.storage[0].shape[2] > self.budget.capacity:
-            self._move_storage(self.budget.capacity)
+            self._move_storage(self.budget.capacity, table.held)
         table.resize(self.budget.capacity)
         self._kept(None)
 
@@ -294,13 +290,6 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     # ---- storage --------------------------------------------------------------------------------------------------
 
-    @property
-    def storage(self) -> tuple[Tensor, Tensor]:
-        """Keys and values, `[batch, kv_heads, slots, dim]`, used or not."""
-        if self.keys is None or self.values is None:
-            raise RuntimeError("The cache is empty: run a forward first.")
-        return self.keys, self.values
-
     def _make_storage(self, keys: Tensor, values: Tensor) -> None:
         if self._table is not None:
             self._check_rows(keys.shape[0])
@@ -308,7 +297,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.budget = self.budget.resolve(keys.shape[2])
         capacity = self.budget.capacity
         least = self._slots_for(keys.shape[2])
-        if not (serves(self.keys, keys, least, capacity) and serves(self.values, values, least, capacity)):
+        if not self._serves(keys, values, least, capacity):
             self._set_storage(*self._new_storage(keys, values, least))
         sets = self._score.sets(keys.shape[1])
         policy = self.policy
@@ -329,29 +318,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         """Storage with room for so many tokens; where there is less, it at least doubles."""
         slots = self.storage[0].shape[2]
         if tokens > slots:
-            self._move_storage(min(max(2 * slots, self._slots_for(tokens)), self.budget.capacity))
+            self._move_storage(min(max(2 * slots, self._slots_for(tokens)), self.budget.capacity), self.held)
         return self.storage
-
-    def _move_storage(self, slots: int) -> None:
-        """To a storage of another size, with all tokens held."""
-        old, held = self.storage, self.table.held
-        new = self._new_storage(*old, slots)
-        for target, states in zip(new, old, strict=True):
-            target[:, :, :held] = states[:, :, :held]
-        self._set_storage(*new)
-
-    def _new_storage(self, keys: Tensor, values: Tensor, slots: int) -> tuple[Tensor, Tensor]:
-        make = make_storage if self.pool is None else self.pool.take
-        return (
-            make(storage_shape(keys, slots), keys.dtype, keys.device),
-            make(storage_shape(values, slots), values.dtype, values.device),
-        )
-
-    def _set_storage(self, keys: Tensor | None, values: Tensor | None) -> None:
-        if self.pool is not None:
-            old = [states for states in (self.keys, self.values) if states is not None]
-            self.pool.give(*(states for states in old if states is not keys and states is not values))
-        self.keys, self.values = keys, values
 
     def _check_rows(self, rows: int) -> None:
         held = self.table.rows
@@ -439,7 +407,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         """Raise the `ValueError` of `crop`, if it would, before anything is changed."""
         count = self._columns_to_remove(tokens_to_remove)
         if self._pending is None and 0 < count < self.get_seq_length():
-            self._order_without(count)
+            order_without(self.table, count, self._pads_without(count))
 
     def _columns_to_remove(self, tokens_to_remove: int) -> int:
         seen = self.get_seq_length()
@@ -450,41 +418,21 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         if count == table.seen:
             self._clear()
             return
-        order = self._order_without(count)
+        pads = self._pads_without(count)
+        order = order_without(table, count, pads)
         if order is not None:
             for states in self.storage:
                 states[:, :, : table.held] = gather_slots(states, order)
-        table.shrink(order, count, self._pads_before(table.seen - count))
+        table.shrink(order, count, pads)
         self._moved(order, count)
 
     def _moved(self, order: Tensor | None, count: int) -> None:
         """For layers that remember more of a token: `count` were taken back, the others moved as `order` says."""
 
-    def _order_without(self, count: int) -> Tensor | None:
-        """Slots `[B, S, held]` with the last `count` columns moved to the end; None if they are there already."""
+    def _pads_without(self, count: int) -> Tensor:
+        """`[B]` pads among all but the last `count` columns."""
         table = self.table
-        if table.in_arrival_order:
-            return None
-        if table.limits is not None:
-            raise ValueError(
-                f"Cannot take back {count} tokens: the shares of this layer were decided with them. Call "
-                "`cache.activate_past_recording()` before the forward that may be taken back."
-            )
-        pads, positions = self._pads_before(table.seen - count), table.positions
-        slots = torch.arange(table.held, device=table.device)
-        left = (table.seen - count - pads)[:, None, None]  # real tokens that remain
-        gone = (positions >= left) | ((positions < 0) & (slots < (table.pads - pads)[:, None, None]))
-        if bool((gone.sum(-1) != count).any()):
-            raise ValueError(
-                f"Cannot take back {count} tokens: some of them have been evicted. Call "
-                "`cache.activate_past_recording()` before the forward that may be taken back, or use a larger budget."
-            )
-        return positions.masked_fill(gone, KEEP).argsort(stable=True, dim=-1)
-
-    def _pads_before(self, column: int) -> Tensor:
-        """`[B]` pads among the first `column` columns."""
-        table = self.table
-        later = self.padding.columns(column, table.seen, table.rows, table.device)
+        later = self.padding.columns(table.seen - count, table.seen, table.rows, table.device)
         return table.pads if later is None else table.pads - (~later).sum(-1)
 
     # ---- rows -----------------------------------------------------------------------------------------------------
@@ -496,9 +444,6 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self._table.map_rows(change)
         if self._pending is not None:
             self._pending = self._pending.map_rows(change)
-
-    def _map_storage(self, change: Callable[[Tensor], Tensor]) -> None:
-        self._set_storage(*(change(states) for states in self.storage))
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Row `i` becomes what row `beam_idx[i]` was."""
@@ -530,18 +475,6 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.reset()
         self._set_storage(None, None)
 
-    def offload(self) -> None:
-        """Move keys and values to the CPU; the (small) bookkeeping stays."""
-        if self.keys is not None and self.values is not None:
-            self.keys = self.keys.to("cpu", non_blocking=True)
-            self.values = self.values.to("cpu", non_blocking=True)
-
-    def prefetch(self) -> None:
-        """Bring keys and values back."""
-        if self.keys is not None and self.values is not None and self.keys.device != self.device:
-            self.keys = self.keys.to(self.device, non_blocking=True)
-            self.values = self.values.to(self.device, non_blocking=True)
-
     # ---- reading --------------------------------------------------------------------------------------------------
 
     @property
@@ -550,11 +483,6 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         if self._table is None or self.keys is None:
             return torch.empty(0, 0, 0, dtype=torch.int64)
         return self._table.positions.expand(-1, self.keys.shape[1], -1)
-
-    @property
-    def storage_bytes(self) -> int:
-        """Bytes of key and value storage, used or not."""
-        return byte_count(self.keys, self.values)
 
     def block_table(self) -> Tensor:
         """`[batch, kv_heads, blocks, block_size]` int64 positions in logical order, -1 where no real token is."""

@@ -20,7 +20,7 @@ class LagKV(EvictionPolicy):
 
         s_t = \operatorname{std}_c \frac{k_{t,c} - \min_u k_{u,c}}{\max_u k_{u,c} - \min_u k_{u,c}}
         + w \operatorname{std}_c \frac{v_{t,c} - \min_u v_{u,c}}{\max_u v_{u,c} - \min_u v_{u,c}},
-        \quad u \in \text{next part}, \; w = \text{value\_weight}
+        \quad u \text{ in the next part}
 
     Tokens held are cut into parts of `lag` in the order of the text. In each channel a token is scaled to the range
     (minimum to maximum) of the next part; the score is the standard deviation over channels, of the key plus

@@ -18,10 +18,7 @@ from .text_order import best_first
 class RoCo(RunningAttention):
     r"""The mean attention of a token, where those whose attention varies most are put above all others.
 
-    .. math::
-
-        s_t = \mu_t + \begin{cases} \max_u \mu_u & \sigma_t \text{ among the largest} \\ 0 & \text{otherwise}
-        \end{cases}, \quad \mu_t, \sigma_t \text{ mean and deviation of } a_{q,t} \text{ over } q
+    .. math:: s_t = \mu_t + \mathbb{1}[\sigma_t \text{ among the largest}] \max_u \mu_u
 
     Mean and standard deviation are over all queries that could see the token, with the query heads of a group averaged.
     The paper never evicts what varies most; where more has to go than the rest, as at the end of a long prompt, the

@@ -14,7 +14,7 @@ from .registry import register_policy
 class StreamingLLM(EvictionPolicy):
     r"""Attention sinks and recent tokens. Differs from `recency` where the cache itself protects fewer sinks.
 
-    .. math:: s_t = \begin{cases} \infty & p_t < \text{n\_sink} \\ p_t & \text{otherwise} \end{cases}
+    .. math:: s_t = \begin{cases} \infty & p_t < n_\text{sink} \\ p_t & \text{otherwise} \end{cases}
 
     Positions stay those of the text (the authors' code counts them inside the cache).
 
