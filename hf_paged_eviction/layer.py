@@ -161,10 +161,12 @@ class PagedLayer(StoredLayer):
         if self._holds_back(count):
             self._pending = Pending(keys, values, real)
             return self._with_held(key_states, value_states)
-        empty = table.seen == 0
-        returned = self._take(keys, values, real)
+        if count == 1 or (table.seen and not key_states.requires_grad):
+            return self._take(keys, values, real)
         # The caller's own tensors carry a gradient, the storage does not.
-        return (key_states, value_states) if empty and count > 1 else returned
+        attended = self._with_held(key_states, value_states)
+        self._take(keys, values, real)
+        return attended
 
     def _holds_back(self, count: int) -> bool:
         """Whether `count` new tokens wait outside the storage for now."""

@@ -12,7 +12,7 @@ from .layer import PagedLayer
 from .observed_layer import ObservedLayer
 from .observer import Queries
 from .static_steps import StaticRun, StaticSteps, outside_graphs, static, static_zeros
-from .storage import slot_index, storage_shape
+from .storage import gather_slots, slot_index, storage_shape
 
 
 def refuse(what: str) -> ValueError:
@@ -47,6 +47,22 @@ class StaticLayer(PagedLayer):
     def written(self) -> None:
         """The host has counted a token."""
 
+    def sort_pads(self) -> bool:
+        """Bring pads in the middle of the text to the lowest slots, if the next token takes the last free slot.
+
+        Returns:
+            Whether anything was moved.
+        """
+        table = self.table
+        if not self.padding.irregular or table.held + 1 != table.capacity:
+            return False
+        order = table.positions.argsort(stable=True, dim=-1)
+        for states in self.storage:
+            states[:, :, : table.held] = gather_slots(states, order)
+        table.shrink(order, 0, table.pads)
+        self._moved(order, 0)
+        return True
+
     @property
     def table(self) -> BlockTable:
         """The bookkeeping, as of the last token. Exists from the first forward on."""
@@ -71,13 +87,13 @@ class StaticLayer(PagedLayer):
             return super().get_mask_sizes(query_length)
         capacity = self.budget.capacity
         if torch.compiler.is_compiling():
-            return capacity, self.steps.seen[self.device].add(1 - capacity).clamp_min(0)  # type: ignore[return-value]
+            return capacity, self.steps.seen_on(self.device).add(1 - capacity).clamp_min(0)  # type: ignore[return-value]
         return capacity, max(self.get_seq_length() + 1 - capacity, 0)
 
     def get_seq_length(self) -> int:
         """Tokens seen per row; within a compiled step a tensor."""
-        if torch.compiler.is_compiling() and self._run is not None:
-            return self.steps.seen[self.device]  # type: ignore[return-value]
+        if torch.compiler.is_compiling() and self._table is not None:
+            return self.steps.seen_on(self.device)  # type: ignore[return-value]
         return super().get_seq_length()
 
     # ---- update ---------------------------------------------------------------------------------------------------
@@ -183,7 +199,8 @@ class StaticObservedLayer(StaticLayer, ObservedLayer):
         query = self._query
         if query is None:
             raise RuntimeError("Attention has not told of any query yet.")
-        shape = storage_shape(query, 2 * self.budget.block_size)
+        # The rows may have been changed since the last forward of several tokens.
+        shape = (self.table.rows, *storage_shape(query, 2 * self.budget.block_size)[1:])
         if self._ring is None or (self._ring.shape, self._ring.dtype) != (shape, query.dtype):
             self._ring = static_zeros(shape, query.device, query.dtype)
 
@@ -211,6 +228,7 @@ class StaticObservedLayer(StaticLayer, ObservedLayer):
         """The host has counted a token: its query counts too."""
         if self._ring is None or self._logits is None:
             raise RuntimeError("The layer has not joined a run.")
-        place = (self.table.seen - 1) % self._ring.shape[2]
+        table, keys = self.table, self.storage[0]
+        place = (table.seen - 1) % self._ring.shape[2]
         self._step_real = None
-        self._observe_step(Queries(self._ring[:, :, place : place + 1], self.storage[0], self._logits))
+        self._observe_step(Queries(self._ring[:, :, place : place + 1], keys[:, :, : table.held], self._logits))

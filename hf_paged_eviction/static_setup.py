@@ -50,8 +50,14 @@ def check_static_attention(name: str | None) -> None:
 
 
 def make_steps(layers: Sequence[Any]) -> StaticSteps:
-    """What the layers of a static cache share."""
+    """What the layers of a static cache share.
+
+    Raises:
+        ValueError: no layer is paged.
+    """
     paged = [layer for layer in layers if isinstance(layer, StaticLayer)]
+    if not paged:
+        raise ValueError("static=True: no layer of this model can evict. Use transformers' StaticCache.")
     sliding = [layer for layer in layers if isinstance(layer, StaticSlidingLayer)]
     last = next((layer for layer in reversed(layers) if layer in paged or layer in sliding), None)
     return StaticSteps(paged, sliding, last)

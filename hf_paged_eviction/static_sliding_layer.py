@@ -8,8 +8,8 @@ from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
 from .static_layer import refuse
-from .static_steps import StaticSteps, outside_graphs, static
-from .storage import storage_shape
+from .static_steps import StaticSteps, outside_graphs, static, static_zeros
+from .storage import serves, storage_shape
 
 
 class StaticSlidingLayer(CacheLayerMixin):  # type: ignore[misc]
@@ -36,13 +36,14 @@ class StaticSlidingLayer(CacheLayerMixin):  # type: ignore[misc]
         self._seen = 0
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Make the storage, `[batch, kv_heads, window, dim]` each."""
+        """Make the storage, `[batch, kv_heads, window, dim]` each, unless that of another prompt fits."""
         self.dtype, self.device = key_states.dtype, key_states.device
-        with torch.inference_mode(False):
-            self.keys, self.values = (
-                static(torch.zeros(storage_shape(states, self.window), dtype=states.dtype, device=states.device))
-                for states in (key_states, value_states)
-            )
+        self.keys, self.values = (
+            held.zero_()
+            if held is not None and serves(held, states, self.window, self.window)
+            else static_zeros(storage_shape(states, self.window), states.device, states.dtype)
+            for held, states in ((self.keys, key_states), (self.values, value_states))
+        )
         self.is_initialized = True
 
     def _storage(self) -> tuple[Tensor, Tensor]:
@@ -55,14 +56,14 @@ class StaticSlidingLayer(CacheLayerMixin):  # type: ignore[misc]
     def get_seq_length(self) -> int:
         """Tokens seen per row; within a compiled step a tensor."""
         if torch.compiler.is_compiling() and self.is_initialized:
-            return self.steps.seen[self.device]  # type: ignore[return-value]
+            return self.steps.seen_on(self.device)  # type: ignore[return-value]
         self.steps.settle()
         return self._seen
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """`(kv_length, kv_offset)` of what the next `update` returns."""
-        if torch.compiler.is_compiling() and query_length == 1:
-            offset = (self.steps.seen[self.device] + 1 - self.window).clamp_min(0)
+        if torch.compiler.is_compiling() and query_length == 1 and self.is_initialized:
+            offset = (self.steps.seen_on(self.device) + 1 - self.window).clamp_min(0)
             return self.window, offset  # type: ignore[return-value]
         seen = self.get_seq_length()
         if query_length == 1 and seen:

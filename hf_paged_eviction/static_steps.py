@@ -136,7 +136,8 @@ class StaticSteps:
         self.settle()
         if self.ready:
             return
-        if not self._joined:
+        sorted_pads = [layer.sort_pads() for layer in self._paged]
+        if any(sorted_pads) or not self._joined:
             self._join()
         for run in self._runs:
             run.prepare()
@@ -179,6 +180,15 @@ class StaticSteps:
         self._joined = True
 
     # ---- within a step --------------------------------------------------------------------------------------------
+
+    def seen_on(self, device: torch.device) -> Tensor:
+        """Columns seen before the token of this compiled step, int64.
+
+        Raises:
+            RuntimeError: the step was not prepared, so the number would be that of another step.
+        """
+        self.check_ready()
+        return self.seen[device]
 
     def check_ready(self) -> None:
         """Within a compiled step nothing can be prepared any more; otherwise do it now.

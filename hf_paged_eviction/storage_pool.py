@@ -80,7 +80,8 @@ class StoragePool:
     @property
     def taken_bytes(self) -> int:
         """Bytes in use by caches."""
-        return byte_count(*self._out.values())
+        with self._lock:
+            return byte_count(*self._out.values())
 
     @property
     def free_bytes(self) -> int:

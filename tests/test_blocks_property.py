@@ -210,7 +210,7 @@ class Play:
                 assert layer.held == 0
                 continue
             assert layer.held == slow.held <= slow.budget
-            assert layer.keys.shape[2] == layer.values.shape[2] == slow.budget
+            assert slow.held <= layer.keys.shape[2] == layer.values.shape[2] <= slow.budget
             table, scores = self.cache.block_table(index), self.cache.block_scores(index)
             for row in range(self.rows):
                 for head in range(self.heads):

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import DynamicCache
 
 import models
 import modes
@@ -331,6 +332,22 @@ def test_gradients_flow_through_the_first_forward() -> None:
     model.zero_grad()
     model(ids, attention_mask=mask, use_cache=False).logits.sum().backward()
     torch.testing.assert_close(with_cache, model.model.layers[0].self_attn.k_proj.weight.grad)
+
+
+@pytest.mark.parametrize("budget", [32, 64])
+def test_gradients_flow_through_later_forwards_as_far_as_their_own_tokens(budget: int) -> None:
+    """As if what is held had been read without gradients; room is left, or the forward overflows."""
+    model = models.build("llama")
+    ids, mask = text()
+    found = []
+    for cache in (make(budget=budget), DynamicCache(config=model.config)):
+        model.zero_grad()
+        with torch.no_grad():
+            model(ids[:, :20], attention_mask=mask[:, :20], past_key_values=cache)
+        model(ids[:, 20:40], attention_mask=mask[:, :40], past_key_values=cache).logits.sum().backward()
+        found.append(model.model.layers[0].self_attn.k_proj.weight.grad.clone())
+    assert found[1].abs().max() > 0
+    torch.testing.assert_close(*found)
 
 
 # ---- the contract with transformers -------------------------------------------------------------------------------

@@ -142,7 +142,7 @@ def test_low_precision(dtype: torch.dtype, mode: str) -> None:
 
 @pytest.mark.parametrize("chunk", [1, 5, 16, 33])
 def test_peak_of_a_chunked_prefill(chunk: int) -> None:
-    """Budget plus one chunk is the most that attention ever gets; the storage itself never grows."""
+    """Budget plus one chunk is the most that attention ever gets; the storage itself never grows beyond it."""
     model = models.shared("llama")
     cache = binding(model, "greedy")
     ids, mask = models.left_pad(models.prompts([120]))

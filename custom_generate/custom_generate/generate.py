@@ -1,0 +1,111 @@
+"""`generate` with a KV cache that stays at a fixed number of tokens.
+
+transformers runs this file for `model.generate(custom_generate="<repository>", trust_remote_code=True, budget=...)`.
+"""
+
+from typing import Any
+
+from transformers import EncoderDecoderCache, GenerationMixin
+
+from hf_paged_eviction import PagedEvictionCache, paged_encoder_decoder_cache
+
+# What says where this file is loaded from is handed on to it as well, but means nothing to the model.
+_FROM_WHERE = ("cache_dir", "force_download", "local_files_only", "proxies", "repo_type", "revision", "token")
+
+
+def generate(
+    inputs: Any = None,
+    generation_config: Any = None,
+    *args: Any,
+    model: Any,
+    past_key_values: Any = None,
+    budget: Any = None,
+    block_size: int | None = None,
+    policy: Any = None,
+    heads: str | None = None,
+    sink_tokens: int | None = None,
+    protected_prefix: int | None = None,
+    allocator: Any = None,
+    keep_ratio: float | None = None,
+    **kwargs: Any,
+) -> Any:
+    """Generate as `model.generate` does, holding at most `budget` tokens per layer and row.
+
+    Args:
+        inputs, generation_config, *args, **kwargs: as for `GenerationMixin.generate`.
+        model: the model; transformers fills it in.
+        past_key_values: a `PagedEvictionCache` (or a pair from `paged_encoder_decoder_cache`) of an earlier turn, which
+            is continued; the settings below belong to it then and must be left out.
+        budget, block_size, policy, heads, sink_tokens, protected_prefix, allocator, keep_ratio: as for
+            `PagedEvictionCache`, whose defaults stand for None. One of `budget` and `keep_ratio` is needed.
+
+    Returns:
+        What `model.generate` returns; `return_dict_in_generate=True` puts the cache into `past_key_values`.
+
+    Raises:
+        TypeError: `past_key_values` is a cache of another kind.
+        ValueError: settings for a cache that exists already, `use_cache=False`, a `cache_implementation`, or what
+            `PagedEvictionCache` refuses.
+    """
+    settings = {
+        "budget": budget,
+        "block_size": block_size,
+        "policy": policy,
+        "heads": heads,
+        "sink_tokens": sink_tokens,
+        "protected_prefix": protected_prefix,
+        "allocator": allocator,
+        "keep_ratio": keep_ratio,
+    }
+    settings = {name: value for name, value in settings.items() if value is not None}
+    kwargs = {name: value for name, value in kwargs.items() if name not in _FROM_WHERE}
+    configs = [config for config in (generation_config, model.generation_config) if config is not None]
+    _check_use_cache(configs, kwargs)
+    if kwargs.get("cache_implementation") is not None:
+        raise ValueError("cache_implementation= asks for another cache than the one that this function makes: omit it.")
+    if model.generation_config.cache_implementation is not None:
+        kwargs["cache_implementation"] = None  # the model's default gives way
+    if past_key_values is None:
+        past_key_values = _new_cache(model.config, settings, _is_speculative(configs, kwargs))
+    else:
+        _check_past(past_key_values, settings)
+    # Not `model.generate`: `from_pretrained` may have put this very function there, and a class with a `generate` of
+    # its own (Whisper) has run that already.
+    return GenerationMixin.generate(model, inputs, generation_config, *args, past_key_values=past_key_values, **kwargs)
+
+
+def _new_cache(config: Any, settings: dict[str, Any], speculative: bool) -> Any:
+    # Before transformers 5.14 nobody else tells the cache that tokens may be taken back.
+    make = paged_encoder_decoder_cache if config.is_encoder_decoder else PagedEvictionCache
+    return make(config, **settings, record_past=speculative)
+
+
+def _is_speculative(configs: list[Any], kwargs: dict[str, Any]) -> bool:
+    """Whether proposed tokens will be taken back, with an assistant, by lookup in the prompt, or by an early exit."""
+    names = ("prompt_lookup_num_tokens", "assistant_early_exit")
+    asked = [kwargs.get(name) or getattr(config, name, None) for name in names for config in configs]
+    return kwargs.get("assistant_model") is not None or any(asked)
+
+
+def _check_use_cache(configs: list[Any], kwargs: dict[str, Any]) -> None:
+    """Without it `generate` feeds the whole text at every step, which a cache that is there takes for new tokens."""
+    asked = [kwargs.get("use_cache"), *(config.use_cache for config in configs)]
+    if next((value for value in asked if value is not None), True) is False:
+        raise ValueError(
+            "use_cache=False leaves nothing to evict from. Leave it out, set model.generation_config.use_cache = True, "
+            "or call generate without custom_generate."
+        )
+
+
+def _check_past(past: Any, settings: dict[str, Any]) -> None:
+    cache = past.self_attention_cache if isinstance(past, EncoderDecoderCache) else past
+    if not isinstance(cache, PagedEvictionCache):
+        raise TypeError(
+            f"past_key_values is a {type(cache).__name__}, which holds every token. Leave it out for a new cache, or "
+            "pass the past_key_values that this function returned with return_dict_in_generate=True."
+        )
+    if settings:
+        raise ValueError(
+            f"past_key_values has its settings already, so {', '.join(settings)} cannot be given with it. Leave them "
+            "out to continue, or leave past_key_values out for a new cache."
+        )

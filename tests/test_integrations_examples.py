@@ -1,0 +1,110 @@
+"""Every script in `examples/` runs, says the right thing and stays short."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import dynamic_module_utils
+
+FOLDER = Path(__file__).parents[1] / "examples"
+
+
+@pytest.fixture(autouse=True)
+def quiet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In an empty folder, and with no copies of code in the user's cache."""
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.chdir(tmp_path)
+
+
+def run(name: str) -> dict[str, Any]:
+    """The names that the script leaves behind."""
+    return runpy.run_path(str(FOLDER / f"{name}.py"), run_name="__main__")
+
+
+def new_text(records: list[Any]) -> list[str]:
+    """What a pipeline generated, without spaces around it."""
+    records = [record[0] if isinstance(record, list) else record for record in records]
+    return [record["generated_text"].strip() for record in records]
+
+
+def right(found: dict[str, Any], answer: str) -> bool:
+    return answer.startswith(f" {found['sample'].answers[0]}")
+
+
+def test_custom_generate() -> None:
+    found = run("custom_generate")
+    assert right(found, found["answer"])
+    cache = found["output"].past_key_values
+    assert cache.stats().held == 128 < cache.stats().seen
+    assert cache.stats().seen == found["again"].shape[1] - 1  # both turns
+
+
+def test_pipelines() -> None:
+    found = run("pipelines")
+    answers = [sample.answers[0] for sample in found["samples"]]
+    assert new_text(found["batch"]) == new_text(found["many"]) == answers
+    assert new_text(found["one"]) == new_text(found["chat"]) == answers[:1]
+
+
+def test_streaming() -> None:
+    found = run("streaming")
+    model, inputs = found["model"], found["inputs"]
+    cache = type(found["cache"])(model.config, budget=128, policy="snapkv")
+    whole = model.generate(**inputs, past_key_values=cache, max_new_tokens=40)[0, inputs.input_ids.shape[1] :]
+    assert "".join(found["pieces"]) == found["tokenizer"].decode(whole)
+    assert found["cache"].stats() == cache.stats()
+    assert found["cache"].stats().held == 128
+
+
+def test_generation_config() -> None:
+    found = run("generation_config")
+    assert right(found, found["answer"])
+    assert found["cache"].stats().held == 256
+
+
+def test_saved_prompt() -> None:
+    found = run("saved_prompt")
+    assert right(found, found["answer"])
+    assert found["cache"].stats().seen == found["context"].input_ids.shape[1]
+
+
+def test_offloaded() -> None:
+    pytest.importorskip("accelerate")
+    found = run("offloaded")
+    assert right(found, found["answer"])
+    assert {str(weight.device) for weight in found["model"].parameters()} >= {"meta"}
+    assert found["cache"].stats().held == 128
+
+
+def test_trainer() -> None:
+    pytest.importorskip("accelerate")
+    found = run("trainer")
+    wanted = [sample.answers[0] for sample in found["samples"]]
+    assert all(answer.startswith(f" {word}") for answer, word in zip(found["answers"], wanted, strict=True))
+    assert found["trainer"].state.global_step == 1
+
+
+def test_lora() -> None:
+    pytest.importorskip("peft")
+    found = run("lora")
+    assert found["off"] == found["base"]
+    assert found["merged"] == found["first"]
+    assert len({found["base"], found["first"], found["second"]}) == 3
+
+
+def test_quantised() -> None:
+    pytest.importorskip("bitsandbytes")
+    found = run("quantised")
+    assert right(found, found["answer"])
+    assert found["cache"].layers[0].keys.dtype == torch.bfloat16
+    assert any("4bit" in type(module).__name__ for module in found["model"].modules())
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.py")), ids=lambda path: path.stem)
+def test_short_and_run_here(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= 40
+    assert f"test_{path.stem}" in globals()
