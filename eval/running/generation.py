@@ -12,7 +12,7 @@ from transformers import DynamicCache, StoppingCriteria, StoppingCriteriaList
 from .prefill import Inputs
 
 #: What switches each setting of sampling off; a checkpoint's own values would only be warned of.
-_NEUTRAL = {
+NEUTRAL = {
     "temperature": 1.0,
     "top_p": 1.0,
     "top_k": 50,
@@ -84,7 +84,7 @@ class Generator:
     @torch.inference_mode()
     def _generate(self, ids: Tensor, mask: Tensor, cache: DynamicCache, **settings: Any) -> Tensor:
         own = self.model.generation_config
-        neutral = {name: value for name, value in _NEUTRAL.items() if getattr(own, name, None) not in (None, value)}
+        neutral = {name: value for name, value in NEUTRAL.items() if getattr(own, name, None) not in (None, value)}
         output: Tensor = self.model.generate(
             input_ids=ids,
             attention_mask=mask,

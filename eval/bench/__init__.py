@@ -1,0 +1,1 @@
+"""`paged-eviction bench`: what a decoded token costs, in time and memory, with this cache and with others."""

@@ -1,0 +1,47 @@
+"""Contexts without a prefill: random keys and values, layer by layer."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from hf_paged_eviction import PagedEvictionCache
+
+#: Tokens per update of a cache that evicts: its peak is the budget and one chunk.
+_CHUNK = 1024
+
+
+class LayerShape(NamedTuple):
+    """`[heads, width]` of what a layer caches."""
+
+    heads: int
+    key_width: int
+    value_width: int
+
+
+@torch.no_grad()
+def layer_shapes(model: Any) -> dict[int, LayerShape]:
+    """What each layer of a model caches, seen in a forward of one token; without layers that cache no keys."""
+    cache = DynamicCache(config=model.config)
+    model(torch.zeros(1, 1, dtype=torch.long, device=model.device), past_key_values=cache, use_cache=True)
+    found = {}
+    for index, layer in enumerate(cache.layers):
+        keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
+        if isinstance(keys, Tensor) and isinstance(values, Tensor) and keys.dim() == 4:
+            found[index] = LayerShape(keys.shape[1], keys.shape[3], values.shape[3])
+    return found
+
+
+@torch.no_grad()
+def fill(cache: Any, shapes: dict[int, LayerShape], rows: int, tokens: int, model: Any) -> None:
+    """Feed random keys and values to every layer."""
+    chunk = _CHUNK if isinstance(cache, PagedEvictionCache) else max(tokens, 1)
+    for start in range(0, tokens, chunk):
+        count = min(chunk, tokens - start)
+        for index, shape in shapes.items():
+            sizes = ((rows, shape.heads, count, width) for width in (shape.key_width, shape.value_width))
+            keys, values = (torch.randn(size, dtype=model.dtype, device=model.device) for size in sizes)
+            cache.update(keys, values, index)

@@ -1,0 +1,198 @@
+"""What the project wants to reach, and whether a run shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..store.results import Row
+from .rows import DECODE, MEASURED, THROUGHPUT, UPDATE, measured
+from .timing import ratio
+from .update import BUDGET, CONTEXT
+from .variants import FLOOR, FLOOR_COMPILED, FULL, PAGED, STATIC
+
+MET, MISSED, NOT_MEASURED = "met", "missed", "not measured"
+CPU, H200 = "cpu", "h200"
+#: How each set of goals is measured: the whole command, the model and the kind of device.
+COMMANDS = {CPU: "paged-eviction bench --preset cpu", H200: "paged-eviction bench --preset h200"}
+_NEEDS = {CPU: ("100m", "cpu"), H200: ("llama-3.2-1b", "cuda")}
+_LONGEST = 131072
+
+
+#: The number of a goal in the rows of a run; None if they do not have it.
+Measure = Callable[[Sequence[Row]], "float | None"]
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A number and its limit.
+
+    Attributes:
+        text: what is measured.
+        limit: to stay at or below, or to reach.
+        at_most: which of the two.
+        measure: the number in the rows of a run; None if they do not have it.
+        unit: "x" for a ratio, "%" for a share.
+    """
+
+    text: str
+    limit: float
+    at_most: bool
+    measure: Measure
+    unit: str = "x"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A goal beside what was measured; `command` measures it where nothing was."""
+
+    goal: str
+    limit: str
+    value: float | None
+    shown: str
+    verdict: str
+    command: str
+
+
+def judge(name: str, rows: Sequence[Row], model: str, device: str) -> list[Verdict]:
+    """Every goal of a set; without the model and the kind of device that it is about, none of them is measured."""
+    fitting = _NEEDS[name] == (model, device.partition(":")[0])
+    return [_judge(goal, rows if fitting else (), COMMANDS[name]) for goal in GOALS[name]]
+
+
+def _judge(goal: Goal, rows: Sequence[Row], command: str) -> Verdict:
+    value = goal.measure(rows)
+    limit = f"{'<=' if goal.at_most else '>='} {_show(goal.limit, goal.unit, short=True)}"
+    if value is None:
+        return Verdict(goal.text, limit, None, "", NOT_MEASURED, command)
+    fine = value <= goal.limit if goal.at_most else value >= goal.limit
+    return Verdict(goal.text, limit, value, _show(value, goal.unit), MET if fine else MISSED, command)
+
+
+def _show(value: float, unit: str, short: bool = False) -> str:
+    if unit == "%":
+        return f"{100 * value:.4g} %" if short else f"{100 * value:.2f} %"
+    return f"{value:.4g} x" if short else f"{value:.3f} x"
+
+
+def _decoded(rows: Sequence[Row], variant: str) -> list[Row]:
+    return [row for row in rows if row["kind"] == DECODE and row["variant"] == variant and row["status"] == MEASURED]
+
+
+def step_ratio(of: Row | None, to: Row | None) -> float | None:
+    """Step times of two rows of one group, round by round."""
+    if of is None or to is None or len(of["rounds_ms"]) != len(to["rounds_ms"]):
+        return None
+    return ratio(of["rounds_ms"], to["rounds_ms"])
+
+
+def beside(rows: Sequence[Row], row: Row, variant: str, context: int | None) -> Row | None:
+    """The row of another variant that was timed in turn with this one."""
+    return measured(rows, DECODE, variant, context, row["budget"], row["batch_size"])
+
+
+def _against_floor(variant: str, floor: str, batch: int | None = None) -> Measure:
+    """The worst ratio among the groups, each at its longest context."""
+
+    def measure(rows: Sequence[Row]) -> float | None:
+        found = [row for row in _decoded(rows, variant) if batch in (None, row["batch_size"])]
+        longest = max((row["context"] for row in found), default=None)
+        each = [step_ratio(row, beside(rows, row, floor, None)) for row in found if row["context"] == longest]
+        return max((value for value in each if value is not None), default=None)
+
+    return measure
+
+
+def _over_contexts(variant: str, long: int, short: int) -> Measure:
+    def measure(rows: Sequence[Row]) -> float | None:
+        found = [row for row in _decoded(rows, variant) if row["context"] == long]
+        each = [step_ratio(row, beside(rows, row, variant, short)) for row in found]
+        return max((value for value in each if value is not None), default=None)
+
+    return measure
+
+
+def _against_full(variant: str, context: int, batch: int) -> Measure:
+    def measure(rows: Sequence[Row]) -> float | None:
+        found = [row for row in _decoded(rows, variant) if (row["context"], row["batch_size"]) == (context, batch)]
+        each = [step_ratio(beside(rows, row, FULL, context), row) for row in found]
+        return min((value for value in each if value is not None), default=None)
+
+    return measure
+
+
+def _lowest(variant: str, name: str, batch: int) -> Measure:
+    return lambda rows: min(
+        (row[name] for row in _decoded(rows, variant) if row["batch_size"] == batch and row[name] is not None),
+        default=None,
+    )
+
+
+def _highest(variant: str, name: str) -> Measure:
+    return lambda rows: max((row[name] for row in _decoded(rows, variant) if row[name] is not None), default=None)
+
+
+def _best(choose: Callable[..., float], *measures: Measure) -> Measure:
+    """The best of several variants that a user may choose from."""
+
+    def measure(rows: Sequence[Row]) -> float | None:
+        found = [value for value in (each(rows) for each in measures) if value is not None]
+        return choose(found) if found else None
+
+    return measure
+
+
+def _update_speedup(rows: Sequence[Row]) -> float | None:
+    full, paged = (measured(rows, UPDATE, name, CONTEXT, BUDGET, 1) for name in (FULL, PAGED))
+    return None if full is None or paged is None else ratio(full["rounds_us"], paged["rounds_us"])
+
+
+def _throughput_ratio(rows: Sequence[Row]) -> float | None:
+    """The faster of the eager and the static cache against the full one."""
+    found = {row["variant"]: row for row in rows if row["kind"] == THROUGHPUT and row["status"] == MEASURED}
+    sizes = {(row["input_tokens"], row["output_tokens"], row["requests"]) for row in found.values()}
+    rates: list[Any] = [found[name]["tokens_per_second"] for name in (PAGED, *STATIC) if name in found]
+    return (
+        max(rates) / found[FULL]["tokens_per_second"]
+        if sizes == {(1024, 8192, 64)} and rates and FULL in found
+        else None
+    )
+
+
+GOALS: dict[str, tuple[Goal, ...]] = {
+    CPU: (
+        Goal("step of this cache at budget C / floor of C tokens", 1.02, True, _against_floor(PAGED, FLOOR)),
+        Goal("step of this cache, context 32k / 2k", 1.05, True, _over_contexts(PAGED, 32768, 2048)),
+        Goal("time of the step in choosing victims", 0.01, True, _highest(PAGED, "eviction_share"), "%"),
+        Goal("update: DynamicCache at 4k / this cache at 2k, 8 KV heads of 128", 50, False, _update_speedup),
+    ),
+    H200: (
+        *(
+            Goal(
+                f"static step / floor compiled the same way, batch {batch}",
+                1.0,
+                True,
+                _best(min, *(_against_floor(name, FLOOR_COMPILED, batch) for name in STATIC)),
+            )
+            for batch in (1, 32)
+        ),
+        *(
+            Goal(
+                f"static step, share of the bandwidth limit, batch {batch}",
+                0.6,
+                False,
+                _best(max, *(_lowest(name, "bandwidth_share", batch) for name in STATIC)),
+                "%",
+            )
+            for batch in (1, 32)
+        ),
+        Goal(
+            "full DynamicCache / static step at 128k, batch 1",
+            10,
+            False,
+            _best(max, *(_against_full(name, _LONGEST, 1) for name in STATIC)),
+        ),
+        Goal("throughput, 1,024 in and 8,192 out: this cache / full", 3, False, _throughput_ratio),
+    ),
+}

@@ -1,0 +1,54 @@
+"""Settings with a name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..errors import UserError
+from .goals import CPU, H200
+from .settings import Throughput
+from .variants import FLOOR, FLOOR_COMPILED, FULL, KVPRESS, PAGED, STATIC
+
+PAPER = "paper-throughput"
+
+PRESETS: dict[str, dict[str, Any]] = {
+    CPU: {
+        "model": "100m",
+        "device": "cpu",
+        "contexts": (2048, 32768),
+        "budgets": (1024,),
+        "batch_sizes": (1,),
+        "variants": (FLOOR, PAGED, FULL, KVPRESS),
+        "steps": 16,
+        "update": True,
+        "goals": CPU,
+    },
+    H200: {
+        "model": "llama-3.2-1b",
+        "contexts": (8192, 131072),
+        "budgets": (1024, 2048),
+        "batch_sizes": (1, 32),
+        "variants": (FLOOR_COMPILED, *STATIC, FLOOR, PAGED, FULL),
+        "throughput": Throughput(),
+        "goals": H200,
+    },
+    PAPER: {
+        "model": "llama-3.2-1b",
+        "contexts": (),
+        "variants": (FULL, PAGED, *STATIC),
+        "throughput": Throughput(),
+    },
+}
+
+
+def get_preset(name: str | None) -> dict[str, Any]:
+    """The settings of a preset; none for None.
+
+    Raises:
+        UserError: there is no such preset.
+    """
+    if name is None:
+        return {}
+    if name not in PRESETS:
+        raise UserError(f"--preset {name}: there is {', '.join(PRESETS)}")
+    return dict(PRESETS[name])

@@ -1,0 +1,47 @@
+"""The rows of a run, and what tells them apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from ..store.results import Row
+
+DECODE, THROUGHPUT, UPDATE = "decode", "throughput", "update"
+#: What became of a row: numbers, no such variant here, an error, or another machine is needed.
+MEASURED, UNAVAILABLE, FAILED, MISSING = "measured", "unavailable", "failed", "missing"
+
+
+class BenchKey(NamedTuple):
+    """The identity of a row; a run that is continued skips the rows it finds."""
+
+    kind: str
+    variant: str
+    context: int | None
+    budget: int
+    batch_size: int | None
+
+
+def row_key(row: Row) -> BenchKey:
+    """The identity of a finished row."""
+    return BenchKey(*(row[name] for name in BenchKey._fields))
+
+
+def make_row(key: BenchKey, status: str, reason: str | None = None, **numbers: Any) -> Row:
+    """A row with its numbers, or with the reason why it has none."""
+    return {**key._asdict(), "status": status, "reason": reason, **numbers}
+
+
+def reason_of(error: Exception) -> str:
+    """What went wrong, in one line that a table can hold."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = lines[0] if lines else "no message"
+    return f"{type(error).__name__}: {text}"[:300]
+
+
+def measured(
+    rows: Iterable[Row], kind: str, variant: str, context: int | None, budget: int, batch_size: int | None
+) -> Row | None:
+    """The row of this identity if it has numbers."""
+    key = BenchKey(kind, variant, context, budget, batch_size)
+    return next((row for row in rows if row_key(row) == key and row["status"] == MEASURED), None)

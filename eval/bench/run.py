@@ -1,0 +1,253 @@
+"""A whole benchmark: measured group by group, each written as soon as it is there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..environment import commit, hardware, model_facts, versions
+from ..errors import UserError
+from ..store.completion import Progress, Watch
+from ..store.lock import held
+from ..store.results import META, ROWS, ResultFolder, Row, read_meta, read_rows
+from .decoding import Group, decode_keys, ticks
+from .goals import COMMANDS, Verdict, judge
+from .rows import MISSING, BenchKey, make_row, row_key
+from .settings import BenchSettings
+from .shapes import make_model
+from .throughput import TICKS, measure_throughput, throughput_keys
+from .trace import write_trace
+from .traffic import copy_bandwidth
+from .update import measure_update, update_keys
+
+#: Everything of a run in one file: where it ran, what was asked, rows and verdicts.
+SUMMARY = "summary.json"
+
+
+@dataclass(frozen=True)
+class Job:
+    """Rows that are measured together.
+
+    Attributes:
+        keys: of its rows.
+        ticks: how often it tells of progress.
+        run: measures them.
+    """
+
+    keys: tuple[BenchKey, ...]
+    ticks: int
+    run: Callable[[Device, Callable[[str], None]], Sequence[Row]]
+
+
+class Device:
+    """The model and the bandwidth of its device, made when the first job asks for them."""
+
+    def __init__(self, settings: BenchSettings) -> None:
+        self.settings = settings
+        self._model: Any = None
+        self._bandwidth: float | None = None
+
+    @property
+    def model(self) -> Any:
+        if self._model is None:
+            self._model = make_model(self.settings.model, self.settings.dtype, self.settings.device)
+        return self._model
+
+    @property
+    def bandwidth(self) -> float:
+        if self._bandwidth is None:
+            self._bandwidth = copy_bandwidth(torch.device(self.settings.device))
+        return self._bandwidth
+
+    def facts(self) -> dict[str, Any]:
+        """What was really used."""
+        bandwidth = {} if self._bandwidth is None else {"bandwidth": self._bandwidth}
+        return bandwidth | ({} if self._model is None else {"model": model_facts(self._model)})
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a run found."""
+
+    rows: list[Row]
+    verdicts: list[Verdict]
+    notes: list[str]
+
+
+def machine(device: str) -> dict[str, Any]:
+    """What the times depend on, for `BenchSettings.machine`."""
+    known, place = versions(), hardware(1)
+    accelerators = [card["name"] for card in place["accelerators"]]
+    return {
+        "device": place["cpu"] if device == "cpu" else accelerators,
+        "torch_threads": place["torch_threads"],
+        "commit": commit() or known["hf_paged_eviction"],
+        **{name: known[name] for name in ("torch", "transformers", "python")},
+    }
+
+
+def jobs(settings: BenchSettings) -> list[Job]:
+    """All that a run measures."""
+    found = [
+        _decode_job(settings, budget, batch)
+        for batch in settings.batch_sizes
+        for budget in settings.budgets
+        if settings.contexts
+    ]
+    if settings.update:
+        found.append(Job(tuple(update_keys()), 2 * settings.rounds, lambda _, tick: measure_update(settings, tick)))
+    if settings.throughput is not None:
+        found += [_throughput_job(settings, key) for key in throughput_keys(settings)]
+    return found
+
+
+def _decode_job(settings: BenchSettings, budget: int, batch: int) -> Job:
+    def run(device: Device, tick: Callable[[str], None]) -> Sequence[Row]:
+        return Group(device.model, settings, budget, batch, device.bandwidth, tick).measure()
+
+    return Job(tuple(decode_keys(settings, budget, batch)), ticks(settings), run)
+
+
+def _throughput_job(settings: BenchSettings, key: BenchKey) -> Job:
+    def run(device: Device, tick: Callable[[str], None]) -> Sequence[Row]:
+        return [measure_throughput(device.model, settings, key, tick)]
+
+    return Job((key,), TICKS * settings.throughput.rounds if settings.throughput else 0, run)
+
+
+def run_bench(settings: BenchSettings, output: Path, again: bool, trace: Path | None, watch: Watch) -> Report:
+    """Measure what is not yet in the folder.
+
+    Args:
+        output: folder of results; a run with the same settings is continued, others are refused.
+        again: forget what the folder holds.
+        trace: file for a profile of the first group.
+        watch: told of progress.
+    """
+    with held(output):
+        if again:
+            for name in (ROWS, META, SUMMARY):
+                (output / name).unlink(missing_ok=True)
+        folder = _open(output, settings)
+        done, notes = folder.begin(row_key)
+        try:
+            return _measure(settings, folder, {BenchKey(*key): row for key, row in done.items()}, notes, trace, watch)
+        finally:
+            folder.close()
+
+
+def _open(output: Path, settings: BenchSettings) -> ResultFolder:
+    """The folder of results.
+
+    Raises:
+        UserError: it holds those of other settings, or of another machine or version.
+    """
+    before, now = read_meta(output), settings.as_json()
+    if before is not None and before["settings"] != now:
+        there = _flat(before["settings"])
+        differences = [
+            f"  {name}: {there.get(name)!r} there, {value!r} now"
+            for name, value in _flat(now).items()
+            if there.get(name) != value
+        ]
+        shown = "\n".join(differences)
+        raise UserError(
+            f"{output} holds results of other settings:\n{shown}\nchoose another --output, or measure anew with --again"
+        )
+    return ResultFolder(output, now)
+
+
+def _flat(settings: dict[str, Any]) -> dict[str, Any]:
+    return {**settings, **(settings.get("machine") or {}), "machine": None}
+
+
+def _measure(
+    settings: BenchSettings,
+    folder: ResultFolder,
+    done: dict[BenchKey, Row],
+    notes: list[str],
+    trace: Path | None,
+    watch: Watch,
+) -> Report:
+    _set_threads(settings)
+    device, plan, started = Device(settings), jobs(settings), time.monotonic()
+    folder.write_meta({"versions": versions(), "hardware": hardware(1), "complete": False})
+    finished, total = 0, sum(job.ticks for job in plan)
+    for job in plan:
+        if all(key in done for key in job.keys):
+            finished += job.ticks
+            continue
+
+        def tick(last: str, before: int = finished) -> None:
+            nonlocal finished
+            finished += 1
+            watch(Progress(finished, total, last))
+
+        watch(Progress(finished, total, "model"))
+        end = finished + job.ticks
+        rows = [row for row in job.run(device, tick) if row_key(row) not in done]
+        folder.append(rows)
+        done |= {row_key(row): row for row in rows}
+        finished = end
+        report = summarise(settings, folder, done, notes, device)
+    if trace is not None and settings.contexts:
+        write_trace(device.model, settings, trace)
+    watch(Progress(total, total))
+    folder.write_meta({"complete": True, "seconds": time.monotonic() - started, **device.facts()})
+    report = summarise(settings, folder, done, notes, device)
+    return report
+
+
+def _set_threads(settings: BenchSettings) -> None:
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
+
+
+def summarise(
+    settings: BenchSettings, folder: ResultFolder, done: dict[BenchKey, Row], notes: list[str], device: Device
+) -> Report:
+    """Rows in the order of the plan, verdicts, and the file that holds both."""
+    rows = [done[key] for job in jobs(settings) for key in job.keys if key in done]
+    verdicts = [] if settings.goals is None else judge(settings.goals, rows, settings.model, settings.device)
+    folder.write_json(SUMMARY, content(settings, rows, verdicts, folder.meta | device.facts()))
+    return Report(rows, verdicts, notes)
+
+
+def content(
+    settings: BenchSettings, rows: Sequence[Row], verdicts: Sequence[Verdict], meta: dict[str, Any]
+) -> dict[str, Any]:
+    """What `summary.json` holds."""
+    environment = {name: meta[name] for name in ("versions", "hardware", "model", "bandwidth") if name in meta}
+    return {
+        "environment": environment,
+        "settings": settings.as_json(),
+        "rows": list(rows),
+        "goals": [asdict(verdict) for verdict in verdicts],
+    }
+
+
+def list_missing(settings: BenchSettings, output: Path, reason: str) -> Report:
+    """Write down every row that this machine cannot measure, and the command that does; nothing is estimated."""
+    goals = settings.goals or ""
+    command = COMMANDS.get(goals, "")
+    with held(output):
+        folder = _open(output, settings)
+        before = read_meta(output)
+        known = {row_key(row): row for row in (read_rows(output, row_key)[0] if before else [])}
+        keys = [key for job in jobs(settings) for key in job.keys]
+        rows = [known.get(key) or make_row(key, MISSING, reason, command=command) for key in keys]
+        verdicts = judge(goals, rows, settings.model, settings.device)
+        meta = {"versions": versions(), "hardware": hardware(1)}
+        folder.write_json(SUMMARY, content(settings, rows, verdicts, meta))
+    return Report(rows, verdicts, [])
+
+
+def at(settings: BenchSettings, device: str) -> BenchSettings:
+    """The settings on a device of this machine."""
+    _set_threads(settings)
+    return replace(settings, device=device, machine=machine(device))

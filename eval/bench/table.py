@@ -1,0 +1,179 @@
+"""Tables of a benchmark for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import RenderableType
+from rich.table import Table
+
+from hf_paged_eviction.stats import readable_bytes
+
+from ..store.results import Row
+from .goals import MET, MISSED, Verdict, beside, step_ratio
+from .rows import DECODE, MEASURED, MISSING, THROUGHPUT, UPDATE
+from .variants import FLOOR, FLOOR_COMPILED, FULL, FULL_COMPILED, KVPRESS, PAGED, STATIC
+
+#: Which step times are divided by which; for the floors the context is None.
+PAIRS = (
+    (PAGED, FLOOR),
+    *((name, FLOOR_COMPILED) for name in STATIC),
+    (FULL, PAGED),
+    *((FULL, name) for name in STATIC),
+    *((FULL_COMPILED, name) for name in STATIC),
+    (KVPRESS, PAGED),
+)
+_COLOURS = {MET: "green", MISSED: "red"}
+
+
+def tables(rows: Sequence[Row], verdicts: Sequence[Verdict]) -> list[RenderableType]:
+    """All tables of a run; empty ones are left out."""
+    shown = [row for row in rows if row["status"] != MISSING]
+    groups = dict.fromkeys((row["budget"], row["batch_size"]) for row in shown if row["kind"] == DECODE)
+    found: list[Table] = []
+    for budget, batch in groups:
+        group = [row for row in shown if (row["kind"], row["budget"], row["batch_size"]) == (DECODE, budget, batch)]
+        found += [_times(group, budget, batch), _costs(group), _ratios(group)]
+    found += [_throughput([row for row in shown if row["kind"] == THROUGHPUT])]
+    found += [_update([row for row in shown if row["kind"] == UPDATE])]
+    found += [_goals(verdicts)]
+    return [table for table in found if table.row_count]
+
+
+def _table(title: str, first: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left", title_style="", box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column(first, no_wrap=True)
+    for column in columns:
+        table.add_column(column, justify="right", no_wrap=True)
+    return table
+
+
+def _times(rows: Sequence[Row], budget: int, batch: int) -> Table:
+    title = f"decode step, budget {budget:,}, batch {batch}"
+    table = _table(title, "variant", "context", "ms", "spread", "tokens/s", "limit")
+    for row in rows:
+        if row["status"] != MEASURED:
+            table.add_row(row["variant"], _context(row), _WORDS.get(row["status"], row["status"]))
+            continue
+        spread = (row["step_ms_highest"] - row["step_ms_lowest"]) / row["step_ms"]
+        table.add_row(
+            row["variant"],
+            _context(row),
+            f"{row['step_ms']:.3f}" if row["step_ms"] < 10 else f"{row['step_ms']:.2f}",
+            f"{100 * spread:.0f} %",
+            f"{row['tokens_per_second']:,.1f}",
+            _percent(row["bandwidth_share"]),
+        )
+    return table
+
+
+def _costs(rows: Sequence[Row]) -> Table:
+    """Memory, and shares of the time, of what was measured."""
+    columns: dict[str, tuple[str, Callable[[Any], str]]] = {
+        "KV held": ("kv_bytes", readable_bytes),
+        "peak": ("peak_bytes", readable_bytes),
+        "cache": ("cache_share", _percent),
+        "eviction": ("eviction_share", _percent),
+        "largest batch": ("largest_batch", "{:,}".format),
+    }
+    used = {head: entry for head, entry in columns.items() if any(row.get(entry[0]) is not None for row in rows)}
+    table = _table("memory, and shares of the step", "variant", "context", *used)
+    for row in rows:
+        cells = ["" if row.get(name) is None else show(row[name]) for name, show in used.values()]
+        if any(cells):
+            table.add_row(row["variant"], _context(row), *cells)
+    return table
+
+
+def _context(row: Row) -> str:
+    return "" if row["context"] is None else f"{row['context']:,}"
+
+
+def ratio_rows(rows: Sequence[Row]) -> list[tuple[str, int, float]]:
+    """Names, context and step-time ratio of the pairs that were measured in one group."""
+    found = []
+    for of, to in PAIRS:
+        for row in rows:
+            if row["variant"] != (of if of not in (FLOOR, FLOOR_COMPILED) else to) or row["status"] != MEASURED:
+                continue
+            context = None if to in (FLOOR, FLOOR_COMPILED) else row["context"]
+            value = step_ratio(row, beside(rows, row, to, context))
+            if value is not None:
+                found.append((f"{of} / {to}", row["context"], value))
+    return found
+
+
+def _ratios(rows: Sequence[Row]) -> Table:
+    table = _table("step times, median of same-round ratios", "", "context", "x")
+    for name, context, value in ratio_rows(rows):
+        table.add_row(name, f"{context:,}", f"{value:.3f}")
+    return table
+
+
+def _throughput(rows: Sequence[Row]) -> Table:
+    title = "throughput"
+    measured = [row for row in rows if row["status"] == MEASURED]
+    if measured:
+        one = measured[0]
+        title = (
+            f"throughput: {one['requests']} requests, {one['input_tokens']:,} tokens in and "
+            f"{one['output_tokens']:,} out, budget {one['budget']}, prefill included"
+        )
+    table = _table(title, "variant", "rows together", "compiled", "tokens/s", "x full")
+    full = next((row["tokens_per_second"] for row in measured if row["variant"] == FULL), None)
+    for row in rows:
+        if row["status"] != MEASURED:
+            table.add_row(row["variant"], "", "", row["status"])
+            continue
+        rate = row["tokens_per_second"]
+        compiled = "yes" if row["compiled"] else "no"
+        times = "" if full is None else f"{rate / full:.2f}"
+        table.add_row(row["variant"], str(row["rows_together"]), compiled, f"{rate:,.1f}", times)
+    return table
+
+
+def _update(rows: Sequence[Row]) -> Table:
+    table = _table("update of one layer, 8 KV heads of 128, per token", "cache", "tokens held", "µs")
+    for row in rows:
+        held = row["budget"] if row["variant"] == PAGED else row["context"]
+        table.add_row(row["variant"], f"{held:,}", f"{row['update_us']:.1f}")
+    return table
+
+
+def _goals(verdicts: Sequence[Verdict]) -> Table:
+    table = _table("goals", "", "goal", "measured", "verdict")
+    table.columns[0].no_wrap = False
+    for each in verdicts:
+        colour = _COLOURS.get(each.verdict, "yellow")
+        table.add_row(each.goal, each.limit, each.shown, f"[{colour}]{each.verdict}[/]")
+    return table
+
+
+def reasons(rows: Sequence[Row]) -> list[str]:
+    """One sentence for every reason that rows have no numbers, or that their numbers are not what they should be."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        if row["status"] not in (MEASURED, MISSING):
+            problem = f"{_WORDS.get(row['status'], row['status'])}: {row['reason']}"
+        elif row.get("recompiled"):
+            problem = f"compiled {row['recompiled']} times more while it was timed"
+        elif row.get("largest_batch_reason"):
+            problem = f"largest batch not found: {row['largest_batch_reason']}"
+        else:
+            continue
+        found.setdefault((row["variant"], problem), []).append(_context(row))
+    return [f"{name}{_at(contexts)} {problem}" for (name, problem), contexts in found.items()]
+
+
+def _at(contexts: Sequence[str]) -> str:
+    shown = ", ".join(dict.fromkeys(filter(None, contexts)))
+    return f" at {shown}" if shown else ""
+
+
+_WORDS = {"unavailable": "not available"}
+
+
+def _percent(value: Any) -> str:
+    return f"{100 * value:.2f} %" if value < 0.02 else f"{100 * value:.1f} %"

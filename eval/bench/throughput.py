@@ -1,0 +1,167 @@
+"""Whole answers: prompts read and answered through `generate`, tokens per second of all of it (arXiv 2509.04377)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from statistics import median
+from typing import Any
+
+import torch
+from transformers import DynamicCache, StaticCache, StoppingCriteria, StoppingCriteriaList
+
+from ..errors import UserError
+from ..running.efficiency import Stopwatch
+from ..running.memory import free_memory, is_out_of_memory
+from ..store.results import Row
+from .compiling import room_for_graphs
+from .filling import layer_shapes
+from .largest import fits, largest
+from .rows import FAILED, MEASURED, THROUGHPUT, UNAVAILABLE, BenchKey, make_row, reason_of
+from .settings import BenchSettings, Throughput
+from .variants import FULL, FULL_COMPILED, PAGED, PAGED_STATIC_OWN, STATIC, Unavailable, own_attention, paged_cache
+
+VARIANTS_OF_THROUGHPUT = (FULL, FULL_COMPILED, PAGED, *STATIC)
+#: Tokens of the answer before the clock runs: kernels are chosen, graphs are made.
+_WARM_UP = 20
+#: How often a round tells of its progress.
+TICKS = 20
+
+
+def throughput_keys(settings: BenchSettings) -> list[BenchKey]:
+    """The rows that the test yields."""
+    asked = _asked(settings)
+    names = [name for name in settings.variants if name in VARIANTS_OF_THROUGHPUT]
+    return [BenchKey(THROUGHPUT, name, asked.input_tokens, asked.budget, asked.batch_size) for name in names]
+
+
+def measure_throughput(model: Any, settings: BenchSettings, key: BenchKey, tick: Callable[[str], None]) -> Row:
+    """One variant answers all requests, `rounds` times; `tick` is called `TICKS` times in each."""
+    asked = _asked(settings)
+    try:
+        around = own_attention(model) if key.variant == PAGED_STATIC_OWN else nullcontext
+        with around(), room_for_graphs():
+            size = _batch_size(model, settings, key.variant)
+            while True:
+                try:
+                    seconds = _rounds(model, settings, key.variant, size, tick)
+                    break
+                except (RuntimeError, MemoryError) as error:
+                    if not is_out_of_memory(error) or size == 1 or asked.batch_size is not None:
+                        raise
+                size //= 2
+                free_memory()
+    except Unavailable as error:
+        return make_row(key, UNAVAILABLE, str(error))
+    except Exception as error:
+        return make_row(key, FAILED, reason_of(error))
+    finally:
+        free_memory()
+    tokens = asked.requests * asked.output_tokens
+    rates = [tokens / each for each in seconds]
+    return make_row(
+        key,
+        MEASURED,
+        requests=asked.requests,
+        input_tokens=asked.input_tokens,
+        output_tokens=asked.output_tokens,
+        rows_together=size,
+        rounds_seconds=seconds,
+        tokens_per_second=median(rates),
+        compiled=_compiles(model, key.variant),
+    )
+
+
+def _asked(settings: BenchSettings) -> Throughput:
+    if settings.throughput is None:
+        raise UserError("no throughput was asked for: --preset paper-throughput")
+    return settings.throughput
+
+
+def _compiles(model: Any, name: str) -> bool:
+    """Whether `generate` compiles by itself: for a cache of static shapes, on accelerators."""
+    return name in (FULL_COMPILED, *STATIC) and model.device.type != "cpu"
+
+
+def _batch_size(model: Any, settings: BenchSettings, name: str) -> int:
+    asked = _asked(settings)
+    if asked.batch_size is not None:
+        return min(asked.batch_size, asked.requests)
+    if model.device.type != "cuda":
+        return asked.requests
+    test = fits(model, layer_shapes(model), settings, name, asked.budget, asked.input_tokens + asked.output_tokens)
+    size = largest(test, asked.requests)
+    if size == 0:
+        raise MemoryError("out of memory: not even one row fits")
+    return size
+
+
+def _rounds(model: Any, settings: BenchSettings, name: str, size: int, tick: Callable[[str], None]) -> list[float]:
+    asked = _asked(settings)
+    generator = torch.Generator().manual_seed(0)
+    size_of_vocabulary = model.config.get_text_config().vocab_size
+    prompts = torch.randint(0, size_of_vocabulary, (asked.requests, asked.input_tokens), generator=generator)
+    batches = prompts.to(model.device).split(size)
+    caches = _Caches(model, settings, name)
+    _answer(model, caches, batches[0], min(_WARM_UP, asked.output_tokens), None)
+    tell, found = _Tell(name, len(batches) * asked.output_tokens, tick), []
+    for _ in range(asked.rounds):
+        watch = Stopwatch(model.device)
+        for batch in batches:
+            _answer(model, caches, batch, asked.output_tokens, tell)
+        found.append(watch.lap())
+    return found
+
+
+@torch.no_grad()
+def _answer(model: Any, caches: _Caches, prompts: torch.Tensor, count: int, tell: _Tell | None) -> None:
+    """`count` tokens, no fewer: a random model may say the end-of-text token at any time."""
+    model.generate(
+        prompts,
+        attention_mask=torch.ones_like(prompts),
+        past_key_values=caches.next(len(prompts)),
+        min_new_tokens=count,
+        max_new_tokens=count,
+        do_sample=False,
+        pad_token_id=0,
+        stopping_criteria=None if tell is None else StoppingCriteriaList([tell]),
+    )
+
+
+class _Tell(StoppingCriteria):  # type: ignore[misc]
+    """Stops nothing; asked after every step, it tells how far the answers are."""
+
+    def __init__(self, name: str, steps: int, tick: Callable[[str], None]) -> None:
+        self.name, self.steps, self.tick = name, steps, tick
+        self.taken = 0
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        before, self.taken = self.taken * TICKS // self.steps, self.taken + 1
+        for _ in range(self.taken * TICKS // self.steps - before):
+            self.tick(f"{self.name} answers")
+        return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
+
+
+class _Caches:
+    """Empty caches; those of static shape are emptied and used again, as their graphs belong to them."""
+
+    def __init__(self, model: Any, settings: BenchSettings, name: str) -> None:
+        self.model, self.settings, self.name = model, settings, name
+        self.kept: dict[int, Any] = {}
+
+    def next(self, rows: int) -> Any:
+        if self.name == FULL:
+            return DynamicCache(config=self.model.config)
+        cache = self.kept.get(rows)
+        if cache is None:
+            self.kept[rows] = cache = self._make(rows)
+        else:
+            cache.reset()
+        return cache
+
+    def _make(self, rows: int) -> Any:
+        asked = _asked(self.settings)
+        if self.name == FULL_COMPILED:
+            return StaticCache(config=self.model.config, max_cache_len=asked.input_tokens + asked.output_tokens)
+        static = self.name in STATIC
+        return paged_cache(self.model, self.settings, asked.budget, static, rows, asked.input_tokens)

@@ -1,0 +1,172 @@
+"""What is compared: caches that hold the whole context, caches of C tokens, and this one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import torch
+from transformers import DynamicCache, StaticCache
+
+from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction.attention import PAGED_EVICTION
+
+from ..errors import UserError
+from .settings import BenchSettings
+
+FULL, FLOOR, PAGED, KVPRESS = "full", "floor", "paged", "kvpress"
+FULL_COMPILED, FLOOR_COMPILED = "full_compiled", "floor_compiled"
+PAGED_STATIC, PAGED_STATIC_OWN = "paged_static", "paged_static_own"
+#: This cache with a compiled step.
+STATIC = (PAGED_STATIC, PAGED_STATIC_OWN)
+
+
+class Unavailable(Exception):  # noqa: N818 (what is the case, not a mistake of the program)
+    """This variant cannot run here; the message says why."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One line of the comparison.
+
+    Attributes:
+        what: for help and tables.
+        compiled: whether the model's forward is compiled for it.
+        of_context: whether it is measured for each context; the floors hold C tokens whatever the context.
+    """
+
+    name: str
+    what: str
+    compiled: bool = False
+    of_context: bool = True
+
+
+VARIANTS = {
+    each.name: each
+    for each in (
+        Variant(FULL, "DynamicCache of the whole context"),
+        Variant(FLOOR, "DynamicCache of C tokens: what a cache of this size costs at least", of_context=False),
+        Variant(PAGED, "PagedEvictionCache(budget=C)"),
+        Variant(KVPRESS, "kvpress, DecodingPress of key norms to C tokens once per block"),
+        Variant(FULL_COMPILED, "StaticCache of the whole context, compiled", compiled=True),
+        Variant(FLOOR_COMPILED, "StaticCache of C tokens, compiled the same way", compiled=True, of_context=False),
+        Variant(PAGED_STATIC, "PagedEvictionCache(budget=C, static=True), compiled the same way", compiled=True),
+        Variant(PAGED_STATIC_OWN, 'the same with the attention implementation "paged_eviction"', compiled=True),
+    )
+}
+
+
+@dataclass
+class Held:
+    """A cache, not yet filled.
+
+    Attributes:
+        filled: tokens to fill it with.
+        seen: tokens that the model believes to have seen, where the next position comes from.
+        rewinds: whether it grows, and has to be taken back before every timing.
+        around: entered around decoding (hooks of a library).
+    """
+
+    cache: Any
+    filled: int
+    seen: int
+    rewinds: bool
+    around: Callable[[], AbstractContextManager[Any]] = nullcontext
+
+
+def choose_variants(text: str | None, allowed: Sequence[str]) -> tuple[str, ...]:
+    """Read a comma-separated list; "all" or None is every one of `allowed`.
+
+    Raises:
+        UserError: there is no such variant.
+    """
+    words = [word.strip() for word in (text or "all").split(",") if word.strip()]
+    names = dict.fromkeys(name for word in words for name in (allowed if word == "all" else (word,)))
+    for name in names:
+        if name not in allowed:
+            raise UserError(f"--variants {name}: there is {', '.join(allowed)}, and all")
+    if not names:
+        raise UserError(f"no variant given: for example --variants {FLOOR},{PAGED}")
+    return tuple(names)
+
+
+def make_cache(name: str, model: Any, settings: BenchSettings, budget: int, batch: int, context: int | None) -> Held:
+    """The cache of a variant.
+
+    Args:
+        context: tokens; None for the floors.
+
+    Raises:
+        Unavailable: it cannot be had here.
+    """
+    config, steps = model.config, settings.steps
+    length = budget if context is None else context
+    if name == FULL:
+        return Held(DynamicCache(config=config), length, length, rewinds=True)
+    if name == FLOOR:  # holds C tokens on the average of a timing
+        return Held(DynamicCache(config=config), budget - steps // 2, budget - steps // 2, rewinds=True)
+    if name == FULL_COMPILED:
+        return Held(StaticCache(config=config, max_cache_len=length + steps), length, length, rewinds=True)
+    if name == FLOOR_COMPILED:  # attention reads all C slots, used or not
+        return Held(StaticCache(config=config, max_cache_len=budget), budget - steps, budget - steps, rewinds=True)
+    if name == KVPRESS:
+        held = min(length, budget)
+        return Held(DynamicCache(config=config), held, length, rewinds=False, around=_press(model, settings, budget))
+    around = own_attention(model) if name == PAGED_STATIC_OWN else nullcontext
+    with around():
+        cache = paged_cache(model, settings, budget, name in STATIC, batch, length)
+    return Held(cache, length, length, rewinds=False, around=around)
+
+
+def paged_cache(model: Any, settings: BenchSettings, budget: int, static: bool, batch: int, length: int) -> Any:
+    """This cache, told that no row has pads.
+
+    Raises:
+        Unavailable: not in this version.
+    """
+    mask = torch.ones(batch, length, dtype=torch.long, device=model.device)
+    extra: dict[str, Any] = {"static": True} if static else {}
+    try:
+        return PagedEvictionCache(
+            model.config,
+            budget=budget,
+            block_size=settings.block_size,
+            policy=settings.policy,
+            attention_mask=mask,
+            **extra,
+        )
+    except (TypeError, ValueError) as error:
+        raise Unavailable(f"{type(error).__name__}: {error}") from error
+
+
+def own_attention(model: Any) -> Callable[[], AbstractContextManager[None]]:
+    """The attention implementation of this package inside of a block; the model's own one again behind it."""
+
+    @contextmanager
+    def around() -> Iterator[None]:
+        before = model.config._attn_implementation
+        model.set_attn_implementation(PAGED_EVICTION)
+        try:
+            yield
+        finally:
+            model.set_attn_implementation(before)
+
+    return around
+
+
+def _press(model: Any, settings: BenchSettings, budget: int) -> Callable[[], AbstractContextManager[Any]]:
+    """Hooks that take the cache back to C tokens once per block, around the model."""
+    try:
+        kvpress: Any = import_module("kvpress")
+    except ImportError as error:
+        raise Unavailable(f"kvpress is not installed ({error})") from error
+    press = kvpress.DecodingPress(kvpress.KnormPress(), compression_interval=settings.block_size, target_size=budget)
+
+    def around() -> AbstractContextManager[Any]:
+        hooks: AbstractContextManager[Any] = press(model)
+        return hooks
+
+    return around

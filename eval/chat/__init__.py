@@ -1,0 +1,1 @@
+"""A chat in the terminal that shows what the cache does."""

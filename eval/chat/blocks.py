@@ -1,0 +1,169 @@
+"""Which tokens are held, and what the policy thinks of their blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.table import Table
+from rich.text import Text
+from torch import Tensor
+
+from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction.layer import PagedLayer
+
+from ..errors import UserError
+
+_BARS, _ASCII_BARS = " ▁▂▃▄▅▆▇█", " .:-=+*%#"
+#: By the rank of a block's score, lowest first.
+_COLOURS = ("red", "yellow", "cyan", "green")
+_PROTECTED = "blue"
+_LABEL = 10
+
+
+@dataclass(frozen=True)
+class LayerBlocks:
+    """The blocks of a layer as they are now, on the CPU.
+
+    Attributes:
+        positions: `[kv_heads, blocks, block_size]` int64, -1 where no token is.
+        scores: `[kv_heads, blocks]` float32, nan where there is none yet.
+        protected: `[kv_heads, blocks]` bool: not evicted now, the protected start and the newest block.
+    """
+
+    index: int
+    positions: Tensor
+    scores: Tensor
+    protected: Tensor
+
+    @classmethod
+    @torch.inference_mode()
+    def of(cls, index: int, layer: PagedLayer) -> LayerBlocks:
+        """Read a layer that has seen something."""
+        positions, scores = layer.block_table()[0].cpu().clone(), layer.block_scores()[0].cpu().clone()
+        first = positions.masked_fill(positions < 0, torch.iinfo(torch.int64).max).amin(-1)
+        newest = positions.amax(-1)
+        protected = (first < layer.budget.protected) | (newest == newest.amax(-1, keepdim=True))
+        return cls(index, positions, scores, protected)
+
+
+class BlockMap:
+    """A strip per layer: from left to right the conversation, as high as the share of its tokens that are held."""
+
+    def __init__(self, cache: PagedEvictionCache) -> None:
+        self._seen: int = cache.get_seq_length()
+        if not self._seen:
+            raise UserError("/blocks: nothing was read yet, write a message first")
+        self._layers = [LayerBlocks.of(index, layer) for index, layer in cache.paged_layers]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width = max(8, min(self._seen, options.max_width - _LABEL))
+        bars = _ASCII_BARS if options.ascii_only else _BARS
+        for layer in self._layers:
+            yield Text(f"layer {layer.index}".ljust(_LABEL)) + strip(layer, self._seen, width, bars)
+        last = f"{self._seen - 1:,}"
+        space = " " * max(1, width - 1 - len(last))
+        yield Text(" " * _LABEL).append("0", style="dim").append(space).append(last, style="dim")
+        yield _legend(coloured=console.color_system is not None and not console.no_color)
+
+
+def _legend(*, coloured: bool) -> Text:
+    text = Text("height: share of the tokens that is held", style="dim")
+    if not coloured:
+        return text
+    text.append("; blocks: ")
+    for colour, meaning in ((_COLOURS[0], "lowest score"), (_COLOURS[-1], "highest"), (_PROTECTED, "protected")):
+        text.append(meaning, style=colour).append(", ")
+    return text.append("plain: not scored yet")
+
+
+def strip(layer: LayerBlocks, seen: int, width: int, bars: str) -> Text:
+    """`width` characters for `seen` tokens of a layer."""
+    positions = layer.positions.flatten()
+    held = positions >= 0
+    columns = (positions * width // seen).clamp(min=0)
+    ranks = _ranks(layer)[..., None].expand_as(layer.positions).flatten()
+
+    def per_column(weights: Tensor) -> Tensor:
+        return torch.zeros(width, dtype=torch.float64).index_add_(0, columns, weights.double() * held)
+
+    tokens = torch.bincount(torch.arange(seen) * width // seen, minlength=width) * len(layer.positions)
+    count = per_column(held)
+    scored = ranks.isfinite()
+    mean_rank = per_column(ranks.masked_fill(~scored, 0.0)) / per_column(scored)
+    guarded = per_column(ranks.isinf()) * 2 > count
+    text = Text()
+    share = count / tokens.clamp(min=1)
+    for high, rank, safe in zip(share.tolist(), mean_rank.tolist(), guarded.tolist(), strict=True):
+        text.append(bars[_height(high, len(bars) - 1)], style=_PROTECTED if safe else _colour(rank))
+    return text
+
+
+def _height(share: float, most: int) -> int:
+    return min(most, max(round(share * most), int(share > 0)))
+
+
+def _colour(rank: float) -> str:
+    return "" if rank != rank else _COLOURS[min(len(_COLOURS) - 1, int(rank * len(_COLOURS)))]
+
+
+def _ranks(layer: LayerBlocks) -> Tensor:
+    """`[kv_heads, blocks]` float64 in [0, 1): the place of a block's score among those of its head that may go.
+
+    inf for protected blocks, nan where there is no score.
+    """
+    ranks = torch.full(layer.scores.shape, float("nan"), dtype=torch.float64)
+    for head, (scores, protected) in enumerate(zip(layer.scores, layer.protected, strict=True)):
+        free = (~scores.isnan() & ~protected).nonzero()[:, 0]
+        ranks[head, free] = scores[free].argsort(stable=True).argsort().double() / max(1, len(free))
+        ranks[head, protected] = float("inf")
+    return ranks
+
+
+def block_list(cache: PagedEvictionCache, layer_idx: int, head: int, ids: Sequence[int], tokenizer: Any) -> Table:
+    """The blocks of one KV head of a layer, with the text in them.
+
+    Raises:
+        UserError: there is no such layer or head.
+    """
+    layers = dict(cache.paged_layers)
+    if layer_idx not in layers:
+        raise UserError(f"/blocks {layer_idx}: no such layer; those that evict are {', '.join(map(str, layers))}")
+    layer = LayerBlocks.of(layer_idx, layers[layer_idx])
+    if not 0 <= head < len(layer.positions):
+        raise UserError(f"/blocks {layer_idx} {head}: the layer has KV heads 0 to {len(layer.positions) - 1}")
+    rows = (each[head].tolist() for each in (layer.positions, layer.scores, layer.protected))
+    table = Table("block", "positions", "score", "text", box=None, header_style="bold")
+    for index, (block, score, safe) in enumerate(zip(*rows, strict=True)):
+        held = sorted(position for position in block if position >= 0)
+        if held:
+            value = "protected" if safe else "not yet" if score != score else f"{score:.4g}"
+            where = f"{held[0]:,} to {held[-1]:,}"
+            table.add_row(
+                str(index), where, value, Text(_excerpt(held, ids, tokenizer), overflow="ellipsis", no_wrap=True)
+            )
+    return table
+
+
+def _excerpt(held: Sequence[int], ids: Sequence[int], tokenizer: Any) -> str:
+    """The tokens at these positions, with a bar where something between them is missing."""
+    runs: list[list[int]] = []
+    for before, position in zip([-2, *held], held, strict=False):
+        if position != before + 1:
+            runs.append([])
+        runs[-1].append(ids[position])
+    return " | ".join(" ".join(tokenizer.decode(run).split()) for run in runs)
+
+
+def show_blocks(cache: PagedEvictionCache, typed: str, ids: Sequence[int], tokenizer: Any) -> RenderableType:
+    """What `/blocks [LAYER [HEAD]]` shows."""
+    words = typed.split()
+    if len(words) > 2 or not all(word.isascii() and word.isdecimal() for word in words):
+        raise UserError(f"/blocks {typed}: write /blocks, /blocks LAYER or /blocks LAYER HEAD")
+    if not words or not cache.get_seq_length():
+        return BlockMap(cache)
+    layer, head = [*map(int, words), 0][:2]
+    return block_list(cache, layer, head, ids, tokenizer)

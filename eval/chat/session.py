@@ -1,0 +1,230 @@
+"""The loop: a line comes in, an answer or a report goes out."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from hf_paged_eviction.stats import readable_bytes
+
+from ..errors import UserError
+from ..models import load
+from ..prompting.chat_template import has_template
+from ..settings import EMBEDDED
+from .conversation import Answer, Conversation, FullAnswer
+from .demo import demo_turns
+from .footprint import Footprint
+from .interrupt import Interrupt
+from .screen import Screen
+from .settings import chat_settings, text_or_file
+from .slash import Commands
+
+if TYPE_CHECKING:
+    from ..commands.chat import ChatOptions
+
+_PROMPT = "you> "
+
+
+def run_chat(options: ChatOptions) -> None:
+    """Talk until the messages end.
+
+    Raises:
+        UserError: what was asked for cannot work; messages from a person are answered with the error instead.
+        KeyboardInterrupt: the second Ctrl-C.
+    """
+    settings = chat_settings(options)
+    prompts = [text_or_file("--prompt", typed) for typed in options.prompt or ()]
+    person = sys.stdin.isatty()
+    screen = Screen(piped=not (person or prompts or options.demo))
+    model, tokenizer = load(settings.loading)
+    session = Session(Conversation(model, tokenizer, settings), screen)
+    session.greet(helpful=person and not prompts)
+    if options.demo and not session.demo(options.seed) and not person:
+        raise KeyboardInterrupt
+    if prompts:
+        session.script(prompts)
+    elif person:
+        session.talk()
+    elif not options.demo:
+        session.script(_piped_lines())
+
+
+class Session:
+    """One conversation on one screen."""
+
+    def __init__(self, conversation: Conversation, screen: Screen) -> None:
+        self.conversation, self.screen = conversation, screen
+        self._commands = Commands(conversation, screen)
+        self._told_of_rewriting = False
+
+    def greet(self, *, helpful: bool) -> None:
+        """What kind of chat this is."""
+        talk, settings = self.conversation, self.conversation.settings
+        self.screen.say(
+            f"{settings.loading.model}, {settings.policy}, budget {settings.budget:,} in blocks of "
+            f"{settings.loading.block_size}" + ("; /help lists commands" if helpful else ""),
+            "dim",
+        )
+        if settings.template and not has_template(talk.tokenizer):
+            self.screen.say("note: this tokenizer has no chat template: the model continues plain text", "dim")
+        if helpful and settings.loading.model == EMBEDDED:
+            self.screen.say(
+                "note: the embedded model answers only questions of its own kind, about facts it was told: "
+                "try --demo, or `The code of maple is amber. What is the code of maple? The code of maple is`; "
+                "--model names another",
+                "dim",
+            )
+
+    def talk(self) -> None:
+        """Messages that a person types, until Ctrl-D or /exit."""
+        while not self._commands.ended:
+            try:
+                line = self._typed()
+            except EOFError:
+                self.screen.notes.print()
+                return
+            except KeyboardInterrupt:
+                self.screen.notes.print()
+                self.screen.say("Ctrl-D or /exit ends the chat", "dim")
+                continue
+            try:
+                self.line(line, typed=True)
+            except UserError as error:
+                self.screen.complain(error)
+
+    def script(self, lines: Iterable[str]) -> None:
+        """Messages that were written before; blank ones are left out.
+
+        Raises:
+            UserError: one of them is a mistake, or there is none.
+            KeyboardInterrupt: Ctrl-C stopped an answer, and nobody is there to say how to go on.
+        """
+        empty = True
+        for line in lines:
+            if not line.strip():
+                continue
+            answer = self.line(line, typed=False)
+            empty = False
+            if answer is not None and answer.interrupted:
+                raise KeyboardInterrupt
+            if self._commands.ended:
+                break
+        if empty:
+            raise UserError("the message is empty: write one, --prompt TEXT or a line on the standard input")
+
+    def demo(self, seed: int) -> bool:
+        """A conversation that tells facts, and asks for them when much else was said; whether it came to its end."""
+        turns = list(demo_turns(self.conversation.tokenizer, seed))
+        right = 0
+        for turn in turns:
+            answer = self.message(turn.message, typed=False, shown=turn.shown)
+            good = turn.is_right(answer.text)
+            right += good
+            if answer.interrupted:
+                self.screen.say("the demonstration ends here", "dim")
+                return False
+            self.screen.say(f"{'right' if good else 'forgotten'}: {turn.answer}", "green" if good else "red")
+        policy, footprint = self.conversation.settings.policy, Footprint.of(self.conversation.cache)
+        others = " or ".join(f"--policy {name}" for name in ("paged_eviction", "keydiff", "recency") if name != policy)
+        self.screen.say(
+            f"{right} of {len(turns)} right with {policy}, {footprint.held:,} of {footprint.seen:,} tokens held; "
+            f"try {others}",
+            "bold",
+        )
+        return True
+
+    def line(self, line: str, *, typed: bool) -> Answer | None:
+        """A command, or a message and its answer.
+
+        Raises:
+            UserError: it cannot be carried out or read.
+        """
+        if line.startswith("/") and not line.startswith("//"):
+            self.screen.heard(line, typed=typed)
+            self._commands.run(line)
+            return None
+        return self.message(line[1:] if line.startswith("//") else line, typed=typed)
+
+    def message(self, message: str, *, typed: bool, shown: str | None = None) -> Answer:
+        """Read a message, with the files in front of it, and answer it.
+
+        Args:
+            typed: it stands on the screen already.
+            shown: stands there instead of it.
+
+        Raises:
+            UserError: it is empty, or has no place.
+        """
+        talk, screen = self.conversation, self.screen
+        if not message.strip():
+            raise UserError("the message is empty: write one, or /help")
+        turn = talk.prepare("\n".join([*self._commands.files, message]))
+        self._commands.files.clear()
+        screen.heard(shown or message, typed=typed)
+        if turn.rewritten and not self._told_of_rewriting:
+            self._told_of_rewriting = True
+            screen.say(
+                "note: the chat template would now write earlier turns in another way than they were read (many leave "
+                "out the thinking); the cache keeps what was read",
+                "dim",
+            )
+        before = talk.seen
+        warning = talk.positions.warning(before, len(talk.ids) + len(turn.ids))
+        if warning:
+            screen.say(f"note: {warning}", "yellow")
+        with Interrupt() as interrupt, screen.answering(lambda: Footprint.of(talk.cache)) as listener:
+            answer = talk.answer(turn, listener, interrupt)
+        screen.answered(answer.text, answer.footprint, answer.tokens_per_second)
+        self._say_ending(answer, warned=warning is not None)
+        return answer
+
+    def _say_ending(self, answer: Answer, *, warned: bool) -> None:
+        talk, screen = self.conversation, self.screen
+        if answer.full is not None:
+            screen.say(_comparison(answer, answer.full), "dim")
+        if answer.ending == "stopped":
+            screen.say("stopped; what was read and said stays", "yellow")
+        if answer.ending == "unread":
+            screen.say(
+                f"stopped; {answer.read:,} new tokens were read, the other {len(talk.ids) - talk.seen:,} are read "
+                "with your next message; /reset drops everything",
+                "yellow",
+            )
+        if answer.ending == "length":
+            limit = talk.settings.sampling.max_new_tokens
+            screen.say(f"the answer ends at its limit (--max-new-tokens {limit})", "dim")
+        warning = talk.positions.warning(len(talk.ids) - len(answer.tokens), talk.seen)
+        if warning and not warned:
+            screen.say(f"note: {warning}", "yellow")
+
+    def _typed(self) -> str:
+        """One message; a terminal that brackets what is pasted gives its lines together."""
+        if self.screen.moves:
+            _edit_lines()
+        if sys.stdout.isatty():
+            return input(_PROMPT)
+        self.screen.notes.print(_PROMPT, end="")
+        return input()
+
+
+def _comparison(answer: Answer, full: FullAnswer) -> str:
+    size = readable_bytes(full.kv_bytes)
+    if full.tokens == answer.tokens:
+        return f"full cache ({size}): the same answer"
+    return f"full cache ({size}) differs after {full.same} equal tokens: {full.text.strip()}"
+
+
+def _piped_lines() -> Iterator[str]:
+    try:
+        yield from (line.rstrip("\r\n") for line in sys.stdin)
+    except UnicodeDecodeError as error:
+        raise UserError(f"the standard input is not {error.encoding} text: convert it first, with iconv") from error
+
+
+def _edit_lines() -> None:
+    try:
+        import readline
+    except ImportError:  # Windows edits lines by itself
+        return
+    readline.parse_and_bind("set enable-bracketed-paste on")

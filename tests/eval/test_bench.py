@@ -1,0 +1,251 @@
+"""`paged-eviction bench` as a person uses it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from transformers import DynamicCache
+from typer.testing import CliRunner
+
+from hf_paged_eviction_eval.bench import decoding, run, throughput, variants
+from hf_paged_eviction_eval.bench.decoder import Decoder
+from hf_paged_eviction_eval.commands import app
+from hf_paged_eviction_eval.environment import versions
+
+SMALL = "--contexts 64,128 --budgets 48 --block-size 8 --steps 8 --rounds 2 --device cpu"
+
+
+def bench(words: str, status: int = 0) -> Any:
+    result = CliRunner().invoke(app, ["bench", *words.split()], env={"COLUMNS": "160"})
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == status, result.output
+    return result
+
+
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "results.jsonl").read_text("utf-8").splitlines()]
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small copy, nothing compiled, no collection of garbage, no kvpress whatever is installed."""
+    for module in (decoding, throughput):
+        monkeypatch.setattr(module, "free_memory", lambda: None)
+    monkeypatch.setattr(run, "copy_bandwidth", lambda device: 1e9)
+    monkeypatch.setattr(decoding, "compiled", lambda model: model.forward)
+    monkeypatch.setitem(sys.modules, "kvpress", None)
+
+
+def test_a_run_and_what_it_writes(model_folder: str, tmp_path: Path) -> None:
+    result = bench(f"{SMALL} --model {model_folder} --output {tmp_path} --profile {tmp_path}/traces/trace.json")
+    assert "paged / floor" in result.output and "kvpress is not installed" in result.output
+    rows = rows_of(tmp_path)
+    summary = json.loads((tmp_path / "summary.json").read_text("utf-8"))
+    assert summary["rows"] == rows and summary["goals"] == []
+    assert summary["environment"]["model"]["parameters"] > 0 and summary["environment"]["bandwidth"] == 1e9
+    assert summary["settings"]["contexts"] == [64, 128] and summary["settings"]["machine"]["torch"] == torch.__version__
+    assert json.loads((tmp_path / "run_meta.json").read_text("utf-8"))["complete"]
+    assert (tmp_path / "steps.png").read_bytes().startswith(b"\x89PNG")
+    trace = json.loads((tmp_path / "traces" / "trace.json").read_text("utf-8"))
+    assert {"floor", "paged, context 64", "paged_static, context 128"} <= {
+        each.get("name") for each in trace["traceEvents"]
+    }
+
+    of = {(row["variant"], row["context"]): row for row in rows}
+    assert set(of) == {
+        *((name, context) for name in variants.VARIANTS if variants.VARIANTS[name].of_context for context in (64, 128)),
+        ("floor", None),
+        ("floor_compiled", None),
+    }
+    for (name, _), row in of.items():
+        assert row["status"] == ("unavailable" if name == "kvpress" else "measured"), row
+        if row["status"] != "measured":
+            continue
+        assert len(row["rounds_ms"]) == 2
+        assert row["step_ms_lowest"] <= row["step_ms"] <= row["step_ms_highest"]
+        assert row["tokens_per_second"] == pytest.approx(1000 / row["step_ms"])
+        assert row["peak_bytes"] == row["weight_bytes"] + row["kv_bytes"] + row["growth_bytes"]
+        assert row["bandwidth_share"] == pytest.approx(row["bytes_per_step"] / 1e9 / (row["step_ms"] / 1000))
+    token = 2 * 2 * 2 * 8 * 4  # layers, keys and values, KV heads, width, float32
+    assert of["paged", 64]["kv_bytes"] == of["paged", 128]["kv_bytes"] == 48 * token
+    assert of["floor_compiled", None]["bytes_per_step"] == of["paged_static", 64]["bytes_per_step"]
+    assert (
+        of["full", 128]["kv_bytes"] == (128 + 2) * token and of["full_compiled", 128]["kv_bytes"] == (128 + 8) * token
+    )
+    for name in ("paged", "paged_static"):
+        assert 0 < of[name, 64]["eviction_share"] < 1
+    assert 0 < of["paged", 64]["eviction_share"] < of["paged", 64]["cache_share"] < 1
+    assert of["full", 64]["eviction_share"] is None and of["full", 64]["cache_share"] > 0
+
+
+def test_a_variant_that_fails_stops_no_other(
+    model_folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, decode = decoding.make_cache, Decoder.run
+
+    def broken(name: str, *args: Any) -> Any:
+        if name == "floor":
+            raise torch.OutOfMemoryError("out of memory")
+        return make(name, *args)
+
+    def stumbling(self: Decoder, steps: int) -> float:
+        if type(self.held.cache) is DynamicCache and self.held.seen == 128 and steps == 8:  # only when it is timed
+            raise ValueError("stumbled\nover this")
+        return decode(self, steps)
+
+    monkeypatch.setattr(decoding, "make_cache", broken)
+    monkeypatch.setattr(Decoder, "run", stumbling)
+    result = bench(f"{SMALL} --variants floor,full,paged --model {model_folder} --output {tmp_path}", status=1)
+    of = {(row["variant"], row["context"]): row for row in rows_of(tmp_path)}
+    assert {key for key, row in of.items() if row["status"] == "measured"} == {
+        ("full", 64),
+        ("paged", 64),
+        ("paged", 128),
+    }
+    assert of["full", 128]["status"] == "failed" and of["full", 128]["reason"] == "ValueError: stumbled"
+    assert "out of memory" in of["floor", None]["reason"]
+    assert "full at 128 failed: ValueError: stumbled" in result.output
+
+
+def test_a_version_without_static(model_folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def old(config: Any, **options: Any) -> Any:
+        if "static" in options:
+            raise TypeError("unexpected keyword argument 'static'")
+        raise AssertionError
+
+    monkeypatch.setattr(variants, "PagedEvictionCache", old)
+    result = bench(f"{SMALL} --variants paged_static --model {model_folder} --output {tmp_path}", status=1)
+    assert {row["status"] for row in rows_of(tmp_path)} == {"unavailable"}
+    assert "paged_static at 64, 128 not available: TypeError: unexpected keyword argument 'static'" in result.output
+
+
+def test_kvpress_is_around_the_steps(model_folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    entered: list[dict[str, Any]] = []
+
+    class DecodingPress:
+        def __init__(self, base: Any, **options: Any) -> None:
+            self.options = options
+
+        @contextmanager
+        def __call__(self, model: Any) -> Iterator[None]:
+            entered.append(self.options)
+            yield
+
+    monkeypatch.setitem(sys.modules, "kvpress", SimpleNamespace(DecodingPress=DecodingPress, KnormPress=lambda: None))
+    bench(f"{SMALL} --variants kvpress --model {model_folder} --output {tmp_path}")
+    assert entered[0] == {"compression_interval": 8, "target_size": 48} and len(entered) > 4
+    assert [row["status"] for row in rows_of(tmp_path)] == ["measured", "measured"]
+    # The context was compressed before: what is read is C tokens, whatever the context.
+    assert len({row["bytes_per_step"] for row in rows_of(tmp_path)}) == 1
+
+
+def test_a_run_that_crashed_is_continued(model_folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = f"{SMALL} --batch-sizes 1,2 --variants paged,floor --model {model_folder} --output {tmp_path}"
+    measure, groups = decoding.Group.measure, []
+
+    def crashing(self: decoding.Group) -> Any:
+        groups.append(self.batch)
+        if groups == [1, 2]:
+            raise KeyboardInterrupt
+        return measure(self)
+
+    monkeypatch.setattr(decoding.Group, "measure", crashing)
+    result = bench(command, status=130)
+    assert "the same command continues" in result.output
+    first = rows_of(tmp_path)
+    assert {row["batch_size"] for row in first} == {1}
+    assert json.loads((tmp_path / "summary.json").read_text("utf-8"))["rows"] == first
+
+    bench(command)
+    assert groups == [1, 2, 2] and rows_of(tmp_path)[: len(first)] == first
+    # A finished run is shown without a model, another one refused, and measured anew on demand.
+    loaded = run.make_model
+    monkeypatch.setattr(run, "make_model", lambda *_: pytest.fail("loaded"))
+    assert "paged / floor" in bench(command).output
+    refused = bench(command.replace("1,2", "1"), status=2).output
+    assert "batch_sizes: [1, 2] there, [1] now" in refused and "--again" in refused
+    monkeypatch.setattr(run, "versions", lambda: {**versions(), "torch": "1.0"})
+    assert "'1.0' now" in bench(command, status=2).output
+    monkeypatch.setattr(run, "versions", versions)
+    monkeypatch.setattr(run, "make_model", loaded)
+    bench(f"{command} --again")
+    assert groups == [1, 2, 2, 1, 2] and rows_of(tmp_path)[0] != first[0]
+
+
+def test_contexts_below_the_budget_evict_nothing(model_folder: str, tmp_path: Path) -> None:
+    words = "--contexts 40 --budgets 96 --block-size 8 --steps 8 --rounds 1 --variants paged,paged_static --device cpu"
+    bench(f"{words} --model {model_folder} --output {tmp_path}")
+    assert [row["eviction_share"] for row in rows_of(tmp_path)] == [0, 0]
+
+
+def test_throughput(model_folder: str, tmp_path: Path) -> None:
+    words = f"--preset paper-throughput --model {model_folder} --requests 3 --input-tokens 40 --output-tokens 24"
+    result = bench(f"{words} --budgets 48 --batch-size 2 --rounds 2 --device cpu --output {tmp_path}")
+    assert "3 requests, 40 tokens in and 24 out, budget 48" in result.output
+    rows = rows_of(tmp_path)
+    assert [row["variant"] for row in rows] == ["full", "paged", "paged_static", "paged_static_own"]
+    for row in rows:
+        assert row["status"] == "measured" and row["rows_together"] == 2 and not row["compiled"]
+        assert row["tokens_per_second"] == pytest.approx(sum(3 * 24 / seconds for seconds in row["rounds_seconds"]) / 2)
+
+
+def test_goals_of_a_gpu_without_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    result = bench(f"--preset h200 --output {tmp_path}", status=1)
+    assert "nothing is estimated" in result.output and "paged-eviction bench --preset h200" in result.output
+    summary = json.loads((tmp_path / "summary.json").read_text("utf-8"))
+    assert {row["status"] for row in summary["rows"]} == {"missing"}
+    assert all(row["command"] == "paged-eviction bench --preset h200" for row in summary["rows"])
+    assert {goal["verdict"] for goal in summary["goals"]} == {"not measured"} and len(summary["goals"]) == 6
+    assert not (tmp_path / "results.jsonl").exists()
+
+
+def test_largest_batch_is_for_cuda(model_folder: str, tmp_path: Path) -> None:
+    words = f"{SMALL} --variants floor --largest-batch --model {model_folder} --output {tmp_path}"
+    assert "CUDA only" in bench(words).output
+    assert [row["largest_batch"] for row in rows_of(tmp_path)] == [None]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--preset gpu", "--preset gpu: there is cpu, h200, paper-throughput"),
+        ("--variants paged,quest", "--variants quest: there is full, floor, paged"),
+        ("--variants ,", "no variant given"),
+        ("--contexts 1k", "--contexts '1k': write whole numbers"),
+        ("--contexts 0", "--contexts '0'"),
+        ("--budgets 1000", "--budgets 1000: budget=1000 is not a multiple"),
+        ("--steps 20", "--steps 20 must be whole blocks of 16"),
+        ("--steps 1024", "take fewer steps"),
+        ("--policy snapkv", "--policy snapkv decides by attention"),
+        ("--policy nonsense", "--policy nonsense: "),
+        ("--device cuda:99", "--device cuda:99: this machine has"),
+        ("--device gpu", "--device gpu: write cpu, cuda or cuda:1"),
+        ("--requests 2", "--requests: about whole answers, say --preset paper-throughput"),
+        ("--preset paper-throughput --contexts 8", "--contexts: about decode steps"),
+        ("--preset paper-throughput --budgets 64,128", "takes one"),
+        ("--preset paper-throughput --budgets 65", "--budgets 65: budget=65 is not a multiple"),
+        ("--preset paper-throughput --variants kvpress", "--variants kvpress: there is full, full_compiled, paged"),
+        ("--model /nowhere/at/all --contexts 64 --budgets 64 --steps 16", "cannot load"),
+    ],
+)
+def test_mistakes_are_explained(words: str, message: str, tmp_path: Path) -> None:
+    output = " ".join(bench(f"{words} --output {tmp_path}/out", status=2).output.split())
+    assert message in output and "Traceback" not in output
+
+
+def test_help_teaches() -> None:
+    output = " ".join(bench("--help").output.split())
+    for name in variants.VARIANTS:
+        assert f"{name}:" in output
+    for words in ("paged-eviction bench --preset h200", "CUDA only", "share of the step", "Exit status 1"):
+        assert words in output
