@@ -13,7 +13,7 @@ NEWEST = $(shell sed -n 's/^transformers==//p' $(CONSTRAINTS))
 VERSIONS = $(OLDEST) 5.0.0 5.14.1 $(NEWEST)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-oldest test-versions build format clean
+.PHONY: help demo test test-notebooks test-oldest test-versions notebooks docs build format clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -27,9 +27,19 @@ test: .venv/.stamp-dev ## ruff, mypy and the tests
 	.venv/bin/mypy
 	$(ONE_THREAD) .venv/bin/python -m pytest -n $(JOBS)
 
+test-notebooks: .venv/.stamp-dev ## run every notebook from top to bottom and check what is committed of it
+	$(ONE_THREAD) .venv/bin/python -m pytest -n $(JOBS) tests/eval/test_notebooks.py
+
 test-oldest: test-$(OLDEST) ## the contract suite on the oldest supported transformers
 
 test-versions: $(VERSIONS:%=test-%) ## the contract suite on every supported generation of transformers
+
+notebooks: .venv/.stamp-dev ## execute the notebooks anew, outputs and pictures included
+	$(ONE_THREAD) .venv/bin/python notebooks/execute.py
+
+docs: .venv/.stamp-docs ## the documentation in docs/_build/html; warnings are errors, links are checked
+	$(ONE_THREAD) .venv/bin/python -m sphinx -W -n --keep-going docs docs/_build/html
+	.venv/bin/python docs/check_links.py docs/_build/html
 
 build: .venv/.stamp-dev ## wheel and sdist in dist/
 	rm -rf build dist
@@ -41,7 +51,7 @@ format: .venv/.stamp-dev ## rewrite the sources in the project's format
 	.venv/bin/ruff format .
 
 clean: ## remove environments, builds and caches (not results/)
-	rm -rf .venv .venvs build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venvs build dist docs/_build docs/notebooks *.egg-info .mypy_cache .pytest_cache .ruff_cache
 
 test-%: .venvs/%/.stamp
 	$(ONE_THREAD) .venvs/$*/bin/python -m pytest -n $(JOBS) -m contract tests/contract
@@ -55,7 +65,11 @@ test-%: .venvs/%/.stamp
 
 .venv/.stamp-dev: $(INPUTS) | .venv/bin/python
 	.venv/bin/python $(PIP_INSTALL) -c $(CONSTRAINTS) -e '.[eval,dev]'
-	touch $@ .venv/.stamp-eval
+	touch $@ .venv/.stamp-docs .venv/.stamp-eval
+
+.venv/.stamp-docs: $(INPUTS) | .venv/bin/python
+	.venv/bin/python $(PIP_INSTALL) -c $(CONSTRAINTS) -e '.[docs]'
+	touch $@
 
 # An older transformers needs its own tokenizers and hub: those, and only those, are left for pip to choose.
 .PRECIOUS: .venvs/%/.stamp

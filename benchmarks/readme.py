@@ -7,6 +7,8 @@ from typing import Any
 
 from common import RESULTS
 
+from hf_paged_eviction_eval.bench.goals import NOT_MEASURED
+from hf_paged_eviction_eval.bench.table import ratio_rows
 from hf_paged_eviction_eval.readme import replace_section
 
 
@@ -25,17 +27,47 @@ def table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def decode() -> str:
-    results = load("decode")
-    settings, ratios = results["settings"], results["ratios"]
-    goals = {"paged 8k / floor": "<= 1.05", "paged 8k / paged 2k": "<= 1.05"}
-    rows = [(name, f"{value:.2f}", goals.get(name, "")) for name, value in ratios.items()]
-    return (
-        f"**Decode step**, `python benchmarks/decode.py`: a Llama of {results['parameters'] / 1e6:.0f} M parameters, "
-        f"budget {settings['budget']}, float32, medians of {settings['rounds']} interleaved rounds. *floor* is a "
-        f"DynamicCache that holds no more than the budget, *full* one that holds everything. {where(results)}.\n\n"
-        + table(("ratio of step times", "measured", "goal"), rows)
-    )
+def bench(preset: str) -> str:
+    """Ratios and goals of `paged-eviction bench --preset PRESET --output benchmarks/results/bench_PRESET`."""
+    results = load(f"bench_{preset}/summary")
+    settings, rows = results["settings"], results["rows"]
+    versions, hardware = results["environment"]["versions"], results["environment"]["hardware"]
+    cards = [f"{card['count']} x {card['name']}" for card in hardware["accelerators"]]
+    cpu = f"{hardware['cpu']}, {settings['machine']['torch_threads']} thread(s)"
+    place = cpu if settings["device"] == "cpu" or not cards else ", ".join(cards)
+    ratios = [
+        (name, f"{context:,}", str(row["budget"]), str(row["batch_size"]), f"{value:.3f}")
+        for row in groups(rows)
+        for name, context, value in ratio_rows(group_of(row, rows))
+    ]
+    goals = [
+        (goal["goal"], goal["limit"], goal["shown"] or "", goal["verdict"] if goal["shown"] else NOT_MEASURED)
+        for goal in results["goals"]
+    ]
+    parts = [
+        f"**Decode step**, `paged-eviction bench --preset {preset}`: model `{settings['model']}` with random weights, "
+        f"medians of {settings['rounds']} interleaved rounds of {settings['steps']} tokens. *floor* is a DynamicCache "
+        f"of budget tokens, *full* one that holds everything. {place}, torch {versions['torch']}, transformers "
+        f"{versions['transformers']}."
+    ]
+    if ratios:
+        parts.append(table(("ratio of step times", "context", "budget", "batch", "measured"), ratios))
+    parts.append(table(("goal", "limit", "measured", ""), goals))
+    return "\n\n".join(parts)
+
+
+def groups(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The first row of every budget and batch size whose decode steps were timed in turn."""
+    found: dict[tuple[int, int], dict[str, Any]] = {}
+    for row in rows:
+        if row["kind"] == "decode" and row["status"] == "measured":
+            found.setdefault((row["budget"], row["batch_size"]), row)
+    return list(found.values())
+
+
+def group_of(first: dict[str, Any], rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    names = ("kind", "budget", "batch_size")
+    return [row for row in rows if all(row[name] == first[name] for name in names)]
 
 
 def update() -> str:
@@ -85,8 +117,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("readme", type=Path)
     options = parser.parse_args()
-    note = "All on a CPU; nothing here has been measured on a GPU yet."
-    content = "\n\n".join([note, decode(), update(), observe(), prefill_memory()])
+    on_gpu = (RESULTS / "bench_h200" / "summary.json").exists()
+    note = [] if on_gpu else ["All on a CPU; nothing here has been measured on a GPU yet."]
+    steps = [bench("cpu"), *([bench("h200")] if on_gpu else [])]
+    content = "\n\n".join([*note, *steps, update(), observe(), prefill_memory()])
     text = options.readme.read_text("utf-8")
     options.readme.write_text(replace_section(text, "benchmarks", content), "utf-8")
 

@@ -34,21 +34,25 @@ _handover = _Handover()
 
 
 class ModelAttention:
-    """Which attention implementation a model uses now; it may be changed after the cache was made."""
+    """Which attention implementation a model uses now; it may be changed after the cache was made.
+
+    Attributes:
+        shows_queries: whether it is ours, as of the last `look`.
+    """
 
     def __init__(self, config: Any) -> None:
         self._config = config
+        self.look()
+
+    def look(self) -> None:
+        """Take note of a change. Once per forward: reading a configuration costs more than writing a token."""
+        self.shows_queries: bool = self.name == PAGED_EVICTION
 
     @property
     def name(self) -> str | None:
         """Such as "sdpa"."""
         name: str | None = self._config._attn_implementation
         return name
-
-    @property
-    def shows_queries(self) -> bool:
-        """Whether it is ours."""
-        return self.name == PAGED_EVICTION
 
     def __deepcopy__(self, memo: Any) -> "ModelAttention":
         return self  # a copied cache serves the same model

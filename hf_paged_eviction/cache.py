@@ -131,13 +131,11 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         if self._attention.shows_queries or not self._needs_our_attention:
             return
         if self._policy.needs_queries:
-            reason = f"The policy {self._policy.label!r} decides by queries or attention, which only"
+            reason = f"The policy {self._policy.label!r} decides by queries or attention, and only"
         else:
-            reason = (
-                f"With the allocator {self._allocator.name!r} layers or heads hold different numbers of tokens; only"
-            )
+            reason = f"With the allocator {self._allocator.name!r} layers or heads hold different numbers, and only"
         raise ValueError(
-            f"{reason} the attention implementation {PAGED_EVICTION!r} can serve that, and this model uses "
+            f"{reason} the attention implementation {PAGED_EVICTION!r} can serve that; this model uses "
             f"{self._attention.name!r}. Call model.set_attn_implementation({PAGED_EVICTION!r}) first, or load the "
             f"model with attn_implementation={PAGED_EVICTION!r}."
         )
@@ -167,6 +165,8 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         """
         if self._model_masks_itself:
             self._refuse_wrong_mask(layer_idx, key_states)
+        if key_states.shape[2] > 1:
+            self._attention.look()
         if self._needs_our_attention:
             self._check_attention()
         updated: tuple[Tensor, Tensor] = super().update(key_states, value_states, layer_idx, *args, **kwargs)
@@ -203,6 +203,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         length, offset = layer.get_mask_sizes(query_length)
         if self._steps is not None and torch.compiler.is_compiling():
             return length, offset
+        self._attention.look()
         count = query_length if isinstance(query_length, int) else query_length.shape[0]
         no_mask = count == 1 and self._attention.shows_queries
         return length, TellingOffset.of(offset, partial(self._see_mask, count), lambda: no_mask and layer.all_real)

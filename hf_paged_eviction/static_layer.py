@@ -12,7 +12,7 @@ from .layer import PagedLayer
 from .observed_layer import ObservedLayer
 from .observer import Queries
 from .static_steps import StaticRun, StaticSteps, outside_graphs, static, static_zeros
-from .storage import gather_slots, slot_index, storage_shape
+from .storage import gather_slots, storage_shape
 
 
 def refuse(what: str) -> ValueError:
@@ -120,9 +120,11 @@ class StaticLayer(PagedLayer):
         if self._run is None or key_states.shape[0] != rows:
             self._check_rows(key_states.shape[0])
             raise RuntimeError(f"Layer {self.layer_idx} was left out of the forward before this one.")
-        slot = self._run.slots[self._first_row : self._first_row + rows]
-        keys.scatter_(2, slot_index(slot, keys), key_states.detach().to(keys.dtype))
-        values.scatter_(2, slot_index(slot, values), value_states.detach().to(values.dtype))
+        row, head = torch.arange(rows, device=keys.device)[:, None], torch.arange(keys.shape[1], device=keys.device)
+        slot = self._run.slots[self._first_row : self._first_row + rows, :, 0]
+        # Not scatter_, for which inductor copies the whole storage.
+        keys.index_put_((row, head, slot), key_states.detach().to(keys.dtype)[:, :, 0])
+        values.index_put_((row, head, slot), value_states.detach().to(values.dtype)[:, :, 0])
         self.steps.took(self)
         return keys, values
 

@@ -8,10 +8,7 @@ from typing import IO, Any
 from zlib import crc32
 
 import matplotlib
-
-matplotlib.use("Agg")  # No window: plots are files.
-
-from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
 
 #: Okabe and Ito's palette without its yellow, which is too light for a line.
 COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
@@ -53,9 +50,9 @@ def make_panels(
 ) -> tuple[Any, list[Any]]:
     """A figure of `count` axes, `panel` inches each."""
     rows = -(-count // columns)
-    figure, grid = plt.subplots(
-        rows, columns, figsize=(panel[0] * columns, panel[1] * rows), squeeze=False, sharey=share_y
-    )
+    # Not through pyplot: plots are files, and whether a program opens windows is not ours to settle.
+    figure = Figure(figsize=(panel[0] * columns, panel[1] * rows))
+    grid = figure.subplots(rows, columns, squeeze=False, sharey=share_y)
     for axes in grid.flat[count:]:
         axes.remove()
     return figure, list(grid.flat[:count])
@@ -95,7 +92,7 @@ def _literal(figure: Any) -> None:
 
 
 def save(figure: Any, *targets: Path | IO[bytes]) -> None:
-    """Write the figure, as PNG into a path and as SVG into a stream, then forget it."""
+    """Write the figure, as PNG into a path and as SVG into a stream."""
     _literal(figure)
     for target in targets:
         kind = "png" if isinstance(target, Path) else "svg"
@@ -109,4 +106,3 @@ def save(figure: Any, *targets: Path | IO[bytes]) -> None:
                 facecolor="white",
                 metadata={"Date": None} if kind == "svg" else None,
             )
-    plt.close(figure)

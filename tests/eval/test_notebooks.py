@@ -1,22 +1,159 @@
-"""The notebooks run from top to bottom."""
+"""The notebooks run from top to bottom, and what is committed is what a run gives."""
 
 from __future__ import annotations
 
+import importlib.util
+import json
+import re
+import shlex
+import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hf_paged_eviction_eval import embedded
 
-nbclient = pytest.importorskip("nbclient", reason="the extra `dev` is not installed")
+pytest.importorskip("nbclient", reason="the extra `dev` is not installed")
 pytest.importorskip("ipykernel", reason="no kernel to run notebooks")
 nbformat = pytest.importorskip("nbformat")
 
-NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
+FOLDER = Path(__file__).parents[2] / "notebooks"
+NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+MINUTES = 5
+#: A path of the machine that a notebook was run on.
+LOCAL_PATH = re.compile(r"(?<![\w.])(/(work|home|root|tmp|Users|opt|mnt|var/folders)/\w|[A-Z]:\\\w)|site-packages")
+
+every_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+
+
+def _tool() -> Any:
+    """The script that runs and writes notebooks; it lies with them and is in no package."""
+    spec = importlib.util.spec_from_file_location("execute_notebooks", FOLDER / "execute.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def read(path: Path) -> Any:
+    return nbformat.read(path, as_version=4)
+
+
+def code_cells(notebook: Any) -> list[Any]:
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def kinds(cell: Any) -> list[str]:
+    """What a cell gives: printed text, or the types of what it displays."""
+    found = []
+    for output in cell.outputs:
+        kind = output.get("name") or output.get("ename") or " ".join(sorted(output.get("data", {})))
+        if kind != "stderr" and (kind != "stdout" or found[-1:] != ["stdout"]):
+            found.append(kind)
+    return found
+
+
+def texts(notebook: Any) -> Iterator[str]:
+    """All outputs that are text."""
+    for cell in code_cells(notebook):
+        for output in cell.outputs:
+            data = {kind: text for kind, text in output.get("data", {}).items() if kind != "image/png"}
+            yield json.dumps([output.get("text", ""), data, output.get("traceback", "")])
 
 
 @pytest.mark.skipif(not (embedded.path() / "config.json").exists(), reason="no embedded model in this checkout")
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
-def test_notebook_runs(path: Path) -> None:
-    notebook = nbformat.read(path, as_version=4)
-    nbclient.NotebookClient(notebook, timeout=120, kernel_name="python3").execute()
+@every_notebook
+def test_it_runs_and_gives_the_kinds_of_output_that_are_committed(path: Path, tmp_path: Path) -> None:
+    """In an empty folder: a notebook needs nothing but the package, and leaves nothing in the tree."""
+    committed, notebook, started = read(path), read(path), time.perf_counter()
+    _tool().run(notebook, tmp_path)
+    assert time.perf_counter() - started < 60 * MINUTES
+    for before, after in zip(code_cells(committed), code_cells(notebook), strict=True):
+        assert kinds(after) == kinds(before), before.source
+
+
+@every_notebook
+def test_its_first_cell_says_what_it_shows(path: Path) -> None:
+    first = read(path).cells[0]
+    title, _, rest = first.source.partition("\n")
+    assert first.cell_type == "markdown"
+    assert title.startswith("# ")
+    assert len(rest.split()) >= 15, "a sentence or two on what the notebook shows"
+
+
+@every_notebook
+def test_it_installs_the_package_where_it_is_missing_and_only_there(path: Path) -> None:
+    installs = [cell for cell in code_cells(read(path))[:2] if "pip install" in cell.source]
+    assert len(installs) == 1, "one of the first two code cells"
+    assert "find_spec" in installs[0].source or "ImportError" in installs[0].source
+    assert not installs[0].outputs, "it was run where the package is, so it had nothing to do"
+
+
+@every_notebook
+def test_committed_outputs_are_those_of_its_sources(path: Path) -> None:
+    notebook = read(path)
+    again = f"run: python notebooks/execute.py notebooks/{path.name}"
+    counts = [cell.execution_count for cell in code_cells(notebook)]
+    assert counts == list(range(1, len(counts) + 1)), again
+    assert notebook.metadata.get("executed") == _tool().digest(notebook), f"its code was changed since; {again}"
+
+
+@every_notebook
+def test_committed_outputs_are_fit_to_be_seen(path: Path) -> None:
+    """Pictures, no errors and warnings, nothing about the machine."""
+    notebook = read(path)
+    outputs = [output for cell in code_cells(notebook) for output in cell.outputs]
+    assert any("image/png" in output.get("data", {}) for output in outputs), "no picture"
+    assert not [output for output in outputs if output.output_type == "error" or output.get("name") == "stderr"]
+    assert not [cell for cell in notebook.cells if "execution" in cell.metadata], "times of execution"
+    for text in texts(notebook):
+        found = LOCAL_PATH.search(text)
+        assert found is None, text[max(found.start() - 40, 0) : found.end() + 40]
+
+
+@every_notebook
+def test_links_between_notebooks_lead_somewhere(path: Path) -> None:
+    for cell in read(path).cells:
+        for target in re.findall(r"\]\(((?!https?:)[^)#]+)", cell.source if cell.cell_type == "markdown" else ""):
+            assert (FOLDER / target).exists(), target
+
+
+# ---- commands that are shown and not run ------------------------------------------------------------------------
+
+
+def shown_commands() -> list[str]:
+    """`paged-eviction ...` in the shell blocks of all notebooks, without the launcher."""
+    found = {}
+    for path in NOTEBOOKS:
+        for cell in read(path).cells:
+            blocks = re.findall(r"```bash\n(.*?)```", cell.source, re.DOTALL) if cell.cell_type == "markdown" else []
+            for line in "\n".join(blocks).replace("\\\n", " ").splitlines():
+                command = re.fullmatch(r"\s*(paged-eviction|.* -m hf_paged_eviction_eval) (.*)", line)
+                if command:
+                    found[" ".join(command.group(2).replace("$size", "16").split())] = None
+    return list(found)
+
+
+@pytest.mark.parametrize("command", shown_commands())
+def test_shown_commands_are_understood(command: str) -> None:
+    """Options, tasks, policies and budgets exist; nothing is run."""
+    import typer
+
+    from hf_paged_eviction_eval.commands import app
+    from hf_paged_eviction_eval.commands.options import Options
+    from hf_paged_eviction_eval.requests import task_requests
+
+    group: Any = typer.main.get_command(app)
+    words = shlex.split(command, comments=True)
+    with group.make_context("paged-eviction", list(words)) as root:
+        name, chosen, rest = group.resolve_command(root, words)
+        with chosen.make_context(name, rest, parent=root) as context:
+            if name == "eval":
+                assert task_requests(Options(**context.params))
+
+
+def test_there_are_commands_to_look_at() -> None:
+    assert len(shown_commands()) >= 8

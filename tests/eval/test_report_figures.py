@@ -20,16 +20,10 @@ from hf_paged_eviction_eval.report.figures import (
 )
 from hf_paged_eviction_eval.report.runs import Run, load_runs
 from hf_paged_eviction_eval.summaries.plot import accuracy_by_task
-from hf_paged_eviction_eval.summaries.plot_style import COLOURS, KNOWN, plt, policy_styles
+from hf_paged_eviction_eval.summaries.plot_style import COLOURS, KNOWN, policy_styles
 from hf_paged_eviction_eval.summaries.summary import Cell
 
 RECENT = ("recency", "64")
-
-
-@pytest.fixture(autouse=True)
-def no_open_figures():  # type: ignore[no-untyped-def]
-    yield
-    plt.close("all")
 
 
 def run_of(folder: Path, rows: list[dict[str, object]]) -> Run:

@@ -1,0 +1,55 @@
+"""The guide to budget allocators, made of the registry."""
+
+from __future__ import annotations
+
+import measured
+from myst_text import autoclass, paper_link, table
+
+from hf_paged_eviction import available_allocators, make_allocator
+from hf_paged_eviction.allocators import BudgetAllocator, FixedAllocator, HeadAllocator, LayerAllocator, Uniform
+
+_KINDS = {
+    FixedAllocator: ("layers", "when the cache is made"),
+    LayerAllocator: ("layers, for each row", "by attention, while the prefill walks through the layers"),
+    HeadAllocator: ("KV heads of a layer, for each row; needs `heads='separate'`", "by the policy's scores"),
+}
+
+
+def sections(_: str) -> str:
+    """A section for each allocator."""
+    return "\n\n".join(_section(name, make_allocator(name)) for name in available_allocators())
+
+
+def _section(name: str, allocator: BudgetAllocator) -> str:
+    cls = type(allocator)
+    package = "hf_paged_eviction.allocators"
+    module = package if cls.__module__.startswith(f"{package}.") else cls.__module__
+    among, decided = next(
+        (kind for base, kind in _KINDS.items() if isinstance(allocator, base)), ("unknown", "unknown")
+    )
+    facts = [
+        ("Write", f"`allocator={name!r}`"),
+        ("Paper", paper_link(allocator.paper)),
+        ("Shares out among", among),
+        ("Decided", decided),
+        ("Attention implementation", "any" if isinstance(allocator, Uniform) else "`paged_eviction`"),
+        ("Extra memory", _memory(allocator)),
+    ]
+    rows = measured.shares([each for each in measured.measured_names() if each.endswith(f"@{name}")])
+    results = table(("policy", "question", *measured.BUDGETS), rows, numbers_from=2) if rows else ""
+    measured_as = "The results of the policies are those with this allocator." if name == "uniform" else "Not measured."
+    parts = [
+        f"(allocator-{name.replace('_', '-')})=\n## `{name}`",
+        autoclass(f"{module}.{cls.__qualname__}"),
+        table(("", ""), facts, numbers_from=2),
+        f"Measured, in % of the way from random to the oracle:\n\n{results}" if rows else measured_as,
+    ]
+    return "\n\n".join(parts)
+
+
+def _memory(allocator: BudgetAllocator) -> str:
+    if not isinstance(allocator, LayerAllocator):
+        return "none"
+    names = allocator.token_statistics
+    numbers = "number" if len(names) == 1 else "numbers"
+    return f"during a forward {len(names)} {numbers} per token, KV head and layer ({', '.join(names)})"

@@ -1,0 +1,118 @@
+"""What `benchmarks/results` says of a policy or an allocator."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from myst_text import table
+
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+_PLUS_MINUS = "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}"
+BLOCK, BUDGETS = 16, ("6%", "12.5%", "25%", "50%")
+
+
+@cache
+def load(name: str) -> dict[str, Any]:
+    """The results of one benchmark."""
+    found: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text("utf-8"))
+    return found
+
+
+def machine(name: str) -> str:
+    """Where a benchmark ran."""
+    found = load(name)["environment"]
+    return (
+        f"{found['cpu']}, {found['torch_threads']} thread, torch {found['torch']}, transformers {found['transformers']}"
+    )
+
+
+def measured_names() -> list[str]:
+    """Policies in `policies.json`, such as "keydiff", "caote(h2o)" and "keydiff@pyramid"."""
+    names = (name for run in load("policies")["runs"] for lines in run["budgets"].values() for name in lines)
+    return list(dict.fromkeys(names))
+
+
+def share(policy: str, question_known: bool, budget: str) -> tuple[float, float] | None:
+    """Share of the way from random to the oracle in percent, and its standard error; None if it was not measured."""
+    for run in load("policies")["runs"]:
+        if run["question_aware"] == question_known and run["block_size"] == BLOCK:
+            numbers = run["budgets"].get(budget, {}).get(policy)
+            return None if numbers is None else (100 * numbers[0], 100 * numbers[1])
+    return None
+
+
+def shares(policies: list[str]) -> list[list[str]]:
+    """A row for each policy and each place of the question: the name, the place, a cell per budget."""
+    rows = []
+    for policy in policies:
+        for known, place in ((False, "after compression"), (True, "in the prompt")):
+            cells = [share(policy, known, budget) for budget in BUDGETS]
+            if any(cell is not None for cell in cells):
+                shown = ["" if cell is None else f"{cell[0]:.0f}{_PLUS_MINUS}{cell[1]:.0f}" for cell in cells]
+                rows.append([f"`{policy}`", place, *shown])
+    return rows
+
+
+def costs(policy: str) -> list[str]:
+    """Sentences on time and memory, of those that were measured."""
+    found = []
+    update, observe = load("update"), load("observe")
+    if policy in update["update_us"]:
+        context = update["settings"]
+        found.append(
+            f"`update` of one layer takes {update['update_us'][policy]:.0f} µs per token, victims included "
+            f"(`benchmarks/update.py`: budget {context['budget']}, 8 KV heads of 128; {machine('update')})"
+        )
+    if policy in observe["rows"]:
+        row = observe["rows"][policy]
+        found.append(
+            f"a decode step takes {row['ratio']:.3f} times that of `paged_eviction`, with {row['extra_memory']:.1%} "
+            f"more memory than keys and values (`benchmarks/observe.py`: budget {observe['settings']['budget']}; "
+            f"{machine('observe')})"
+        )
+    return found
+
+
+def decode(_: str) -> str:
+    """Step times, from `decode.json`."""
+    found = load("decode")
+    names = {
+        "paged 8k / floor": "this cache at 8k seen / a `DynamicCache` that holds no more than the budget",
+        "paged 8k / paged 2k": "this cache at 8k seen / at 2k seen",
+        "full 8k / paged 8k": "full `DynamicCache` at 8k / this cache at 8k",
+    }
+    rows = [(text, f"{found['ratios'][name]:.2f}") for name, text in names.items()]
+    return (
+        table(("step times", "ratio"), rows)
+        + f"\n\n(`python benchmarks/decode.py`: a Llama of {found['parameters'] / 1e6:.0f} M parameters, budget "
+        f"{found['settings']['budget']}, float32; {machine('decode')}.)"
+    )
+
+
+def prefill_peak(_: str) -> str:
+    """Peak of a chunked prefill, from `prefill_memory.json`."""
+    found = load("prefill_memory")
+    settings, row = found["settings"], found["rows"]["PagedEvictionCache, chunked"]
+    return (
+        f"Measured: a prompt of {settings['tokens']:,} tokens, budget {settings['budget']}, chunks of "
+        f"{settings['chunk']}: at most {row['peak_tokens']:,.0f} tokens per layer were alive at one time "
+        f"(`python benchmarks/prefill_memory.py`, all live tensors of the shape of keys or values counted; "
+        f"{machine('prefill_memory')})."
+    )
+
+
+def lazy_reuse(_: str) -> str:
+    """What dropping the victim at once would cost, from `lazy_reuse.json`."""
+    found = load("lazy_reuse")
+    rows = []
+    for name, row in found["perplexity"].items():
+        policy, _, budget = name.rpartition(" ")
+        more, error = 100 * (row["at_once_over_lazy"] - 1), 100 * row["error"]
+        rows.append((f"`{policy}`", budget, f"{more:+.1f}{_PLUS_MINUS}{error:.1f} %"))
+    return (
+        "Perplexity if the victim is dropped at once, against reusing it lazily, on the embedded model "
+        f"(`{found['command']}`):\n\n" + table(("policy", "budget", "change"), rows, numbers_from=2)
+    )

@@ -1,0 +1,184 @@
+"""The guide to policies, made of the registry: a policy that is registered appears by itself."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+
+import measured
+from myst_text import autoclass, paper_link, table
+
+from hf_paged_eviction import EvictionPolicy, available_modifiers, available_policies, make_policy
+from hf_paged_eviction.attention import PAGED_EVICTION
+from hf_paged_eviction.policies import Modifier
+from hf_paged_eviction_eval import embedded
+
+PAGES = {"keys-and-values": "keys-values", "attention": "attention", "modifiers": "modifiers"}
+
+
+def sections(group: str) -> str:
+    """A section for each policy of a group: "keys-and-values", "attention" or "modifiers"."""
+    return "\n\n".join(_section(name, policy) for name, policy in members(group))
+
+
+def calibrated(_: str) -> str:
+    """Facts and results of the calibration that ships with the package, which no registry knows."""
+    policy = make_policy(f"calibrated:{embedded.path().parent.name}")
+    return f"{_facts(policy.label, policy)}\n\n{_results(policy.label, policy)}"
+
+
+def overview(_: str) -> str:
+    """A line for each policy, the best measured ones first."""
+    rows = []
+    for group, page in PAGES.items():
+        for name, policy in members(group):
+            own = [
+                f"{found[0]:.0f}" if (found := measured.share(name, known, "12.5%")) else "" for known in (False, True)
+            ]
+            rows.append(
+                [
+                    f"[`{name}`]({page}.md#{anchor(name)})",
+                    _reads(policy),
+                    "once" if policy.token_local else "at each decision",
+                    paper_link(policy.paper, ""),
+                    *own,
+                ]
+            )
+    ranked = sorted(rows, key=lambda row: -float(row[4] or "-inf"))
+    return table(("policy", "decides by", "scored", "paper", "unknown", "known"), ranked, numbers_from=4)
+
+
+def members(group: str) -> list[tuple[str, EvictionPolicy]]:
+    """Name and object (for a modifier: that of its example) of each policy of a group."""
+    if group == "modifiers":
+        return [(name, _example(name)) for name in available_modifiers()]
+    policies = ((name, make_policy(name)) for name in available_policies())
+    return [(name, policy) for name, policy in policies if policy.needs_queries == (group == "attention")]
+
+
+def anchor(name: str) -> str:
+    """The fragment of a policy's section."""
+    return f"policy-{name.replace('_', '-')}"
+
+
+def _example(name: str) -> EvictionPolicy:
+    return make_policy(_class_of_modifier(name).example)
+
+
+def _class_of_modifier(name: str) -> type[Modifier]:
+    found = {cls.name: cls for cls in _subclasses(Modifier)}
+    return found[name]
+
+
+def _subclasses(cls: type[Modifier]) -> list[type[Modifier]]:
+    return [each for direct in cls.__subclasses__() for each in (direct, *_subclasses(direct))]
+
+
+def _section(name: str, policy: EvictionPolicy) -> str:
+    cls = type(policy)
+    parts = [
+        f"({anchor(name)})=\n## `{name}`",
+        autoclass(f"{_public_module(cls)}.{cls.__qualname__}"),
+        _facts(name, policy),
+        _results(name, policy),
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _public_module(cls: type) -> str:
+    """Where users import it from."""
+    package = "hf_paged_eviction.policies"
+    return package if cls.__module__.startswith(f"{package}.") else cls.__module__
+
+
+def _facts(name: str, policy: EvictionPolicy) -> str:
+    lines = [
+        ("Write", f"`policy={policy.label!r}`"),
+        ("Paper", paper_link(policy.paper)),
+        ("Decides by", _reads(policy)),
+        ("Attention implementation", f"`{PAGED_EVICTION}`" if policy.needs_queries else "any"),
+        ("When", _schedule(policy)),
+        ("Extra memory", _memory(policy)),
+        ("Latent attention (MLA)", "yes" if policy.supports_mla else "refused: norms and values mean nothing there"),
+    ]
+    if _can_be_probed(policy):
+        lines.append(("Probe", "{py:func}`~hf_paged_eviction.probe.compress_by_probe` takes it"))
+    if costs := measured.costs(name):
+        lines.append(("Measured cost", "; ".join(costs)))
+    return table(("", ""), lines, numbers_from=2)
+
+
+def _reads(policy: EvictionPolicy) -> str:
+    """What the code of `score` and `observe` looks at."""
+    cls = type(policy)
+    found: list[str] = [name for name in ("keys", "values") if name in _attributes_of("context", cls)]
+    if isinstance(policy, Modifier):
+        return ", ".join(["its parts", *found])
+    if policy.needs_queries:
+        shown = _attributes_of("attention", cls)
+        found.insert(0, "queries" if "queries" in shown and "weights" not in shown else "attention")
+    return ", ".join(found) or "positions"
+
+
+def _attributes_of(argument: str, cls: type) -> set[str]:
+    """What a policy's classes ask of an argument of that name, as far as their code says it."""
+    found: set[str] = set()
+    for each in cls.__mro__[: cls.__mro__.index(EvictionPolicy)]:
+        try:
+            tree = ast.parse(textwrap.dedent(inspect.getsource(each)))
+        except (OSError, TypeError):  # made in an interactive session
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == argument:
+                found.add(node.attr)
+    return found
+
+
+def _schedule(policy: EvictionPolicy) -> str:
+    if policy.token_local:
+        return "a token is scored once, when its block fills; the sums of blocks are kept"
+    often = f"every {policy.decision_interval} tokens" if policy.decision_interval > 1 else "once per block"
+    scored = f"all held tokens are scored at each decision: after a prompt or chunk, then {often} of decoded tokens"
+    if not policy.needs_queries:
+        return scored
+    window = "all queries" if policy.window is None else f"the last {policy.window} queries"
+    decode = "each full block's queries in decode" if policy.observes_decode else "none in decode"
+    return f"{scored}; {window} of a prompt or chunk are observed, {decode}"
+
+
+def _memory(policy: EvictionPolicy) -> str:
+    tokens, rows = policy.token_statistics, policy.row_statistics
+    if not tokens and not rows:
+        return "none, but for its parts" if isinstance(policy, Modifier) else "none"
+    parts = []
+    if tokens:
+        parts.append(f"{len(tokens)} float32 per held token and KV head ({_names(tokens)})")
+    if rows:
+        parts.append(f"per row: {_names(rows)}")
+    if policy.observes_decode:
+        parts.append("the queries of the newest block")
+    return "; ".join(parts)
+
+
+def _names(names: tuple[str, ...]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def _can_be_probed(policy: EvictionPolicy) -> bool:
+    return bool(policy.token_statistics) and not policy.row_statistics and policy.window is None
+
+
+def _results(name: str, policy: EvictionPolicy) -> str:
+    """Shares of the policy itself; of a modifier, those with the hosts that were measured."""
+    measured_with = [
+        each
+        for each in measured.measured_names()
+        if each == name or (isinstance(policy, Modifier) and each.startswith(f"{name}("))
+    ]
+    rows = measured.shares(measured_with)
+    if not rows:
+        return "Not measured."
+    return "Measured, in % of the way from random to the oracle:\n\n" + table(
+        ("policy", "question", *measured.BUDGETS), rows, numbers_from=2
+    )

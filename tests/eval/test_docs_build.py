@@ -1,0 +1,140 @@
+"""The documentation builds without a warning, leads nowhere that is not there, and shows all that is registered."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from torch import Tensor
+
+import hf_paged_eviction
+from hf_paged_eviction import (
+    EvictionPolicy,
+    ScoreContext,
+    available_allocators,
+    available_modifiers,
+    available_policies,
+    make_allocator,
+    make_policy,
+    register_policy,
+)
+from hf_paged_eviction.policies import registry
+
+for package in ("sphinx", "myst_nb", "furo", "sphinx_copybutton"):
+    pytest.importorskip(package, reason="the extra `docs` is not installed")
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def load(path: Path) -> ModuleType:
+    """A script that is no module of any package."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def html(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("docs")
+    command = [sys.executable, "-m", "sphinx", "-W", "-n", "--keep-going", "-q"]
+    done = subprocess.run(
+        [*command, "-d", str(folder / "doctrees"), str(DOCS), str(folder / "html")],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder / "html"
+
+
+def test_every_link_inside_leads_somewhere_and_nothing_is_loaded(html: Path) -> None:
+    assert load(DOCS / "check_links.py").problems(html) == []
+
+
+def test_the_check_of_links_notices(tmp_path: Path) -> None:
+    (tmp_path / "other.html").write_text('<p id="here">x</p>', "utf-8")
+    (tmp_path / "page.html").write_text(
+        '<a href="other.html#here"></a><a href="other.html#there"></a><a href="gone.html"></a>'
+        '<script src="https://cdn.example/x.js"></script><a href="https://example.org/"></a><img src="gone.png">',
+        "utf-8",
+    )
+    found = load(DOCS / "check_links.py").problems(tmp_path)
+    assert [line.rpartition(" ")[0].partition(":")[0] for line in found] == [
+        "page.html loads",
+        "page.html leads to other.html#there",
+        "page.html leads to gone.html",
+        "page.html leads to gone.png",
+    ]
+
+
+def test_all_that_is_registered_is_in_the_guide(html: Path) -> None:
+    for page, names in {
+        "index": (*available_policies(), *available_modifiers()),
+        "modifiers": available_modifiers(),
+        "allocators": available_allocators(),
+    }.items():
+        text = (html / "policies" / f"{page}.html").read_text("utf-8")
+        assert [name for name in names if f">{name}<" not in text] == []
+    sections = "".join((html / "policies" / f"{page}.html").read_text("utf-8") for page in ("keys-values", "attention"))
+    assert [name for name in available_policies() if f'id="{name.replace("_", "-")}"' not in sections] == []
+
+
+def test_a_new_policy_appears_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_POLICIES", dict(registry._POLICIES))
+    monkeypatch.syspath_prepend(str(DOCS / "_ext"))
+    import policy_pages
+
+    @register_policy("longest_key")
+    @dataclass(frozen=True)
+    class LongestKey(EvictionPolicy):
+        weight: float = 1.0
+
+        def score(self, context: ScoreContext) -> Tensor:
+            return self.weight * context.keys.float().norm(dim=-1)
+
+    section = policy_pages.sections("keys-and-values").partition("## `longest_key`")[2].partition("\n## ")[0]
+    assert "LongestKey" in section and "| Decides by | keys |" in section and "Not measured." in section
+    assert "[`longest_key`](keys-values.md#policy-longest-key)" in policy_pages.overview("")
+
+
+def test_policies_and_allocators_of_the_package_have_a_formula() -> None:
+    things = [*map(make_policy, available_policies()), *map(make_allocator, available_allocators())]
+    ours = [type(thing) for thing in things if type(thing).__module__.startswith("hf_paged_eviction.")]
+    assert [cls.__name__ for cls in ours if ".. math::" not in (cls.__doc__ or "")] == []
+
+
+def test_every_public_name_is_in_the_reference(html: Path) -> None:
+    text = "".join(page.read_text("utf-8") for page in (html / "api").glob("*.html"))
+    names = [name for name in hf_paged_eviction.__all__ if name != "__version__"]
+    assert [name for name in names if f'id="hf_paged_eviction.{name}"' not in text] == []
+
+
+def test_every_command_is_described(html: Path) -> None:
+    import typer
+
+    from hf_paged_eviction_eval.commands import app
+
+    text = (html / "cli.html").read_text("utf-8")
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    missing = [name for name in commands if f'id="command-{name}"' not in text]
+    options = {option for command in commands.values() for each in command.params for option in each.opts}
+    assert missing + [option for option in options if option.startswith("--") and option not in text] == []
+
+
+def test_nothing_is_left_of_the_markers(html: Path) -> None:
+    assert [page.name for page in html.rglob("*.html") if re.search("generate: [a-z]", page.read_text("utf-8"))] == []
+
+
+def test_drawings_are_those_of_their_script() -> None:
+    for name, draw in load(DOCS / "images" / "draw.py").DRAWINGS.items():
+        assert (DOCS / "images" / name).read_text("utf-8") == draw().svg()

@@ -1,0 +1,104 @@
+"""The Python blocks of the documentation run, and print what the pages say they print."""
+
+from __future__ import annotations
+
+import contextlib
+import doctest
+import io
+import re
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from markdown_it import MarkdownIt
+
+from hf_paged_eviction.policies import registry
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = ("index.md", "tutorial.md", "footguns.md", "migration.md", "policies/own.md")
+NOT_RUN = re.compile(r"<!-- not run: \S.* -->")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A Python block of a page.
+
+    Attributes:
+        line: where it begins in the page, from 0.
+        code: what it says.
+        prints: the `text` block right behind it.
+        runs: no comment `<!-- not run: REASON -->` stands before it.
+    """
+
+    line: int
+    code: str
+    prints: str | None
+    runs: bool
+
+
+def blocks(page: Path) -> Iterator[Block]:
+    tokens = MarkdownIt().parse(page.read_text("utf-8"))
+    for at, token in enumerate(tokens):
+        if token.type == "fence" and token.info == "python":
+            assert token.map is not None
+            after = tokens[at + 1] if at + 1 < len(tokens) else None
+            prints = after.content if after is not None and after.type == "fence" and after.info == "text" else None
+            before = tokens[at - 1] if at else None
+            skipped = before is not None and before.type == "html_block" and NOT_RUN.match(before.content)
+            yield Block(token.map[0] + 1, token.content, prints, not skipped)
+
+
+def run(page: Path) -> None:
+    """All blocks of a page, one after the other, in one namespace."""
+    namespace: dict[str, Any] = {"__name__": f"docs.{page.stem}"}
+    for block in blocks(page):
+        if not block.runs:
+            continue
+        printed = io.StringIO()
+        code = compile("\n" * block.line + block.code, str(page), "exec", dont_inherit=True)
+        with contextlib.redirect_stdout(printed):
+            exec(code, namespace)
+        if block.prints is not None:
+            equal = doctest.OutputChecker().check_output(block.prints, printed.getvalue(), doctest.ELLIPSIS)
+            assert equal, f"{page.name}, line {block.line}: it printed\n{printed.getvalue()}"
+
+
+@pytest.fixture(autouse=True)
+def registry_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Policies that a page registers are gone afterwards."""
+    monkeypatch.setattr(registry, "_POLICIES", dict(registry._POLICIES))
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_blocks_run(name: str) -> None:
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        run(DOCS / name)
+
+
+def test_every_page_with_blocks_is_run() -> None:
+    pages = [page for page in DOCS.rglob("*.md") if "_build" not in page.parts and any(blocks(page))]
+    assert {str(page.relative_to(DOCS)) for page in pages} == set(PAGES)
+
+
+def test_most_blocks_run() -> None:
+    found = [block for name in PAGES for block in blocks(DOCS / name)]
+    assert sum(block.runs for block in found) > 0.8 * len(found)
+
+
+def test_a_wrong_page_is_noticed(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("```python\nprint(1)\n```\n\n```text\n2\n```\n", "utf-8")
+    with pytest.raises(AssertionError, match=r"page.md, line 1: it printed\s+1"):
+        run(page)
+    page.write_text("```python\nx = 1\n```\n\ntext\n\n```python\nx / 0\n```\n", "utf-8")
+    with pytest.raises(ZeroDivisionError) as caught:
+        run(page)
+    assert caught.traceback[-1].lineno == 7  # counted from 0
+    page.write_text("<!-- not run: because -->\n```python\nx / 0\n```\n", "utf-8")
+    run(page)
