@@ -23,7 +23,7 @@ def versions() -> dict[str, str | None]:
         "hf_paged_eviction": hf_paged_eviction.__version__,
         **{name: _version(name) for name in PACKAGES},
         "python": platform.python_version(),
-        "platform": platform.platform(),
+        "platform": f"{platform.system()} {platform.machine()}",
     }
 
 

@@ -9,6 +9,9 @@ from typing import Any
 
 from myst_text import table
 
+from hf_paged_eviction_eval.bench.table import ratio_rows
+from hf_paged_eviction_eval.bench.variants import FLOOR, FLOOR_COMPILED, FULL, PAGED, PAGED_STATIC_OWN
+
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 _PLUS_MINUS = "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}"
 BLOCK, BUDGETS = 16, ("6%", "12.5%", "25%", "50%")
@@ -77,18 +80,27 @@ def costs(policy: str) -> list[str]:
 
 
 def decode(_: str) -> str:
-    """Step times, from `decode.json`."""
-    found = load("decode")
+    """Step times, from `bench_cpu/summary.json`."""
+    found = load("bench_cpu/summary")
+    settings, versions, hardware = (
+        found["settings"],
+        *(found["environment"][name] for name in ("versions", "hardware")),
+    )
     names = {
-        "paged 8k / floor": "this cache at 8k seen / a `DynamicCache` that holds no more than the budget",
-        "paged 8k / paged 2k": "this cache at 8k seen / at 2k seen",
-        "full 8k / paged 8k": "full `DynamicCache` at 8k / this cache at 8k",
+        f"{PAGED} / {FLOOR}": "this cache / a `DynamicCache` of no more than the budget",
+        f"{FULL} / {PAGED}": "full `DynamicCache` / this cache",
+        f"{PAGED_STATIC_OWN} / {FLOOR_COMPILED}": "this cache, compiled / a compiled `StaticCache` of the budget",
     }
-    rows = [(text, f"{found['ratios'][name]:.2f}") for name, text in names.items()]
+    rows = [
+        (names[name], f"{context:,}", f"{ratio:.2f}")
+        for name, context, ratio in ratio_rows(found["rows"])
+        if name in names
+    ]
     return (
-        table(("step times", "ratio"), rows)
-        + f"\n\n(`python benchmarks/decode.py`: a Llama of {found['parameters'] / 1e6:.0f} M parameters, budget "
-        f"{found['settings']['budget']}, float32; {machine('decode')}.)"
+        table(("step times", "context", "ratio"), rows, numbers_from=1)
+        + f"\n\n(`paged-eviction bench --preset cpu`: a Llama of {settings['model'].upper()} parameters, "
+        f"budget {settings['budgets'][0]}, float32; {hardware['cpu']}, {settings['machine']['torch_threads']} thread, "
+        f"torch {versions['torch']}, transformers {versions['transformers']}.)"
     )
 
 

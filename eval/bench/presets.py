@@ -18,7 +18,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "contexts": (2048, 32768),
         "budgets": (1024,),
         "batch_sizes": (1,),
-        "variants": (FLOOR, PAGED, FULL, KVPRESS),
+        "variants": (FLOOR, PAGED, FULL, FLOOR_COMPILED, *STATIC, KVPRESS),
         "steps": 16,
         "update": True,
         "goals": CPU,
