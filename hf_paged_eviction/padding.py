@@ -53,8 +53,17 @@ class Padding:
 
         Returns:
             The mask in force, `[batch, length]` bool, or None: nothing is masked.
+
+        Raises:
+            ValueError: the mask leaves out tokens that were seen before.
         """
         self.observed = True
+        if mask is not None and seen and mask.shape[1] < length:
+            raise ValueError(
+                f"attention_mask covers {mask.shape[1]} tokens, but {seen} were seen before and {length - seen} are new. "
+                "It always covers everything seen, whatever the cache still holds: pass a mask of "
+                f"{length} columns, or none where there are no pads."
+            )
         mask = self._merge(mask, length, batch)
         if mask is None:
             self._mask = None
