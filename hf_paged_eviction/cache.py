@@ -201,7 +201,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             return sizes
         layer = self.layers[layer_idx]
         length, offset = layer.get_mask_sizes(query_length)
-        if self._steps is not None and torch.compiler.is_compiling():
+        if self._steps is not None and (torch.compiler.is_compiling() or isinstance(offset, Tensor)):
             return length, offset
         self._attention.look()
         count = query_length if isinstance(query_length, int) else query_length.shape[0]
@@ -358,7 +358,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
     def release(self) -> None:
         """Forget all tokens and give the storage up, to the pool where there is one. The cache may be used again."""
         self.reset()
-        for _, layer in self.paged_layers:
+        for _, layer in reversed(self.paged_layers):  # the pool hands out first what it got last
             layer.release()
 
     # ---- reading --------------------------------------------------------------------------------------------------

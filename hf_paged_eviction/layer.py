@@ -99,7 +99,7 @@ class PagedLayer(StoredLayer):
     @property
     def all_real(self) -> bool:
         """Whether every slot that the last `update` returned is known to hold a real token. Reads no tensor."""
-        return self._pending is None and self.table.all_real
+        return self._table is not None and self._pending is None and self.table.all_real
 
     @property
     def _waiting(self) -> int:
@@ -340,7 +340,10 @@ class PagedLayer(StoredLayer):
         if other._table is None or type(other) is not type(self) or not self.table.alike(other.table):
             return False
         mine, theirs = self.storage, other.storage
-        return (mine[0].shape, mine[1].shape, self.share) == (theirs[0].shape, theirs[1].shape, other.share)
+        return (mine[0].shape, mine[1].shape, mine[0].device, self.share) == (
+            *(theirs[0].shape, theirs[1].shape, theirs[0].device),
+            other.share,
+        )
 
     def score_alike(self, keys: Tensor, values: Tensor, positions: Tensor, seen: Tensor) -> Tensor:
         """Scores of tokens of this layer and of layers like it, see `Scorer`; for policies that know no layers."""
@@ -476,6 +479,7 @@ class PagedLayer(StoredLayer):
         """Forget every token and give the storage up, to the pool if there is one."""
         self.reset()
         self._set_storage(None, None)
+        self.is_initialized = False
 
     # ---- reading --------------------------------------------------------------------------------------------------
 
@@ -484,7 +488,7 @@ class PagedLayer(StoredLayer):
         """`[batch, kv_heads, held]` int64: position of the token in each held slot, -1 for a pad."""
         if self._table is None or self.keys is None:
             return torch.empty(0, 0, 0, dtype=torch.int64)
-        return self._table.positions.expand(-1, self.keys.shape[1], -1)
+        return self.table.positions.expand(-1, self.keys.shape[1], -1)
 
     def block_table(self) -> Tensor:
         """`[batch, kv_heads, blocks, block_size]` int64 positions in logical order, -1 where no real token is."""

@@ -25,7 +25,8 @@ class LayerGroup:
 
     def __init__(self, layers: "Sequence[PagedLayer]") -> None:
         self.layers = list(layers)
-        self._merged: MergedTable | None = None
+        # By the layers that were alike: with budgets of several sizes there are several such sets.
+        self._merged: dict[tuple[int, ...], MergedTable] = {}
 
     def choose_victims(self, layer: "PagedLayer", real: Tensor | None) -> None:
         """Choose the next block that `layer` overwrites, and those of all layers like it.
@@ -33,22 +34,19 @@ class LayerGroup:
         Args:
             real: `[B, 1]` bool, rows whose next token is no pad; None = all rows.
         """
-        alike = [other for other in self.layers if layer.turns_with(other)]
+        alike = tuple(index for index, other in enumerate(self.layers) if layer.turns_with(other))
         if len(alike) < 2:
             layer.table.choose_victims(layer.score_slots, real)
         else:
-            self._merge(alike).choose_victims(score_together(alike), real)
+            together = [self.layers[index] for index in alike]
+            self._merge(alike).choose_victims(score_together(together), real)
 
-    def _merge(self, layers: "Sequence[PagedLayer]") -> MergedTable:
-        tables = [layer.table for layer in layers]
-        merged = self._merged
-        if merged is None or not _same(merged.tables, tables) or not merged.up_to_date:
-            merged = self._merged = MergedTable(tables)
+    def _merge(self, alike: tuple[int, ...]) -> MergedTable:
+        tables = [self.layers[index].table for index in alike]
+        merged = self._merged.get(alike)
+        if merged is None or not merged.serves(tables):
+            merged = self._merged[alike] = MergedTable(tables)
         return merged
-
-
-def _same(some: Sequence[object], others: Sequence[object]) -> bool:
-    return len(some) == len(others) and all(one is other for one, other in zip(some, others, strict=True))
 
 
 def score_together(layers: "Sequence[PagedLayer]") -> Callable[[Tensor | None], Tensor]:

@@ -21,12 +21,11 @@ class MergedTable:
         self.table = _joined(self.tables)
         self._hand_out(BY_ROW)
 
-    @property
-    def up_to_date(self) -> bool:
-        """Whether the layers' tables still hold what they were given: false after a forward of several tokens."""
-        return all(
-            table._positions is positions and table._slots is slots and table.pads is pads
-            for table, (positions, slots, pads) in zip(self.tables, self._given, strict=True)
+    def serves(self, tables: Sequence[BlockTable]) -> bool:
+        """Whether these are the layers' tables, holding what they were given: not after a forward of several tokens."""
+        return len(tables) == len(self.tables) and all(
+            table is own and table._positions is positions and table._slots is slots and table.pads is pads
+            for table, own, (positions, slots, pads) in zip(tables, self.tables, self._given, strict=True)
         )
 
     def choose_victims(self, score_slots: ScoreSlots, real: Tensor | None) -> None:

@@ -60,8 +60,8 @@ class Padding:
         self.observed = True
         if mask is not None and seen and mask.shape[1] < length:
             raise ValueError(
-                f"attention_mask covers {mask.shape[1]} tokens, but {seen} were seen before and {length - seen} are new. "
-                "It always covers everything seen, whatever the cache still holds: pass a mask of "
+                f"attention_mask covers {mask.shape[1]} tokens, but {seen} were seen before and {length - seen} are "
+                "new. It always covers everything seen, whatever the cache still holds: pass a mask of "
                 f"{length} columns, or none where there are no pads."
             )
         mask = self._merge(mask, length, batch)

@@ -1,6 +1,6 @@
 """Storage that requests hand on to each other, for services that make a cache per request."""
 
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable
 from threading import Lock
 from typing import Any
@@ -18,12 +18,12 @@ class StoragePool:
     """Keeps the tensors of finished requests for the next ones of the same shape. Threads may share it.
 
     A cache made with `pool=` takes its tensors from here at its first forward, those of the whole budget at once, and
-    `cache.release()` brings them back. First in, first out: a cache that follows another gets the same memory in the
-    same layers, so what has been recorded for these addresses (CUDA graphs) stays valid.
+    `cache.release()` brings them back. What came back last is handed out first: a cache that follows another gets the
+    same memory in the same layers, so what has been recorded for these addresses (CUDA graphs) stays valid.
     """
 
     def __init__(self) -> None:
-        self._free: defaultdict[_Kind, deque[Tensor]] = defaultdict(deque)
+        self._free: defaultdict[_Kind, list[Tensor]] = defaultdict(list)
         # A cache that is forgotten without `release` takes its tensors with it.
         self._out: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
         self._lock = Lock()
@@ -32,7 +32,7 @@ class StoragePool:
         """A tensor with any content: one that waits, or a new one."""
         with self._lock:
             waiting = self._free[torch.Size(shape), dtype, device]
-            states = waiting.popleft() if waiting else make_storage(shape, dtype, device)
+            states = waiting.pop() if waiting else make_storage(shape, dtype, device)
             self._out[id(states)] = states
             return states
 
@@ -74,7 +74,7 @@ class StoragePool:
             if cache.pool is not self:
                 raise ValueError("reserve() was given a function whose caches do not use this pool: pass them pool=.")
             cache.early_initialization(batch_size, num_heads, head_dim, dtype, torch.device(device))
-        for cache in caches:
+        for cache in reversed(caches):
             cache.release()
 
     @property

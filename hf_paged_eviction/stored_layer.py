@@ -55,7 +55,7 @@ class StoredLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def _set_storage(self, keys: Tensor | None, values: Tensor | None) -> None:
         if self.pool is not None:
-            old = [states for states in (self.keys, self.values) if states is not None]
+            old = [states for states in (self.values, self.keys) if states is not None]
             self.pool.give(*(states for states in old if states is not keys and states is not values))
         self.keys, self.values = keys, values
 

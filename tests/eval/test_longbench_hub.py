@@ -139,6 +139,7 @@ def server(tmp_path: Path) -> Iterator[str]:
     threading.Thread(target=served.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{served.server_address[1]}"
     served.shutdown()
+    served.server_close()
 
 
 def test_the_archive_is_fetched_at_the_pinned_revision(server: str, tmp_path: Path) -> None:

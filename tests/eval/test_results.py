@@ -50,6 +50,7 @@ def test_rows_come_back_at_once_and_later(tmp_path: Path) -> None:
     folder.append(rows[1:])
     assert read_rows(tmp_path, key_of) == (rows, [])
     assert reopened(tmp_path) == (rows, [])
+    folder.close()
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
@@ -189,10 +190,14 @@ def test_a_full_disk_loses_no_row_and_keeps_no_half(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.partial"))
     folder.append([{"id": 2}])
     assert [row["id"] for row in reopened(tmp_path)[0]] == [1, 2]
+    folder.close()
 
 
 def test_a_device_without_room(tmp_path: Path) -> None:
     begun(tmp_path)
     (tmp_path / "results.jsonl").symlink_to("/dev/full")
+    folder = ResultFolder(tmp_path, SETTINGS)
     with pytest.raises(UserError, match="No space left on device"):
-        ResultFolder(tmp_path, SETTINGS).append([{"id": 1}])
+        folder.append([{"id": 1}])
+    with pytest.raises(UserError, match="Invalid argument"):  # such a device has nothing to synchronise
+        folder.close()

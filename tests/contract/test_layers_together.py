@@ -1,0 +1,224 @@
+"""Victims of all alike layers are chosen at once: those that each layer would choose alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+
+import models
+import modes
+from hf_paged_eviction import EvictionPolicy, PagedEvictionCache, ScoreContext, available_policies
+from hf_paged_eviction.blocks import BlockTable
+from hf_paged_eviction.layer_group import LayerGroup
+
+pytestmark = pytest.mark.contract
+
+LAYERS = 4
+POLICIES = tuple(name for name in available_policies() if name != "calibrated")
+
+
+@dataclass(frozen=True)
+class ByLayer(EvictionPolicy):
+    """Token-local, and another order in each layer and head, as a calibrated policy has."""
+
+    name: ClassVar[str] = "by_layer"
+    token_local: ClassVar[bool] = True
+
+    def score(self, context: ScoreContext) -> Tensor:
+        """A direction of the keys that turns from layer to layer."""
+        heads = torch.arange(context.keys.shape[1])[:, None]
+        return (context.keys[..., context.layer_idx] * (1 + heads)).sin() + context.values[..., 0]
+
+
+def build(attention: str = "paged_eviction") -> Any:
+    return models.build("llama", attention, num_hidden_layers=LAYERS)
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return build()
+
+
+def pair(model: Any, **settings: Any) -> tuple[PagedEvictionCache, PagedEvictionCache]:
+    """A cache whose layers choose together, and one whose layers choose one by one."""
+    together, apart = (
+        PagedEvictionCache(model.config, **{"budget": 24, "block_size": 4, **settings}) for _ in range(2)
+    )
+    for _, layer in apart.paged_layers:
+        layer.group = LayerGroup([layer])
+    return together, apart
+
+
+def assert_same(one: PagedEvictionCache, other: PagedEvictionCache) -> None:
+    for index, layer in one.paged_layers:
+        assert torch.equal(layer.positions, other.layers[index].positions), f"layer {index}"
+        assert torch.equal(one.block_table(index), other.block_table(index)), f"layer {index}"
+        assert torch.equal(layer.table.evicted_blocks, other.layers[index].table.evicted_blocks)
+    assert one.stats().evicted_tokens == other.stats().evicted_tokens > 0
+
+
+def compare(model: Any, run: Callable[[PagedEvictionCache], Tensor], **settings: Any) -> None:
+    caches = pair(model, **settings)
+    together, apart = (run(cache) for cache in caches)
+    assert (together - apart).abs().max() <= 1e-5
+    assert_same(*caches)
+
+
+@contextmanager
+def choices() -> Iterator[list[int]]:
+    """How many rows each choice of victims was made for."""
+    choose, rows = BlockTable.choose_victims, []
+
+    def counted(self: BlockTable, *args: Any, **kwargs: Any) -> None:
+        rows.append(self.rows)
+        choose(self, *args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(BlockTable, "choose_victims", counted)
+        yield rows
+
+
+def steps(model: Any, cache: Any, ids: Tensor, mask: Tensor, start: int, stop: int) -> Tensor:
+    """Columns one at a time; their logits."""
+    return torch.cat([modes.forward(model, cache, ids, mask, at, at + 1) for at in range(start, stop)], dim=1)
+
+
+def text(padded: bool = True, width: int = 80) -> tuple[Tensor, Tensor]:
+    return models.left_pad(models.prompts([width, width - 9, width - 37] if padded else [width] * 3, seed=2))
+
+
+@pytest.mark.parametrize("heads", ["shared", "separate"])
+@pytest.mark.parametrize("policy", [*POLICIES, ByLayer()], ids=lambda policy: getattr(policy, "name", policy))
+def test_every_policy(model: Any, policy: Any, heads: str) -> None:
+    ids, mask = text(padded=heads == "shared" or policy == "paged_eviction")
+
+    def run(cache: PagedEvictionCache) -> Tensor:
+        modes.forward(model, cache, ids, mask, 0, 50)
+        return steps(model, cache, ids, mask, 50, 72)
+
+    compare(model, run, policy=policy, heads=heads)
+
+
+@pytest.mark.parametrize("mode", ["beam", "two_turns", "three_turns", "chunked_prefill", "direct"])
+@pytest.mark.parametrize("policy", ["paged_eviction", "random", "h2o"])
+def test_every_mode(model: Any, policy: str, mode: str) -> None:
+    inputs = modes.batch(mode, padded=True)
+    compare(model, lambda cache: modes.run(model, cache, mode, *inputs), policy=policy, heads="separate")
+
+
+@pytest.mark.parametrize("policy", ["paged_eviction", "keydiff"])
+def test_mask_with_lone_pads(model: Any, policy: str) -> None:
+    """Rows pause, so they fill their blocks at different times from then on."""
+    ids, mask = text(padded=True)
+    mask[0, [55, 61, 62]] = 0
+    mask[2, 64] = 0
+
+    def run(cache: PagedEvictionCache) -> Tensor:
+        modes.forward(model, cache, ids, mask, 0, 50)
+        return steps(model, cache, ids, mask, 50, 80)
+
+    compare(model, run, policy=policy)
+
+
+@pytest.mark.parametrize("policy", ["paged_eviction", "keydiff", "h2o"])
+def test_after_each_kind_of_change(model: Any, policy: str) -> None:
+    """Rows, crop, shrink, a look at one layer, reset: whatever comes between two choices."""
+    ids, mask = text(padded=False, width=120)
+
+    def run(cache: PagedEvictionCache) -> Tensor:
+        said = [modes.forward(model, cache, ids, mask, 0, 20)[:, -1:], steps(model, cache, ids, mask, 20, 23)]
+        cache.crop(-2)
+        said.append(steps(model, cache, ids, mask, 21, 40))
+        cache.reorder_cache(torch.tensor([1, 2, 0]))
+        cache.block_scores(2)
+        said.append(steps(model, cache, ids, mask, 40, 46))
+        assert cache.block_table(1).shape[0] == 3
+        said.append(steps(model, cache, ids, mask, 46, 50))
+        cache.shrink(20)
+        said += [steps(model, cache, ids, mask, 50, 64), modes.forward(model, cache, ids, mask, 64, 70)[:, -1:]]
+        said.append(steps(model, cache, ids, mask, 70, 80))
+        cache.reset()
+        said += [modes.forward(model, cache, ids, mask, 0, 33)[:, -1:], steps(model, cache, ids, mask, 33, 50)]
+        return torch.cat(said, dim=1)
+
+    compare(model, run, policy=policy, heads="separate")
+
+
+@pytest.mark.parametrize("policy", ["paged_eviction", "keydiff"])
+def test_recorded_tokens(model: Any, policy: str) -> None:
+    ids, mask = text(padded=True)
+
+    def run(cache: PagedEvictionCache) -> Tensor:
+        said, at = [modes.forward(model, cache, ids, mask, 0, 40)[:, -1:]], 40
+        while at < 70:
+            said.append(modes.forward(model, cache, ids, mask, at, at + 3)[:, -1:])
+            cache.crop(-2)
+            at += 1
+        return torch.cat(said, dim=1)
+
+    compare(model, run, policy=policy, record_past=True)
+
+
+def test_after_a_forward_that_failed(model: Any) -> None:
+    """The layers before the failure have chosen for all, and are one token ahead of the others."""
+    ids, mask = text(padded=False)
+
+    def run(cache: PagedEvictionCache) -> Tensor:
+        modes.forward(model, cache, ids, mask, 0, 40)
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(pytest.fail.Exception):
+            patch.setattr(cache.layers[2], "update", lambda *_, **__: pytest.fail("out of memory"))
+            modes.forward(model, cache, ids, mask, 40, 41)
+        # What a user does then: an end of this text, and another.
+        lengths = [layer.get_seq_length() for layer in cache.layers]
+        assert lengths == [41, 41, 40, 40]
+        for layer in cache.layers[2:]:
+            states = torch.ones(3, 2, 1, 8)
+            layer.update(states, states)
+        return steps(model, cache, ids, mask, 41, 60)
+
+    compare(model, run, policy="paged_eviction")
+
+
+def test_it_happens_once_for_all_layers(model: Any) -> None:
+    ids, mask = text(padded=False)
+    rows = {}
+    for name, cache in zip(("together", "apart"), pair(model), strict=True):
+        modes.forward(model, cache, ids, mask, 0, 40)
+        with choices() as rows[name]:
+            steps(model, cache, ids, mask, 40, 60)
+    assert rows["together"] == [3 * LAYERS] * 5  # 20 tokens in blocks of 4
+    assert rows["apart"] == [3] * 5 * LAYERS
+
+
+@pytest.mark.parametrize(("budget", "rows"), [([24, 28, 32, 36], 3), ([24, 32, 24, 32], 6)], ids=["all", "pairs"])
+def test_layers_that_differ_choose_apart(model: Any, budget: list[int], rows: int) -> None:
+    ids, mask = text(padded=False)
+    caches = pair(model, budget=budget)
+    said, made = [], []
+    for cache in caches:
+        modes.forward(model, cache, ids, mask, 0, 40)
+        with choices() as chosen:
+            said.append(steps(model, cache, ids, mask, 40, 60))
+        made.append(set(chosen))
+    assert torch.equal(*said)
+    assert_same(*caches)
+    assert made == [{rows}, {3}]
+    assert [layer.held for layer in caches[0].layers] == budget
+
+
+def test_a_look_at_one_layer_parts_it_for_one_turn(model: Any) -> None:
+    ids, mask = text(padded=False)
+    cache = pair(model, policy="keydiff")[0]
+    modes.forward(model, cache, ids, mask, 0, 40)
+    steps(model, cache, ids, mask, 40, 42)
+    cache.block_scores(1)
+    with choices() as rows:
+        steps(model, cache, ids, mask, 42, 52)
+    assert sum(rows) == 3 * LAYERS * 2
+    assert rows[-1] == 3 * LAYERS

@@ -1,0 +1,571 @@
+"""`static=True` without compilation: the same tokens, logits and blocks as the cache that moves its tensors about.
+
+Compiled steps are in test_static_compiled.py.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from test_multi_turn import ragged_turns
+from test_no_synchronisation import Watch, no_lists
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.cache_utils import Cache
+
+import models
+import modes
+from hf_paged_eviction import PagedEvictionCache, available_allocators, available_policies, make_policy
+from reference import Recorder, assert_evicted, assert_exact
+
+pytestmark = [
+    pytest.mark.contract,
+    pytest.mark.skipif(models.VERSION < (5, 14), reason="static=True needs transformers 5.14 or later"),
+]
+
+TOLERANCE = 1e-5
+MODES = tuple(mode for mode in modes.MODES if mode not in modes.SPECULATIVE)
+POLICIES = tuple(name for name in available_policies() if name != "calibrated")
+TEXT = torch.stack(models.prompts([130] * 3, seed=5))
+
+
+def pair(model: Any, **settings: Any) -> tuple[PagedEvictionCache, PagedEvictionCache]:
+    """The cache that is known to be right, and the static one."""
+    settings = {"budget": 24, "block_size": 4, **settings}
+    if "kv_lora_rank" in model.config.to_dict():
+        settings.setdefault("policy", "keydiff")
+    plain, static = (PagedEvictionCache(model.config, static=fixed, **settings) for fixed in (False, True))
+    return plain, static
+
+
+def followed(model: Any, run: Callable[[], Tensor]) -> tuple[Tensor, list[Tensor]]:
+    """What a run returns, and the last logits of each of its forwards."""
+    said, forward = [], model.forward
+
+    @functools.wraps(forward)
+    def recorded(*args: Any, **kwargs: Any) -> Any:
+        output = forward(*args, **kwargs)
+        said.append(output.logits[:, -1].clone())
+        return output
+
+    model.__dict__["forward"] = recorded
+    try:
+        return run(), said
+    finally:
+        del model.__dict__["forward"]
+
+
+def assert_same_logits(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> None:
+    for at, (one, other) in enumerate(zip(ours, theirs, strict=True)):
+        assert (one - other).abs().max() <= TOLERANCE, f"forward {at}"
+
+
+def assert_same_state(plain: PagedEvictionCache, static: PagedEvictionCache) -> None:
+    for (index, one), (_, other) in zip(plain.paged_layers, static.paged_layers, strict=True):
+        # The blocks first: reading them brings a static layer up to date, `positions` must do so too.
+        assert torch.equal(plain.block_table(index), static.block_table(index))
+        assert torch.equal(one.positions, other.positions)
+        assert torch.equal(one.table.evicted_blocks, other.table.evicted_blocks)
+        assert (one.held, one.get_seq_length()) == (other.held, other.get_seq_length())
+        torch.testing.assert_close(
+            plain.block_scores(index), static.block_scores(index), equal_nan=True, rtol=1e-4, atol=1e-5
+        )
+
+
+def compare(model: Any, mode: str, padded: bool, **settings: Any) -> None:
+    caches, inputs = pair(model, **settings), modes.batch(mode, padded)
+    (tokens, logits), (static_tokens, static_logits) = (
+        followed(model, functools.partial(modes.run, model, cache, mode, *inputs)) for cache in caches
+    )
+    assert tokens.tolist() == static_tokens.tolist()
+    assert_same_logits(logits, static_logits)
+    assert_same_state(*caches)
+
+
+def feed(model: Any, cache: Any, plan: Sequence[tuple[int, int]], ids: Tensor = TEXT) -> list[Tensor]:
+    """Unpadded text without any mask; last logits of each forward."""
+    with torch.no_grad():
+        return [
+            model(
+                input_ids=ids[:, start:stop],
+                position_ids=torch.arange(start, stop)[None],
+                past_key_values=cache,
+                use_cache=True,
+            ).logits[:, -1]
+            for start, stop in plan
+        ]
+
+
+def prompt_and_steps(prompt: int, stop: int) -> list[tuple[int, int]]:
+    return [(0, prompt), *((at, at + 1) for at in range(prompt, stop))]
+
+
+# ---- the same as the other cache ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
+@pytest.mark.parametrize("mode", MODES)
+def test_every_mode(mode: str, padded: bool) -> None:
+    for attention in ("sdpa", "eager", "paged_eviction"):
+        compare(models.shared("llama", attention), mode, padded)
+
+
+FAMILIES = [family for family in models.FAMILIES if family not in ("llama", "mistral_sliding")]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family(family: str) -> None:
+    attentions = ["sdpa", "eager", "paged_eviction"] * 2
+    cases = [("greedy", True), ("beam", False), ("chunked_prefill", True), ("two_turns", False), ("direct", True)]
+    start = FAMILIES.index(family) % 3
+    for attention, (mode, padded) in zip(attentions[start:], cases, strict=False):
+        compare(models.shared(family, attention), mode, padded, heads="separate")
+
+
+@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
+def test_layers_that_share_theirs(padded: bool) -> None:
+    """The last layers of gemma3n have no cache of their own: the last layer of a step is not the last of the model."""
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 6, "num_attention_heads": 4}
+    sizes |= {"num_key_value_heads": 2, "head_dim": 8, "vocab_size": models.VOCABULARY, "sliding_window": 8}
+    sizes |= {"vocab_size_per_layer_input": models.VOCABULARY, "hidden_size_per_layer_input": 8, "laurel_rank": 4}
+    kinds = ["sliding_attention", "full_attention"] * 3
+    config = AutoConfig.for_model(
+        "gemma3n_text", **sizes, layer_types=kinds, num_kv_shared_layers=2, pad_token_id=0, eos_token_id=None
+    )
+    model = models.randomise(AutoModelForCausalLM.from_config(config, attn_implementation="sdpa"), 0)
+    compare(model, "greedy", padded)
+    compare(model, "two_turns", padded)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_policy(policy: str) -> None:
+    """Full from the prompt on, and full only after some single tokens."""
+    model, heads = models.shared("llama", "paged_eviction"), ("shared", "separate")[len(policy) % 2]
+    compare(model, "greedy", True, policy=policy, heads=heads)
+    caches = pair(model, policy=policy, heads=heads)
+    plan = prompt_and_steps(9, 45)
+    assert_same_logits(*(feed(model, cache, plan) for cache in caches))
+    assert_same_state(*caches)
+
+
+SIZES = [(1, 3, 1), (1, 8, 0), (3, 15, 3), (4, 12, 4), (4, 24, 13), (16, 48, 16)]
+
+
+@pytest.mark.parametrize(("block_size", "budget", "protected"), SIZES)
+@pytest.mark.parametrize("policy", ["paged_eviction", "keydiff", "lazy_eviction"])
+def test_sizes_and_prompts_around_the_budget(block_size: int, budget: int, protected: int, policy: str) -> None:
+    model = models.shared("llama", "paged_eviction" if policy == "lazy_eviction" else "sdpa")
+    for prompt in (1, 2, budget - 1, budget, budget + 1, 60):
+        caches = pair(model, block_size=block_size, budget=budget, sink_tokens=protected, policy=policy)
+        plan = prompt_and_steps(prompt, prompt + 2 * block_size + budget // 2 + 3)
+        assert_same_logits(*(feed(model, cache, plan) for cache in caches))
+        assert_same_state(*caches)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager", "paged_eviction"])
+@pytest.mark.parametrize("family", ["llama", "gemma3", "gpt_oss"])
+def test_a_budget_never_reached_and_a_prompt_of_one_token(family: str, attention: str) -> None:
+    """Most slots are unused, and no mask is passed: causality alone hides them."""
+    model = models.shared(family, attention)
+    for prompt in (1, 5):
+        caches = pair(model, budget=96)
+        assert_same_logits(*(feed(model, cache, prompt_and_steps(prompt, prompt + 20)) for cache in caches))
+        assert_same_state(*caches)
+
+
+@pytest.mark.parametrize("family", ["gemma3", "gpt_oss", "llama4"])
+def test_a_window_crossed_while_decoding(family: str) -> None:
+    changes = {"attention_chunk_size": 16} if family == "llama4" else {"sliding_window": 8}
+    model = models.build(family, "sdpa", **changes)
+    caches = pair(model)
+    assert_same_logits(*(feed(model, cache, [*prompt_and_steps(3, 30), (30, 37), (37, 38)]) for cache in caches))
+    assert_same_state(*caches)
+
+
+@pytest.mark.parametrize("widths", [40, 41, 90])
+def test_more_pads_than_the_budget(widths: int) -> None:
+    model = models.shared("llama", "paged_eviction")
+    ids, mask = models.left_pad(models.prompts([1, 9, 40]), widths)
+    caches = pair(model)
+    tokens = [modes.generate(model, cache, ids, mask, 40).tolist() for cache in caches]
+    assert tokens[0] == tokens[1]
+    assert_same_state(*caches)
+
+
+@pytest.mark.parametrize("budget", [28, 40, 44, 48, 56])
+@pytest.mark.parametrize("policy", ["paged_eviction", "h2o"])
+def test_pads_in_the_middle_of_the_text(policy: str, budget: int) -> None:
+    """Also where a single token takes the last free slot."""
+    model = models.shared("llama", "paged_eviction")
+    caches = pair(model, budget=budget, policy=policy)
+    tokens = [ragged_turns(model, cache).tolist() for cache in caches]
+    assert tokens[0] == tokens[1]
+    for (index, one), (_, other) in zip(*(cache.paged_layers for cache in caches), strict=True):
+        assert torch.equal(one.block_table(), other.block_table()), index
+        assert torch.equal(one.positions, other.positions), index
+
+
+def test_a_share_of_the_prompt() -> None:
+    model = models.shared("llama")
+    compare(model, "two_turns", True, budget=None, keep_ratio=0.5)
+
+
+def test_a_budget_larger_than_the_prompt_in_inference_mode_and_out_of_it() -> None:
+    model = models.shared("gemma3", "paged_eviction")
+    caches = pair(model, policy="h2o")
+    logits = []
+    for cache in caches:
+        with torch.inference_mode():
+            said = feed(model, cache, prompt_and_steps(5, 12))
+        said += feed(model, cache, [(at, at + 1) for at in range(12, 40)])
+        with torch.inference_mode():
+            said += feed(model, cache, [(40, 46), *((at, at + 1) for at in range(46, 60))])
+        logits.append(said)
+    assert_same_logits(*logits)
+    assert_same_state(*caches)
+
+
+# ---- exact for what is held ---------------------------------------------------------------------------------------
+
+
+class StaticRecorder(Recorder):
+    """A static cache counts a single token when all layers have it; unused slots must stay finite.
+
+    Args:
+        given: `[rows, length]` mask of the prompt. The masks that generate makes for such a cache are 4-D.
+    """
+
+    def __init__(self, model: Any, cache: Any, given: Tensor) -> None:
+        super().__init__(model, cache)
+        self.given = given
+
+    def _before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        new = kwargs["input_ids"] if kwargs.get("input_ids") is not None else kwargs["inputs_embeds"]
+        mask = self.given.repeat_interleave(len(new) // len(self.given), dim=0)
+        mask = modes.extend(mask, max(len(self.columns) + new.shape[1] - mask.shape[1], 0))
+        super()._before(args, {**kwargs, "attention_mask": mask[:, : len(self.columns) + new.shape[1]]})
+
+    def _watch(self, index: int, layer: Any, update: Callable[..., Any]) -> Callable[..., Any]:
+        watched = super()._watch(index, layer, update)
+
+        def step_or_more(keys: Tensor, values: Tensor, *args: Any, **kwargs: Any) -> Any:
+            if keys.shape[2] > 1:
+                return watched(keys, values, *args, **kwargs)
+            self.new[0].keys[index], self.new[0].values[index] = keys[:, :, 0].clone(), values[:, :, 0].clone()
+            return update(keys, values, *args, **kwargs)
+
+        return step_or_more
+
+    def _after(self, output: Any) -> None:
+        if len(self.new) == 1:
+            for index, layer in self.cache.paged_layers:
+                assert layer.block_table().max() >= 0  # counts the token
+                self.new[0].visible[index] = self._held_columns(layer, self.new[0].keys[index].shape[:2])
+        super()._after(output)
+        for _, layer in self.cache.paged_layers:
+            unused = torch.nn.functional.pad(layer.positions, (0, layer.keys.shape[2] - layer.held), value=-1) < 0
+            for states in (layer.keys, layer.values):
+                states.masked_fill_(unused[..., None], 1e4)
+
+
+@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
+@pytest.mark.parametrize(
+    ("mode", "budget"), [("greedy", 24), ("beam", 44), ("chunked_prefill", 24), ("three_turns", 44), ("direct", 44)]
+)
+def test_exact(mode: str, budget: int, padded: bool) -> None:
+    attention = ("sdpa", "eager", "paged_eviction")[len(mode) % 3]
+    model = models.shared("llama", attention)
+    cache = PagedEvictionCache(model.config, budget=budget, block_size=4, static=True, heads="separate")
+    inputs = modes.batch(mode, padded)
+    with StaticRecorder(model, cache, inputs[1]) as recorder:
+        modes.run(model, cache, mode, *inputs)
+    assert_evicted(recorder)
+    assert_exact(model, recorder)
+
+
+# ---- the host -----------------------------------------------------------------------------------------------------
+
+
+def addresses(cache: PagedEvictionCache) -> list[int]:
+    found = [states.data_ptr() for layer in cache.layers for states in (layer.keys, layer.values)]
+    return found + [layer._run.slots.data_ptr() for _, layer in cache.paged_layers if layer._run is not None]
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+@pytest.mark.parametrize("policy", ["paged_eviction", "h2o"])
+def test_no_tensor_ever_moves(family: str, policy: str) -> None:
+    model = models.shared(family, "paged_eviction")
+    cache = pair(model, policy=policy)[1]
+    feed(model, cache, prompt_and_steps(9, 11))
+    start = addresses(cache)
+    for at in range(11, 60):
+        feed(model, cache, [(at, at + 1)])
+        if at % 7 == 0:
+            cache.reorder_cache(torch.tensor([2, 0, 0]))
+        assert len(start) == len(addresses(cache)) == 6 - (family == "gemma3")
+        assert addresses(cache) == start
+    feed(model, cache, [(60, 66), (66, 67)])
+    assert addresses(cache) == start
+    cache.reset()
+    feed(model, cache, prompt_and_steps(40, 45))
+    assert addresses(cache) == start
+
+
+@pytest.mark.parametrize("policy", ["paged_eviction", "keydiff", "random", "h2o"])
+@pytest.mark.parametrize("growing", [False, True], ids=["full", "growing"])
+def test_the_host_reads_no_tensor(policy: str, growing: bool) -> None:
+    model = models.shared("gemma3", "paged_eviction")
+    cache = pair(model, policy=policy)[1]
+    prompt = 9 if growing else 40
+    feed(model, cache, prompt_and_steps(prompt, prompt + 1))
+    watch = Watch()
+    for at in range(prompt + 1, prompt + 30):
+        with watch, no_lists():
+            cache.prepare_step()
+        with pytest.MonkeyPatch.context() as patch:
+            for layer in cache.layers:
+                patch.setattr(layer, "update", _within(watch, layer.update))
+            feed(model, cache, [(at, at + 1)])
+    assert watch.operators
+    assert watch.waiting == []
+
+
+def _within(watch: Watch, call: Callable[..., Any]) -> Callable[..., Any]:
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        with watch, no_lists():
+            return call(*args, **kwargs)
+
+    return watched
+
+
+def test_a_common_step_of_the_host_is_one_small_copy_per_layer_group() -> None:
+    model = models.shared("llama")
+    cache = pair(model, block_size=16, budget=64)[1]
+    feed(model, cache, prompt_and_steps(70, 72))
+    watch = Watch()
+    with watch:
+        cache.prepare_step()
+    assert sum(watch.operators.values()) <= 12
+    assert watch.largest <= 4 * 3
+
+
+# ---- rows, copies, failures, readings -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
+@pytest.mark.parametrize("policy", ["h2o", "lagkv"])
+@pytest.mark.parametrize(
+    ("operation", "argument", "index"),
+    [
+        ("reorder_cache", torch.tensor([2, 0, 0]), [2, 0, 0]),
+        ("batch_select_indices", torch.tensor([1, 2]), [1, 2]),
+        ("batch_repeat_interleave", 2, [0, 0, 1, 1, 2, 2]),
+    ],
+    ids=["reorder", "select", "repeat"],
+)
+def test_rows(operation: str, argument: Any, index: list[int], policy: str, padded: bool) -> None:
+    model = models.shared("gemma3", "paged_eviction")
+    ids, mask = modes.batch("greedy", padded)
+    caches, logits = pair(model, policy=policy), []
+    for cache in caches:
+        own, real = torch.cat([ids, TEXT], dim=1), modes.extend(mask, TEXT.shape[1])
+        for start, stop in [(0, 40), *((at, at + 1) for at in range(40, 45))]:
+            modes.forward(model, cache, own, real[:, :stop], start, stop)
+        getattr(cache, operation)(argument)
+        own, real = own[index], real[index]
+        logits.append([modes.forward(model, cache, own, real, at, at + 1)[:, -1] for at in range(45, 62)])
+    assert_same_logits(*logits)
+    assert_same_state(*caches)
+
+
+@pytest.mark.parametrize("policy", ["paged_eviction", "h2o"])
+@pytest.mark.parametrize("at", [41, 43, 44])
+def test_a_copy_goes_on_by_itself(policy: str, at: int) -> None:
+    model = models.shared("gemma3", "paged_eviction")
+    plain, cache = pair(model, policy=policy)
+    for one in (plain, cache):
+        feed(model, one, prompt_and_steps(40, at))
+    cache.prepare_step()
+    other = copy.deepcopy(cache)
+    feed(model, cache, [(60, 61), (61, 62), (62, 63)])  # another text
+    rest = [(column, column + 1) for column in range(at, 60)]
+    assert_same_logits(feed(model, other, rest), feed(model, plain, rest))
+    assert_same_state(plain, other)
+
+
+def test_a_forward_that_fails_can_be_repeated() -> None:
+    model = models.shared("llama")
+    plain, cache = pair(model)
+    for one in (plain, cache):
+        feed(model, one, prompt_and_steps(40, 42))
+    for at in range(42, 56):
+        update = cache.layers[1].update
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(cache.layers[1], "update", lambda *_, **__: pytest.fail("out of memory"))
+            with pytest.raises(pytest.fail.Exception):
+                feed(model, cache, [(at, at + 1)])
+        assert cache.layers[1].update == update
+        assert cache.get_seq_length() == at
+        assert_same_logits(feed(model, cache, [(at, at + 1)]), feed(model, plain, [(at, at + 1)]))
+    assert_same_state(plain, cache)
+
+
+def test_reset_after_a_forward_that_failed() -> None:
+    model = models.shared("gemma3")
+    plain, cache = pair(model)
+    feed(model, cache, prompt_and_steps(40, 42))
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(pytest.fail.Exception):
+        patch.setattr(cache.layers[1], "update", lambda *_, **__: pytest.fail("out of memory"))
+        feed(model, cache, [(42, 43)])
+    cache.reset()
+    plan = prompt_and_steps(9, 40)
+    assert_same_logits(feed(model, cache, plan), feed(model, plain, plan))
+    assert_same_state(plain, cache)
+
+
+@pytest.mark.parametrize("policy", ["paged_eviction", "h2o", "keydiff"])
+def test_looking_at_it_changes_nothing(policy: str) -> None:
+    model = models.shared("llama", "paged_eviction")
+    plain, cache = pair(model, policy=policy)
+    for start, stop in prompt_and_steps(20, 60):
+        if start:
+            cache.prepare_step()
+            cache.prepare_step()
+            cache.get_mask_sizes(1)
+        assert_same_logits(*(feed(model, one, [(start, stop)]) for one in (plain, cache)))
+        assert (repr(cache), cache.stats()) == (repr(cache), cache.stats())
+        cache.block_scores(start % 2)
+        assert cache.get_seq_length() == stop
+    assert_same_state(plain, cache)
+
+
+def test_positions_are_those_of_the_last_token() -> None:
+    """Nothing else was asked before."""
+    model = models.shared("llama")
+    plain, cache = pair(model)
+    for start, stop in prompt_and_steps(20, 40):
+        for one in (plain, cache):
+            feed(model, one, [(start, stop)])
+        assert torch.equal(cache.layers[1].positions, plain.layers[1].positions)
+
+
+def test_reset_and_a_poisoned_storage() -> None:
+    """What another prompt left is neither seen nor multiplied by zero."""
+    model = models.shared("gemma3", "sdpa")
+    plain, cache = pair(model)
+    feed(model, cache, prompt_and_steps(60, 70))
+    for layer in cache.layers:
+        layer.keys.fill_(float("nan"))
+        layer.values.fill_(float("nan"))
+    cache.reset()
+    plan = prompt_and_steps(5, 40)
+    assert_same_logits(feed(model, cache, plan), feed(model, plain, plan))
+    assert_same_state(plain, cache)
+
+
+def test_another_batch_after_reset() -> None:
+    model = models.shared("gemma3", "paged_eviction")
+    plain, cache = pair(model, policy="h2o")
+    feed(model, cache, prompt_and_steps(30, 36))
+    cache.reset()
+    plan = prompt_and_steps(30, 45)
+    assert_same_logits(feed(model, cache, plan, TEXT[:2]), feed(model, plain, plan, TEXT[:2]))
+    assert_same_state(plain, cache)
+
+
+# ---- what it cannot do --------------------------------------------------------------------------------------------
+
+
+def filled() -> PagedEvictionCache:
+    model = models.shared("llama")
+    cache = pair(model)[1]
+    feed(model, cache, prompt_and_steps(20, 22))
+    return cache
+
+
+@pytest.mark.parametrize("argument", [-1, 5])
+def test_crop_is_refused(argument: int) -> None:
+    cache = filled()
+    with pytest.raises(ValueError, match=r"cannot take tokens back.*static=False"):
+        cache.crop(argument)
+    assert cache.get_seq_length() == 22
+
+
+def test_recording_and_shrinking_are_refused() -> None:
+    model, cache = models.shared("llama"), filled()
+    with pytest.raises(ValueError, match="assisted decoding"):
+        cache.activate_past_recording()
+    with pytest.raises(ValueError, match="record_past"):
+        PagedEvictionCache(model.config, budget=24, block_size=4, static=True, record_past=True)
+    with pytest.raises(ValueError, match="cannot shrink"):
+        cache.shrink(16)
+
+
+@pytest.mark.parametrize("mode", modes.SPECULATIVE)
+def test_assisted_decoding_is_refused(mode: str) -> None:
+    model = models.shared("llama")
+    with pytest.raises(ValueError, match="assisted decoding"):
+        modes.run(model, pair(model)[1], mode, *modes.batch(mode, padded=False))
+
+
+@pytest.mark.parametrize("allocator", [name for name in available_allocators() if name != "uniform"])
+def test_unequal_layers_are_refused(allocator: str) -> None:
+    model = models.shared("llama", "paged_eviction")
+    with pytest.raises(ValueError, match="one size"):
+        PagedEvictionCache(model.config, budget=24, block_size=4, static=True, allocator=allocator, heads="separate")
+    with pytest.raises(ValueError, match="one number as budget"):
+        PagedEvictionCache(model.config, budget=[24, 32], block_size=4, static=True)
+
+
+@pytest.mark.parametrize("attention", ["flash_attention_2", "flex_attention"])
+def test_other_attention_is_refused(attention: str) -> None:
+    model = models.build("llama")
+    cache = pair(model)[1]
+    model.config._attn_implementation = attention
+    with pytest.raises(ValueError, match=f"{attention}.*set_attn_implementation.*static=False"):
+        pair(model)
+    with pytest.raises(ValueError, match=attention):
+        model.config._attn_implementation = "sdpa"
+        feed(model, cache, [(0, 9)])
+        model.config._attn_implementation = attention
+        cache.prepare_step()
+
+
+def test_models_are_refused() -> None:
+    latent = models.shared("deepseek_v3", "paged_eviction")
+    with pytest.raises(ValueError, match="MLA"):
+        PagedEvictionCache(latent.config, budget=24, block_size=4, policy="h2o", static=True)
+    bart = AutoConfig.for_model("bart", d_model=32, encoder_layers=1, decoder_layers=1)
+    with pytest.raises(ValueError, match="encoder-decoder"):
+        PagedEvictionCache(bart, budget=24, block_size=4, static=True)
+    with pytest.raises(ValueError, match="StaticCache"), pytest.warns(UserWarning, match="can evict"):
+        PagedEvictionCache(models.shared("mistral_sliding").config, budget=24, block_size=4, static=True)
+
+
+def test_an_earlier_transformers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(Cache, "get_query_offset")
+    with pytest.raises(ValueError, match=r"5\.14"):
+        pair(models.shared("llama"))
+
+
+def test_a_lone_pad_is_refused() -> None:
+    model = models.shared("llama")
+    cache = pair(model)[1]
+    ids, mask = TEXT, torch.ones_like(TEXT)
+    mask[1, 30] = 0
+    modes.forward(model, cache, ids, mask, 0, 30)
+    with pytest.raises(ValueError, match="pad as a single token"):
+        modes.forward(model, cache, ids, mask, 30, 31)
+    # Together with what it stands before, it can be taken.
+    modes.forward(model, cache, ids, mask, 30, 33)
+    assert cache.get_seq_length() == 33
+
+
+def test_a_policy_object_is_as_good_as_its_name() -> None:
+    model = models.shared("llama")
+    compare(model, "greedy", True, policy=make_policy("random"))

@@ -1,0 +1,301 @@
+"""A decode step of a static cache: one graph, whatever happens between the steps."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import models
+import modes
+from hf_paged_eviction import PagedEvictionCache
+
+pytestmark = [
+    pytest.mark.contract,
+    pytest.mark.skipif(models.VERSION < (5, 14), reason="static=True needs transformers 5.14 or later"),
+]
+
+if models.VERSION >= (5, 14):
+    from torch._dynamo.utils import counters
+    from transformers import CompileConfig
+
+TOLERANCE = 1e-5
+TEXT = torch.stack(models.prompts([120] * 2, seed=5))
+
+
+@pytest.fixture(autouse=True)
+def _nothing_compiled() -> Iterator[None]:
+    """Neither before nor after: models are shared, and generate keeps what it compiled on them."""
+    _forget()
+    yield
+    _forget()
+
+
+def _forget() -> None:
+    torch._dynamo.reset()
+    counters.clear()
+    models.shared.cache_clear()  # generate keeps its compiled forward on the model
+
+
+def graphs() -> int:
+    """Graphs made so far; no graph may have a break."""
+    assert dict(counters["graph_break"]) == {}
+    return int(counters["stats"]["unique_graphs"])
+
+
+def compilation(fullgraph: bool = True, backend: Any = "eager") -> Any:
+    """What generate would do on an accelerator."""
+    config = CompileConfig(fullgraph=fullgraph, dynamic=False, backend=backend, mode=None)
+    config._compile_all_devices = True
+    return config
+
+
+def make(model: Any, static: bool = True, **settings: Any) -> PagedEvictionCache:
+    settings = {"budget": 24, "block_size": 4, **settings}
+    if "kv_lora_rank" in model.config.to_dict():
+        settings.setdefault("policy", "keydiff")
+    return PagedEvictionCache(model.config, static=static, **settings)
+
+
+def say(model: Any, cache: Any, ids: Tensor, mask: Tensor, steps: int, **how: Any) -> Any:
+    how = how or {"disable_compile": True}
+    settings = {"return_dict_in_generate": True, "output_logits": True, "do_sample": False, "max_new_tokens": steps}
+    return model.generate(ids, attention_mask=mask, past_key_values=cache, **settings, **how)
+
+
+def assert_same(expected: Any, said: Any) -> None:
+    assert said.sequences.tolist() == expected.sequences.tolist()
+    for at, (ours, theirs) in enumerate(zip(said.logits, expected.logits, strict=True)):
+        assert (ours - theirs).abs().max() <= TOLERANCE, f"token {at}"
+
+
+def inputs(prompt: int | None = None) -> dict[bool, tuple[Tensor, Tensor]]:
+    ids, mask = models.left_pad(models.prompts([60, 45, 33], seed=1))
+    ids = ids if prompt is None else ids[:, -prompt:]
+    return {True: (ids, mask[:, -ids.shape[1] :]), False: (ids, torch.ones_like(ids))}
+
+
+CASES = [
+    ("llama", "paged_eviction", {"policy": "lazy_eviction", "heads": "separate"}),
+    ("llama", "eager", {"budget": 128, "policy": "keydiff"}),
+    ("gemma3", "paged_eviction", {}),
+    ("gpt_oss", "paged_eviction", {"policy": "h2o"}),
+    ("deepseek_v3", "sdpa", {}),
+    ("qwen3_next", "sdpa", {}),
+]
+
+
+@pytest.mark.parametrize(("family", "attention", "settings"), CASES, ids=[f"{f}-{a}" for f, a, _ in CASES])
+def test_one_graph_for_everything(family: str, attention: str, settings: dict[str, Any]) -> None:
+    """Evictions, a reset, another cache, other pads, a second turn."""
+    model = models.shared(family, attention)
+    cache = make(model, **settings)
+    for padded, (ids, mask) in inputs().items():
+        expected = say(model, make(model, static=False, **settings), ids, mask, 26)
+        assert_same(expected, say(model, cache, ids, mask, 26, compile_config=compilation()))
+        cache = make(model, **settings)
+        assert_same(expected, say(model, cache, ids, mask, 26, compile_config=compilation()))
+        cache.reset()
+        assert graphs() == 1, padded
+    ids, mask = inputs()[True]
+    plain = make(model, static=False, **settings)
+    for turn in range(2):
+        expected = say(model, plain, ids, mask, 9)
+        said = say(model, cache, ids, mask, 9, compile_config=compilation())
+        assert_same(expected, said)
+        ids = torch.cat([said.sequences, torch.stack(models.prompts([6] * 3, seed=turn))], dim=1)
+        mask = modes.extend(mask, ids.shape[1] - mask.shape[1])
+    assert graphs() == 1
+
+
+def test_three_hundred_tokens() -> None:
+    """The prompt is short: first the storage fills, then blocks are evicted again and again."""
+    model = models.shared("gemma3", "paged_eviction")
+    ids, mask = inputs(prompt=9)[False]
+    cache = make(model, budget=48)
+    said = say(model, cache, ids, mask, 300, compile_config=compilation())
+    assert_same(say(model, make(model, static=False, budget=48), ids, mask, 300), said)
+    assert graphs() == 1
+    assert cache.stats().evicted_blocks >= 60 * 3
+
+
+@pytest.mark.parametrize("policy", ["paged_eviction", "h2o"])
+def test_a_storage_that_fills_in_compiled_steps(policy: str) -> None:
+    model = models.shared("llama", "paged_eviction")
+    for padded, (ids, mask) in inputs(prompt=38).items():
+        expected = say(model, make(model, static=False, policy=policy, budget=48), ids, mask, 30)
+        said = say(model, make(model, policy=policy, budget=48), ids, mask, 30, compile_config=compilation())
+        assert_same(expected, said)
+        assert graphs() == 1, padded
+
+
+@pytest.mark.parametrize(("prompt", "masked"), [(None, False), (9, True)], ids=["full", "growing"])
+def test_no_mask_where_all_slots_are_real(prompt: int | None, masked: bool) -> None:
+    """What the graph of a step hands to the attention function."""
+    model, masks = models.shared("gemma3", "paged_eviction"), []
+
+    def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
+        for node in graph.graph.nodes:
+            if "scaled_dot_product_attention" in str(node.target):
+                masks.append(node.kwargs["attn_mask"] is not None)
+        return graph.forward
+
+    ids, mask = inputs(prompt)[False]
+    say(model, make(model), ids, mask, 9, compile_config=compilation(backend=backend))
+    assert masks == [True, masked]  # the sliding layer knows no better
+
+
+def test_a_chunked_prefill_compiles_no_second_decode_graph() -> None:
+    """Its chunks go through the compiled forward too, so it has breaks; the right tokens, and one graph for decode."""
+    model = models.shared("llama")
+    ids, mask = models.left_pad(models.prompts([30, 25, 9]))
+    how = {"prefill_chunk_size": 15}
+    expected = say(model, make(model, static=False), ids, mask, 9, disable_compile=True, **how)
+    made = []
+    for _ in range(2):
+        assert_same(expected, say(model, make(model), ids, mask, 9, compile_config=compilation(False), **how))
+        made.append(int(counters["stats"]["unique_graphs"]))
+    assert made[0] == made[1]
+
+
+# ---- a loop of one's own ------------------------------------------------------------------------------------------
+
+
+def step_of(model: Any, fullgraph: bool = True) -> Any:
+    return torch.compile(model.forward, fullgraph=fullgraph, dynamic=False, backend="eager")
+
+
+def feed(step: Any, cache: Any, start: int, stop: int) -> Tensor:
+    with torch.no_grad():
+        output = step(
+            input_ids=TEXT[:, start:stop],
+            position_ids=torch.arange(start, stop)[None],
+            past_key_values=cache,
+            use_cache=True,
+        )
+    return output.logits[:, -1]
+
+
+@pytest.mark.parametrize(
+    ("family", "attention", "made"), [("gemma3", "paged_eviction", 2), ("lfm2", "sdpa", 1)], ids=["gemma3", "lfm2"]
+)
+def test_a_loop_of_ones_own(family: str, attention: str, made: int) -> None:
+    """Two graphs where the mask is dropped: the second prompt leaves slots unused."""
+    model = models.shared(family, attention)
+    step = step_of(model)
+    for prompt in (40, 5):
+        plain, cache = make(model, static=False), make(model)
+        for one in (plain, cache):
+            feed(model, one, 0, prompt)
+        for at in range(prompt, prompt + 40):
+            cache.prepare_step()
+            ours, theirs = feed(step, cache, at, at + 1), feed(model, plain, at, at + 1)
+            assert (ours - theirs).abs().max() <= TOLERANCE
+        assert torch.equal(cache.block_table(plain.paged_layers[0][0]), plain.block_table(plain.paged_layers[0][0]))
+    assert graphs() == made
+
+
+@pytest.mark.parametrize(
+    ("forgotten", "family", "attention"),
+    [(0, "llama", "sdpa"), (4, "llama", "sdpa"), (0, "gemma3", "paged_eviction")],
+)
+def test_a_step_that_was_not_prepared(forgotten: int, family: str, attention: str) -> None:
+    """An error that says what to call, and after that call everything is as if nothing had happened."""
+    model = models.shared(family, attention)
+    step = step_of(model)
+    plain, cache = make(model, static=False), make(model)
+    for one in (plain, cache):
+        feed(model, one, 0, 40)
+    for at in range(40, 52):
+        if at - 40 == forgotten:
+            with pytest.raises(RuntimeError, match="prepare_step"):
+                feed(step, cache, at, at + 1)
+            assert cache.get_seq_length() == at
+        cache.prepare_step()
+        ours, theirs = feed(step, cache, at, at + 1), feed(model, plain, at, at + 1)
+        assert (ours - theirs).abs().max() <= TOLERANCE
+
+
+@pytest.mark.parametrize("change", ["reorder", "reset", "several"])
+def test_what_happens_after_prepare_step_undoes_it(change: str) -> None:
+    model = models.shared("llama", "paged_eviction")
+    step, cache = step_of(model), make(model)
+    feed(model, cache, 0, 40)
+    cache.prepare_step()
+    feed(step, cache, 40, 41)
+    cache.prepare_step()
+    if change == "reorder":
+        cache.reorder_cache(torch.tensor([1, 0]))
+    elif change == "several":
+        feed(model, cache, 41, 45)
+    else:
+        cache.reset()
+        feed(model, cache, 0, 9)
+    with pytest.raises(RuntimeError, match="prepare_step"):
+        feed(step, cache, cache.get_seq_length(), cache.get_seq_length() + 1)
+
+
+def test_without_fullgraph_a_step_is_right_even_if_not_prepared() -> None:
+    model = models.shared("llama")
+    step = step_of(model, fullgraph=False)
+    plain, cache = make(model, static=False), make(model)
+    for one in (plain, cache):
+        feed(model, one, 0, 40)
+    for at in range(40, 48):
+        if at % 3:
+            cache.prepare_step()
+        ours, theirs = feed(step, cache, at, at + 1), feed(model, plain, at, at + 1)
+        assert (ours - theirs).abs().max() <= TOLERANCE
+
+
+def test_eager_and_compiled_steps_by_turns() -> None:
+    model = models.shared("gemma3", "paged_eviction")
+    step = step_of(model)
+    plain, cache = make(model, static=False, policy="h2o"), make(model, policy="h2o")
+    for one in (plain, cache):
+        feed(model, one, 0, 9)
+    for at in range(9, 70):
+        compiled = at % 5 < 3
+        if compiled:
+            cache.prepare_step()
+        ours, theirs = feed(step if compiled else model, cache, at, at + 1), feed(model, plain, at, at + 1)
+        assert (ours - theirs).abs().max() <= TOLERANCE
+    assert graphs() == 1
+
+
+@pytest.mark.parametrize("policy", ["paged_eviction", "h2o"])
+def test_a_cache_and_its_copy_by_turns(policy: str) -> None:
+    """One graph serves both, and neither sees what the other is told."""
+    model = models.shared("llama", "paged_eviction")
+    step, plain, cache = step_of(model), make(model, static=False, policy=policy), make(model, policy=policy)
+    for one in (plain, cache):
+        feed(model, one, 0, 40)
+    for at in range(40, 43):
+        cache.prepare_step()
+        feed(step, cache, at, at + 1)
+        feed(model, plain, at, at + 1)
+    runs = [(cache, plain, 43), (copy.deepcopy(cache), copy.deepcopy(plain), 70)]
+    for at in range(20):
+        for own, expected, start in runs:
+            own.prepare_step()
+            ours, theirs = (
+                feed(call, one, start + at, start + at + 1) for call, one in ((step, own), (model, expected))
+            )
+            assert (ours - theirs).abs().max() <= TOLERANCE
+    assert graphs() == 1
+    assert not torch.equal(cache.block_table(), runs[1][0].block_table())
+
+
+def test_inductor() -> None:
+    """The real compiler, once."""
+    changes = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 1, "num_key_value_heads": 1}
+    model = models.build("llama", "paged_eviction", **changes)
+    ids, mask = inputs()[False]
+    cache = make(model)
+    said = say(model, cache, ids, mask, 20, compile_config=compilation(backend="inductor"))
+    assert_same(say(model, make(model, static=False), ids, mask, 20), said)
+    assert graphs() == 1

@@ -1,0 +1,221 @@
+"""Storage that grows with the text: never more than twice what is needed, and nobody notices."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import models
+import modes
+from hf_paged_eviction import PagedEvictionCache, StoragePool
+from test_state import same_state
+
+LENGTH = 130
+
+
+def text(rows: int = 2, padded: bool = False) -> tuple[Tensor, Tensor]:
+    lengths = [LENGTH - 7 * row * padded for row in range(rows)]
+    return models.left_pad(models.prompts(lengths, seed=6))
+
+
+def feed(cache: Any, start: int, stop: int, padded: bool = False, rows: int = 2) -> Tensor:
+    model = models.shared("llama", "paged_eviction")
+    return modes.forward(model, cache, *text(rows, padded), start, stop)[:, -1:]
+
+
+def decode(cache: Any, start: int, stop: int, padded: bool = False, rows: int = 2) -> Tensor:
+    return torch.cat([feed(cache, at, at + 1, padded, rows) for at in range(start, stop)], dim=1)
+
+
+def make(at_once: bool = False, **settings: Any) -> PagedEvictionCache:
+    """With a pool, everything is allocated by the first forward."""
+    model, settings = models.shared("llama", "paged_eviction"), {"budget": 96, "block_size": 4, **settings}
+    return PagedEvictionCache(model.config, pool=StoragePool() if at_once else None, **settings)
+
+
+def pair(**settings: Any) -> tuple[PagedEvictionCache, PagedEvictionCache]:
+    return make(**settings), make(at_once=True, **settings)
+
+
+def slots(cache: PagedEvictionCache) -> list[int]:
+    assert all(layer.keys.shape[2] == layer.values.shape[2] for layer in cache.layers)
+    return [layer.keys.shape[2] for layer in cache.layers]
+
+
+def assert_fitting(cache: PagedEvictionCache) -> None:
+    for layer in cache.layers:
+        size, held = layer.budget.block_size, layer.held
+        most = min(layer.budget.tokens, -(-2 * held // size) * size)
+        assert held <= layer.keys.shape[2] <= most, f"{held} tokens in {layer.keys.shape[2]} slots"
+
+
+@pytest.mark.parametrize(("block_size", "budget"), [(1, 96), (4, 96), (16, 96), (7, 91)])
+@pytest.mark.parametrize("prompt", [1, 3, 15, 16, 17])
+def test_between_what_is_needed_and_twice_that(prompt: int, block_size: int, budget: int) -> None:
+    cache = make(budget=budget, block_size=block_size, sink_tokens=1)
+    feed(cache, 0, prompt)
+    moves, before = 0, slots(cache)[0]
+    first = before
+    for at in range(prompt, budget + 5):
+        assert_fitting(cache)
+        feed(cache, at, at + 1)
+        moves, before = moves + (slots(cache)[0] != before), slots(cache)[0]
+    assert slots(cache) == [budget] * 2
+    assert moves <= math.ceil(math.log2(budget / first))
+
+
+@pytest.mark.parametrize("chunk", [5, 16, 60])
+def test_chunks(chunk: int) -> None:
+    cache, whole = pair()
+    for start in range(0, LENGTH, chunk):
+        stop = min(start + chunk, LENGTH)
+        assert torch.equal(feed(cache, start, stop), feed(whole, start, stop))
+        assert_fitting(cache)
+        same_state(cache, whole)
+
+
+@pytest.mark.parametrize("policy", ["paged_eviction", "h2o", "keydiff", "lazy_eviction", "r_kv"])
+@pytest.mark.parametrize("heads", ["shared", "separate"])
+@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
+def test_the_same_as_all_at_once(policy: str, heads: str, padded: bool) -> None:
+    caches = pair(policy=policy, heads=heads, budget=48)
+    said = [torch.cat([feed(cache, 0, 19, padded), decode(cache, 19, 70, padded)], dim=1) for cache in caches]
+    assert torch.equal(*said)
+    same_state(*caches)
+    assert slots(caches[1]) == [48] * 2
+
+
+def test_unused_slots_are_never_seen() -> None:
+    """What new storage holds does not matter: here it is NaN."""
+    cache, whole = pair()
+    for start, stop in [(0, 5), *((at, at + 1) for at in range(5, 60)), (60, 75), (75, 76), (76, 130)]:
+        assert torch.equal(feed(cache, start, stop), feed(whole, start, stop))
+        for one in (cache, whole):
+            for layer in one.layers:
+                layer.keys[:, :, layer.held :] = math.nan
+                layer.values[:, :, layer.held :] = math.nan
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_inference_mode_and_then_not(inside: bool) -> None:
+    cache, whole = pair(policy="h2o")
+    with torch.inference_mode(inside):
+        said = [torch.cat([feed(one, 0, 5), decode(one, 5, 30)], dim=1) for one in (cache, whole)]
+    with torch.inference_mode(not inside):
+        said = [torch.cat([before, decode(one, 30, 105)], 1) for before, one in zip(said, (cache, whole), strict=True)]
+    said = [torch.cat([before, feed(one, 105, 130)], 1) for before, one in zip(said, (cache, whole), strict=True)]
+    assert torch.equal(*said)
+    same_state(cache, whole)
+
+
+@pytest.mark.parametrize("record_past", [False, True])
+def test_crop_while_growing(record_past: bool) -> None:
+    caches = pair(record_past=record_past)
+    said = []
+    for cache in caches:
+        out, at = [feed(cache, 0, 9)], 9
+        while at < 80:
+            out.append(feed(cache, at, at + 5))
+            cache.crop(-3)
+            at += 2
+            assert cache.get_seq_length() == at
+        said.append(torch.cat(out, dim=1))
+    assert torch.equal(*said)
+    same_state(*caches)
+
+
+def test_beams() -> None:
+    model = models.shared("llama", "paged_eviction")
+    ids, mask = models.left_pad(models.prompts([9, 5]))
+    caches = pair(budget=48)
+    tokens = [modes.generate(model, cache, ids, mask, 60, num_beams=3) for cache in caches]
+    assert torch.equal(*tokens)
+    same_state(*caches)
+
+
+def test_rows_while_growing() -> None:
+    caches = pair(policy="h2o")
+    said = []
+    for cache in caches:
+        out = [feed(cache, 0, 9), decode(cache, 9, 14)]
+        cache.batch_repeat_interleave(2)
+        cache.batch_select_indices(torch.tensor([0, 3]))
+        out.append(decode(cache, 14, 60))
+        cache.reorder_cache(torch.tensor([1, 0]))
+        said.append(torch.cat([*out, decode(cache, 60, 110)], dim=1))
+    assert torch.equal(*said)
+    same_state(*caches)
+
+
+@pytest.mark.parametrize("at", [12, 16, 30, 70, 100])
+def test_shrink_while_growing(at: int) -> None:
+    caches = pair(policy="h2o")
+    said = []
+    for cache in caches:
+        out = [feed(cache, 0, 9), decode(cache, 9, at)]
+        cache.shrink(32)
+        assert max(slots(cache)) <= 32
+        said.append(torch.cat([*out, decode(cache, at, 120)], dim=1))
+    assert torch.equal(*said)
+    same_state(*caches)
+    assert slots(caches[0]) == [32] * 2
+
+
+def test_reset_keeps_what_fits() -> None:
+    cache, fresh = make(), make()
+    feed(cache, 0, 30)
+    address = [layer.keys.data_ptr() for layer in cache.layers]
+    for prompt in (30, 10, 1):
+        cache.reset()
+        feed(cache, 0, prompt)
+        assert [layer.keys.data_ptr() for layer in cache.layers] == address
+    cache.reset()
+    said = [torch.cat([feed(one, 0, 60), decode(one, 60, 110)], dim=1) for one in (cache, fresh)]
+    assert torch.equal(*said)
+    same_state(cache, fresh)
+    cache.reset()
+    feed(cache, 0, 9, rows=1)
+    assert [len(layer.keys) for layer in cache.layers] == [1, 1]
+
+
+@pytest.mark.parametrize(("allocator", "heads"), [("cake", "shared"), ("ada_kv", "separate"), ("pyramid", "shared")])
+def test_unequal_layers(allocator: str, heads: str) -> None:
+    caches = pair(allocator=allocator, heads=heads, budget=48, policy="snapkv")
+    said = [
+        torch.cat([feed(cache, 0, 9), decode(cache, 9, 30), feed(cache, 30, 70), decode(cache, 70, 90)], dim=1)
+        for cache in caches
+    ]
+    assert torch.equal(*said)
+    for one, other in zip(*(cache.layers for cache in caches), strict=True):
+        assert torch.equal(one.positions, other.positions)
+        assert one.held <= one.keys.shape[2] <= one.budget.tokens
+
+
+def test_a_copy_grows_by_itself() -> None:
+    cache, fresh = make(), make()
+    feed(cache, 0, 9)
+    other = copy.deepcopy(cache)
+    decode(cache, 9, 60)
+    assert slots(other) == [12] * 2
+    feed(fresh, 0, 9)
+    assert torch.equal(decode(other, 9, 120), decode(fresh, 9, 120))
+    same_state(other, fresh)
+
+
+def test_a_short_prompt_and_a_large_budget_cost_little() -> None:
+    cache = make(budget=96 * 1024)
+    feed(cache, 0, 30)
+    assert slots(cache) == [32] * 2
+    assert cache.stats().storage_bytes == 2 * 2 * 2 * 2 * 32 * 8 * 4  # layers, K and V, rows, heads, slots, dim, bytes
+
+
+def test_a_share_of_the_prompt_is_the_most() -> None:
+    cache = make(budget=None, keep_ratio=0.5)
+    feed(cache, 0, 40)
+    decode(cache, 40, 60)
+    assert slots(cache) == [20] * 2
