@@ -115,7 +115,9 @@ def test_every_mode(mode: str, padded: bool) -> None:
         compare(models.shared("llama", attention), mode, padded)
 
 
-FAMILIES = [family for family in models.FAMILIES if family not in ("llama", "mistral_sliding")]
+# transformers 5.14 calls llama4's mask function with an argument that it does not take.
+BROKEN = ("llama4",) if models.VERSION < (5, 20) else ()
+FAMILIES = [family for family in models.FAMILIES if family not in ("llama", "mistral_sliding", *BROKEN)]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
