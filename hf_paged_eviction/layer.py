@@ -288,7 +288,12 @@ class PagedLayer(StoredLayer):
         return torch.cat([held_k, keys], dim=2), torch.cat([held_v, values], dim=2)
 
     def _detached(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        return keys.detach().to(self.dtype), values.detach().to(self.dtype)
+        # Asking is cheaper than a call that changes nothing, and this happens for every token and layer.
+        if keys.requires_grad or values.requires_grad:
+            keys, values = keys.detach(), values.detach()
+        if keys.dtype != self.dtype or values.dtype != self.dtype:
+            keys, values = keys.to(self.dtype), values.to(self.dtype)
+        return keys, values
 
     # ---- storage --------------------------------------------------------------------------------------------------
 
