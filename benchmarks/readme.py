@@ -47,7 +47,9 @@ def bench(preset: str) -> str:
     parts = [
         f"**Decode step**, `paged-eviction bench --preset {preset}`: model `{settings['model']}` with random weights, "
         f"medians of {settings['rounds']} interleaved rounds of {settings['steps']} tokens. *floor* is a DynamicCache "
-        f"of budget tokens, *full* one that holds everything. {place}, torch {versions['torch']}, transformers "
+        f"of budget tokens, *full* one that holds everything; *floor_compiled* is a StaticCache of budget tokens, and "
+        f"the *static* ones are this cache, compiled the same way (*own*: with the attention implementation "
+        f"`paged_eviction`, which needs no mask). {place}, torch {versions['torch']}, transformers "
         f"{versions['transformers']}."
     ]
     if ratios:
@@ -117,10 +119,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("readme", type=Path)
     options = parser.parse_args()
-    on_gpu = (RESULTS / "bench_h200" / "summary.json").exists()
-    note = [] if on_gpu else ["All on a CPU; nothing here has been measured on a GPU yet."]
+    on_gpu = any(row["status"] == "measured" for row in load("bench_h200/summary")["rows"])
+    note = [
+        "All on a CPU. Nothing here has been measured on a GPU yet: `benchmarks/results/bench_h200/summary.json` lists "
+        "the rows that are missing, and `paged-eviction bench --preset h200` measures them."
+    ]
     steps = [bench("cpu"), *([bench("h200")] if on_gpu else [])]
-    content = "\n\n".join([*note, *steps, update(), observe(), prefill_memory()])
+    content = "\n\n".join([*([] if on_gpu else note), *steps, update(), observe(), prefill_memory()])
     text = options.readme.read_text("utf-8")
     options.readme.write_text(replace_section(text, "benchmarks", content), "utf-8")
 

@@ -424,7 +424,9 @@ class BlockTable:
 
     def block_scores(self) -> Tensor:
         """`[B, S, C / P]` means over each block's tokens as of `refresh_scores`; nan for blocks not yet filled."""
-        scores = self._scores.masked_fill(self._positions < 0, float("nan"))
+        scores = self._scores
+        if not (self._overwriting and self.all_real):
+            scores = scores.masked_fill(self._positions < 0, float("nan"))
         return self._in_blocks(scores, float("nan")).mean(-1)
 
     def _in_blocks(self, slots: Tensor, missing: float) -> Tensor:
