@@ -13,7 +13,7 @@ NEWEST = $(shell sed -n 's/^transformers==//p' $(CONSTRAINTS))
 VERSIONS = $(OLDEST) 5.0.0 5.14.1 $(NEWEST)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-notebooks test-oldest test-versions notebooks docs build format clean
+.PHONY: help demo test test-notebooks test-oldest test-versions notebooks docs coverage mutate build format clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -41,6 +41,17 @@ docs: .venv/.stamp-docs ## the documentation in docs/_build/html; warnings are e
 	$(ONE_THREAD) .venv/bin/python -m sphinx -W -n --keep-going docs docs/_build/html
 	.venv/bin/python docs/check_links.py docs/_build/html
 
+coverage: .venv/.stamp-dev ## lines and branches that the tests reach
+	.venv/bin/python $(PIP_INSTALL) -c $(CONSTRAINTS) coverage
+	$(ONE_THREAD) .venv/bin/python -m coverage run -m pytest
+	.venv/bin/python -m coverage combine --quiet
+	.venv/bin/python -m coverage report --skip-covered
+
+mutate: .venv/.stamp-dev ## break the block bookkeeping in a copy, one line at a time: do the tests notice? (hours)
+	.venv/bin/python $(PIP_INSTALL) -c $(CONSTRAINTS) mutmut
+	$(ONE_THREAD) .venv/bin/mutmut run --max-children 1
+	.venv/bin/mutmut results
+
 build: .venv/.stamp-dev ## wheel and sdist in dist/
 	rm -rf build dist
 	.venv/bin/python -m build
@@ -51,7 +62,7 @@ format: .venv/.stamp-dev ## rewrite the sources in the project's format
 	.venv/bin/ruff format .
 
 clean: ## remove environments, builds and caches (not results/)
-	rm -rf .venv .venvs build dist docs/_build docs/notebooks *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venvs build dist docs/_build docs/notebooks mutants .coverage* *.egg-info .mypy_cache .pytest_cache .ruff_cache
 
 test-%: .venvs/%/.stamp
 	$(ONE_THREAD) .venvs/$*/bin/python -m pytest -n $(JOBS) -m contract tests/contract

@@ -59,7 +59,10 @@ def find_file(name: str) -> Path:
     Raises:
         ValueError: there is none.
     """
-    path = Path(name).expanduser()
+    try:
+        path = Path(name).expanduser()
+    except RuntimeError:  # a home that nobody has
+        path = Path(name)
     if path.is_file():
         return path
     if name in _NAMED and _NAMED[name].is_file():

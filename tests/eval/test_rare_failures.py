@@ -1,0 +1,355 @@
+"""What goes wrong rarely: disks, devices, files that are none, keys that are pressed."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import platform
+import random
+import subprocess
+import sys
+from itertools import islice
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import typer
+from rich.console import Console
+
+import hf_paged_eviction_eval.cli
+from hf_paged_eviction_eval import commands, environment, models, readme
+from hf_paged_eviction_eval.commands.errors import plain_errors
+from hf_paged_eviction_eval.distributed import Team
+from hf_paged_eviction_eval.errors import UserError
+from hf_paged_eviction_eval.evaluation import same_batches
+from hf_paged_eviction_eval.longbench import hub
+from hf_paged_eviction_eval.report.rules import _question
+from hf_paged_eviction_eval.running import batching
+from hf_paged_eviction_eval.settings import EMBEDDED, TaskSettings
+from hf_paged_eviction_eval.store import lock, shards
+from hf_paged_eviction_eval.store.predictions import read_groups
+from hf_paged_eviction_eval.store.results import RowFile, make_folder, read_lines
+from hf_paged_eviction_eval.tasks import get_task, library, sized
+from hf_paged_eviction_eval.tasks.ruler import common_words
+from hf_paged_eviction_eval.terminal import progress
+
+
+def settings(**changes: Any) -> TaskSettings:
+    return TaskSettings(**{"policies": (), "budgets": ("full",), "tasks": ("passkey",), **changes})
+
+
+# ---- the command --------------------------------------------------------------------------------------------------
+
+
+def test_stopped_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(typer.Exit) as stopped, plain_errors():
+        raise KeyboardInterrupt
+    assert stopped.value.exit_code == 130
+    assert "the same command continues" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("missing", "said"), [("matplotlib", "pip install 'hf_paged_eviction[eval]'"), ("other", "")])
+def test_a_missing_package(missing: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that the extra brings is named; any other is a defect and keeps its traceback."""
+
+    def app() -> None:
+        raise ModuleNotFoundError(name=missing)
+
+    monkeypatch.setattr(commands, "app", app)
+    with pytest.raises(SystemExit if said else ModuleNotFoundError) as caught:
+        hf_paged_eviction_eval.cli.main()
+    assert said in str(caught.value)
+
+
+def test_a_bar_on_a_terminal() -> None:
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=100, color_system=None)
+    with progress(console, "answers") as watch:
+        watch(SimpleNamespace(finished=3, total=8, last="keydiff [12%]"))  # type: ignore[arg-type]
+    assert "3/8" in screen.getvalue()
+    assert "keydiff [12%]" in screen.getvalue(), "what is last is no markup"
+
+
+# ---- models and devices -------------------------------------------------------------------------------------------
+
+
+def test_a_model_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(models.AutoModelForCausalLM, "from_pretrained", load)
+    with pytest.raises(UserError, match="'embedded' does not fit on cpu: --dtype bfloat16 halves it"):
+        models.load(settings())
+
+
+def test_a_model_that_is_not_there(tmp_path: Path) -> None:
+    for load in (models.load_config, models.load_tokenizer):
+        with pytest.raises(UserError, match="expected: a folder that exists, or a name on the Hugging Face Hub"):
+            load(settings(model=str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"dtype": "bfloat16"}, torch.bfloat16),
+        ({}, torch.float32),
+        ({"device": "cuda"}, torch.float32),
+        ({"device": "cuda", "model": "other"}, "auto"),
+        ({"device": "cpu", "model": "other"}, torch.float32),
+    ],
+)
+def test_the_precision_of_a_run(changes: dict[str, Any], expected: Any) -> None:
+    assert models.resolve_dtype(settings(**changes)) == expected
+    assert settings().model == EMBEDDED
+
+
+def test_a_model_split_by_tensor_parallelism() -> None:
+    given = models._arguments(settings(tensor_parallel=True))
+    plan = given.get("tp_plan") or given["distributed_config"].tp_plan
+    assert plan == "auto"
+    assert not {"tp_plan", "distributed_config"} & set(models._arguments(settings()))
+
+
+def test_free_memory_of_all_cards(monkeypatch: pytest.MonkeyPatch) -> None:
+    free = {0: 5, 1: 7, torch.device("cuda:1"): 7}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda card: (free[card], 100))
+    assert batching.free_bytes(settings(device="cuda:1")) == 7
+    assert batching.free_bytes(settings(device_map="auto")) == 12
+    assert batching.free_bytes(settings(tensor_parallel=True)) == 12
+    assert batching.free_bytes(settings()) > 12, "a run on the processor has the machine's memory"
+    monkeypatch.setattr(torch.mps, "recommended_max_memory", lambda: 9)
+    assert batching.free_bytes(settings(device="mps")) == 9
+
+
+def test_cards_are_counted_by_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    cards = [SimpleNamespace(name=name, total_memory=80) for name in ("big", "big", "small")]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: cards[index])
+    assert environment.accelerators() == [
+        {"name": "big", "count": 2, "memory_bytes": 80},
+        {"name": "small", "count": 1, "memory_bytes": 80},
+    ]
+
+
+def test_an_accelerator_of_another_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("mps"))
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 1)
+    assert environment.accelerators() == [{"name": "mps", "count": 1, "memory_bytes": None}]
+    assert environment.best_device() == "mps"
+
+
+# ---- where it ran -------------------------------------------------------------------------------------------------
+
+
+def test_a_machine_that_says_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> int:
+        raise ValueError("unrecognized configuration name")
+
+    monkeypatch.setattr(os, "sysconf", refuse)
+    assert environment.memory_bytes() is None
+    monkeypatch.setattr(Path, "exists", lambda self: False)
+    monkeypatch.setattr(platform, "processor", lambda: "")
+    monkeypatch.setattr(platform, "machine", lambda: "riscv64")
+    assert environment.cpu_name() == "riscv64"
+    assert environment._version("no-such-package-anywhere") is None
+
+
+def test_the_commit_of_a_package_in_a_repository(tmp_path: Path) -> None:
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(tmp_path), "-c", "user.name=x", "-c", "user.email=x@example.org", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    git("init", "--quiet")
+    assert environment.commit(package) is None, "a package that is no part of the repository around it"
+    git("add", ".")
+    git("commit", "--quiet", "--message", "first")
+    assert environment.commit(package) == git("rev-parse", "HEAD")
+    (tmp_path / "untracked").write_text("")
+    assert environment.commit(package) == git("rev-parse", "HEAD")
+    (package / "__init__.py").write_text("changed")
+    assert environment.commit(package) == git("rev-parse", "HEAD") + "-dirty"
+
+
+# ---- files --------------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_below_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="choose another --output"):
+        make_folder(tmp_path / "file" / "folder")
+
+
+def test_a_lock_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / lock.NAME).mkdir()
+    with pytest.raises(UserError, match=r"cannot lock .*; choose another --output"), lock.held(tmp_path):
+        pass
+
+
+def test_rows_that_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "results.jsonl").mkdir()
+    with pytest.raises(UserError, match=r"cannot read .*results\.jsonl"):
+        read_lines([tmp_path / "results.jsonl"], lambda row: (row["id"],))
+
+
+def test_rows_that_do_not_reach_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(_: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    rows = RowFile(tmp_path / "results.jsonl")
+    monkeypatch.setattr("hf_paged_eviction_eval.store.results.SYNC_SECONDS", float("inf"))
+    rows.append([{"id": 1}])
+    monkeypatch.setattr(os, "fsync", fails)
+    with pytest.raises(UserError, match=r"cannot write .*Input/output error; every row before this one is kept"):
+        rows.close()
+    assert json.loads((tmp_path / "results.jsonl").read_text()) == {"id": 1}
+    rows.close()
+
+
+def test_predictions_that_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "qasper.jsonl").mkdir()
+    with pytest.raises(UserError, match=r"cannot read .*qasper\.jsonl"):
+        list(read_groups(tmp_path, False))
+
+
+def test_a_task_that_is_not_of_longbench_e(tmp_path: Path) -> None:
+    folder = tmp_path / "pred_e"
+    folder.mkdir()
+    row = {"pred": "x", "answers": ["x"], "all_classes": None, "length": 5}
+    (folder / "narrativeqa.jsonl").write_text(json.dumps(row) + "\n")
+    with pytest.raises(UserError, match="task 'narrativeqa' is not one of LongBench-E"):
+        list(read_groups(folder, False))
+
+
+def test_a_mark_that_cannot_be_left(tmp_path: Path) -> None:
+    with shards.Shard(tmp_path, 1) as shard:
+        shards.mark_path(tmp_path, 1).with_suffix(".partial").mkdir()
+        with pytest.raises(UserError, match=r"cannot write .*rank00001\.done"):
+            shard.finish({})
+
+
+def test_a_main_process_that_died(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        waited.append(seconds)
+        shards.mark_path(tmp_path, 2).unlink()
+
+    monkeypatch.setattr(shards.time, "sleep", sleep)
+    with shards.Shard(tmp_path, 1) as shard, pytest.raises(UserError, match="the main process ended early"):
+        shard.finish({})
+    with lock.held(tmp_path), shards.Shard(tmp_path, 2) as shard:
+        shard.finish({})  # returns once the mark has been taken
+    assert waited == [shards.POLL_SECONDS]
+
+
+def test_no_mirror_has_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(repository: str, *_: object, **__: object) -> str:
+        raise OSError(f"404 for {repository}")
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", refuse)
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *_, **__: None)
+    monkeypatch.setattr(hub, "is_offline", lambda: False)
+    monkeypatch.setattr(hub, "require_network", lambda wanted: None)
+    with pytest.raises(
+        UserError, match=r"(?s)cannot fetch data\.zip at revision r.*a/b: 404 for a/b.*c/d: 404"
+    ) as found:
+        hub.download(("a/b", "c/d"), "data.zip", "r")
+    assert "--data-dir" in str(found.value)
+
+
+# ---- tasks and reports --------------------------------------------------------------------------------------------
+
+
+def test_an_interpreter_without_sources() -> None:
+    with pytest.raises(FileNotFoundError, match=r"'no_such_module'.*install the interpreter with its .py files"):
+        library.source("no_such_module")
+    assert "def dump" in library.source("json"), "of a package it is the first file"
+
+
+def test_a_list_longer_than_its_vocabulary() -> None:
+    words = list(islice(common_words._endless(random.Random(0), ["one", "two"]), 300))
+    assert words[:2] == ["one", "two"]
+    assert len(set(words)) == 300
+    assert all(word.isalpha() for word in words)
+
+
+def test_no_place_for_a_question(tokenizer: Any) -> None:
+    with pytest.raises(ValueError, match="no place in the held-out modules for a next_line sample of 1000000 tokens"):
+        get_task("next_line").make(tokenizer, 1_000_000, 0)
+
+
+def test_a_broken_chat_template_counts_nothing(monkeypatch: pytest.MonkeyPatch, tokenizer: Any) -> None:
+    """Whoever uses it is told."""
+
+    def fails(*_: object) -> str:
+        raise UserError("broken")
+
+    monkeypatch.setattr(sized, "has_template", lambda tokenizer: True)
+    monkeypatch.setattr(sized, "render", fails)
+    assert sized.chat_tokens(tokenizer) == 0
+
+
+def test_what_the_report_says_of_questions() -> None:
+    def run(*aware: bool) -> Any:
+        return SimpleNamespace(sources=[SimpleNamespace(settings={"question_aware": each}) for each in aware], rows=[])
+
+    assert "stood in the prompt" in _question([run(True)])
+    assert "In this report the cache was compressed before" in _question([run(False)])
+    assert "cannot be compared" in _question([run(True), run(False)])
+    assert "cannot be compared" in _question([run()])
+
+
+def test_processes_with_other_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    team = Team(rank=1, size=2)
+    monkeypatch.setattr(Team, "agree", lambda self, make: [("passkey", 64, ("theirs",))])
+    mine = SimpleNamespace(task="passkey", length=64, prompts=[SimpleNamespace(sample=SimpleNamespace(id="mine"))])
+    with pytest.raises(UserError, match=r"process 1 has other data than the main process: .*theirs"):
+        same_batches(team, [mine])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize(("text", "kind"), [(True, "perplexity"), (False, "results")])
+def test_sections_of_a_readme(text: bool, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables and plots of a run take the place of what stands between the markers."""
+    meta = {
+        "settings": {"model": "m", "block_size": 16, "heads": "shared", "device": "cpu", "limit": 3, "length": 256}
+        | ({"chunk": 32} if text else {"tasks": ["passkey"], "seed": 4, "question_aware": False}),
+        "tasks": {"passkey": {"samples": 5}},
+        "versions": {"torch": "2.9", "transformers": "5.0"},
+        "hardware": {"cpu": "a processor", "accelerators": [], "processes": 1},
+        "workers": 2,
+        "seconds": 12.4,
+    }
+    (tmp_path / "run_meta.json").write_text(json.dumps(meta))
+    (tmp_path / "summary.json").write_text("[]")
+    monkeypatch.setattr(readme, "perplexity_grid", lambda curves: "grid")
+    monkeypatch.setattr(readme, "accuracy_grids", lambda cells: ["grid", "one task"])
+    monkeypatch.setattr(readme, "for_markdown", lambda grid: f"| {grid} |")
+    for name in ("accuracy.png", "accuracy_by_task.png", "perplexity.png"):
+        (tmp_path / name).write_bytes(b"plot")
+    page = tmp_path / "README.md"
+    page.write_text(f"before\n<!-- {kind}:begin -->\nold\n<!-- {kind}:end -->\nafter\n")
+    monkeypatch.setattr(sys, "argv", ["readme", str(tmp_path), str(page)])
+    readme.main()
+    written = page.read_text()
+    assert written.startswith(f"before\n<!-- {kind}:begin -->\nModel `m`, ")
+    assert written.endswith(f"<!-- {kind}:end -->\nafter\n")
+    assert "\nold\n" not in written
+    assert "| grid |" in written
+    assert ("3 texts of up to 256 tokens" if text else "5 questions per task, seed 4, compressed before") in written
+    assert "12 s on a processor, 2 processes of one thread" in written
+    images = {path.name for path in (tmp_path / readme.IMAGES).iterdir()}
+    assert images == ({"perplexity.png"} if text else {"accuracy.png", "accuracy_by_task.png"})
+    page.write_text("no markers")
+    with pytest.raises(SystemExit, match="error: no markers"):
+        readme.main()

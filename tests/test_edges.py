@@ -1,0 +1,338 @@
+"""Calls that are legal and rare, and mistakes that are made once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import models
+import modes
+from hf_paged_eviction import EvictionPolicy, PagedEvictionCache, ScoreContext, make_policy
+from hf_paged_eviction.attention import PAGED_EVICTION, _additive
+from hf_paged_eviction.calibration import load_calibration
+from hf_paged_eviction.calibration.files import FILE_NAME, find_file
+from hf_paged_eviction.calibration.fit import Window, fit
+from hf_paged_eviction.parallel import HeadShare
+from hf_paged_eviction.probe import compress_by_probe
+from policy_inputs import text
+
+
+def make(family: str = "llama", attention: str = "sdpa", **settings: Any) -> PagedEvictionCache:
+    return PagedEvictionCache(
+        models.shared(family, attention).config, **{"budget": 24, "block_size": 4, "sink_tokens": 4, **settings}
+    )
+
+
+# ---- the cache ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", ["keydiff", "paged_eviction"])
+@pytest.mark.parametrize("seen", [10, 40])
+def test_no_tokens_at_all(policy: str, seen: int) -> None:
+    """An empty forward returns what is held and changes nothing."""
+    cache = make(policy=policy)
+    ids, mask = models.left_pad(models.prompts([40, 30]))
+    modes.forward(models.shared("llama"), cache, ids, mask, 0, seen)
+    before, positions = cache.layers[0].keys.clone(), cache.layers[0].positions
+    held = cache.layers[0].held
+    nothing = torch.zeros(2, 2, 0, 8)
+    keys, values = cache.update(nothing, nothing, 0)
+    assert torch.equal(keys, before[:, :, :held])
+    assert values.shape == keys.shape
+    assert cache.get_seq_length() == seen
+    assert torch.equal(cache.layers[0].positions, positions)
+
+
+@pytest.mark.parametrize("heads", ["shared", "separate"])
+def test_values_of_another_width_follow_their_keys(heads: str) -> None:
+    """While slots are overwritten as well: the first number of a key and of a value is that of its token."""
+    cache = make(policy="keydiff", heads=heads, attention_mask=torch.ones(2, 60))
+    keys, values = torch.randn(2, 2, 60, 8), torch.randn(2, 2, 60, 3)
+    keys[..., 0] = values[..., 0] = torch.arange(60.0)
+    for start, stop in [(0, 30), *((at, at + 1) for at in range(30, 60))]:
+        cache.update(keys[:, :, start:stop], values[:, :, start:stop], 0)
+    layer = cache.layers[0]
+    assert layer.values.shape == (2, 2, 24, 3)
+    assert torch.equal(layer.keys[..., 0], layer.values[..., 0])
+    assert torch.equal(layer.keys[..., 0], layer.positions.expand(-1, 2, -1).float())
+
+
+def test_prefetch_goes_to_the_layers_own_device() -> None:
+    cache = make()
+    ids, mask = models.left_pad(models.prompts([30]))
+    modes.forward(models.shared("llama"), cache, ids, mask, 0, 30)
+    layer = cache.layers[0]
+    layer.prefetch()
+    assert layer.keys.device.type == layer.values.device.type == "cpu"
+    layer.device = torch.device("meta")
+    layer.prefetch()
+    assert layer.keys.device.type == layer.values.device.type == "meta"
+
+
+def test_an_empty_layer_has_nothing_to_move() -> None:
+    layer = make().layers[0]
+    layer.offload()
+    layer.prefetch()
+    assert layer.keys is None
+    assert layer.values is None
+
+
+@pytest.mark.filterwarnings("ignore:No layer of this mistral model can evict")
+def test_repr_without_a_paged_layer() -> None:
+    cache = make("mistral_sliding")
+    assert repr(cache) == "PagedEvictionCache(no paged layer, 2 others)"
+
+
+def test_repr_of_a_layer() -> None:
+    cache = make()
+    assert repr(cache.layers[0]) == "PagedLayer(budget=24, held=0, seen=0)"
+    share = make(budget=None, keep_ratio=0.25)
+    assert repr(share.layers[0]) == "PagedLayer(budget=25% of the prompt, held=0, seen=0)"
+    ids, mask = models.left_pad(models.prompts([40, 30]))
+    for one in (cache, share):
+        modes.forward(models.shared("llama"), one, ids, mask, 0, 40)
+    assert repr(cache.layers[1]) == "PagedLayer(budget=24, held=24, seen=40)"
+    assert repr(share.layers[1]) == "PagedLayer(budget=12, held=12, seen=40)"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"budget": []}, "budget= is an empty list: give one number per paged layer"),
+        ({"budget": [24, 24], "allocator": "pyramid"}, "give a single number with 'pyramid'"),
+    ],
+)
+def test_lists_of_budgets(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make(attention=PAGED_EVICTION, **settings)
+
+
+@pytest.mark.parametrize(
+    ("attribute", "reason"), [("relative_attention_num_buckets", "relative position bias"), ("alibi", "ALiBi")]
+)
+def test_positions_that_are_slots_are_known_by_attribute(attribute: str, reason: str) -> None:
+    """Also in models whose type is unknown."""
+    config = models.family_config("llama")
+    setattr(config, attribute, 32)
+    with pytest.raises(ValueError, match=reason):
+        PagedEvictionCache(config, budget=64)
+
+
+def test_heads_of_layers_that_differ() -> None:
+    """From the configuration of the layer where there is one; unknown where only the numbers are there."""
+
+    def share(layer: int, **values: Any) -> int | None:
+        config = SimpleNamespace(**values)
+        config.get_text_config = lambda decoder: config
+        return HeadShare.of(config, layer).total
+
+    each = [SimpleNamespace(num_key_value_heads=2), SimpleNamespace(num_key_value_heads=4)]
+    assert [share(layer, per_layer_config=each, num_key_value_heads=8) for layer in range(3)] == [2, 4, 8]
+    assert share(0, num_global_key_value_heads=1, num_key_value_heads=2) is None
+    assert share(0, num_attention_heads=6) == 6
+    assert share(0, num_key_value_heads=[2, 4]) is None
+    assert share(0) is None
+
+
+# ---- attention and what is remembered of it -----------------------------------------------------------------------
+
+
+def by_position(layer: Any, name: str) -> list[dict[int, float]]:
+    """Per row, from the position of a token to its number in the first head."""
+    rows = zip(layer.positions[:, 0].tolist(), layer.observed[name][:, 0].tolist(), strict=True)
+    return [{p: x for p, x in zip(positions, numbers, strict=True) if p >= 0} for positions, numbers in rows]
+
+
+def test_statistics_move_back_with_their_tokens() -> None:
+    """New tokens took slots of pads; when they are taken back the others are put in order, with what they earned."""
+    model = models.shared("llama", PAGED_EVICTION)
+    cache = make(attention=PAGED_EVICTION, policy="h2o")
+    ids, mask = models.left_pad(models.prompts([20, 16]), 24)
+    more = torch.stack(models.prompts([2, 2], seed=3))
+    modes.forward(model, cache, ids, mask, 0, 24)
+    before = [by_position(layer, "attention") for _, layer in cache.paged_layers]
+    longer, its_mask = torch.cat([ids, more], dim=1), modes.extend(mask, 2)
+    for at in (24, 25):
+        modes.forward(model, cache, longer, its_mask, at, at + 1)
+    slots = [layer.positions.clone() for _, layer in cache.paged_layers]
+    cache.crop(-2)
+    for (_, layer), earned, moved in zip(cache.paged_layers, before, slots, strict=True):
+        assert not torch.equal(layer.positions, moved[:, :, : layer.held])
+        assert by_position(layer, "attention") == earned
+        assert layer.positions[0, 0].tolist() == [-1, -1, *range(20)]
+
+
+def test_an_additive_mask_stays() -> None:
+    query, key = torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 5, 4)
+    own = torch.randn(1, 1, 3, 5)
+    assert _additive(own, query, key) is own
+    assert _additive(None, query[:, :, :1], key) is None
+    hidden = _additive(torch.tensor([[[[True, False, True, True, True]]]]), query, key)
+    assert hidden is not None
+    assert hidden.tolist() == [[[[0.0, torch.finfo(torch.float32).min, 0.0, 0.0, 0.0]]]]
+    causal = _additive(None, query, key[:, :, :3])
+    assert causal is not None
+    assert (causal[0, 0] == 0).tolist() == torch.ones(3, 3, dtype=torch.bool).tril().tolist()
+
+
+def test_a_forward_of_several_is_scored_after_its_attention() -> None:
+    layer = make(attention=PAGED_EVICTION, policy="h2o").layers[0]
+    states = torch.zeros(1, 2, 30, 8)
+    with pytest.raises(RuntimeError, match="scored after its attention only"):
+        layer._score_overflow(states, states, torch.zeros(1, 1, 30, dtype=torch.int64), 30)
+    with pytest.raises(RuntimeError, match="has not been started"):
+        _ = layer._observer.count
+
+
+# ---- policies -----------------------------------------------------------------------------------------------------
+
+
+class Curious(EvictionPolicy):
+    """Keeps what it was told."""
+
+    def __init__(self, local: bool) -> None:
+        self.token_local = local  # type: ignore[misc]
+        self.told: list[ScoreContext] = []
+
+    def score(self, context: ScoreContext) -> Tensor:
+        self.told.append(context)
+        return context.positions.float()
+
+
+@pytest.mark.parametrize("local", [False, True])
+def test_policies_are_told_how_much_was_seen(local: bool) -> None:
+    """Real tokens of each row, before a decision while decoding and at a forward of several."""
+    policy = Curious(local)
+    cache = make(policy=policy)
+    ids, mask = models.left_pad(models.prompts([60, 47, 39]))
+    real = torch.tensor([60, 47, 39])
+    for start, stop in [(0, 30), *((at, at + 1) for at in range(30, 50)), (50, 60)]:
+        policy.told.clear()
+        modes.forward(models.shared("llama"), cache, ids, mask, start, stop)
+        for context in policy.told:
+            known = (context.seen, (real - 60 + stop).clamp_min(0), (real - 60 + start).clamp_min(0))
+            assert known[0].tolist() in [known[1].tolist(), known[2].tolist()]
+            assert context.valid.equal(context.positions >= 0)
+            assert (context.positions < context.seen[:, None, None]).all()
+            assert context.layer_idx in (0, 1)
+        assert policy.told or stop - start == 1
+
+
+class Forgetful(EvictionPolicy):
+    token_statistics = ("hits",)
+
+    def score(self, context: ScoreContext) -> Tensor:
+        return context.statistics["hits"]
+
+
+def test_statistics_need_an_observer() -> None:
+    given = text(seed=0)
+    with pytest.raises(NotImplementedError, match="Forgetful names statistics but has no observe"):
+        Forgetful().observe({}, given.attention([0]))
+
+
+def test_caote_of_a_policy_with_statistics_of_its_own() -> None:
+    """RoCo counts squares too; what CAOTE asks of it is its mean attention alone."""
+    given = text(seed=1)
+    roco, mean = make_policy("caote(roco)"), make_policy("caote(attention_mean)")
+    found, expected = (policy.score(given.context(policy, given.all_pieces(policy))) for policy in (roco, mean))
+    valid = given.positions >= 0
+    torch.testing.assert_close(found[valid], expected[valid])
+
+
+@pytest.mark.parametrize("spelled", ["h2o(\0)", "caote(" * 400 + "h2o" + ")" * 400, "(" * 3000])
+def test_texts_that_python_cannot_read(spelled: str) -> None:
+    with pytest.raises(ValueError, match=r"(?s)."):
+        make_policy(spelled)
+
+
+# ---- calibrations -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def calibration_file() -> Path:
+    from hf_paged_eviction_eval import embedded
+
+    return Path(embedded.calibration_path())
+
+
+def test_a_calibration_of_the_hub(calibration_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, ...]] = []
+
+    def download(*names: str) -> str:
+        asked.append(names)
+        return str(calibration_file)
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
+    assert find_file("someone/something") == calibration_file
+    assert asked == [("someone/something", FILE_NAME)]
+    for no_repository in ("someone/", "/something", "a/b/c", "someone/file.safetensors", "./something", "name"):
+        with pytest.raises(ValueError, match="there is no such file"):
+            find_file(no_repository)
+    assert len(asked) == 1, "only what can be a repository is asked for"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda tensors, metadata: tensors.clear(), "it holds no layer"),
+        (lambda tensors, metadata: metadata.update(feature_version="0"), "features of version 0, this package has"),
+        (lambda tensors, metadata: metadata.update(format="x"), "another kind of safetensors file"),
+        (lambda tensors, metadata: metadata.pop("model"), "'model'"),
+        (lambda tensors, metadata: metadata.update(facts="{"), "Expecting property name"),
+        (lambda tensors, metadata: tensors.update({"layers.x.y": torch.zeros(1)}), "invalid literal for int"),
+        (lambda tensors, metadata: tensors.update({"layers": torch.zeros(1)}), "not enough values to unpack"),
+    ],
+)
+def test_files_that_are_no_calibration(
+    change: Callable[[dict[str, Tensor], dict[str, str]], Any], message: str, calibration_file: Path, tmp_path: Path
+) -> None:
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+
+    with safe_open(calibration_file, framework="pt") as file:
+        tensors, metadata = {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata())  # noqa: SIM118
+    change(tensors, metadata)
+    path = tmp_path / "changed.safetensors"
+    save_file(tensors, path, metadata)
+    with pytest.raises(ValueError, match=f"Cannot use the calibration.*{message}"):
+        load_calibration(path)
+
+
+def test_latents_cannot_be_calibrated() -> None:
+    with pytest.raises(ValueError, match="caches latents instead of keys and values"):
+        fit(models.shared("deepseek_v3"), [Window(torch.zeros(1, 300, dtype=torch.int64))] * 2)
+
+
+# ---- the probe ----------------------------------------------------------------------------------------------------
+
+
+def test_a_probe_without_a_mask_is_one_with_all_tokens() -> None:
+    model = models.shared("llama", PAGED_EVICTION)
+    ids = torch.stack(models.prompts([40, 40]))
+    held = []
+    for mask in (None, torch.ones_like(ids)):
+        cache = make(attention=PAGED_EVICTION, policy="kvzip", budget=40)
+        compress_by_probe(model, cache, 20, ids, mask, probe_ids=[3, 4])
+        held.append([layer.positions for _, layer in cache.paged_layers])
+    assert all(torch.equal(*pair) for pair in zip(*held, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("ids", "mask", "message"),
+    [
+        (torch.zeros(4, dtype=torch.int64), None, r"must be \[rows, length\]"),
+        (torch.zeros(1, 0, dtype=torch.int64), None, "with at least one token"),
+        (torch.zeros(1, 4, dtype=torch.int64), torch.ones(1, 3), r"shape \(1, 3\) and input_ids \(1, 4\)"),
+    ],
+)
+def test_a_probe_of_something_else(ids: Tensor, mask: Tensor | None, message: str) -> None:
+    cache = make(attention=PAGED_EVICTION, policy="kvzip", budget=40)
+    with pytest.raises(ValueError, match=message):
+        compress_by_probe(models.shared("llama", PAGED_EVICTION), cache, 20, ids, mask, probe_ids=[3])

@@ -1,0 +1,457 @@
+"""The parts that everything else stands on, each against a loop: ranks, pads, sizes, slots."""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from hf_paged_eviction.budget import BlockBudget
+from hf_paged_eviction.padding import Padding
+from hf_paged_eviction.pending import Pending
+from hf_paged_eviction.ranking import DROP, KEEP, best_tokens, best_within, rank_keys
+from hf_paged_eviction.storage import byte_count, gather_slots, make_storage, serves, slot_index, storage_shape
+
+INF, NAN = math.inf, math.nan
+QUICK = settings(max_examples=60, deadline=None, derandomize=True)
+
+# ---- ranks --------------------------------------------------------------------------------------------------------
+
+
+def ranked(scores: list[float], positions: list[int], valid: list[bool] | None = None) -> Tensor:
+    """The keys of one head."""
+    real = torch.tensor([[valid or [True] * len(scores)]])
+    return rank_keys(torch.tensor([[scores]]), torch.tensor([[positions]]), real)[0, 0]
+
+
+def slow_keys(scores: list[float], positions: list[int], valid: list[bool]) -> list[int]:
+    """Whole numbers only: scores in steps of 1/4096 of the power of two at or above their mean size."""
+    sizes = [abs(score) for score, real in zip(scores, valid, strict=True) if real and math.isfinite(score)]
+    mean = sum(sizes) / len(sizes) if sizes else 0.0
+    scale = 2.0 ** math.ceil(math.log2(mean)) if mean else 1.0
+    keys = []
+    for score, position, real in zip(scores, positions, valid, strict=True):
+        level = -INF if math.isnan(score) else score * 4096 / scale
+        level = max(-(2**30), min(2**30, level))
+        keys.append(round(level) * 2**32 + position if real else DROP)
+    return keys
+
+
+SCORES = st.lists(st.integers(-40, 40).map(lambda n: n / 8) | st.sampled_from([INF, -INF, NAN, 1e9]), min_size=1)
+
+
+@QUICK
+@given(scores=SCORES, data=st.data())
+def test_keys_are_those_of_the_loop(scores: list[float], data: st.DataObject) -> None:
+    positions = data.draw(st.permutations(range(len(scores))))
+    valid = data.draw(st.lists(st.booleans(), min_size=len(scores), max_size=len(scores)))
+    assert ranked(scores, positions, valid).tolist() == slow_keys(scores, positions, valid)
+
+
+@pytest.mark.parametrize(
+    ("scores", "levels"),
+    [([0.125, -0.25], [2048, -4096]), ([3.0, 4.0], [3072, 4096]), ([0.0, 0.0], [0, 0]), ([2.0**-20] * 2, [4096] * 2)],
+)
+def test_levels_are_shares_of_a_power_of_two(scores: list[float], levels: list[int]) -> None:
+    assert ranked(scores, [7, 9]).tolist() == [levels[0] * 2**32 + 7, levels[1] * 2**32 + 9]
+
+
+def test_rows_and_heads_have_scales_of_their_own() -> None:
+    scores = torch.tensor([[[1.0, 3.0], [100.0, 300.0]], [[1e-6, 3e-6], [0.0, 0.0]]])
+    positions = torch.arange(2).expand(2, 2, 2)
+    together = rank_keys(scores, positions, torch.ones(2, 2, 2, dtype=torch.bool))
+    assert (together[:, :, 0] < together[:, :, 1]).all()
+    for row in range(2):
+        for head in range(2):
+            assert together[row, head].tolist() == ranked(scores[row, head].tolist(), [0, 1]).tolist()
+
+
+def test_noise_in_the_last_bit_does_not_decide() -> None:
+    """The older goes first, whichever of the two is a bit higher."""
+    score = 0.7
+    above = math.nextafter(score, 1)
+    for first, second in ((score, score), (score, above), (above, score)):
+        one, other = ranked([first, second, 0.1], [5, 4, 6])[:2].tolist()
+        assert one - other == 1
+
+
+def test_pads_are_below_everything() -> None:
+    keys = ranked([5.0, -INF, NAN, -5.0], [0, 1, 2, 3], [False, True, True, True])
+    assert keys[0] == DROP == keys.min()
+    assert keys[1] < keys[2] < keys[3] < KEEP, "nan is as low as it gets; then the older goes first"
+
+
+def test_a_pads_score_does_not_set_the_scale() -> None:
+    assert ranked([1e20, 1.0, 2.0], [0, 1, 2], [False, True, True])[1:].tolist() == ranked([1.0, 2.0], [1, 2]).tolist()
+
+
+def test_best_tokens_are_ordered_by_position() -> None:
+    positions = torch.tensor([[[4, 0, 3, -1, 2, 1, -1]]])
+    keys = rank_keys(torch.tensor([[[4.0, 1.0, 9.0, 9.0, 8.0, 2.0, 9.0]]]), positions, positions >= 0)
+    assert best_tokens(keys, positions, 3).tolist() == [[[4, 2, 0]]]
+    assert best_tokens(keys, positions, 6)[0, 0, 1:].tolist() == [1, 5, 4, 2, 0], "a pad first, where real ones run out"
+
+
+@QUICK
+@given(data=st.data())
+def test_best_within_limits(data: st.DataObject) -> None:
+    """Each row and head keeps its own number; what is missing counts as pads, what is beyond is dead."""
+    candidates, rows, heads = data.draw(st.integers(1, 7)), 2, 2
+    limits = torch.tensor(data.draw(st.lists(st.integers(1, 9), min_size=4, max_size=4))).view(rows, heads)
+    count, shared = int(limits.max()), data.draw(st.booleans())
+    random = torch.Generator().manual_seed(data.draw(st.integers(0, 999)))
+    order = torch.rand(rows, heads, candidates, generator=random).argsort(-1)
+    order = order[:, :1].expand_as(order) if shared else order
+    pads = torch.tensor([[[data.draw(st.integers(0, candidates))]] for _ in range(rows)])
+    positions = (order - pads).clamp_min(-1)
+    scores = torch.rand(rows, heads, candidates, generator=random)
+    keys = rank_keys(scores, positions, positions >= 0)
+    indices, held = best_within(keys, positions[:, :1] if shared else positions, limits, count)
+    assert indices.shape == held.shape == (rows, heads, count)
+    assert indices.min() >= 0
+    assert indices.max() < candidates, "an index means a candidate, even where it means nothing"
+    for row in range(rows):
+        for head in range(heads):
+            limit, places = int(limits[row, head]), positions[row, head].tolist()
+            real = [at for at in range(candidates) if places[at] >= 0]
+            kept = sorted(real, key=keys[row, head].tolist().__getitem__)[-limit:]
+            kept.sort(key=places.__getitem__)
+            expected = [-1] * (limit - len(kept)) + [places[at] for at in kept]
+            assert held[row, head].tolist() == expected + [-1] * (count - limit)
+            assert indices[row, head, limit - len(kept) : limit].tolist() == kept
+
+
+# ---- pads ---------------------------------------------------------------------------------------------------------
+
+
+def mask(*rows: str) -> Tensor:
+    """ "..xx" are two pads and two tokens."""
+    return torch.tensor([[token == "x" for token in row] for row in rows])
+
+
+def shown(found: Tensor | None) -> list[str] | None:
+    return None if found is None else ["".join("x" if real else "." for real in row) for row in found.tolist()]
+
+
+def columns(padding: Padding, start: int, stop: int, batch: int = 2) -> list[str] | None:
+    return shown(padding.columns(start, stop, batch, torch.device("cpu")))
+
+
+def test_nothing_is_known_at_first() -> None:
+    padding = Padding()
+    assert (padding.given, padding.observed, padding.irregular, padding.any_pads) == (False,) * 4
+    assert columns(padding, 0, 5) is None
+
+
+def test_what_the_model_tells() -> None:
+    padding = Padding()
+    told = mask(".xxx", "xxxx")
+    assert padding.observe(told, 0, 4, 2) is not None
+    assert (padding.given, padding.observed, padding.irregular, padding.any_pads) == (False, True, False, True)
+    assert columns(padding, 0, 4) == [".xxx", "xxxx"]
+    assert columns(padding, 0, 2) == [".x", "xx"]
+    assert columns(padding, 0, 6) == [".xxxxx", "xxxxxx"], "what the mask does not reach is real"
+    assert columns(padding, 1, 4) is None, "no pad from there on"
+    assert padding.observe(None, 4, 5, 2) is None
+    assert columns(padding, 0, 4) is None
+
+
+def test_a_longer_mask_is_cut_and_a_shorter_one_hides_the_rest() -> None:
+    padding = Padding()
+    assert shown(padding.observe(mask(".xxxxx"), 0, 3, 1)) == [".xx"]
+    assert shown(padding.observe(mask("xxx"), 0, 5, 1)) == ["xxx.."]
+    assert padding.irregular
+    assert columns(padding, 0, 5, 1) == ["xxx.."]
+
+
+@pytest.mark.parametrize("gap", ["x.x", ".x.x", "xx.", "xxx..x"])
+def test_a_gap_is_irregular_for_good(gap: str) -> None:
+    padding = Padding()
+    padding.observe(mask(gap), 0, len(gap), 1)
+    assert padding.irregular
+    padding.observe(mask("." + "x" * len(gap)), 0, len(gap) + 1, 1)
+    assert padding.irregular
+    padding.reset()
+    assert padding.irregular is False
+
+
+def test_the_newest_word_counts() -> None:
+    padding = Padding()
+    padding.observe(mask("x.x"), 0, 3, 1)
+    padding.observe(mask("xxxx"), 3, 4, 1)
+    assert columns(padding, 0, 4, 1) == ["xxxx"]
+
+
+def test_one_row_that_is_all_pads_is_regular() -> None:
+    padding = Padding()
+    padding.observe(mask("....", "xxxx"), 0, 4, 2)
+    assert not padding.irregular
+    assert padding.any_pads
+
+
+def test_a_step_learns_of_a_new_pad() -> None:
+    padding = Padding()
+    padding.observe(mask("xxx", "xxx"), 0, 3, 2)
+    assert columns(padding, 0, 3) is None
+    padding.observe(mask("xxxx", "xxx."), 3, 4, 2)
+    assert columns(padding, 3, 4) == ["x", "."]
+    assert padding.irregular
+    padding.observe(mask("xxxxx", "xxx.x"), 4, 5, 2)
+    assert columns(padding, 4, 5) is None
+    assert columns(padding, 3, 5) == ["xx", ".x"]
+
+
+@pytest.mark.parametrize("turn", [".x", "..x", "x.x", ".xxx"])
+def test_a_later_forward_of_several_is_learned(turn: str) -> None:
+    padding = Padding()
+    padding.observe(mask("xxx"), 0, 3, 1)
+    padding.observe(mask("xxx" + turn), 3, 3 + len(turn), 1)
+    assert columns(padding, 3, 3 + len(turn), 1) == [turn]
+    assert padding.irregular
+    assert padding.any_pads
+
+
+def test_pads_that_were_taken_back_are_forgotten() -> None:
+    """A step that comes before the last pad that was known."""
+    padding = Padding()
+    padding.observe(mask("x..x"), 0, 4, 1)
+    padding.observe(mask("xx"), 1, 2, 1)
+    assert not padding.any_pads
+    assert columns(padding, 0, 2, 1) is None
+
+
+def test_a_first_step_is_learned() -> None:
+    padding = Padding()
+    padding.observe(mask(".", "x"), 0, 1, 2)
+    assert columns(padding, 0, 1) == [".", "x"]
+    assert padding.any_pads
+
+
+def test_the_users_mask_wins_for_the_columns_it_covers() -> None:
+    padding = Padding(mask("..xx", "xxxx").long())
+    assert padding.given
+    assert padding.any_pads
+    assert columns(padding, 0, 4) == ["..xx", "xxxx"]
+    assert shown(padding.observe(mask("xxxxxx", ".xxxxx"), 0, 6, 2)) == ["..xxxx", "xxxxxx"]
+    assert shown(padding.observe(None, 0, 5, 2)) == ["..xxx", "xxxxx"]
+    assert shown(padding.observe(None, 0, 3, 2)) == ["..x", "xxx"]
+
+
+def test_the_users_rows_are_repeated() -> None:
+    padding = Padding(mask(".x", "xx"))
+    assert columns(padding, 0, 2, 4) == [".x", ".x", "xx", "xx"]
+    with pytest.raises(
+        ValueError, match=r"has 2 rows, which does not divide the batch of 3. Pass .* of this batch, or none"
+    ):
+        columns(padding, 0, 2, 3)
+    empty = Padding(torch.ones(0, 2))
+    with pytest.raises(ValueError, match="has 0 rows"):
+        empty.observe(None, 0, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("given_mask", "error", "message"),
+    [
+        ([[1, 1]], TypeError, "got list"),
+        (torch.ones(3), ValueError, r"got shape \(3,\)"),
+        (torch.ones(1, 1, 3), ValueError, r"got shape \(1, 1, 3\)"),
+    ],
+)
+def test_a_mask_that_is_none(given_mask: Tensor, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=rf"attention_mask must be .*\[rows, length\], {message}"):
+        Padding(given_mask)
+
+
+def test_rows_move_with_the_batch() -> None:
+    padding = Padding(mask(".x", "xx"))
+    padding.observe(mask("xxx", ".xx", "xx.", "xxx"), 0, 3, 4)
+    padding.map_rows(lambda rows: rows.flip(0), 4)
+    assert columns(padding, 0, 3, 4) == ["xxx", "xx.", ".xx", ".xx"]
+    assert shown(padding.observe(None, 0, 3, 4)) == ["xxx", "xxx", ".xx", ".xx"], "the user's rows as well"
+    nothing = Padding()
+    nothing.map_rows(lambda rows: rows.flip(0), 4)
+    assert columns(nothing, 0, 3, 4) is None
+
+
+def test_reset_forgets_everything() -> None:
+    padding = Padding(mask("x.x"))
+    padding.observe(None, 0, 3, 1)
+    padding.reset()
+    assert (padding.given, padding.observed, padding.irregular, padding.any_pads) == (False,) * 4
+    assert columns(padding, 0, 3, 1) is None
+    assert padding.observe(mask("xxx"), 0, 3, 1) is not None
+    assert columns(padding, 0, 3, 1) is None
+
+
+def test_the_unknown_is_warned_about_once() -> None:
+    padding = Padding()
+    message = (
+        "^A batch of several rows arrived and nothing told the cache which tokens are pads, so all count as real. "
+        "This model builds its mask by itself: pass attention_mask= to PagedEvictionCache.$"
+    )
+    with pytest.warns(UserWarning, match=message) as found:
+        padding.warn_if_unknown()
+        padding.warn_if_unknown()
+    assert len(found) == 1
+
+
+def test_the_known_is_not_warned_about() -> None:
+    observed = Padding()
+    observed.observe(None, 0, 3, 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for padding in (observed, Padding(mask("xx")), Padding(expected=False)):
+            padding.warn_if_unknown()
+    assert observed.observed
+
+
+# ---- tokens that wait ---------------------------------------------------------------------------------------------
+
+
+def test_pending_tokens() -> None:
+    keys, values = torch.arange(24.0).view(2, 1, 3, 4), torch.arange(12.0).view(2, 1, 3, 2)
+    real = torch.tensor([[True, False, True], [True, True, True]])
+    pending = Pending(keys, values, real)
+    assert pending.count == 3
+    first = pending.first(2)
+    assert first.count == 2
+    assert torch.equal(first.keys, keys[:, :, :2]) and torch.equal(first.values, values[:, :, :2])
+    assert first.real is not None and torch.equal(first.real, real[:, :2])
+    turned = pending.map_rows(lambda rows: rows.flip(0))
+    assert torch.equal(turned.keys, keys.flip(0)) and torch.equal(turned.values, values.flip(0))
+    assert turned.real is not None and torch.equal(turned.real, real.flip(0))
+    all_real = Pending(keys, values, None)
+    assert all_real.first(1).real is None
+    assert all_real.map_rows(lambda rows: rows.flip(0)).real is None
+
+
+# ---- sizes --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("block", "sinks", "prefix", "protected", "blocks", "smallest"),
+    [
+        (4, None, 0, 4, 1, 12),
+        (4, 0, 0, 0, 0, 8),
+        (4, 5, 0, 5, 2, 16),
+        (4, 4, 9, 9, 3, 20),
+        (4, 6, 2, 6, 2, 16),
+        (1, None, 0, 1, 1, 3),
+        (1, 0, 0, 0, 0, 2),
+        (16, 4, 16, 16, 1, 48),
+        (16, 4, 17, 17, 2, 64),
+    ],
+)
+def test_protection_in_blocks(
+    block: int, sinks: int | None, prefix: int, protected: int, blocks: int, smallest: int
+) -> None:
+    sizes = BlockBudget.validate(smallest, None, block, sinks, prefix)
+    assert (sizes.protected, sizes.protected_blocks, sizes.smallest) == (protected, blocks, smallest)
+    assert sizes.capacity == smallest
+    assert sizes.of(smallest + block) == BlockBudget(smallest + block, block, protected)
+    if smallest > block:
+        with pytest.raises(ValueError, match=f"leaves no block to evict.*Smallest legal budget: {smallest}\\."):
+            BlockBudget.validate(smallest - block, None, block, sinks, prefix)
+
+
+@pytest.mark.parametrize(
+    ("budget", "nearest"), [(13, "12 or 16"), (15, "12 or 16"), (11, "12"), (5, "12"), (1, "12"), (17, "16 or 20")]
+)
+def test_a_budget_between_blocks(budget: int, nearest: str) -> None:
+    with pytest.raises(
+        ValueError, match=rf"^budget={budget} is not a multiple of block_size=4; nearest legal: {nearest}\.$"
+    ):
+        BlockBudget.validate(budget, None, 4, None, 0)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "prompt", "tokens"),
+    [(0.25, 100, 28), (0.25, 96, 24), (1.0, 50, 52), (1.0, 48, 48), (0.01, 100, 12), (0.5, 0, 12), (1, 13, 16)],
+)
+def test_a_share_of_the_prompt(ratio: float, prompt: int, tokens: int) -> None:
+    sizes = BlockBudget.validate(None, ratio, 4, None, 0)
+    with pytest.raises(RuntimeError, match="has not met a prompt yet"):
+        _ = sizes.capacity
+    resolved = sizes.resolve(prompt)
+    assert resolved == BlockBudget(tokens, 4, 4)
+    assert resolved.resolve(1000) is resolved
+
+
+WRONG = [
+    ({"budget": 0}, ValueError, "^budget must be at least 1, got 0.$"),
+    ({"budget": 12.0}, TypeError, "^budget counts tokens and must be a whole number, got 12.0.$"),
+    ({"budget": True}, TypeError, "must be a whole number, got True"),
+    ({"budget": "12"}, TypeError, "got '12'"),
+    ({"block_size": 0}, ValueError, "^block_size must be at least 1, got 0.$"),
+    ({"sink_tokens": -1}, ValueError, "^sink_tokens must be at least 0, got -1.$"),
+    ({"protected_prefix": -1}, ValueError, "^protected_prefix must be at least 0, got -1.$"),
+    ({"sink_tokens": 1.5}, TypeError, "^sink_tokens counts tokens"),
+    ({"protected_prefix": None}, TypeError, "^protected_prefix counts tokens"),
+    ({"block_size": 4.0}, TypeError, "^block_size counts tokens"),
+    ({"keep_ratio": 0.5}, ValueError, "^Give either budget= .* or keep_ratio="),
+    ({"budget": None}, ValueError, "^Give either budget= .* or keep_ratio="),
+    ({"budget": None, "keep_ratio": 0}, ValueError, r"^keep_ratio must lie in \(0, 1\], got 0.$"),
+    ({"budget": None, "keep_ratio": 1.01}, ValueError, r"got 1.01.$"),
+    ({"budget": None, "keep_ratio": "half"}, TypeError, "^keep_ratio must be a number, got 'half'.$"),
+    ({"budget": None, "keep_ratio": True}, TypeError, "got True"),
+]
+
+
+@pytest.mark.parametrize(("change", "error", "message"), WRONG, ids=[str(change) for change, _, _ in WRONG])
+def test_sizes_that_cannot_be(change: dict[str, object], error: type[Exception], message: str) -> None:
+    sizes = {"budget": 16, "keep_ratio": None, "block_size": 4, "sink_tokens": None, "protected_prefix": 0, **change}
+    with pytest.raises(error, match=message):
+        BlockBudget.validate(**sizes)  # type: ignore[arg-type]
+
+
+def test_a_whole_number_of_another_kind() -> None:
+    import numpy as np
+
+    sizes = BlockBudget.validate(np.int64(16), None, 4, None, 0)  # type: ignore[arg-type]
+    assert sizes == BlockBudget(16, 4, 4)
+    assert type(sizes.tokens) is int
+
+
+# ---- slots --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sets", [1, 2])
+def test_slots_are_gathered_by_set(sets: int) -> None:
+    states = torch.arange(2 * 2 * 5 * 3.0).view(2, 2, 5, 3)
+    slots = torch.tensor([[[4, 0], [1, 1]], [[2, 3], [0, 4]]])[:, :sets]
+    found = gather_slots(states, slots)
+    assert found.shape == (2, 2, 2, 3)
+    for row in range(2):
+        for head in range(2):
+            for at in range(2):
+                assert torch.equal(found[row, head, at], states[row, head, slots[row, head % sets, at]])
+    index = slot_index(slots, states)
+    assert index.shape == found.shape
+    assert index.data_ptr() == slots.data_ptr(), "no copy"
+
+
+def test_storage_is_like_the_states() -> None:
+    like = torch.zeros(2, 3, 1, 5, dtype=torch.bfloat16)
+    assert storage_shape(like, 7) == (2, 3, 7, 5)
+    with torch.inference_mode():
+        storage = make_storage((2, 3, 7, 5), like.dtype, like.device)
+    assert (storage.shape, storage.dtype, storage.device) == ((2, 3, 7, 5), torch.bfloat16, like.device)
+    assert not storage.is_inference(), "it may be written to outside"
+    assert byte_count(storage, None, storage) == 2 * 2 * 3 * 7 * 5 * 2
+    assert byte_count(None) == 0
+    assert make_storage((2, 3), like.dtype, torch.device("meta")).device.type == "meta"
+
+
+def test_which_storage_serves_again() -> None:
+    states = torch.zeros(2, 3, 4, 5)
+    storage = torch.zeros(2, 3, 7, 5)
+    assert all(serves(storage, states, slots, most) for slots, most in [(7, 7), (1, 7), (7, 9), (0, 100)])
+    assert serves(storage, states[:, :, :1], 7, 7), "however many tokens come"
+    assert not any(serves(storage, states, slots, most) for slots, most in [(8, 9), (1, 6)])
+    others = [None, storage[:1], storage[:, :2], storage[..., :4], storage.half(), storage.to("meta")]
+    assert not any(serves(other, states, 7, 7) for other in others)

@@ -1,0 +1,103 @@
+"""What users and maintainers rely on without looking: tests that check something, one version, no foreign code."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import hf_paged_eviction
+
+TESTS = Path(__file__).parent
+ROOT = TESTS.parent
+RAISING = {"raises", "warns", "fail", "deprecated_call"}
+#: A notebook's client raises what a cell raises.
+RAISES_ITSELF = {"execute"}
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass
+class Module:
+    """The functions of a file in `tests/`, and where its other names come from."""
+
+    functions: dict[str, list[Function]] = field(default_factory=dict)
+    modules: dict[str, str] = field(default_factory=dict)
+    names: dict[str, tuple[str, str]] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, path: Path) -> Module:
+        found = cls()
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, Function):
+                found.functions.setdefault(node.name, []).append(node)
+            elif isinstance(node, ast.Import):
+                found.modules.update({alias.asname or alias.name: alias.name for alias in node.names})
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                found.names.update(
+                    {alias.asname or alias.name: (node.module or "", alias.name) for alias in node.names}
+                )
+        return found
+
+
+def checks(module: str, function: str, seen: frozenset[tuple[str, str]] = frozenset()) -> bool:
+    """Whether a function, or a helper in `tests/` that it calls, asserts or expects an error."""
+    if module not in modules() or (module, function) in seen:
+        return False
+    seen |= {(module, function)}
+    return any(
+        isinstance(part, ast.Assert) or (isinstance(part, ast.Call) and _call_checks(module, part.func, seen))
+        for node in modules()[module].functions.get(function, [])
+        for part in ast.walk(node)
+    )
+
+
+def _call_checks(module: str, called: ast.expr, seen: frozenset[tuple[str, str]]) -> bool:
+    here = modules()[module]
+    if isinstance(called, ast.Name):
+        return checks(module, called.id, seen) or checks(*here.names.get(called.id, ("", "")), seen)
+    if not isinstance(called, ast.Attribute):
+        return False
+    owner = called.value.id if isinstance(called.value, ast.Name) else ""
+    if called.attr in RAISING:
+        return owner == "pytest"
+    if called.attr in RAISES_ITSELF or called.attr.startswith("assert_"):
+        return True
+    if owner in here.modules:
+        return checks(here.modules[owner], called.attr, seen)
+    # A method of a helper of this file.
+    return checks(module, called.attr, seen)
+
+
+@functools.cache
+def modules() -> dict[str, Module]:
+    return {path.stem: Module.read(path) for path in TESTS.rglob("*.py")}
+
+
+def all_tests() -> Iterator[tuple[str, str]]:
+    for name, module in modules().items():
+        if name.startswith("test_"):
+            yield from ((name, function) for function in module.functions if function.startswith("test_"))
+
+
+def test_every_test_checks_something() -> None:
+    found = list(all_tests())
+    assert len(found) > 500, "the tests were not found"
+    assert [f"{module}.{name}" for module, name in found if not checks(module, name)] == []
+
+
+def test_basenames_are_unique() -> None:
+    """Without packages in `tests/`, two files of one name hide each other."""
+    names = [path.stem for path in TESTS.rglob("*.py") if path.stem != "conftest"]
+    assert sorted(set(names)) == sorted(names)
+
+
+def test_one_version() -> None:
+    """Everywhere the same, and the changelog speaks of it."""
+    places = {"pyproject.toml": r'^version = "(.+)"$', "CITATION.cff": r"^version: (.+)$"}
+    for name, pattern in places.items():
+        (found,) = re.findall(pattern, (ROOT / name).read_text("utf-8"), re.MULTILINE)
+        assert found.strip('"') == hf_paged_eviction.__version__, name
+    assert re.search(rf"\b{re.escape(hf_paged_eviction.__version__)}\b", (ROOT / "CHANGELOG.md").read_text("utf-8"))
