@@ -10,34 +10,15 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, PreTrainedConfig
 
+from hf_paged_eviction_eval.bench.shapes import SHAPES
 from hf_paged_eviction_eval.environment import cpu_name, versions
 
 RESULTS = Path(__file__).parent / "results"
 
-# About 100 M parameters with grouped-query attention; random weights, since time does not depend on them.
-BENCHMARK_MODEL = {
-    "vocab_size": 8192,
-    "hidden_size": 768,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 10,
-    "num_attention_heads": 12,
-    "num_key_value_heads": 4,
-    "max_position_embeddings": 65536,
-}
-
 
 def benchmark_config() -> PreTrainedConfig:
     """Configuration of the benchmark model."""
-    return LlamaConfig(**BENCHMARK_MODEL)
-
-
-def fill(cache: Any, config: PreTrainedConfig, tokens: int, chunk: int = 1024) -> None:
-    """Feed `tokens` random keys and values to every layer: a prefill without the model around it."""
-    heads, width = config.num_key_value_heads, config.head_dim
-    for start in range(0, tokens, chunk):
-        count = min(chunk, tokens - start)
-        for layer in range(config.num_hidden_layers):
-            cache.update(torch.randn(1, heads, count, width), torch.randn(1, heads, count, width), layer)
+    return LlamaConfig(**SHAPES["100m"])
 
 
 def interleaved(runs: dict[str, Callable[[], None]], rounds: int) -> dict[str, list[float]]:

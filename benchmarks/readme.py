@@ -33,7 +33,8 @@ def bench(preset: str) -> str:
     settings, rows = results["settings"], results["rows"]
     versions, hardware = results["environment"]["versions"], results["environment"]["hardware"]
     cards = [f"{card['count']} x {card['name']}" for card in hardware["accelerators"]]
-    cpu = f"{hardware['cpu']}, {settings['machine']['torch_threads']} thread(s)"
+    threads = settings["machine"]["torch_threads"]
+    cpu = f"{hardware['cpu']}, {threads} thread{'' if threads == 1 else 's'}"
     place = cpu if settings["device"] == "cpu" or not cards else ", ".join(cards)
     ratios = [
         (name, f"{context:,}", str(row["budget"]), str(row["batch_size"]), f"{value:.3f}")
@@ -75,11 +76,13 @@ def group_of(first: dict[str, Any], rows: list[dict[str, Any]]) -> list[dict[str
 def update() -> str:
     results = load("update")
     settings = results["settings"]
-    rows = [(name, f"{value:.0f}") for name, value in results["update_us"].items()]
+    rows = [
+        (name, f"{value:.0f}") for name, value in results["update_us"].items() if not name.startswith("DynamicLayer")
+    ]
     return (
         f"**`update` of one layer** for one token, `python benchmarks/update.py`: 8 KV heads of 128, budget "
         f"{settings['budget']}, context {settings['context']}, choice of victims included. {where(results)}.\n\n"
-        + table(("layer", "µs per token"), rows)
+        + table(("policy", "µs per token"), rows)
     )
 
 
@@ -125,7 +128,9 @@ def main() -> None:
         "the rows that are missing, and `paged-eviction bench --preset h200` measures them."
     ]
     steps = [bench("cpu"), *([bench("h200")] if on_gpu else [])]
-    content = "\n\n".join([*([] if on_gpu else note), *steps, update(), observe(), prefill_memory()])
+    more = ["<details><summary>Time of an update, policies that decide by attention, memory of a prefill</summary>"]
+    more += [update(), observe(), prefill_memory(), "</details>"]
+    content = "\n\n".join([*([] if on_gpu else note), *steps, *more])
     text = options.readme.read_text("utf-8")
     options.readme.write_text(replace_section(text, "benchmarks", content), "utf-8")
 

@@ -13,8 +13,8 @@ sys.path.insert(0, str(Path(__file__).parent / "_ext"))
 
 project = "hf_paged_eviction"
 version = release = hf_paged_eviction.__version__
-author = "the authors of hf_paged_eviction"
-project_copyright = "the authors; Apache-2.0"
+author = "The contributors to hf_paged_eviction"
+project_copyright = "the contributors; Apache-2.0"
 
 extensions = [
     "myst_nb",

@@ -40,8 +40,8 @@ def policy_tables() -> RenderableType:
             table.add_row(name, summary, paper)
         tables += [table, ""]
     notes = (
-        "What has the lowest score goes first. --policies all: all of them; full: the full cache; oracle: the upper "
-        "bound, which evicts what the rest of the full cache's answer will attend to least (for tasks only). Around "
+        "What has the lowest score goes first. --policies all: all of them; full: the full cache; oracle: a yardstick, "
+        "which evicts what the rest of the full cache's answer will attend to least (for tasks only). Around "
         f"others: {', '.join(available_modifiers())}, such as caote(h2o). Parameters: snapkv(window=16). Budgets that "
         f"differ between layers or heads: h2o@cake, with {', '.join(available_allocators())}."
     )

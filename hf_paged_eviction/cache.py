@@ -21,7 +21,7 @@ from .models import asks_for_mask_sizes, check_model, is_latent_attention, layer
 from .padding import Padding
 from .policies import EvictionPolicy, make_policy
 from .scoring import Heads
-from .static_layer import refuse
+from .static_layer import refusal
 from .static_setup import check_static, check_static_attention, make_steps
 from .stats import CacheStats, LayerStats, readable_bytes
 from .storage import byte_count
@@ -54,9 +54,9 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         keep_ratio: instead of `budget`, the share of the first forward's tokens to hold, rounded up to a block. With
             chunked prefill the first chunk counts, so give `budget` there.
         static: keep every tensor at its place, so that a decode step compiles into one graph that never changes:
-            `generate` compiles it by itself on an accelerator, with CUDA graphs. Cannot take tokens back (assisted
-            decoding, `crop`); needs layers of one size and the attention implementation "sdpa", "eager" or, for the
-            fastest step, "paged_eviction".
+            `generate` compiles it by itself on an accelerator, with CUDA graphs. Cannot `shrink` or take tokens back
+            (assisted decoding, `crop`); needs layers of one size and the attention implementation "sdpa", "eager" or,
+            for the fastest step, "paged_eviction".
         pool: where storage comes from and `release` brings it back to; for services that make a cache per request.
         record_past: hold new tokens back until `crop` or the next forward, so that they can be taken back exactly.
             transformers 5.14 and later switches this on by itself for assisted decoding; earlier ones do not.
@@ -157,11 +157,20 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Take in a layer's new keys and values; see `PagedLayer.update`.
+        """Take in a layer's new keys and values.
+
+        Args:
+            key_states, value_states: `[batch, kv_heads, new, dim]`.
+
+        Returns:
+            What the queries of this forward may attend to: `[batch, kv_heads, held + new, dim]` each, or `[batch,
+            kv_heads, budget, dim]` for a single token once the storage is full (of a static cache: always).
 
         Raises:
-            RuntimeError: this model (in this transformers release) would mask the wrong slots.
-            ValueError: the policy needs queries and the model's attention implementation does not show them.
+            RuntimeError: this model (in this transformers release) would mask the wrong slots, or attention did not
+                tell a policy that needs them of the last forward's queries.
+            ValueError: the policy needs queries and the model's attention implementation does not show them, or the
+                number of rows is another than before.
         """
         if self._model_masks_itself:
             self._refuse_wrong_mask(layer_idx, key_states)
@@ -277,7 +286,10 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
                 layer.activate_past_recording()
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Take back the newest tokens of all layers, or of none; see `PagedLayer.crop`.
+        """Take back the newest tokens of all layers, or of none.
+
+        Args:
+            tokens_to_remove: `-n` or 0 removes `n` tokens; `n > 0` keeps `n` of those seen (transformers up to 5.12).
 
         Raises:
             ValueError: some of these tokens have been evicted already and nothing was recorded.
@@ -300,8 +312,8 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             budget: tokens held per layer and row from now on, a multiple of the block size.
 
         Raises:
-            TypeError, ValueError: a budget that the constructor would refuse, one above the present, or layers that
-                were given a list of budgets. Nothing has changed then.
+            TypeError, ValueError: a budget that the constructor would refuse, one above the present, layers that were
+                given a list of budgets, or a static cache. Nothing has changed then.
         """
         sizes = self.check_shrink(budget)
         paged = [layer for _, layer in self.paged_layers]
@@ -316,7 +328,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
     def check_shrink(self, budget: int) -> BlockBudget:
         """Raise the error of `shrink`, if it would; returns the sizes that it would set."""
         if self._steps is not None:
-            raise refuse("shrink")
+            raise refusal("shrink")
         sizes = BlockBudget.validate(budget, None, self._sizes.block_size, *self._start)
         if isinstance(self._allocator, Given):
             raise ValueError(

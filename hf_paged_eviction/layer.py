@@ -147,6 +147,9 @@ class PagedLayer(StoredLayer):
         Returns:
             Keys and values `[batch, kv_heads, held + new, dim]`; `[batch, kv_heads, budget, dim]` for a single token
             once the storage is full.
+
+        Raises:
+            ValueError: another number of rows than the cache holds.
         """
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)

@@ -15,7 +15,7 @@ from .static_steps import StaticRun, StaticSteps, outside_graphs, static, static
 from .storage import gather_slots, storage_shape
 
 
-def refuse(what: str) -> ValueError:
+def refusal(what: str) -> ValueError:
     """The error for what a static cache cannot do."""
     return ValueError(f"A static cache cannot {what}: its tensors stay where they are. Use static=False.")
 
@@ -167,7 +167,7 @@ class StaticLayer(PagedLayer):
         Raises:
             ValueError: always.
         """
-        raise refuse("take tokens back, which assisted decoding and record_past need")
+        raise refusal("take tokens back, which assisted decoding and record_past need")
 
     def check_crop(self, tokens_to_remove: int) -> None:
         """Refused.
@@ -175,7 +175,7 @@ class StaticLayer(PagedLayer):
         Raises:
             ValueError: always.
         """
-        raise refuse("take tokens back (crop)")
+        raise refusal("take tokens back (crop)")
 
     def crop(self, tokens_to_remove: int) -> None:
         """Refused.
@@ -183,7 +183,7 @@ class StaticLayer(PagedLayer):
         Raises:
             ValueError: always.
         """
-        raise refuse("take tokens back (crop)")
+        raise refusal("take tokens back (crop)")
 
 
 class StaticObservedLayer(StaticLayer, ObservedLayer):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
-from .static_layer import refuse
+from .static_layer import refusal
 from .static_steps import StaticSteps, outside_graphs, static, static_zeros
 from .storage import serves, storage_shape
 
@@ -149,4 +149,4 @@ class StaticSlidingLayer(CacheLayerMixin):  # type: ignore[misc]
         Raises:
             ValueError: always.
         """
-        raise refuse("take tokens back (crop)")
+        raise refusal("take tokens back (crop)")

@@ -14,7 +14,7 @@ from .options import Options, changed, option_hints
 
 EPILOG = """[bold]Examples[/]
 
-A minute on two cores, without a download: all policies on the small model that ships with the package
+A minute on two cores, without a download: seven simple policies on the small model that ships with the package
 
   paged-eviction eval
 

@@ -87,7 +87,6 @@ class ResultFolder:
     def __init__(self, path: Path, settings: dict[str, Any]) -> None:
         self.path = path
         self.rows_path = path / ROWS
-        self.meta_path = path / META
         self._settings = settings
         self._file = RowFile(self.rows_path)
         self.meta: dict[str, Any] = {}

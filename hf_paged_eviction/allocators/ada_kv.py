@@ -25,6 +25,9 @@ class AdaKV(HeadAllocator):
 
     Args:
         floor: weight of the equal share, 0 to 1.
+
+    Raises:
+        ValueError: a parameter is out of range.
     """
 
     paper: ClassVar[str | None] = "2407.11550"

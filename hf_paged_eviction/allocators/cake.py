@@ -25,6 +25,9 @@ class Cake(LayerAllocator):
     Args:
         tau1, tau2: weight of entropy and of variance; small = strong. The paper tunes them per model and budget.
         observed: queries looked at.
+
+    Raises:
+        ValueError: a parameter is out of range.
     """
 
     paper: ClassVar[str | None] = "2503.12491"

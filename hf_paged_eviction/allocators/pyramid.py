@@ -24,6 +24,9 @@ class Pyramid(FixedAllocator):
     Args:
         beta: how steep; 1 = equal shares.
         window: tokens that do not take part.
+
+    Raises:
+        ValueError: a parameter is out of range.
     """
 
     paper: ClassVar[str | None] = "2406.02069"

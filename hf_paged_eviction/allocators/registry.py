@@ -14,10 +14,13 @@ def register_allocator(name: str) -> Callable[[AllocatorClass], AllocatorClass]:
     """Class decorator: make an allocator available as `allocator="name"`.
 
     Raises:
+        TypeError: the class is not a `BudgetAllocator`.
         ValueError: the name belongs to another class.
     """
 
     def register(cls: AllocatorClass) -> AllocatorClass:
+        if not (isinstance(cls, type) and issubclass(cls, BudgetAllocator)):
+            raise TypeError(f"@register_allocator({name!r}) needs a subclass of BudgetAllocator, got {cls!r}.")
         taken = _ALLOCATORS.get(name)
         if taken is not None and (taken.__module__, taken.__qualname__) != (cls.__module__, cls.__qualname__):
             raise ValueError(f"The allocator name {name!r} is taken by {taken.__module__}.{taken.__qualname__}.")
