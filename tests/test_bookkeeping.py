@@ -14,6 +14,7 @@ from hf_paged_eviction import EvictionPolicy, PagedEvictionCache, ScoreContext, 
 from hf_paged_eviction.budget import BlockBudget
 from hf_paged_eviction.layer import PagedLayer
 from hf_paged_eviction.layer_group import LayerGroup
+from hf_paged_eviction.padding import Padding
 from hf_paged_eviction.static_layer import StaticLayer
 from hf_paged_eviction.static_sliding_layer import StaticSlidingLayer
 from hf_paged_eviction.static_steps import StaticSteps
@@ -33,8 +34,24 @@ class Counting(EvictionPolicy):
         return context.values[..., 0].float()
 
 
-def make(policy: EvictionPolicy | None = None, budget: int = BUDGET) -> PagedLayer:
-    return PagedLayer(BlockBudget.validate(budget, None, BLOCK, None, 0), policy or Counting())
+@dataclass(frozen=True)
+class Following(EvictionPolicy):
+    """The first number of the value again; notes how many real tokens each row is said to have seen."""
+
+    token_local: ClassVar[bool] = True
+    by_layer: ClassVar[bool] = False
+    seen: list[list[int]] = field(default_factory=list)
+
+    def score(self, context: ScoreContext) -> Tensor:
+        self.seen.append(context.seen.tolist())
+        return context.values[..., 0].float()
+
+
+SIZES = BlockBudget.validate(BUDGET, None, BLOCK, None, 0)
+
+
+def make(policy: EvictionPolicy | None = None, padding: Padding | None = None) -> PagedLayer:
+    return PagedLayer(SIZES, policy or Counting(), padding=padding)
 
 
 def states(count: int, width: int = 2, rows: int = 1) -> Tensor:
@@ -92,9 +109,9 @@ def test_layers_that_chose_together_in_inference_mode_and_go_on_out_of_it() -> N
     assert torch.equal(other.block_scores(), alone.block_scores())
 
 
-def static_pair(window: int = 8) -> tuple[StaticLayer, StaticSlidingLayer]:
+def static_pair(window: int = 8, padding: Padding | None = None) -> tuple[StaticLayer, StaticSlidingLayer]:
     """A paged and a sliding layer that take steps together, the sliding one last."""
-    paged = StaticLayer(BlockBudget.validate(BUDGET, None, BLOCK, None, 0), Counting())
+    paged = StaticLayer(SIZES, Counting(), padding=padding)
     sliding = StaticSlidingLayer(window)
     StaticSteps([paged], [sliding], sliding)
     return paged, sliding
@@ -108,6 +125,7 @@ def test_compiled_code_is_told_the_same_sizes(prompt: int, monkeypatch: pytest.M
     for seen in range(prompt, prompt + 4):
         layers[0].steps.prepare()
         expected = [(layer.get_seq_length(), layer.get_mask_sizes(1)) for layer in layers]
+        assert layers[0].get_mask_sizes(torch.arange(seen, seen + 1)) == expected[0][1]
         with monkeypatch.context() as patch:
             patch.setattr(torch.compiler, "is_compiling", lambda: True)
             compiled = [(layer.get_seq_length(), layer.get_mask_sizes(1)) for layer in layers]
@@ -122,3 +140,112 @@ def test_a_static_sliding_layer_takes_nothing_back() -> None:
     sliding.update(states(9), states(9))
     with pytest.raises(ValueError, match=r"^A static cache cannot take tokens back \(crop\): .*static=False\.$"):
         sliding.crop(-1)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_static_storage_keeps_its_type(count: int) -> None:
+    """Autocast may hand in another type later on."""
+    layers = static_pair()
+    for layer in layers:
+        layer.update(states(5), states(5))
+    for layer in layers:
+        keys, values = states(count).half(), states(count).half().requires_grad_()
+        layer.update(keys, values)
+        for stored, new in ((layer.keys, keys), (layer.values, values)):
+            assert stored is not None and stored.dtype == torch.float32 and not stored.requires_grad
+            assert torch.equal(stored[:, :, 5 : 5 + count], new.float())
+
+
+def test_layers_that_choose_together_tell_what_each_row_has_seen() -> None:
+    mask = torch.ones(2, 40, dtype=torch.bool)
+    mask[0, :3] = False
+    policy, padding = Following(), Padding(mask)
+    layers = [make(policy, padding), make(policy, padding)]
+    group = LayerGroup(layers)
+    for start, stop in [(0, 30), *((at, at + 1) for at in range(30, 35))]:
+        for layer in layers:
+            layer.group = group
+            layer.update(states(stop - start, rows=2), states(stop - start, rows=2))
+    assert policy.seen == [[27, 30]] * 2 + [[27, 30] * 2, [31, 34] * 2]
+
+
+@pytest.mark.parametrize("prompt", [21, 22, 23, 24, 25])
+def test_pads_in_the_middle_move_before_the_last_free_slot_is_taken(prompt: int) -> None:
+    mask = torch.ones(1, 40, dtype=torch.bool)
+    mask[:, [2, 9, 10]] = False
+    padding = Padding(mask)
+    plain, static = make(padding=padding), static_pair(padding=padding)
+    for start, stop in [(0, prompt), *((at, at + 1) for at in range(prompt, 40))]:
+        keys, values = states(stop - start), states(stop - start)
+        for layer in (plain, *static):
+            layer.update(keys, values)
+        assert torch.equal(plain.block_table(), static[0].block_table())
+        assert torch.equal(plain.positions, static[0].positions)
+    assert torch.equal(plain.storage[0], static[0].storage[0])
+
+
+@pytest.mark.skipif(models.VERSION < (5, 14), reason="static=True needs transformers 5.14 or later")
+def test_a_static_step_that_attention_did_not_tell_of() -> None:
+    model = models.shared("llama", "paged_eviction")
+    cache = PagedEvictionCache(model.config, budget=BUDGET, block_size=BLOCK, policy="h2o", static=True)
+    with torch.no_grad():
+        model(input_ids=torch.ones(1, 30, dtype=torch.int64), past_key_values=cache)
+    first = cache.layers[0]
+    states = torch.ones(1, first.keys.shape[1], 1, first.keys.shape[3])
+    first.update(states, states)
+    with pytest.raises(RuntimeError, match=r"'h2o'.*did not show any to layer 0.*paged_eviction"):
+        first.update(states, states)
+
+
+def test_victims_are_counted_in_whole_numbers() -> None:
+    layer = make()
+    for count in (3, *[1] * 30):
+        layer.update(states(count), states(count))
+        evicted = max(layer.get_seq_length() - BUDGET, 0)
+        assert layer.table.evicted_blocks.dtype == torch.int64
+        assert layer.table.evicted_blocks.tolist() == [-(-evicted // BLOCK)]
+
+
+def test_a_static_sliding_layer_counts_the_last_step_before_it_takes_several() -> None:
+    """Nobody has asked for a length in between."""
+    layers, text = static_pair(), states(14)
+    for start, stop in [(0, 5), (5, 6), (6, 7)]:
+        for layer in layers:
+            layer.update(text[:, :, start:stop], text[:, :, start:stop])
+    sliding = layers[1]
+    keys, _ = sliding.update(text[:, :, 7:], text[:, :, 7:])
+    assert torch.equal(keys, text)
+    assert sliding.keys is not None and torch.equal(sliding.keys, text[:, :, -8:])
+
+
+def test_nothing_is_known_of_pads_before_a_step_is_prepared() -> None:
+    layers = static_pair()
+    paged = layers[0]
+    assert not paged.all_real
+    for _ in range(2):
+        for layer in layers:
+            layer.update(states(30), states(30))
+        assert not paged.all_real
+        paged.steps.prepare()
+        assert paged.all_real
+
+
+@pytest.mark.parametrize("pads", [0, 3])
+def test_when_all_slots_are_known_to_be_real(pads: int) -> None:
+    """Then attention needs no mask: from the start, or once the last pad was overwritten."""
+    layer = make(padding=Padding(torch.arange(40)[None] >= pads))
+    assert not layer.all_real
+    for count in (9, *[1] * 31):
+        layer.update(states(count), states(count))
+        assert layer.all_real == (pads == 0 or layer.get_seq_length() >= BUDGET + pads)
+        assert layer.all_real == bool((layer.positions >= 0).all())
+
+
+def test_tokens_that_wait_are_not_known_to_be_real() -> None:
+    layer = make(padding=Padding(torch.arange(40)[None] != 31))
+    layer.activate_past_recording()
+    for start, stop in [(0, 30), (30, 31), (31, 32)]:
+        layer.update(states(stop - start), states(stop - start))
+        assert not layer.all_real
+    layer.crop(-1)
+    assert layer.all_real
