@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import DynamicCache
-from transformers.cache_utils import Cache
+from transformers.cache_utils import Cache, CacheLayerMixin
 
 from .allocators import BudgetAllocator, Given, Uniform, make_allocator
 from .attention import PAGED_EVICTION, ModelAttention, hand_over
@@ -205,6 +205,8 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
 
     def get_mask_sizes(self, query_length: int | Tensor, layer_idx: int = 0) -> tuple[int, int]:
         """`(kv_length, kv_offset)` of what the next `update` of this layer returns."""
+        if layer_idx == 0:  # some releases ask the first layer, whatever it is, and mean the first one with attention
+            layer_idx = next((i for i, layer in enumerate(self.layers) if isinstance(layer, CacheLayerMixin)), 0)
         if layer_idx >= len(self.layers) or not isinstance(self.layers[layer_idx], PagedLayer):
             sizes: tuple[int, int] = super().get_mask_sizes(query_length, layer_idx)
             return sizes
