@@ -3,13 +3,14 @@
 import json
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
 from transformers import LlamaConfig, PreTrainedConfig
 
+from hf_paged_eviction_eval.bench import timing
 from hf_paged_eviction_eval.bench.shapes import SHAPES
 from hf_paged_eviction_eval.environment import cpu_name, versions
 
@@ -23,20 +24,24 @@ def benchmark_config() -> PreTrainedConfig:
 
 def interleaved(runs: dict[str, Callable[[], None]], rounds: int) -> dict[str, list[float]]:
     """Time every run once per round, so that the noise of a busy machine hits all of them alike. Seconds."""
-    times: dict[str, list[float]] = {name: [] for name in runs}
     for run in runs.values():
         run()
-    for _ in range(rounds):
-        for name, run in runs.items():
-            start = time.perf_counter()
-            run()
-            times[name].append(time.perf_counter() - start)
-    return times
+    return timing.interleaved({name: partial(_seconds, run) for name, run in runs.items()}, rounds, _give_up)
+
+
+def _seconds(run: Callable[[], None]) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def _give_up(name: str, error: Exception) -> None:
+    raise error
 
 
 def ratio(times: dict[str, list[float]], of: str, to: str) -> float:
     """Median over rounds of one run's time divided by another's of the same round."""
-    return median(a / b for a, b in zip(times[of], times[to], strict=True))
+    return timing.ratio(times[of], times[to])
 
 
 def environment() -> dict[str, Any]:

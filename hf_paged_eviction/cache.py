@@ -246,8 +246,10 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         Raises:
             ValueError: the token is a pad in some row, or the attention implementation does not fit a static cache.
         """
+        if self._steps is None:
+            return
         seen = self.get_seq_length()
-        if self._steps is None or seen == 0:
+        if seen == 0:
             return
         check_static_attention(self._attention.name)
         if self._padding.columns(seen, seen + 1, self.paged_layers[0][1].table.rows, torch.device("cpu")) is not None:

@@ -53,8 +53,10 @@ class StaticLayer(PagedLayer):
         Returns:
             Whether anything was moved.
         """
+        if not self.padding.irregular:
+            return False
         table = self.table
-        if not self.padding.irregular or table.held + 1 != table.capacity:
+        if table.held + 1 != table.capacity:
             return False
         order = table.positions.argsort(stable=True, dim=-1)
         for states in self.storage:

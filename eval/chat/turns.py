@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from ..errors import UserError
 from ..prompting.chat_template import has_template
@@ -31,22 +32,32 @@ class Turn:
     rewritten: bool = False
 
 
-class Turns(Protocol):
+class Turns(ABC):
     """The conversation so far. A turn that was asked for counts once it is begun."""
 
-    messages: tuple[Message, ...]
+    def __init__(self, tokenizer: Any, system: str | None) -> None:
+        self._tokenizer = tokenizer
+        self._text = ""
+        self.messages: tuple[Message, ...] = _opening(system)
 
+    @abstractmethod
     def next(self, message: str) -> Turn:
         """The turn that this message would be."""
 
     def begin(self, turn: Turn) -> None:
         """Make this turn a part of the conversation."""
+        self._text, self.messages = turn.text, turn.messages
 
     def answered(self, text: str) -> None:
-        """What the model said in the turn that was begun."""
+        """What the model said in the turn that was begun, without the token that ended it."""
+        self._text += text
+        self.messages = (*self.messages, {"role": "assistant", "content": text})
 
     def prefix(self) -> int:
         """Tokens at the start that are the same whatever the first message is: the system message."""
+        first, second = (self.next(message).ids for message in ("A", "zebra"))
+        pairs = zip(first, second, strict=False)
+        return next((place for place, (one, other) in enumerate(pairs) if one != other), min(len(first), len(second)))
 
 
 def make_turns(tokenizer: Any, system: str | None, template: bool) -> Turns:
@@ -56,13 +67,12 @@ def make_turns(tokenizer: Any, system: str | None, template: bool) -> Turns:
     return PlainTurns(tokenizer, system)
 
 
-class PlainTurns:
+class PlainTurns(Turns):
     """Messages and answers one below the other, as a model without a chat template reads them."""
 
     def __init__(self, tokenizer: Any, system: str | None) -> None:
-        self._tokenizer, self._system = tokenizer, system
-        self._text = ""
-        self.messages: tuple[Message, ...] = _opening(system)
+        super().__init__(tokenizer, system)
+        self._system = system
 
     def next(self, message: str) -> Turn:
         """The message on a line of its own."""
@@ -72,32 +82,14 @@ class PlainTurns:
         text = message if self._system is None else f"{self._system}\n{message}"
         return Turn(encode(self._tokenizer, text, special=True), text, messages)
 
-    def begin(self, turn: Turn) -> None:
-        """Make this turn a part of the conversation."""
-        self._text, self.messages = turn.text, turn.messages
 
-    def answered(self, text: str) -> None:
-        """What the model said."""
-        self._text += text
-        self.messages = (*self.messages, {"role": "assistant", "content": text})
-
-    def prefix(self) -> int:
-        """Tokens of the system text."""
-        return _common_prefix(self)
-
-
-class TemplateTurns:
+class TemplateTurns(Turns):
     """Messages as the chat template of the tokenizer writes them.
 
     Only the new part of each rendering is fed: what stands after the last answer. Templates that write the past anew
     (leave out the thinking of earlier answers, print the time) would break a cache that was filled before, so what was
     fed stays as it was, and the turn says that it is `rewritten`.
     """
-
-    def __init__(self, tokenizer: Any, system: str | None) -> None:
-        self._tokenizer = tokenizer
-        self._text = ""
-        self.messages: tuple[Message, ...] = _opening(system)
 
     def next(self, message: str) -> Turn:
         """The part of the rendering behind what was fed.
@@ -118,19 +110,6 @@ class TemplateTurns:
         rewritten = "".join(whole.split()) != "".join(text.split())
         return Turn(encode_after(self._tokenizer, new), text, messages, rewritten)
 
-    def begin(self, turn: Turn) -> None:
-        """Make this turn a part of the conversation."""
-        self._text, self.messages = turn.text, turn.messages
-
-    def answered(self, text: str) -> None:
-        """What the model said, without the token that ended it."""
-        self._text += text
-        self.messages = (*self.messages, {"role": "assistant", "content": text})
-
-    def prefix(self) -> int:
-        """Tokens of the system message, and of what the template writes before a user speaks."""
-        return _common_prefix(self)
-
     def _render(self, messages: tuple[Message, ...]) -> str:
         try:
             text: str = self._tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
@@ -141,12 +120,6 @@ class TemplateTurns:
 
 def _opening(system: str | None) -> tuple[Message, ...]:
     return () if system is None else ({"role": "system", "content": system},)
-
-
-def _common_prefix(turns: Turns) -> int:
-    first, second = (turns.next(message).ids for message in ("A", "zebra"))
-    pairs = zip(first, second, strict=False)
-    return next((place for place, (one, other) in enumerate(pairs) if one != other), min(len(first), len(second)))
 
 
 def encode(tokenizer: Any, text: str, *, special: bool = False) -> list[int]:

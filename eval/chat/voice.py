@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, StoppingCriteriaList, TextStreamer
 
-from ..running.generation import NEUTRAL, end_tokens, filler
+from ..running.generation import end_tokens, filler, without_sampling
 from ..running.prefill import feed, input_device
 from .interrupt import Interrupt, StopWhenWanted
 from .settings import Sampling
@@ -73,9 +73,7 @@ class Voice:
             torch.manual_seed(sampling.seed * 1_000_003 + turn)
             choice: dict[str, Any] = {"temperature": sampling.temperature, "top_p": sampling.top_p}
         else:
-            # A checkpoint's own settings of sampling would only be warned of.
-            own = self.model.generation_config
-            choice = {name: value for name, value in NEUTRAL.items() if getattr(own, name, None) not in (None, value)}
+            choice = without_sampling(self.model.generation_config)
         output: Tensor = self.model.generate(
             input_ids=row,
             attention_mask=torch.ones_like(row),

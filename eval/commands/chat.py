@@ -9,7 +9,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from .errors import plain_errors
-from .options import DeviceMap, Dtype, Heads
+from .options import MODEL, DeviceMap, DeviceName, Dtype, Heads, Precision, Revision, TokenizerName
 
 EPILOG = """[bold]Examples[/]
 
@@ -29,7 +29,7 @@ One answer per line
 
   paged-eviction chat --model Qwen/Qwen3-4B < questions.txt > answers.txt
 """
-MODEL, CACHE, ANSWERS, INPUT = "Model", "Cache", "Answers", "Messages"
+CACHE, ANSWERS, INPUT = "Cache", "Answers", "Messages"
 
 
 @dataclass(frozen=True)
@@ -43,13 +43,9 @@ class ChatOptions:
             help="A folder or a name on the Hugging Face Hub; embedded is the small model that ships with the package.",
         ),
     ] = "embedded"
-    revision: Annotated[
-        str | None, typer.Option(rich_help_panel=MODEL, help="Branch, tag or commit of the model on the Hub.")
-    ] = None
-    tokenizer: Annotated[str | None, typer.Option(rich_help_panel=MODEL, help="If it is not the model's own.")] = None
-    dtype: Annotated[
-        Dtype, typer.Option(rich_help_panel=MODEL, help="auto: float32 on a CPU, else the checkpoint's.")
-    ] = Dtype.auto
+    revision: Revision = None
+    tokenizer: TokenizerName = None
+    dtype: Precision = Dtype.auto
     attn_implementation: Annotated[
         str | None,
         typer.Option(
@@ -58,13 +54,7 @@ class ChatOptions:
             help="If not given: paged_eviction where the policy needs to see queries, else the model's default.",
         ),
     ] = None
-    device: Annotated[
-        str | None,
-        typer.Option(
-            rich_help_panel=MODEL,
-            help="cpu, cuda, cuda:1, ... The accelerator if there is one; the CPU for the embedded model.",
-        ),
-    ] = None
+    device: DeviceName = None
     device_map: Annotated[
         DeviceMap | None, typer.Option(rich_help_panel=MODEL, help="auto: layers split over all devices.")
     ] = None

@@ -32,6 +32,21 @@ class Dtype(str, Enum):
     float16 = "float16"
 
 
+#: Options that mean the same in several commands.
+Revision = Annotated[
+    str | None, typer.Option(rich_help_panel=MODEL, help="Branch, tag or commit of the model on the Hub.")
+]
+TokenizerName = Annotated[str | None, typer.Option(rich_help_panel=MODEL, help="If it is not the model's own.")]
+Precision = Annotated[Dtype, typer.Option(rich_help_panel=MODEL, help="auto: float32 on a CPU, else the checkpoint's.")]
+DeviceName = Annotated[
+    str | None,
+    typer.Option(
+        rich_help_panel=MODEL,
+        help="cpu, cuda, cuda:1, ... The accelerator if there is one; the CPU for the embedded model.",
+    ),
+]
+
+
 class DeviceMap(str, Enum):
     """How one process splits a model."""
 
@@ -96,13 +111,9 @@ class Options:
             show_default="embedded",
         ),
     ] = None
-    revision: Annotated[
-        str | None, typer.Option(rich_help_panel=MODEL, help="Branch, tag or commit of the model on the Hub.")
-    ] = None
-    tokenizer: Annotated[str | None, typer.Option(rich_help_panel=MODEL, help="If it is not the model's own.")] = None
-    dtype: Annotated[
-        Dtype, typer.Option(rich_help_panel=MODEL, help="auto: float32 on a CPU, else the checkpoint's.")
-    ] = Dtype.auto
+    revision: Revision = None
+    tokenizer: TokenizerName = None
+    dtype: Precision = Dtype.auto
     attn_implementation: Annotated[
         str | None,
         typer.Option(
@@ -112,13 +123,7 @@ class Options:
             "a policy needs it, else the model's default; recorded.",
         ),
     ] = None
-    device: Annotated[
-        str | None,
-        typer.Option(
-            rich_help_panel=MODEL,
-            help="cpu, cuda, cuda:1, ... The accelerator if there is one; the CPU for the embedded model.",
-        ),
-    ] = None
+    device: DeviceName = None
     device_map: Annotated[
         DeviceMap | None, typer.Option(rich_help_panel=MODEL, help="auto: layers split over all devices, one process.")
     ] = None

@@ -11,8 +11,8 @@ from transformers import DynamicCache, StoppingCriteria, StoppingCriteriaList
 
 from .prefill import Inputs
 
-#: What switches each setting of sampling off; a checkpoint's own values would only be warned of.
-NEUTRAL = {
+#: What switches each setting of sampling off.
+_NEUTRAL = {
     "temperature": 1.0,
     "top_p": 1.0,
     "top_k": 50,
@@ -22,6 +22,14 @@ NEUTRAL = {
     "min_p": None,
     "top_h": None,
 }
+
+
+def without_sampling(own: Any) -> dict[str, Any]:
+    """Settings that switch off what a checkpoint's generation configuration says of sampling.
+
+    A greedy answer ignores those anyway, but each would be warned of.
+    """
+    return {name: value for name, value in _NEUTRAL.items() if getattr(own, name, None) not in (None, value)}
 
 
 class StopAtColumn(StoppingCriteria):  # type: ignore[misc]
@@ -83,8 +91,6 @@ class Generator:
 
     @torch.inference_mode()
     def _generate(self, ids: Tensor, mask: Tensor, cache: DynamicCache, **settings: Any) -> Tensor:
-        own = self.model.generation_config
-        neutral = {name: value for name, value in NEUTRAL.items() if getattr(own, name, None) not in (None, value)}
         output: Tensor = self.model.generate(
             input_ids=ids,
             attention_mask=mask,
@@ -98,7 +104,7 @@ class Generator:
             return_dict_in_generate=False,
             eos_token_id=sorted(self.ends) or None,
             pad_token_id=filler(ids[:, -1].tolist()),
-            **neutral,
+            **without_sampling(self.model.generation_config),
             **settings,
         )
         return output
