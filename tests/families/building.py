@@ -6,15 +6,16 @@ import warnings
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
+
 from families.listing import Family
 from families.shrinking import shrink
 from models import randomise
-from transformers import PreTrainedModel
 
 MOST_PARAMETERS = 20_000_000
 
 
-class Unbuildable(Exception):
+class UnbuildableError(Exception):
     """Why no tiny model of a family can be made."""
 
 
@@ -41,16 +42,16 @@ def build(family: Family, seed: int = 0) -> PreTrainedModel:
         with torch.device("meta"):
             size = sum(parameter.numel() for parameter in family.model_class(config).parameters())
     except Exception as error:
-        raise Unbuildable(f"{type(error).__name__}: {error}") from error
+        raise UnbuildableError(f"{type(error).__name__}: {error}") from error
     if size > MOST_PARAMETERS:
-        raise Unbuildable(f"{size / 1e6:.0f} million parameters")
+        raise UnbuildableError(f"{size / 1e6:.0f} million parameters")
     try:
         with torch.random.fork_rng(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             torch.manual_seed(seed)
             model = family.model_class._from_config(config, dtype=torch.float32)
     except Exception as error:
-        raise Unbuildable(f"{type(error).__name__}: {error}") from error
+        raise UnbuildableError(f"{type(error).__name__}: {error}") from error
     if getattr(model, "generation_config", None) is not None:
         model.generation_config.eos_token_id = None
         model.generation_config.pad_token_id = 0

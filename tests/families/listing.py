@@ -6,9 +6,10 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
-from families.overrides import VARIANTS
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from families.overrides import VARIANTS
 
 #: The heads a decoder may have, in order: a model that answers to two of them is listed once.
 _TASKS = {
