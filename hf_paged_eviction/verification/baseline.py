@@ -9,7 +9,7 @@ from .model_state import NotCovered, use_attention
 from .reference import Reference
 from .report import CallNames
 from .running import Feeder
-from .text import Calls, Text, calls_of, row_alone, whole, without
+from .text import Calls, Text, calls_of, row_alone, text_of, whole, without
 
 #: At least this counts as rounding, by precision; a deep model rounds more, which `Baseline.noise` shows.
 _LEAST = {torch.float64: 1e-6, torch.float32: 1e-4}
@@ -46,11 +46,13 @@ class OwnCalls:
     """What `DynamicCache` makes of some calls.
 
     Attributes:
-        logits: of the left-padded batch.
+        text: a left-padded batch.
+        logits: its own.
         chunks: how far they are from those of one forward, beyond rounding; or 0.0.
         pads: how far a row is from itself alone, beyond rounding; or 0.0.
     """
 
+    text: Text
     logits: Tensor
     chunks: float
     pads: float
@@ -122,7 +124,7 @@ class Baseline:
         """
         if name not in self._calls:
             try:
-                self._calls[name] = self._measure(calls_of(name, self.text.length, self._budget))
+                self._calls[name] = self._measure(name)
             except NotCovered as problem:
                 self._calls[name] = problem
         found = self._calls[name]
@@ -130,15 +132,17 @@ class Baseline:
             raise found
         return found
 
-    def _measure(self, calls: Calls) -> OwnCalls:
-        logits, text = self.run(self.text, calls), self.text
-        row = row_alone(calls, text)
-        alone = self.run(text.alone(row), without(calls, text.pads[row]))
-        chunks = distance(logits, self._whole[:, : logits.shape[1]], text.mask)
+    def _measure(self, name: CallNames) -> OwnCalls:
+        text = text_of(name, self.text, self._budget)
+        calls = calls_of(name, text.length, self._budget)
+        at_once = self._whole if text is self.text else self.run(text, whole(text.length))
+        logits, row = self.run(text, calls), row_alone(calls, text)
+        chunks = distance(logits, at_once[:, : logits.shape[1]], text.mask)
         pads = 0.0
         if not self._feeder.encodes:
+            alone = self.run(text.alone(row), without(calls, text.pads[row]))
             pads = distance(logits[row : row + 1, text.pads[row] :], alone, torch.ones_like(alone[..., 0]))
-        return OwnCalls(logits, self._beyond_rounding(chunks), self._beyond_rounding(pads))
+        return OwnCalls(text, logits, self._beyond_rounding(chunks), self._beyond_rounding(pads))
 
     def _beyond_rounding(self, difference: float) -> float:
         return difference if difference > self.tolerance else 0.0

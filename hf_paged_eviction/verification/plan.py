@@ -68,7 +68,7 @@ def _under(attention: str, policy: str, plain: str) -> Plan:
         (BOTH, Setting(attention, "chunks", second, policy)),
         (BOTH, Setting(attention, "steps", first, policy)),
         (BOTH, Setting(attention, "one forward", second, policy, "static")),
-        (BINDING, Setting(attention, "chunks", first, plain, "static")),
+        (BINDING, Setting(attention, "steps" if policy == plain else "chunks", first, plain, "static")),
     ]
 
 

@@ -16,7 +16,7 @@ from .model_state import NotCovered, attention_name, use_attention
 from .plan import Setting
 from .report import Check, Question, Verification
 from .running import Feeder
-from .text import Text, calls_of, draw_text, row_alone, text_length, whole, without
+from .text import Text, calls_of, draw_text, row_alone, text_length, text_of, whole, without
 
 BLOCK_SIZE = 4
 #: The effect of evictions must stand out from what counts as rounding so much, or a comparison shows nothing.
@@ -42,7 +42,7 @@ class Session:
         self._feeder, self._budget, self._seed = Feeder(model), budget, seed
         self.own_attention = attention_name(model)
         self._text = draw_text(model, text_length(budget, BLOCK_SIZE), seed)
-        self._runs: dict[tuple[Setting, bool, int], tuple[Tensor, HeldRecord]] = {}
+        self._runs: dict[tuple[Setting, bool, int], tuple[Tensor, HeldRecord]] = {}  # a record keeps its text
 
     def check(self, question: Question, setting: Setting) -> Check:
         """Ask one question."""
@@ -104,8 +104,7 @@ class Session:
         return distance(found, expected, text.mask), None, ""
 
     def _exact(self, setting: Setting) -> Answer:
-        if not self._new_cache(setting)[1].paged_layers:
-            raise NotCovered("no layer of this model evicts")
+        self._check_evicts(setting)
         text, everything = self._expected(setting)
         found, record = self._run(setting, text)
         own, calls = self._baseline.of(setting.calls), self._calls(setting)
@@ -115,8 +114,7 @@ class Session:
         return distance(found, expected, text.mask), distance(found, everything, text.mask), ""
 
     def _alone(self, setting: Setting) -> Answer:
-        if not self._new_cache(setting)[1].paged_layers:
-            raise NotCovered("no layer of this model evicts")
+        self._check_evicts(setting)
         if self._feeder.encodes:
             raise NotCovered("the decoder of an encoder-decoder model begins without pads")
         if pads := self._baseline.of(setting.calls).pads:
@@ -124,11 +122,13 @@ class Session:
         reason = ""
         if self._feeder.rounds_coarsely and setting.policy != "random":
             setting, reason = replace(setting, policy="random"), "with 'random': scores of equal rows round differently"
-        error, same = self._alone_once(setting, self._text)
+        text = self._baseline.of(setting.calls).text
+        error, same = self._alone_once(setting, text)
         if error > self._baseline.tolerance and not same:
             # Two scores may be as close as rounding errors, once.
             reason = "other tokens were held, on two texts"
-            error, _ = self._alone_once(setting, draw_text(self._feeder.model, self._text.length, self._seed + 1))
+            other = draw_text(self._feeder.model, text.length, self._seed + 1)
+            error, _ = self._alone_once(setting, text_of(setting.calls, other, self._budget))
             reason = reason if error > self._baseline.tolerance else ""
         return error, None, reason
 
@@ -142,6 +142,11 @@ class Session:
         logits = self._feeder.feed(own, cache, without(calls, text.pads[row]), alone.after)
         error = distance(found[row : row + 1, text.pads[row] :], logits, own.mask)
         return error, record.same_tokens(alone, row)
+
+    def _check_evicts(self, setting: Setting) -> None:
+        if not self._layers:
+            raise NotCovered("no layer of this model evicts")
+        self._new_cache(setting)  # a refusal comes before everything else
 
     # ---- runs -----------------------------------------------------------------------------------------------------
 
@@ -161,12 +166,12 @@ class Session:
         """The text to compare on, padded where the model can stand it, and what `DynamicCache` says."""
         own = self._baseline.of(setting.calls)
         if not own.pads:
-            return self._text, own.logits
-        text = self._text.unpadded()
+            return own.text, own.logits
+        text = own.text.unpadded()
         return text, self._baseline.run(text, self._calls(setting))
 
     def _run(self, setting: Setting, text: Text, roomy: bool = False) -> tuple[Tensor, HeldRecord]:
-        key = (setting, roomy, id(text.ids) if text.pads[-1] else -id(text.ids))
+        key = (setting, roomy, id(text))
         if key not in self._runs:
             cache, paged = self._new_cache(setting, roomy)
             record = HeldRecord(paged, text)

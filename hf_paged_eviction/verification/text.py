@@ -50,6 +50,12 @@ class Text:
         start = self.pads[row]
         return Text(self.ids[row : row + 1, start:], self.mask[row : row + 1, start:])
 
+    def padded(self, most: int) -> "Text":
+        """The same ids with no pad in the first row, seven in the second, and `most` in the third."""
+        mask = torch.ones_like(self.mask)
+        mask[1, :7] = mask[2, :most] = 0
+        return Text(self.ids, mask)
+
     def unpadded(self) -> "Text":
         """The same ids, with tokens in place of the pads."""
         return Text(self.ids, torch.ones_like(self.mask))
@@ -63,11 +69,8 @@ def draw_text(model: Any, length: int, seed: int) -> Text:
     generator = torch.Generator().manual_seed(seed)
     usable = _plain_ids(model)
     ids = usable[torch.randint(len(usable), (3, length), generator=generator)]
-    mask = torch.ones_like(ids)
-    mask[1, :7] = 0
-    mask[2, : length // 2 + 1] = 0
-    device = model.get_input_embeddings().weight.device
-    return Text(ids.to(device), mask.to(device))
+    ids = ids.to(model.get_input_embeddings().weight.device)
+    return Text(ids, torch.ones_like(ids)).padded(length // 2 + 1)
 
 
 def _plain_ids(model: Any) -> Tensor:
@@ -98,11 +101,20 @@ def calls_of(name: CallNames, length: int, budget: int) -> Calls:
     if name == "one forward":
         return _cut([length - _FEW, *[1] * _FEW])
     if name == "steps":  # from a cache with room left to one that evicts at every token
-        return _cut([budget - 5, *[1] * _MANY])
+        return _cut([_beginning(budget), *[1] * _MANY])
     scale = max(length // sum(_CHUNKS), 1)
     sizes = [size * scale if size > 1 else 1 for size in _CHUNKS]
     left = length - sum(sizes)
     return _cut([*sizes, left] if left else sizes)
+
+
+def text_of(name: CallNames, text: Text, budget: int) -> Text:
+    """The text for these calls: `generate` never feeds a pad as a single token."""
+    return text.padded(_beginning(budget) - 3) if name == "steps" else text
+
+
+def _beginning(budget: int) -> int:
+    return budget - 5
 
 
 def whole(length: int) -> Calls:
