@@ -14,7 +14,7 @@ from .text import Calls, Text, calls_of, row_alone, text_of, whole, without
 #: At least this counts as rounding, by precision; a deep model rounds more, which `Baseline.noise` shows.
 _LEAST = {torch.float64: 1e-6, torch.float32: 1e-4}
 #: Half precision: units in the last place. All: multiples of the noise, of which only a sample was seen.
-_UNITS, _NOISES = 4, 8
+_UNITS, _NOISES = 4, 4
 #: A difference between the model's attention implementations above this is none of rounding.
 _NO_ROUNDING = {torch.float64: 1e-4, torch.float32: 1e-2}
 
@@ -114,7 +114,12 @@ class Baseline:
             raise NotCovered(self.no_reference)
         cache, own = self._feeder.dynamic()
         use_attention(self._feeder.model, self._attention)
-        return self.reference.run(visible, own, lambda: self._feeder.feed(text, cache, calls))
+        try:
+            return self.reference.run(visible, own, lambda: self._feeder.feed(text, cache, calls))
+        except (NotCovered, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            raise NotCovered(f"the full cache to compare with takes no such mask: {error}") from error
 
     def of(self, name: CallNames) -> OwnCalls:
         """The same for some calls.
@@ -133,7 +138,7 @@ class Baseline:
         return found
 
     def _measure(self, name: CallNames) -> OwnCalls:
-        text = text_of(name, self.text, self._budget)
+        text = self.text if self._feeder.encodes else text_of(name, self.text, self._budget)
         calls = calls_of(name, text.length, self._budget)
         at_once = self._whole if text is self.text else self.run(text, whole(text.length))
         logits, row = self.run(text, calls), row_alone(calls, text)
@@ -151,7 +156,7 @@ class Baseline:
         """Whether a mask that hides nothing changes nothing, and one that hides much does."""
         length, device = self.text.length, self.text.ids.device
         causal = torch.ones(length, length, dtype=torch.bool, device=device).tril()
-        seen = (causal & self.text.mask.bool()[:, None, None, :]) if not self._feeder.encodes else causal[None, None]
+        seen = causal & self.text.mask.bool()[:, None, None, :]
         try:
             noise = self._try_masks(seen, layers)
         except NotCovered:

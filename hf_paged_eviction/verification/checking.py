@@ -36,7 +36,7 @@ def verify(
     - *row as alone*: a row of the batch against the same row without the others and without its pads.
 
     A difference of a logit is given in standard deviations of the logits. What counts as rounding: 1e-4 in float32
-    (four units in the last place in half precision), or eight times what the same model differs from itself between
+    (four units in the last place in half precision), or four times what the same model differs from itself between
     two attention implementations and between a batch and its longest row alone. What the model itself makes of chunks
     or pads, with `DynamicCache`, is measured first, and nothing is compared that it cannot do.
 

@@ -97,22 +97,29 @@ class Verification:
         return not self.wrong
 
     def __str__(self) -> str:
+        found = {(check.outcome, check.reason) for check in self.checks}
+        if len(found) == 1 and self.checks[0].error is None:
+            return f"{self._title()}\n{self.checks[0].reason}"
         reasons = list(dict.fromkeys(check.reason for check in self.checks if check.reason))
         lines = [self._title(), *self.notes, "", *_table([_HEAD, *(_cells(check, reasons) for check in self.checks)])]
-        lines += ["", *(f"[{number}] {reason}" for number, reason in enumerate(reasons, 1))] if reasons else []
+        lines += [
+            "",
+            f"Errors and effects are in standard deviations of the logits; up to {self.tolerance:.1e} counts as rounding, "
+            f"{self.noise:.1e} was seen.",
+            *(f"[{number}] {reason}" for number, reason in enumerate(reasons, 1)),
+        ]
         return "\n".join(lines)
 
     def _title(self) -> str:
         counts = Counter(check.outcome for check in self.checks)
-        said = ", ".join(f"{counts[name]} {_shown(name)}" for name in ("exact", "refused", "wrong", "not covered"))
-        unit = "standard deviations of the logits"
-        return (
-            f"{self.model}, {self.dtype} on {self.device}: {said}. Error and effect in {unit}; up to "
-            f"{self.tolerance:.1e} counts as rounding (seen: {self.noise:.1e})."
-        )
+        said = ", ".join(f"{counts[name]} {_shown(name)}" for name in _OUTCOMES if counts[name])
+        return f"{self.model}, {self.dtype} on {self.device}: {said}"
 
 
 _HEAD = ("question", "attention", "calls", "heads", "mode", "budgets", "policy", "outcome", "error", "effect", "")
+
+
+_OUTCOMES: tuple[Outcome, ...] = ("wrong", "exact", "refused", "not covered")
 
 
 def _shown(outcome: Outcome) -> str:

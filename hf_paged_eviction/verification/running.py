@@ -34,7 +34,8 @@ class Feeder:
         self.encodes: bool = model.config.is_encoder_decoder
         self.dtype: torch.dtype = model.get_input_embeddings().weight.dtype
         self.rounds_coarsely = torch.finfo(self.dtype).bits < 32
-        self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
+        takes = inspect.signature(model.forward).parameters
+        self._takes_positions, self._takes_cache = "position_ids" in takes, "past_key_values" in takes
 
     def feed(self, text: Text, cache: Any, calls: Calls, after: Callable[[int, int], None] | None = None) -> Tensor:
         """Logits `[rows, columns, some of the vocabulary]`, float32, of all columns fed.
@@ -43,8 +44,10 @@ class Feeder:
             after: told of each forward's columns when it is through.
 
         Raises:
-            NotCovered: the model does not return logits of all tokens.
+            NotCovered: the model takes no such cache, or does not return logits of all tokens.
         """
+        if not self._takes_cache:
+            raise NotCovered("the model takes no past_key_values")
         encoded = self._encode(text) if self.encodes else None
         found = []
         for start, stop in calls:

@@ -41,7 +41,8 @@ class Session:
     def __init__(self, model: Any, budget: int, seed: int) -> None:
         self._feeder, self._budget, self._seed = Feeder(model), budget, seed
         self.own_attention = attention_name(model)
-        self._text = draw_text(model, text_length(budget, BLOCK_SIZE), seed)
+        text = draw_text(model, text_length(budget, BLOCK_SIZE), seed)
+        self._text = text.unpadded() if self._feeder.encodes else text
         self._runs: dict[tuple[Setting, bool, int], tuple[Tensor, HeldRecord]] = {}  # a record keeps its text
 
     def check(self, question: Question, setting: Setting) -> Check:
@@ -98,7 +99,8 @@ class Session:
     # ---- the questions --------------------------------------------------------------------------------------------
 
     def _same(self, setting: Setting) -> Answer:
-        self._new_cache(setting, roomy=True)  # a refusal comes before everything else
+        self._layers  # noqa: B018 (a model that is refused is refused under any attention)
+        self._new_cache(setting, roomy=True)
         text, expected = self._expected(setting)
         found = self._run(setting, text, roomy=True)[0]
         return distance(found, expected, text.mask), None, ""
@@ -152,6 +154,7 @@ class Session:
 
     @cached_property
     def _layers(self) -> list[int]:
+        """Those that are paged. Raises what the constructor of the simplest cache raises."""
         cache = self._feeder.paged(budget=self._text.length, block_size=BLOCK_SIZE, policy="random")[1]
         return [index for index, _ in cache.paged_layers]
 
