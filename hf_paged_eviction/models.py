@@ -65,13 +65,14 @@ def layer_plan(config: Any) -> list[Any]:
     """The layers `DynamicCache` makes for this model, with None where a layer is to be paged.
 
     Raises:
-        ValueError: this transformers release keeps the model's recurrent state outside its cache classes.
+        ValueError: `DynamicCache` cannot be made for this model, or this transformers release keeps its recurrent state
+            outside its cache classes.
     """
     text = config.get_text_config(decoder=True)
     types = getattr(text, "layer_types", None) or []
     cross_attention = set(getattr(text, "cross_attention_layers", None) or [])
     plan: list[Any] = []
-    for index, layer in enumerate(DynamicCache(config=config).layers):
+    for index, layer in enumerate(_dynamic_layers(config)):
         paged = type(layer) is DynamicLayer and index not in cross_attention
         if paged and index < len(types) and any(name in types[index] for name in _RECURRENT):
             raise ValueError(
@@ -80,6 +81,16 @@ def layer_plan(config: Any) -> list[Any]:
             )
         plan.append(None if paged else layer)
     return plan
+
+
+def _dynamic_layers(config: Any) -> list[Any]:
+    try:
+        return list(DynamicCache(config=config).layers)
+    except Exception as error:  # whatever the configuration lacks
+        raise ValueError(
+            f"transformers cannot make a DynamicCache for {config.model_type} ({type(error).__name__}: {error}), so it "
+            "is not known which of its layers may lose tokens. Run it without a cache of this package."
+        ) from error
 
 
 def asks_for_mask_sizes(config: Any) -> bool:

@@ -164,6 +164,12 @@ def test_falcon_without_alibi_is_welcome() -> None:
     assert len(PagedEvictionCache(config, budget=64).paged_layers) == config.num_hidden_layers
 
 
+def test_a_model_without_a_dynamic_cache_is_refused() -> None:
+    """A byte latent transformer: several stacks of layers, and none that its configuration counts."""
+    with pytest.raises(ValueError, match="cannot make a DynamicCache for blt"):
+        PagedEvictionCache(AutoConfig.for_model("blt"), budget=64)
+
+
 def test_encoder_decoders_have_a_helper() -> None:
     with pytest.raises(ValueError, match="paged_encoder_decoder_cache"):
         PagedEvictionCache(BartConfig(), budget=64)
