@@ -52,7 +52,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "glm4v_text": _THREE_AXES,
     "glm5_next_text": {"index_topk": 16},
     "glm_ocr_text": _THREE_AXES,
-    "glmga_text": _THREE_AXES,
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
     "granite4_vision": {"deepstack_layer_map": [[0, 0]], "downsample_rate": "4/8"},
     "granitemoehybrid": {**_MAMBA_HEADS, "layer_types": ["linear_attention", "full_attention"]},
