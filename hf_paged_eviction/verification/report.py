@@ -101,14 +101,15 @@ class Verification:
         if len(found) == 1 and self.checks[0].error is None:
             return f"{self._title()}\n{self.checks[0].reason}"
         reasons = list(dict.fromkeys(check.reason for check in self.checks if check.reason))
-        lines = [self._title(), *self.notes, "", *_table([_HEAD, *(_cells(check, reasons) for check in self.checks)])]
-        lines += [
-            "",
-            f"Errors and effects are in standard deviations of the logits; up to {self.tolerance:.1e} counts as rounding, "
-            f"{self.noise:.1e} was seen.",
-            *(f"[{number}] {reason}" for number, reason in enumerate(reasons, 1)),
-        ]
-        return "\n".join(lines)
+        table = _table([_HEAD, *(_cells(check, reasons) for check in self.checks)])
+        return "\n".join(
+            (
+                *(self._title(), *self.notes, "", *table, ""),
+                f"Errors and effects are in standard deviations of the logits. Up to {self.tolerance:.1e} counts as "
+                f"rounding; {self.noise:.1e} was seen.",
+                *(f"[{number}] {reason}" for number, reason in enumerate(reasons, 1)),
+            )
+        )
 
     def _title(self) -> str:
         counts = Counter(check.outcome for check in self.checks)
@@ -117,8 +118,6 @@ class Verification:
 
 
 _HEAD = ("question", "attention", "calls", "heads", "mode", "budgets", "policy", "outcome", "error", "effect", "")
-
-
 _OUTCOMES: tuple[Outcome, ...] = ("wrong", "exact", "refused", "not covered")
 
 
