@@ -57,4 +57,6 @@ def _word(report: Verification, reasons: list[str]) -> str:
         return "exact"
     if any(reason == "no layer of this model evicts" for reason in reasons):
         return "nothing evicts"
-    return "not covered" if any(check.outcome == "not covered" for check in report.checks) else "refused"
+    first = report.checks[0]  # under the model's own attention implementation
+    plain = [check for check in report.checks if (check.attention, check.mode) == (first.attention, "dynamic")]
+    return "refused" if all(check.outcome == "refused" for check in plain) else "not covered"
