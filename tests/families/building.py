@@ -22,8 +22,10 @@ class UnbuildableError(Exception):
 def tiny_config(family: Family) -> Any:
     """A tiny configuration of this family."""
     config = shrink(family.config_class(), **family.settings)
-    if family.model_class.config_class is config.sub_configs.get("text_config"):
-        config = config.get_text_config(decoder=True)
+    wanted = family.model_class.config_class
+    part = next((name for name, cls in config.sub_configs.items() if cls is wanted is not type(config)), None)
+    if part is not None:
+        config = getattr(config, part)  # the table names a whole for the class of its text part
     if family.task == "causal":
         for part in (config, config.get_text_config(decoder=True)):
             if getattr(part, "is_decoder", None) is False:
