@@ -17,7 +17,6 @@ from .report import register as add_report
 from .score import register as add_score
 
 app = typer.Typer(
-    add_completion=False,
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
