@@ -90,7 +90,17 @@ COMMANDS = {
     "texts": "eval --workers 1 --text {}/text --length 100 --policies recency --budgets 64 --output {}/out",
     "calibrate": "calibrate --text {}/text --output {}/it.safetensors --tokens 600 --window 300",
     "bench": "bench --variants floor --contexts 64 --budgets 64 --steps 16 --rounds 1 --again --output {}/out",
+    "verify": "verify",
 }
+
+
+def test_a_configuration_without_weights_runs_no_code_either(own_code: Path, mark: Path) -> None:
+    (own_code / "model.safetensors").unlink()
+    words = ["verify", "--device", "cpu", "--model", str(own_code)]
+    result = CliRunner().invoke(app, words, input="1\ny\nyes\n")
+    assert result.exit_code == 2 and "--trust-remote-code" in result.output, result.output
+    assert not mark.exists()
+    assert CliRunner().invoke(app, [*words, "--trust-remote-code"]).exit_code == 0
 
 
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
