@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..cache import PagedEvictionCache
 from .baseline import Baseline, distance
 from .held import BrokenPromise, HeldRecord
 from .model_state import NotCovered, attention_name, use_attention
@@ -74,6 +75,8 @@ class Session:
             if _meant(problem):
                 return replace(found, outcome="refused", reason=str(problem))
             return replace(found, outcome="wrong", reason=f"it fails: {type(problem).__name__}: {problem}")
+        if error == float("inf"):
+            return replace(found, outcome="wrong", effect=effect, reason="it gives logits that are no numbers")
         found = replace(found, error=error, effect=effect, reason=reason)
         if error > self._baseline.tolerance:
             return replace(found, outcome="wrong")
@@ -139,8 +142,7 @@ class Session:
         calls = self._calls(setting)
         row = row_alone(calls, text)
         own = text.alone(row)
-        cache, paged = self._new_cache(setting)
-        alone = HeldRecord(paged, own)
+        cache, alone = self._follow(setting, own)
         logits = self._feeder.feed(own, cache, without(calls, text.pads[row]), alone.after)
         error = distance(found[row : row + 1, text.pads[row] :], logits, own.mask)
         return error, record.same_tokens(alone, row)
@@ -176,24 +178,33 @@ class Session:
     def _run(self, setting: Setting, text: Text, roomy: bool = False) -> tuple[Tensor, HeldRecord]:
         key = (setting, roomy, id(text))
         if key not in self._runs:
-            cache, paged = self._new_cache(setting, roomy)
-            record = HeldRecord(paged, text)
+            cache, record = self._follow(setting, text, roomy)
             self._runs[key] = self._feeder.feed(text, cache, self._calls(setting), record.after), record
         return self._runs[key]
 
-    def _new_cache(self, setting: Setting, roomy: bool = False) -> Any:
+    def _new_cache(self, setting: Setting, roomy: bool = False) -> tuple[Any, PagedEvictionCache]:
         """A cache for the whole model, and the part of it that is looked at; the model is ready for it."""
         use_attention(self._feeder.model, setting.attention)
-        budget: int | list[int] = self._text.length if roomy else self._budget
-        if setting.budgets == "per layer":
-            budget = [self._budget + BLOCK_SIZE * (index % 2 or -1) for index in range(len(self._layers))]
+        budgets = self._budgets(setting, roomy)
         return self._feeder.paged(
-            budget=budget,
+            budget=budgets if setting.budgets == "per layer" else budgets[0],
             block_size=BLOCK_SIZE,
             policy=setting.policy,
             heads=setting.heads,
             **({"static": True} if setting.mode == "static" else {}),
         )
+
+    def _budgets(self, setting: Setting, roomy: bool) -> list[int]:
+        """Of the paged layers; at least one, for models that have none."""
+        count = max(len(self._layers), 1)
+        if setting.budgets == "per layer":
+            return [self._budget + BLOCK_SIZE * (index % 2 or -1) for index in range(count)]
+        return [self._text.length if roomy else self._budget] * count
+
+    def _follow(self, setting: Setting, text: Text, roomy: bool = False) -> tuple[Any, HeldRecord]:
+        """A new cache, and what will follow it."""
+        cache, paged = self._new_cache(setting, roomy)
+        return cache, HeldRecord(paged, text, self._budgets(setting, roomy)[: len(self._layers)], BLOCK_SIZE)
 
 
 def _meant(error: Exception) -> bool:
