@@ -80,8 +80,16 @@ def make_model(
         UserError: there is no such model, or it does not fit.
     """
     if name not in SHAPES:
-        allowed = {"trust_remote_code": trust_remote_code, "allow_pickle": allow_pickle}
-        return load(Settings(model=name, dtype=dtype, device=device, policies=(), budgets=(), **allowed))[0]
+        settings = Settings(
+            model=name,
+            trust_remote_code=trust_remote_code,
+            allow_pickle=allow_pickle,
+            dtype=dtype,
+            device=device,
+            policies=(),
+            budgets=(),
+        )
+        return load(settings)[0]
     wanted = getattr(torch, dtype) if dtype != "auto" else torch.float32 if device == "cpu" else torch.bfloat16
     try:
         with torch.device(device):
