@@ -13,7 +13,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from .allocators import BudgetAllocator, Given, Uniform, make_allocator
 from .attention import PAGED_EVICTION, ModelAttention, forget_handover, hand_over, unattended
 from .budget import BlockBudget
-from .hybrid_layer import paged_part
+from .hybrid_layer import HybridLayer, paged_part
 from .layer import PagedLayer
 from .layer_builder import LayerBuilder, given_shares, layer_budgets
 from .layer_group import LayerGroup
@@ -344,7 +344,10 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         count = max(seen - tokens_to_remove, 0) if tokens_to_remove > 0 else min(-tokens_to_remove, seen)
         for layer in paged:
             layer.check_crop(-count)
-        crop_all_or_none([layer for layer in self.layers if not isinstance(layer, PagedLayer)], count)
+        others = [layer for layer in self.layers if not isinstance(layer, PagedLayer)]
+        crop_all_or_none(
+            others, [layer.crop_state if isinstance(layer, HybridLayer) else layer.crop for layer in others], count
+        )
         for layer in paged:
             layer.crop(-count)
 

@@ -92,21 +92,26 @@ class HybridLayer(LinearAttentionAndFullAttentionLayer):  # type: ignore[misc]
         LinearAttentionLayer.activate_past_recording(self)
 
     def crop(self, tokens_to_remove: int) -> None:
-        """See `PagedLayer.crop`.
-
-        Raises:
-            RuntimeError: the linear state cannot be taken back: there is a recurrent one, or nothing was recorded.
-        """
+        """See `PagedLayer.crop` and `crop_state`."""
         seen = self.get_seq_length()
         count = max(seen - tokens_to_remove, 0) if tokens_to_remove > 0 else -tokens_to_remove
-        if count and any(self.is_recurrent_states_initialized.values()):
+        self.paged.check_crop(-count)
+        if count or self.record_past:
+            self.crop_state(-count)
+        self.paged.crop(-count)
+
+    def crop_state(self, tokens_to_remove: int) -> None:
+        """Take the newest tokens, `-n` or 0, out of the linear state alone.
+
+        Raises:
+            RuntimeError: that cannot be done: there is a recurrent state, or nothing was recorded.
+        """
+        if tokens_to_remove and any(self.is_recurrent_states_initialized.values()):
             raise RuntimeError(
                 "This layer has a recurrent state, which holds all tokens at once: none can be taken back. Keep a "
                 "copy.deepcopy of the cache from before those tokens."
             )
-        if count or self.record_past:
-            LinearAttentionLayer.crop(self, -count)
-        self.paged.crop(tokens_to_remove)
+        LinearAttentionLayer.crop(self, tokens_to_remove)
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         self.paged.reorder_cache(beam_idx)
