@@ -10,7 +10,9 @@ from transformers.cache_utils import DynamicSlidingWindowLayer
 from .allocation import Allocation
 from .allocators import BudgetAllocator, FixedAllocator, Given, HeadAllocator, LayerAllocator, Uniform, share_out
 from .budget import BlockBudget
+from .hybrid_layer import HybridLayer
 from .layer import PagedLayer
+from .models import is_paged
 from .observed_layer import ObservedLayer
 from .padding import Padding
 from .parallel import HeadShare
@@ -65,15 +67,18 @@ class LayerBuilder:
         return ObservedLayer if policy.needs_queries else PagedLayer
 
     def fill(self, plan: Sequence[Any], padding: Padding, config: Any) -> list[Any]:
-        """The layers of the model: those of `plan`, and paged ones where it says None."""
-        paged = [index for index, layer in enumerate(plan) if layer is None]
+        """The layers of the model: those of `plan`, and paged ones where it says so."""
+        paged = [index for index, layer in enumerate(plan) if is_paged(layer)]
         budgets = dict(zip(paged, layer_budgets(self._sizes, self._allocator, len(paged)), strict=True))
-        return [
-            self._make(budgets[index], layer_idx=index, padding=padding, share=HeadShare.of(config, index))
-            if layer is None
-            else (static_layer(layer, index) if self._static else layer)
-            for index, layer in enumerate(plan)
-        ]
+        layers = []
+        for index, layer in enumerate(plan):
+            if index in budgets:
+                share = HeadShare.of(config, index)
+                made = self._make(budgets[index], layer_idx=index, padding=padding, share=share)
+                layers.append(made if layer is None else HybridLayer(made, layer))
+            else:
+                layers.append(static_layer(layer, index) if self._static else layer)
+        return layers
 
 
 def static_layer(layer: Any, index: int) -> Any:
