@@ -8,10 +8,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import transformers  # noqa: E402 (the folder of the tests has to be known first)
+import transformers
 
-from families.listing import families  # noqa: E402
-from families.outcomes import ROWS, Outcome  # noqa: E402
+from families.listing import families
+from families.outcomes import ROWS, Outcome
 
 PAGE = Path(__file__).parents[2] / "docs" / "families.md"
 _LONGEST = 160
