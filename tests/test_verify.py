@@ -139,7 +139,7 @@ def a_crash() -> AbstractContextManager[Any]:
     [
         (wrong_offset, "exact for what it holds", ""),
         (wrong_offset, "row as alone", ""),
-        (wrong_positions, "same as DynamicCache", "not seen"),
+        (wrong_positions, "exact for what it holds", "not seen"),
         (nothing_protected, "exact for what it holds", "first or of the newest block"),
         (pads_ignored, "row as alone", ""),
         (values_of_a_neighbour, "exact for what it holds", ""),
