@@ -1,7 +1,7 @@
 """One model in the course of `verify`."""
 
 import dis
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..cache import PagedEvictionCache
+from ..policies import EvictionPolicy
 from .baseline import Baseline, distance
 from .held import BrokenPromise, HeldRecord
 from .model_state import NotCovered, attention_name, use_attention
@@ -37,9 +38,11 @@ class Session:
     Args:
         budget: the one that has to evict.
         seed: of the text.
+        policies: those that settings name by their labels, and that may not be registered.
     """
 
-    def __init__(self, model: Any, budget: int, seed: int) -> None:
+    def __init__(self, model: Any, budget: int, seed: int, policies: Sequence[EvictionPolicy]) -> None:
+        self._policies = {scorer.label: scorer for scorer in policies}
         self._feeder, self._budget, self._seed = Feeder(model), budget, seed
         self.own_attention = attention_name(model)
         text = draw_text(model, text_length(budget, BLOCK_SIZE), seed)
@@ -190,7 +193,7 @@ class Session:
         return self._feeder.paged(
             budget=budgets if setting.budgets == "per layer" else budgets[0],
             block_size=BLOCK_SIZE,
-            policy=setting.policy,
+            policy=self._policies.get(setting.policy, setting.policy),
             heads=setting.heads,
             **({"static": True} if setting.mode == "static" else {}),
         )
