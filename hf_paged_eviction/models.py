@@ -1,8 +1,10 @@
 """Which layers of which models may lose tokens."""
 
+import inspect
 import sys
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_MAPPING, DynamicCache
@@ -58,7 +60,10 @@ _MIXING_HEADS = {
     "doge": "works out its mask from the values of all KV heads",
 }
 # Attention implementations of another name get from these models what only eager attention can use.
-_OWN_MASKS = {"deepseek_v4": "adds compressed keys, and a mask for them that only eager attention understands"}
+_OWN_MASKS = {
+    "deepseek_v4": "adds compressed keys, and a mask for them that only eager attention understands",
+    "jetmoe": "repeats all of its KV heads together, so it does not show which queries belong to which of them",
+}
 
 
 def check_model(config: Any, inside_encoder_decoder: bool = False, heads: str = "shared") -> None:
@@ -104,8 +109,11 @@ def why_not_ours(config: Any) -> str | None:
 
 def _model_classes(*configs: Any) -> list[Any]:
     """The classes of transformers' own models with such configurations."""
-    mappings = (MODEL_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING)
-    found = [mapping[type(config)] for mapping in mappings for config in configs if type(config) in mapping]
+    found = []
+    for mapping in (MODEL_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING):
+        for config in configs:
+            with suppress(ValueError):  # some names in these tables are of classes that transformers does not show
+                found.append(mapping[type(config)] if type(config) in mapping else ())
     return [cls for entry in found for cls in (entry if isinstance(entry, tuple) else (entry,))]
 
 
@@ -135,13 +143,14 @@ def layer_plan(config: Any) -> list[Any]:
     Layers with a linear state next to keys and values are as `DynamicCache` makes them, though `is_paged` is true.
 
     Raises:
-        ValueError: this transformers release keeps the model's recurrent state outside its cache classes.
+        ValueError: `DynamicCache` cannot be made for this model, it takes no cache, or this transformers release keeps
+            its recurrent state outside its cache classes.
     """
     text = config.get_text_config(decoder=True)
     types = getattr(text, "layer_types", None) or []
     cross_attention = set(getattr(text, "cross_attention_layers", None) or [])
     plan: list[Any] = []
-    for index, layer in enumerate(DynamicCache(config=config).layers):
+    for index, layer in enumerate(_dynamic_layers(config)):
         paged = type(layer) is DynamicLayer and index not in cross_attention
         if paged and index < len(types) and any(name in types[index] for name in _RECURRENT):
             raise ValueError(
@@ -149,7 +158,28 @@ def layer_plan(config: Any) -> list[Any]:
                 "its own. Upgrade transformers (5.14 or later serves hybrid models)."
             )
         plan.append(None if paged else layer)
+    if any(is_paged(layer) for layer in plan):
+        _check_takes_a_cache(text)
     return plan
+
+
+def _check_takes_a_cache(text: Any) -> None:
+    classes = _model_classes(text)
+    if classes and not any("past_key_values" in inspect.signature(cls.forward).parameters for cls in classes):
+        raise ValueError(
+            f"In this transformers release {text.model_type} takes no past_key_values: it keeps a state of its own, or "
+            "none, and would not use this cache. Run it without one."
+        )
+
+
+def _dynamic_layers(config: Any) -> list[Any]:
+    try:
+        return list(DynamicCache(config=config).layers)
+    except Exception as error:  # whatever the configuration lacks
+        raise ValueError(
+            f"transformers cannot make a DynamicCache for {config.model_type} ({type(error).__name__}: {error}), so it "
+            "is not known which of its layers may lose tokens. Run it without a cache of this package."
+        ) from error
 
 
 def is_paged(layer: Any) -> bool:
