@@ -283,7 +283,7 @@ class PagedLayer(StoredLayer):
 
     def _rank(self, scores: Tensor, positions: Tensor) -> Tensor:
         """`[B, S, tokens]` int64: the order in which tokens go, the protected ones last."""
-        rank = rank_keys(scores, positions, positions >= 0)
+        rank = rank_keys(scores, positions, positions >= 0, self.policy.absolute_noise)
         return rank.masked_fill(self._protected(positions), KEEP)
 
     def _protected(self, positions: Tensor) -> Tensor:
@@ -320,7 +320,13 @@ class PagedLayer(StoredLayer):
         sets = self._score.sets(keys.shape[1])
         policy = self.policy
         self._table = BlockTable(
-            self.budget, keys.shape[0], sets, keys.device, policy.token_local, policy.decision_interval
+            self.budget,
+            keys.shape[0],
+            sets,
+            keys.device,
+            policy.token_local,
+            policy.decision_interval,
+            policy.absolute_noise,
         )
         if keys.shape[0] > 1:
             self.padding.warn_if_unknown()

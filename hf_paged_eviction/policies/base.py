@@ -110,6 +110,11 @@ class EvictionPolicy(ABC):
             layers, stacked as rows. Asked of token-local policies only.
         needs_rotary: True if the policy undoes or foresees the rotation of queries and keys. A model whose rotation is
             not known is then refused when the cache is made.
+        absolute_noise: True if scores are differences, such as cosines, deviations from a mean or weighted sums of both
+            signs: their rounding error does not shrink with the score. Then they are compared in steps of 1/4096 of
+            their mean size. Otherwise each is compared in steps of 1/4096 of its own size, so that the smallest keep
+            their order; that is right for what is added, multiplied and divided from numbers of one sign, such as
+            attention and norms.
         supports_mla: False if the score is meaningless where a layer caches latents instead of keys and values
             (multi-head latent attention).
     """
@@ -119,6 +124,7 @@ class EvictionPolicy(ABC):
     token_local: ClassVar[bool] = False
     by_layer: ClassVar[bool] = True
     needs_rotary: ClassVar[bool] = False
+    absolute_noise: ClassVar[bool] = False
     supports_mla: ClassVar[bool] = True
 
     @property

@@ -56,6 +56,7 @@ class Compactor(EvictionPolicy):
     ridge: float = 1e-4
 
     paper: ClassVar[str | None] = "2507.08143"
+    absolute_noise: ClassVar[bool] = True
     needs_rotary: ClassVar[bool] = True
     supports_mla: ClassVar[bool] = False
 

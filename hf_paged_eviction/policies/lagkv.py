@@ -56,6 +56,7 @@ class LagKV(EvictionPolicy):
     scope: Scope = "part"
 
     paper: ClassVar[str | None] = "2504.04704"
+    absolute_noise: ClassVar[bool] = True
     supports_mla: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
