@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from ..budget import BlockBudget
@@ -9,6 +10,7 @@ from ..policies import EvictionPolicy, make_policy
 from .model_state import untouched
 from .plan import make_plan
 from .report import Check, Verification
+from .rotation import look_at_rotation
 from .session import BLOCK_SIZE, Session
 
 BUDGET = 20
@@ -40,6 +42,8 @@ def verify(
     two attention implementations and between a batch and its longest row alone. What the model itself makes of chunks
     or pads, with `DynamicCache`, is measured first, and nothing is compared that it cannot do.
 
+    Besides, the rotation (rotary embedding) of its keys is undone, as some policies do: see `Rotation`.
+
     The model is left as it was, also after an error. A small model takes a second or two on a CPU.
 
     Args:
@@ -59,6 +63,7 @@ def verify(
     plain, watching = _policies(policy)
     with untouched(model), warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        rotation = look_at_rotation(model)  # before its attention implementation is changed
         session = Session(model, tokens, seed)
         plan = make_plan(session.own_attention, plain, watching)
         total = sum(len(questions) for questions, _ in plan)
@@ -68,7 +73,7 @@ def verify(
                 checks.append(session.check(question, setting))
                 if progress is not None:
                     progress(len(checks), total)
-        return session.report(tuple(checks))
+        return replace(session.report(tuple(checks)), rotation=rotation)
 
 
 def _policies(policy: str | EvictionPolicy | None) -> tuple[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import pytest
@@ -14,7 +14,8 @@ import models
 from hf_paged_eviction import EvictionPolicy, PagedEvictionCache, ScoreContext
 from hf_paged_eviction.model_rotary import UnknownRotaryError, layer_rotaries
 from hf_paged_eviction.rotary import Rotary
-from hf_paged_eviction.rotary_check import rotary_error
+from hf_paged_eviction.verification import Rotation, rotary_error, verify
+from hf_paged_eviction.verification.rotation import look_at_rotation
 
 pytestmark = pytest.mark.contract
 
@@ -108,6 +109,23 @@ def test_a_wrong_rotation_shows(case: str) -> None:
     error = rotary_error(model)
     assert error is not None
     assert error > 0.05
+
+    seen = look_at_rotation(model)
+    assert not seen.ok
+    assert "WRONG" in str(seen)
+
+
+def test_what_verify_says() -> None:
+    report = verify(models.shared("llama"))
+    assert report.ok
+    assert report.rotation == look_at_rotation(models.shared("llama"))
+    assert str(report.rotation) in str(report)
+    assert not replace(report, rotation=Rotation(0.5, 1e-3)).ok
+    assert str(look_at_rotation(models.shared("llama"))).startswith("rotation of keys: known, undoing it leaves ")
+    latent = look_at_rotation(models.shared("deepseek_v3"))
+    assert latent == Rotation(None, latent.tolerance, "it caches latents (MLA) instead of rotated keys")
+    assert latent.ok
+    assert "not known (it caches latents" in str(latent)
 
 
 @pytest.mark.parametrize("case", _UNKNOWN)

@@ -1,18 +1,61 @@
-"""Shows on a model itself whether its rotation is known."""
+"""Shows on a model itself whether its rotation (rotary embedding) is known."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from .model_rotary import layer_rotaries
-from .models import layer_plan
+from ..model_rotary import UnknownRotaryError, layer_rotaries
+from ..models import layer_plan
 
 #: Values that differ less than this, relative to their size, are the same.
 _SAME = 1e-3
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """Whether the keys of a model can be unrotated, which policies such as Expected Attention need.
+
+    Attributes:
+        error: what remains of the rotation after it was undone, see `rotary_error`; None where nothing shows it.
+        tolerance: largest error that counts as rounding.
+        reason: why there is no error; may be empty.
+    """
+
+    error: float | None
+    tolerance: float
+    reason: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong."""
+        return self.error is None or self.error <= self.tolerance
+
+    def __str__(self) -> str:
+        if self.error is None:
+            return f"rotation of keys: not known ({self.reason}); policies that need it may be refused"
+        said = "known" if self.ok else "WRONG"
+        return f"rotation of keys: {said}, undoing it leaves {self.error:.1e} of it"
+
+
+def look_at_rotation(model: Any) -> Rotation:
+    """Undo the rotation of a model's keys. What goes wrong is part of the result."""
+    tolerance = max(_SAME, 8 * torch.finfo(model.dtype).eps)
+    try:
+        if model.config.is_encoder_decoder:
+            return Rotation(None, tolerance, "an encoder-decoder model")
+        error = rotary_error(model)
+    except UnknownRotaryError as unknown:
+        return Rotation(None, tolerance, str(unknown))
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as problem:
+        return Rotation(None, tolerance, f"{type(problem).__name__}: {problem}")
+    return Rotation(error, tolerance, "" if error is not None else "no layer shows it")
 
 
 @torch.no_grad()
