@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from ..budget import BlockBudget
@@ -9,6 +10,7 @@ from ..policies import EvictionPolicy, make_policy
 from .model_state import untouched
 from .plan import make_plan
 from .report import Check, Verification
+from .rotation import look_at_rotation
 from .session import BLOCK_SIZE, Session
 from .text import embeddings
 
@@ -41,6 +43,8 @@ def verify(
     two attention implementations and between a batch and its longest row alone. What the model itself makes of chunks
     or pads, with `DynamicCache`, is measured first, and nothing is compared that it cannot do.
 
+    Besides, the rotation (rotary embedding) of its keys is undone, as some policies do: see `Rotation`.
+
     The model is left as it was, also after an error. A small model takes a second or two on a CPU.
 
     Args:
@@ -63,6 +67,7 @@ def verify(
     embeddings(model)
     with untouched(model), warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        rotation = look_at_rotation(model)  # before its attention implementation is changed
         session = Session(model, tokens, seed, policies)
         plan = make_plan(session.own_attention, *(scorer.label for scorer in policies))
         total = sum(len(questions) for questions, _ in plan)
@@ -72,7 +77,7 @@ def verify(
                 checks.append(session.check(question, setting))
                 if progress is not None:
                     progress(len(checks), total)
-        return session.report(tuple(checks))
+        return replace(session.report(tuple(checks)), rotation=rotation)
 
 
 def _policies(policy: str | EvictionPolicy | None) -> tuple[EvictionPolicy, EvictionPolicy]:
