@@ -1,6 +1,6 @@
 """Which kind of layer a cache needs, and how much each may hold."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -9,14 +9,16 @@ from transformers.cache_utils import DynamicSlidingWindowLayer
 
 from .allocation import Allocation
 from .allocators import BudgetAllocator, FixedAllocator, Given, HeadAllocator, LayerAllocator, Uniform, share_out
-from .budget import BlockBudget
+from .budget import BlockBudget, whole_number
 from .hybrid_layer import HybridLayer
 from .layer import PagedLayer
+from .model_rotary import UnknownRotaryError, layer_rotaries
 from .models import is_paged
 from .observed_layer import ObservedLayer
 from .padding import Padding
 from .parallel import HeadShare
 from .policies import EvictionPolicy
+from .rotary import Rotary
 from .scoring import Heads
 from .static_layer import StaticLayer, StaticObservedLayer
 from .static_sliding_layer import StaticSlidingLayer
@@ -51,7 +53,7 @@ class LayerBuilder:
                 f"static=True needs layers and heads of one size, and {allocator.name!r} makes them differ: use "
                 "allocator='uniform' and one number as budget."
             )
-        self._sizes, self._allocator, self._static = sizes, allocator, static
+        self._sizes, self._policy, self._allocator, self._static = sizes, policy, allocator, static
         self.allocation = Allocation(allocator, sizes) if isinstance(allocator, LayerAllocator) else None
         self._make = partial(self._class_for(policy), policy=policy, heads=heads)
 
@@ -67,18 +69,35 @@ class LayerBuilder:
         return ObservedLayer if policy.needs_queries else PagedLayer
 
     def fill(self, plan: Sequence[Any], padding: Padding, config: Any) -> list[Any]:
-        """The layers of the model: those of `plan`, and paged ones where it says so."""
+        """The layers of the model: those of `plan`, and paged ones where it says so.
+
+        Raises:
+            ValueError: the policy asks for the model's rotation, and that is not known.
+        """
         paged = [index for index, layer in enumerate(plan) if is_paged(layer)]
         budgets = dict(zip(paged, layer_budgets(self._sizes, self._allocator, len(paged)), strict=True))
+        rotaries = self._rotaries(config, paged)
         layers = []
         for index, layer in enumerate(plan):
             if index in budgets:
-                share = HeadShare.of(config, index)
-                made = self._make(budgets[index], layer_idx=index, padding=padding, share=share)
+                share, rotary = HeadShare.of(config, index), rotaries.get(index)
+                made = self._make(budgets[index], layer_idx=index, padding=padding, share=share, rotary=rotary)
                 layers.append(made if layer is None else HybridLayer(made, layer))
             else:
                 layers.append(static_layer(layer, index) if self._static else layer)
         return layers
+
+    def _rotaries(self, config: Any, paged: Sequence[int]) -> Mapping[int, Rotary | None]:
+        if not self._policy.needs_rotary:
+            return {}
+        try:
+            return layer_rotaries(config, paged)
+        except UnknownRotaryError as error:
+            raise ValueError(
+                f"The policy {self._policy.label!r} reads queries or keys without their rotary embedding, and that of "
+                f"this {config.model_type} model cannot be undone: {error}. Use a policy that reads them as they are, "
+                "such as 'keydiff', 'leverage' or 'snapkv'."
+            ) from error
 
 
 def static_layer(layer: Any, index: int) -> Any:
@@ -118,6 +137,7 @@ def given_shares(tokens: Sequence[int], allocator: BudgetAllocator) -> tuple[int
     """The smallest budget of a user's list, and the list as an allocator.
 
     Raises:
+        TypeError: an entry is no whole number.
         ValueError: the list is empty, or an allocator is asked to share out as well.
     """
     if not isinstance(allocator, Uniform):
@@ -127,4 +147,5 @@ def given_shares(tokens: Sequence[int], allocator: BudgetAllocator) -> tuple[int
         )
     if not tokens:
         raise ValueError("budget= is an empty list: give one number per paged layer.")
-    return min(tokens), Given(tuple(tokens))
+    counts = tuple(whole_number(f"budget[{at}]", count, 1) for at, count in enumerate(tokens))
+    return min(counts), Given(counts)

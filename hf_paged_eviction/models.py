@@ -113,7 +113,7 @@ def _model_classes(*configs: Any) -> list[Any]:
     for mapping in (MODEL_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING):
         for config in configs:
             with suppress(ValueError):  # some names in these tables are of classes that transformers does not show
-                found.append(mapping[type(config)] if type(config) in mapping else ())
+                found.append(mapping.get(type(config), ()))
     return [cls for entry in found for cls in (entry if isinstance(entry, tuple) else (entry,))]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 from unittest.mock import patch
 
@@ -16,7 +16,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface
 
 import models
-from hf_paged_eviction import PagedEvictionCache, Verification, attention, layer, verify
+from hf_paged_eviction import EvictionPolicy, PagedEvictionCache, ScoreContext, Verification, attention, layer, verify
 from hf_paged_eviction.blocks import BlockTable
 from hf_paged_eviction.budget import BlockBudget
 from hf_paged_eviction.layer import PagedLayer
@@ -139,7 +139,7 @@ def a_crash() -> AbstractContextManager[Any]:
     [
         (wrong_offset, "exact for what it holds", ""),
         (wrong_offset, "row as alone", ""),
-        (wrong_positions, "same as DynamicCache", "not seen"),
+        (wrong_positions, "exact for what it holds", "not seen"),
         (nothing_protected, "exact for what it holds", "first or of the newest block"),
         (pads_ignored, "row as alone", ""),
         (values_of_a_neighbour, "exact for what it holds", ""),
@@ -274,6 +274,45 @@ def test_a_model_that_says_nan() -> None:
 def test_budgets_that_cannot_be(budget: int, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         verify(models.shared("llama"), budget=budget)
+
+
+def test_something_else_than_a_language_model() -> None:
+    with pytest.raises(TypeError, match="Linear is no language model"):
+        verify(torch.nn.Linear(2, 2))
+
+
+def with_lora(model: Any) -> Any:
+    peft = pytest.importorskip("peft")
+    return peft.get_peft_model(model, peft.LoraConfig(target_modules=["q_proj"], init_lora_weights=False))
+
+
+def compiled(model: Any) -> Any:
+    def never(*graph: Any) -> Any:
+        raise AssertionError("it was compiled")
+
+    return torch.compile(model, backend=never)
+
+
+@pytest.mark.parametrize("wrap", [with_lora, compiled])
+def test_a_model_that_is_wrapped(wrap: Callable[[Any], Any]) -> None:
+    """LoRA hands all arguments on, and says so in no signature; what is compiled runs without that."""
+    report = verify(wrap(models.build("llama")))
+    assert outcomes(report) == {"exact"}, str(report)
+
+
+@dataclass(frozen=True)
+class Newest(EvictionPolicy):
+    """Nobody has registered it."""
+
+    name = "newest"
+
+    def score(self, context: ScoreContext) -> torch.Tensor:
+        return context.positions.float()
+
+
+def test_a_policy_that_is_not_registered() -> None:
+    report = verify(models.shared("llama"), policy=Newest())
+    assert outcomes(report) == {"exact"} and {check.policy for check in report.checks} == {"newest"}, str(report)
 
 
 # ---- the model afterwards ------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..attention_rows import Attention
 from ..parallel import WHOLE, HeadShare
+from ..rotary import Rotary
 from .spelling import spell
 
 #: Running numbers of one layer, by name.
@@ -53,6 +54,8 @@ class ScoreContext:
             parallelism gave later heads.
         observed: queries observed, by row; None where the policy observes nothing.
         share: gathers from the KV heads that tensor parallelism gave to other processes.
+        rotary: the layer's rotation, for policies that say `needs_rotary`; None where the layer does not rotate its
+            keys (absolute positions, layers without positions).
     """
 
     keys: Tensor
@@ -64,6 +67,7 @@ class ScoreContext:
     first_head: int = 0
     observed: QueryCount | None = None
     share: HeadShare = WHOLE
+    rotary: Rotary | None = None
 
     @property
     def queries(self) -> Tensor:
@@ -75,6 +79,13 @@ class ScoreContext:
         if self.observed is None:
             return torch.zeros(self.positions.shape, device=self.positions.device)
         return self.observed.of(self.positions)
+
+    @property
+    def unrotated_keys(self) -> Tensor:
+        """`[batch, kv_heads, tokens, head_dim]`, float32 or wider, before rotary embedding. Pads may hold anything."""
+        if self.rotary is None:
+            return self.keys.to(torch.promote_types(self.keys.dtype, torch.float32))
+        return self.rotary.unrotate(self.keys, self.positions)
 
     @property
     def valid(self) -> Tensor:
@@ -97,6 +108,8 @@ class EvictionPolicy(ABC):
             is asked again about all held tokens at every eviction.
         by_layer: False if a score does not depend on `layer_idx`, so that one call may score the tokens of several
             layers, stacked as rows. Asked of token-local policies only.
+        needs_rotary: True if the policy undoes or foresees the rotation of queries and keys. A model whose rotation is
+            not known is then refused when the cache is made.
         absolute_noise: True if scores are differences, such as cosines, deviations from a mean or weighted sums of both
             signs: their rounding error does not shrink with the score. Then they are compared in steps of 1/4096 of
             their mean size. Otherwise each is compared in steps of 1/4096 of its own size, so that the smallest keep
@@ -110,6 +123,7 @@ class EvictionPolicy(ABC):
     paper: ClassVar[str | None] = None
     token_local: ClassVar[bool] = False
     by_layer: ClassVar[bool] = True
+    needs_rotary: ClassVar[bool] = False
     absolute_noise: ClassVar[bool] = False
     supports_mla: ClassVar[bool] = True
 

@@ -2,5 +2,6 @@
 
 from .checking import verify
 from .report import Check, Verification
+from .rotation import Rotation, rotary_error
 
-__all__ = ["Check", "Verification", "verify"]
+__all__ = ["Check", "Rotation", "Verification", "rotary_error", "verify"]

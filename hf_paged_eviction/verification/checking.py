@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from ..budget import BlockBudget
@@ -9,7 +10,9 @@ from ..policies import EvictionPolicy, make_policy
 from .model_state import untouched
 from .plan import make_plan
 from .report import Check, Verification
+from .rotation import look_at_rotation
 from .session import BLOCK_SIZE, Session
+from .text import embeddings
 
 BUDGET = 20
 #: `random` goes by positions alone; `h2o` needs every query of a row, and no other.
@@ -40,6 +43,8 @@ def verify(
     two attention implementations and between a batch and its longest row alone. What the model itself makes of chunks
     or pads, with `DynamicCache`, is measured first, and nothing is compared that it cannot do.
 
+    Besides, the rotation (rotary embedding) of its keys is undone, as some policies do: see `Rotation`.
+
     The model is left as it was, also after an error. A small model takes a second or two on a CPU.
 
     Args:
@@ -50,17 +55,21 @@ def verify(
         progress: called with the number of checks that are done and their total.
 
     Raises:
-        ValueError, TypeError: budget or policy cannot be used. What goes wrong in the model is part of the result.
+        ValueError, TypeError: budget or policy cannot be used, or the model has no token embeddings. What goes wrong in
+            a model is part of the result.
     """
+    model = getattr(model, "_orig_mod", model)  # compiled: every kind of call would be compiled anew
     tokens = BUDGET if budget is None else budget
     BlockBudget.validate(tokens, None, BLOCK_SIZE, None, 0)
     if tokens < 4 * BLOCK_SIZE:
         raise ValueError(f"budget={budget} leaves nothing to choose from: at least {4 * BLOCK_SIZE}.")
-    plain, watching = _policies(policy)
+    policies = _policies(policy)
+    embeddings(model)
     with untouched(model), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        session = Session(model, tokens, seed)
-        plan = make_plan(session.own_attention, plain, watching)
+        rotation = look_at_rotation(model)  # before its attention implementation is changed
+        session = Session(model, tokens, seed, policies)
+        plan = make_plan(session.own_attention, *(scorer.label for scorer in policies))
         total = sum(len(questions) for questions, _ in plan)
         checks: list[Check] = []
         for questions, setting in plan:
@@ -68,12 +77,12 @@ def verify(
                 checks.append(session.check(question, setting))
                 if progress is not None:
                     progress(len(checks), total)
-        return session.report(tuple(checks))
+        return replace(session.report(tuple(checks)), rotation=rotation)
 
 
-def _policies(policy: str | EvictionPolicy | None) -> tuple[str, str]:
-    """The policy without queries and the one with them, as text."""
+def _policies(policy: str | EvictionPolicy | None) -> tuple[EvictionPolicy, EvictionPolicy]:
+    """The policy that reads no queries, and the one where they are shown."""
     if policy is None:
-        return PLAIN, WATCHING
+        return make_policy(PLAIN), make_policy(WATCHING)
     scorer = make_policy(policy)
-    return (PLAIN if scorer.needs_queries else scorer.label), scorer.label
+    return (make_policy(PLAIN) if scorer.needs_queries else scorer), scorer

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..scoring import Heads
+from .rotation import Rotation
 
 Question = Literal["same as DynamicCache", "exact for what it holds", "row as alone"]
 CallNames = Literal["one forward", "chunks", "steps"]
@@ -23,8 +24,9 @@ class Check:
         attention: the attention implementation that this cache ran under.
         calls: how the text was fed: the prompt in one forward and a few tokens, in chunks of several tokens, or token
             by token after a short beginning.
-        heads, policy: of the cache.
+        heads: one decision for all KV heads of a layer, or one for each.
         mode: `static=True` or not (never compiled here).
+        policy: what evicts.
         budgets: one budget for all layers, or a list that differs between them.
         outcome: "exact"; "refused", by an error of this package that says why; "wrong"; "not covered", where there
             is nothing to compare with.
@@ -53,11 +55,13 @@ class Verification:
 
     Attributes:
         model: name of its class.
-        dtype, device: of its weights.
+        dtype: of its weights.
+        device: of its first weights.
         tolerance: largest `Check.error` that counts as rounding.
         noise: how far rounding alone was seen to move a logit, in standard deviations of the logits.
         checks: one for each line of the table.
         notes: what was seen of the model itself.
+        rotation: whether its keys can be unrotated; None where that was not looked at.
     """
 
     model: str
@@ -67,6 +71,7 @@ class Verification:
     noise: float
     checks: tuple[Check, ...]
     notes: tuple[str, ...] = ()
+    rotation: Rotation | None = None
 
     def _with(self, outcome: Outcome) -> tuple[Check, ...]:
         return tuple(check for check in self.checks if check.outcome == outcome)
@@ -94,7 +99,7 @@ class Verification:
     @property
     def ok(self) -> bool:
         """Whether nothing is wrong. What was refused or not covered is no fault, and no promise either."""
-        return not self.wrong
+        return not self.wrong and (self.rotation is None or self.rotation.ok)
 
     def __str__(self) -> str:
         found = {(check.outcome, check.reason) for check in self.checks}
@@ -104,7 +109,7 @@ class Verification:
         table = _table([_HEAD, *(_cells(check, reasons) for check in self.checks)])
         return "\n".join(
             (
-                *(self._title(), *self.notes, "", *table, ""),
+                *(self._title(), *self.notes, *([] if self.rotation is None else [str(self.rotation)]), "", *table, ""),
                 f"Errors and effects are in standard deviations of the logits. Up to {self.tolerance:.1e} counts as "
                 f"rounding; {self.noise:.1e} was seen.",
                 *(f"[{number}] {reason}" for number, reason in enumerate(reasons, 1)),

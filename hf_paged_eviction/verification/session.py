@@ -1,7 +1,7 @@
 """One model in the course of `verify`."""
 
 import dis
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..cache import PagedEvictionCache
+from ..policies import EvictionPolicy
 from .baseline import Baseline, distance
 from .held import BrokenPromise, HeldRecord
 from .model_state import NotCovered, attention_name, use_attention
@@ -37,14 +38,16 @@ class Session:
     Args:
         budget: the one that has to evict.
         seed: of the text.
+        policies: those that settings name by their labels, and that may not be registered.
     """
 
-    def __init__(self, model: Any, budget: int, seed: int) -> None:
+    def __init__(self, model: Any, budget: int, seed: int, policies: Sequence[EvictionPolicy]) -> None:
+        self._policies = {scorer.label: scorer for scorer in policies}
         self._feeder, self._budget, self._seed = Feeder(model), budget, seed
         self.own_attention = attention_name(model)
         text = draw_text(model, text_length(budget, BLOCK_SIZE), seed)
         self._text = text.unpadded() if self._feeder.encodes else text
-        self._runs: dict[tuple[Setting, bool, int], tuple[Tensor, HeldRecord]] = {}  # a record keeps its text
+        self._runs: dict[tuple[Setting, int], tuple[Tensor, HeldRecord]] = {}  # a record keeps its text
 
     def check(self, question: Question, setting: Setting) -> Check:
         """Ask one question."""
@@ -105,8 +108,8 @@ class Session:
         self._layers  # noqa: B018 (a model that is refused is refused under any attention)
         self._new_cache(setting, roomy=True)
         text, expected = self._expected(setting)
-        found = self._run(setting, text, roomy=True)[0]
-        return distance(found, expected, text.mask), None, ""
+        cache = self._new_cache(setting, roomy=True)[0]  # again: the baseline has changed the attention
+        return distance(self._feeder.feed(text, cache, self._calls(setting)), expected, text.mask), None, ""
 
     def _exact(self, setting: Setting) -> Answer:
         self._check_evicts(setting)
@@ -175,10 +178,11 @@ class Session:
         text = own.text.unpadded()
         return text, self._baseline.run(text, self._calls(setting))
 
-    def _run(self, setting: Setting, text: Text, roomy: bool = False) -> tuple[Tensor, HeldRecord]:
-        key = (setting, roomy, id(text))
+    def _run(self, setting: Setting, text: Text) -> tuple[Tensor, HeldRecord]:
+        """With the small budget: two questions may look at the same run."""
+        key = (setting, id(text))
         if key not in self._runs:
-            cache, record = self._follow(setting, text, roomy)
+            cache, record = self._follow(setting, text)
             self._runs[key] = self._feeder.feed(text, cache, self._calls(setting), record.after), record
         return self._runs[key]
 
@@ -189,7 +193,7 @@ class Session:
         return self._feeder.paged(
             budget=budgets if setting.budgets == "per layer" else budgets[0],
             block_size=BLOCK_SIZE,
-            policy=setting.policy,
+            policy=self._policies.get(setting.policy, setting.policy),
             heads=setting.heads,
             **({"static": True} if setting.mode == "static" else {}),
         )
@@ -201,10 +205,10 @@ class Session:
             return [self._budget + BLOCK_SIZE * (index % 2 or -1) for index in range(count)]
         return [self._text.length if roomy else self._budget] * count
 
-    def _follow(self, setting: Setting, text: Text, roomy: bool = False) -> tuple[Any, HeldRecord]:
-        """A new cache, and what will follow it."""
-        cache, paged = self._new_cache(setting, roomy)
-        return cache, HeldRecord(paged, text, self._budgets(setting, roomy)[: len(self._layers)], BLOCK_SIZE)
+    def _follow(self, setting: Setting, text: Text) -> tuple[Any, HeldRecord]:
+        """A new cache of the small budget, and what will follow it."""
+        cache, paged = self._new_cache(setting)
+        return cache, HeldRecord(paged, text, self._budgets(setting, roomy=False), BLOCK_SIZE)
 
 
 def _meant(error: Exception) -> bool:
