@@ -26,7 +26,7 @@ and encoder-decoder models.
 
 *exact*: evictions were compared, and with every attention implementation and mode that is not refused, the logits are
 those of full attention in which the evicted tokens are masked. *refused*: the cache raises an error that says why.
-*nothing evicts*: no layer of such a tiny model can lose tokens. *not covered*: there is nothing to compare with, for the
+*nothing evicts*: no layer of such a model can lose tokens. *not covered*: there is nothing to compare with, for the
 reason given. *not built*: no tiny model could be made.
 
 *Not consistent*: what `DynamicCache` itself answers differently, beyond rounding: when the text comes in several calls
