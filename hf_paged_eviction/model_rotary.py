@@ -22,7 +22,7 @@ from .rotary import Rotary
 #: Full-attention layers of these do not rotate; those that slide do.
 _FULL_WITHOUT = {"afmoe", "cohere2", "cohere2_moe", "flint"}
 #: The same, but only where some layers slide.
-_FULL_WITHOUT_IF_SLIDING = {"exaone4", "exaone4_5", "exaone_moe"}
+_FULL_WITHOUT_IF_SLIDING = {"exaone4", "exaone4_5", "exaone_moe", "kolibri1"}
 #: Rotary embeddings of other parts of a model.
 _OTHER_PARTS = ("vision", "audio", "image", "video", "conformer", "linearscaling", "dynamicntk", "yarn")
 #: Angles of these depend on the length of the text, not on the position alone.
@@ -67,6 +67,8 @@ def _rotates(text: Any, index: int) -> bool:
     switches = getattr(text, "no_rope_layers", None)
     if switches:
         return bool(switches[index])  # 1 = rotates, whatever the name says
+    if getattr(text, "alibi", False):
+        return False
     if getattr(text, "position_embedding_type", "rope") not in ("rope", "rotary") or text.model_type in _FULL_WITHOUT:
         return False
     sliding = getattr(text, "sliding_window", None) is not None

@@ -101,7 +101,8 @@ def _equal_states(model: torch.nn.Module, layers: set[int]) -> Iterator[None]:
         if "hidden_states" in kwargs:
             kwargs = kwargs | {"hidden_states": _repeated(kwargs["hidden_states"])}
         elif args:
-            args = (_repeated(args[0]), *args[1:])
+            # CTRL hands them over three times, for queries, keys and values.
+            args = tuple(_repeated(each) if each is args[0] else each for each in args)
         return args, kwargs
 
     hooks = [
