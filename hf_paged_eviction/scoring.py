@@ -42,6 +42,7 @@ class Scorer:
         seen: Tensor,
         statistics: Mapping[str, Tensor] = MappingProxyType({}),
         observed: QueryCount | None = None,
+        budget: int | Tensor = 0,
     ) -> Tensor:
         """Score tokens.
 
@@ -50,6 +51,7 @@ class Scorer:
             positions: `[batch, sets, tokens]`, -1 for pads.
             seen: `[batch]` real tokens seen.
             statistics, observed: what the policy has observed, see `ScoreContext`.
+            budget: tokens that the layer may hold, see `ScoreContext`.
 
         Returns:
             `[batch, sets, tokens]` float32.
@@ -59,7 +61,7 @@ class Scorer:
         """
         positions = positions.expand(-1, keys.shape[1], -1)
         first, layer = self.share.first_head(keys.shape[1]), self.layer_idx
-        context = ScoreContext(keys, values, positions, seen, layer, statistics, first, observed, self.share)
+        context = ScoreContext(keys, values, positions, seen, layer, statistics, first, observed, self.share, budget)
         scores = self.policy.score(context)
         if scores.shape != positions.shape:
             raise ValueError(

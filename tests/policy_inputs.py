@@ -15,6 +15,7 @@ from hf_paged_eviction.policies import QueryCount
 
 Vector = list[float]
 GROUP = 2
+BUDGET = 8  # tokens that the layer may hold
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,9 @@ class Text:
         seen = self.positions[:, 0].amax(-1) + 1
         none = torch.zeros_like(seen)
         observed = QueryCount(seen if pieces else none, none, none)
-        return ScoreContext(self.keys, self.values, self.positions, seen, 1, statistics, observed=observed)
+        return ScoreContext(
+            self.keys, self.values, self.positions, seen, 1, statistics, observed=observed, budget=BUDGET
+        )
 
     def all_pieces(self, policy: EvictionPolicy, size: int | None = None) -> list[list[int]]:
         """The queries that the cache shows of a whole prompt."""

@@ -117,7 +117,8 @@ def _reads(policy: EvictionPolicy) -> str:
         return ", ".join(["its parts", *found])
     if policy.needs_queries:
         shown = _attributes_of("attention", cls)
-        found.insert(0, "queries" if "queries" in shown and "weights" not in shown else "attention")
+        weighs = bool(shown & {"weights", "largest_weights"})
+        found.insert(0, "attention" if weighs or "queries" not in shown else "queries")
     return ", ".join(found) or "positions"
 
 

@@ -53,6 +53,8 @@ class ScoreContext:
             parallelism gave later heads.
         observed: queries observed, by row; None where the policy observes nothing.
         share: gathers from the KV heads that tensor parallelism gave to other processes.
+        budget: tokens that the layer may hold per KV head, 0 where that is not known; int64 `[batch, 1, 1]` where an
+            allocator decides it row by row. Under an allocator that shares out among heads: their mean.
     """
 
     keys: Tensor
@@ -64,6 +66,7 @@ class ScoreContext:
     first_head: int = 0
     observed: QueryCount | None = None
     share: HeadShare = WHOLE
+    budget: int | Tensor = 0
 
     @property
     def queries(self) -> Tensor:
