@@ -100,6 +100,7 @@ class EvictionPolicy(ABC):
             is asked again about all held tokens at every eviction.
         by_layer: False if a score does not depend on `layer_idx`, so that one call may score the tokens of several
             layers, stacked as rows. Asked of token-local policies only.
+        by_probe: True if the score is made for the queries of a probe: see `hf_paged_eviction.probe`.
         supports_mla: False if the score is meaningless where a layer caches latents instead of keys and values
             (multi-head latent attention).
     """
@@ -108,6 +109,7 @@ class EvictionPolicy(ABC):
     paper: ClassVar[str | None] = None
     token_local: ClassVar[bool] = False
     by_layer: ClassVar[bool] = True
+    by_probe: ClassVar[bool] = False
     supports_mla: ClassVar[bool] = True
 
     @property
