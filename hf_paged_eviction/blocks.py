@@ -62,12 +62,14 @@ class BlockTable:
         device: torch.device,
         token_local: bool,
         interval: int = 1,
+        absolute_noise: bool = False,
     ) -> None:
         self.capacity = budget.capacity
         self.block_size = budget.block_size
         self.device = device
         self._protected_blocks = budget.protected_blocks
         self._token_local = token_local
+        self._absolute_noise = absolute_noise
         self.held = 0
         self.seen = 0
         self.pads = torch.zeros(rows, dtype=torch.int64, device=device)
@@ -248,7 +250,7 @@ class BlockTable:
     def _rank_of_blocks(self) -> Tensor:
         """`[B, S, C / P]` int64: the lowest goes first, `KEEP` for blocks that may not go."""
         scores, positions = self.block_scores(), self.table()
-        keys = rank_keys(scores, positions[..., 0], scores.isnan().logical_not())
+        keys = rank_keys(scores, positions[..., 0], scores.isnan().logical_not(), self._absolute_noise)
         blocks = torch.arange(keys.shape[-1], device=self.device)
         safe = (blocks < self._protected_blocks) | (blocks == self._current[..., None])
         if self.limits is not None:

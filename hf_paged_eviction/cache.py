@@ -20,6 +20,7 @@ from .mask_channel import TellingOffset, open_channel
 from .models import asks_for_mask_sizes, check_model, is_latent_attention, layer_plan, warn_of_surprises
 from .padding import Padding
 from .policies import EvictionPolicy, make_policy
+from .rollback import crop_all_or_none
 from .scoring import Heads
 from .static_layer import refusal
 from .static_setup import check_static, check_static_attention, make_steps
@@ -296,11 +297,16 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             tokens_to_remove: `-n` or 0 removes `n` tokens; `n > 0` keeps `n` of those seen (transformers up to 5.12).
 
         Raises:
-            ValueError: some of these tokens have been evicted already and nothing was recorded.
+            ValueError: some of these tokens have been evicted already and nothing was recorded. By a layer that is not
+                paged also RuntimeError: it recorded nothing, or too little. Nothing has changed then.
         """
-        for _, layer in self.paged_layers:
-            layer.check_crop(tokens_to_remove)
-        super().crop(tokens_to_remove)
+        seen, paged = self.get_seq_length(), [layer for _, layer in self.paged_layers]
+        count = max(seen - tokens_to_remove, 0) if tokens_to_remove > 0 else min(-tokens_to_remove, seen)
+        for layer in paged:
+            layer.check_crop(-count)
+        crop_all_or_none([layer for layer in self.layers if not isinstance(layer, PagedLayer)], count)
+        for layer in paged:
+            layer.crop(-count)
 
     # ---- shrinking ------------------------------------------------------------------------------------------------
 

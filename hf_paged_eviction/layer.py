@@ -276,7 +276,7 @@ class PagedLayer(StoredLayer):
 
     def _rank(self, scores: Tensor, positions: Tensor) -> Tensor:
         """`[B, S, tokens]` int64: the order in which tokens go, the protected ones last."""
-        rank = rank_keys(scores, positions, positions >= 0)
+        rank = rank_keys(scores, positions, positions >= 0, self.policy.absolute_noise)
         return rank.masked_fill(self._protected(positions), KEEP)
 
     def _protected(self, positions: Tensor) -> Tensor:
@@ -313,7 +313,13 @@ class PagedLayer(StoredLayer):
         sets = self._scorer.sets(keys.shape[1])
         policy = self.policy
         self._table = BlockTable(
-            self.budget, keys.shape[0], sets, keys.device, policy.token_local, policy.decision_interval
+            self.budget,
+            keys.shape[0],
+            sets,
+            keys.device,
+            policy.token_local,
+            policy.decision_interval,
+            policy.absolute_noise,
         )
         if keys.shape[0] > 1:
             self.padding.warn_if_unknown()
@@ -435,8 +441,8 @@ class PagedLayer(StoredLayer):
 
     def check_crop(self, tokens_to_remove: int) -> None:
         """Raise the `ValueError` of `crop`, if it would, before anything is changed."""
-        count = self._columns_to_remove(tokens_to_remove)
-        if self._pending is None and 0 < count < self.get_seq_length():
+        count = self._columns_to_remove(tokens_to_remove) - self._waiting  # what waits can always be dropped
+        if self._table is not None and 0 < count < self.table.seen:
             order_without(self.table, count, self._pads_without(count))
 
     def _columns_to_remove(self, tokens_to_remove: int) -> int:

@@ -3,36 +3,80 @@
 A row must not depend on its batch, yet the same row computed in another batch differs in the last bit, and repeated
 tokens have exactly equal scores. So scores are rounded before they are ranked, and equal ones are told apart by
 position: the older goes first.
+
+What is rounded away must be more than noise and less than any difference that matters. The noise of a sum, product or
+quotient of numbers of one sign is a share of the result, however small that is: attention of 1e-9 is known as well as
+attention of 0.5, and their order is kept alike. The noise of a difference is a share of what was subtracted: a cosine
+near 0 is as uncertain as one near 1.
 """
 
 import torch
 from torch import Tensor
 
-# Levels per power of two of the typical score: far above float32 noise, far below any difference that matters.
+# Levels per power of two: far above float32 noise, far below any difference that matters.
 _LEVELS = 4096
+_DROPPED_BITS = 11  # of the 23 that a float32 has below its leading one: 2**12 levels are left
 _LARGEST_LEVEL = 2**30
+# Exponent fields of float32, in place: 2**-100 and 2**127. Smaller and larger scales are not needed.
+_SMALLEST_SCALE, _LARGEST_SCALE = 27 << 23, 254 << 23
 KEEP = torch.iinfo(torch.int64).max
 DROP = torch.iinfo(torch.int64).min
 
 
-def rank_keys(scores: Tensor, positions: Tensor, valid: Tensor) -> Tensor:
+def rank_keys(scores: Tensor, positions: Tensor, valid: Tensor, absolute_noise: bool = False) -> Tensor:
     """Distinct integers that order candidates from first evicted to last.
+
+    A key is `level * 2**32 + position`, where the level is the rounded score. nan counts as -inf. Zeros of both signs
+    are equal.
 
     Args:
         scores: `[batch, heads, candidates]` float32, high = keep.
-        positions: same shape, int64, distinct among the valid candidates of a row and head.
+        positions: same shape, int64, distinct among the valid candidates of a row and head, from 0 to `2**32 - 1`.
         valid: same shape, bool. The others get the lowest key.
+        absolute_noise: False rounds each score to 12 bits after its leading one. (Below 1e-38, where float32 has
+            fewer bits, to whole steps of 2**-138.) True rounds to 1/4096 of the power of two at or above the mean size
+            of the valid, finite scores of the row and head, see `EvictionPolicy.absolute_noise`.
 
     Returns:
         `[batch, heads, candidates]` int64.
     """
-    usable = valid & scores.isfinite()
-    mean = scores.abs().where(usable, 0.0).sum(-1, keepdim=True) / usable.sum(-1, keepdim=True).clamp_min(1)
-    # A power of two, so that the division is exact and the step hardly ever depends on the mean's last bit.
-    scale = torch.exp2(torch.log2(mean).ceil()).where(mean > 0, 1.0)
-    levels = (scores.nan_to_num(nan=float("-inf")) * (_LEVELS / scale)).round()
-    levels = levels.clamp(-_LARGEST_LEVEL, _LARGEST_LEVEL).to(torch.int64)
+    scores = scores.nan_to_num(nan=float("-inf"), posinf=float("inf"), neginf=float("-inf"))
+    levels = _levels_of_scale(scores, valid) if absolute_noise else _levels_of_each(scores)
     return (levels * 2**32 + positions).masked_fill(~valid, DROP)
+
+
+def _levels_of_each(scores: Tensor) -> Tensor:
+    bits = scores.view(torch.int32)
+    # The bits of a float are its exponent and mantissa, so as an integer they rise with it; if negative, they fall.
+    rising = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    return ((rising + (1 << (_DROPPED_BITS - 1))) >> _DROPPED_BITS).to(torch.int64)
+
+
+def _levels_of_scale(scores: Tensor, valid: Tensor) -> Tensor:
+    usable = valid & scores.isfinite()
+    # Divided before they are added up, so that the sum cannot overflow.
+    shares = scores.abs() / usable.sum(-1, keepdim=True).clamp_min(1)
+    levels = scores * (_LEVELS / _power_of_two(shares.where(usable, 0.0).sum(-1, keepdim=True)))
+    return levels.round().clamp(-_LARGEST_LEVEL, _LARGEST_LEVEL).to(torch.int64)
+
+
+def without_noise(differences: Tensor, sizes: Tensor) -> Tensor:
+    """Zero where next to nothing is left of a subtraction: that is noise, and no small difference.
+
+    Args:
+        differences: float32, of numbers of these `sizes`.
+        sizes: float32, not negative, broadcastable to `differences`.
+    """
+    return differences.masked_fill(differences.abs() * _LEVELS <= sizes, 0.0)
+
+
+def _power_of_two(sizes: Tensor) -> Tensor:
+    """The power of two at or above each size, from 2**-100 to 2**127.
+
+    It makes divisions exact, and hardly ever depends on the last bit of a size.
+    """
+    exponents = (sizes.view(torch.int32) + 0x7FFFFF) & 0x7F800000
+    return exponents.clamp(_SMALLEST_SCALE, _LARGEST_SCALE).view(torch.float32)
 
 
 def best_tokens(keys: Tensor, positions: Tensor, count: int) -> Tensor:

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction_eval import embedded
 from hf_paged_eviction_eval.embedded import measure
 from hf_paged_eviction_eval.embedded.corpus import training_files
@@ -100,6 +101,20 @@ def test_it_answers_with_the_full_cache(name: str) -> None:
 
 def test_it_answers_long_prompts() -> None:
     assert measure.accuracy(MODEL, TOKENIZER, "passkey", length=2048, count=8, seed=77, batch=4) >= 0.85
+
+
+@pytest.mark.parametrize("module", ["queue", "statistics"])
+def test_tova_keeps_what_its_newest_query_attends_to(module: str) -> None:
+    """Its attention is peaky: next to the largest weight nearly all others are tiny, and their order counts too."""
+    ids = TOKENIZER(held_out_texts()[module], return_tensors="pt").input_ids[:, :640]
+    eager, ours = (embedded.load(attn_implementation=how)[0] for how in ("eager", "paged_eviction"))
+    kept = PagedEvictionCache(ours.config, budget=160, block_size=1, sink_tokens=0, policy="tova")
+    with torch.no_grad():
+        attended = eager(ids, output_attentions=True, use_cache=False).attentions
+        ours(ids, past_key_values=kept)
+    for index, layer in kept.paged_layers:
+        best = attended[index][0, :, -1].mean(0).topk(160).indices.tolist()
+        assert len(set(best) & set(layer.positions[0, 0].tolist())) >= 0.98 * 160, f"layer {index}"
 
 
 def test_it_models_text() -> None:

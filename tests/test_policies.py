@@ -22,6 +22,7 @@ from hf_paged_eviction import (
     register_policy,
 )
 from hf_paged_eviction.policies import StreamingLLM, registry
+from hf_paged_eviction.ranking import rank_keys
 from reference import SLOW_POLICIES
 
 
@@ -261,6 +262,40 @@ def test_the_scale_of_the_scores_does_not_matter(scale: float) -> None:
     expected = held_after(Fixed(scores), 7, 4)
     assert expected == [0, 2, 4, 6]
     assert held_after(Fixed([scale * score for score in scores]), 7, 4) == expected
+
+
+def test_peaky_scores_keep_their_order() -> None:
+    """However much one token gets: where all of the others were equal, the oldest would go."""
+    peaky = [1.0, 3e-9, 2e-12, 1e-9, 1e-12, 2e-9, 0.0]
+    assert held_after(Fixed(peaky), 7, 4) == [0, 1, 5, 6]
+    assert held_after(Fixed([1e6 * score for score in peaky]), 7, 4) == [0, 1, 5, 6]
+
+
+def test_a_key_of_nearly_no_length_does_not_hide_the_others() -> None:
+    values, keys = torch.rand(1, 1, 40, 4), torch.ones(1, 1, 40, 4)
+    keys[0, 0, 7] = 1e-12
+    positions = torch.arange(40)[None, None]
+    policy = make_policy("paged_eviction")
+    scores = policy.score(ScoreContext(keys, values, positions, torch.tensor([40]), 0))
+    assert scores[0, 0, 7] > 1e4
+    keys_of_rank = rank_keys(scores, positions, positions >= 0, policy.absolute_noise)[0, 0]
+    assert keys_of_rank.argsort().tolist() == scores[0, 0].argsort().tolist()
+
+
+class Wavering(Fixed):
+    """Differences: what should be equal is off by a rounding error."""
+
+    absolute_noise: ClassVar[bool] = True
+
+
+def test_a_policy_says_that_its_noise_is_absolute() -> None:
+    noisy = [1e-8, 0.9, -1e-8, 2e-8, 0.7, -0.8, 0.0]
+    assert held_after(Wavering(noisy), 7, 4) == [1, 3, 4, 6]
+    assert held_after(Wavering([-score for score in noisy]), 7, 4) == [2, 3, 5, 6]
+    assert held_after(Fixed(noisy), 7, 5) == [0, 1, 3, 4, 6]
+    assert make_policy("adaptive(tova, keydiff)").absolute_noise
+    assert make_policy("graphkv(hybrid(h2o, tova))").absolute_noise
+    assert not make_policy("caote(h2o)").absolute_noise
 
 
 def test_infinities_pin_and_nan_is_lowest() -> None:

@@ -69,6 +69,21 @@ def test_rows_are_as_alone(policy: str, heads: str) -> None:
             )
 
 
+@pytest.mark.parametrize("policy", [*OLD, *POLICIES, "graphkv(key_norm)"])
+def test_repeated_tokens(policy: str) -> None:
+    """All scores are equal but for noise, in single precision: what a row holds must not hang on it."""
+    tiny, lengths, held = models.shared("llama", "paged_eviction"), [60, 41, 13], []
+    for batch in (lengths, *([length] for length in lengths)):
+        ids, mask = models.left_pad([torch.full((length + 12,), 7) for length in batch])
+        kept = PagedEvictionCache(tiny.config, budget=24, block_size=4, policy=policy, heads="separate")
+        for start, stop in ((0, ids.shape[1] - 12), *((at, at + 1) for at in range(ids.shape[1] - 12, ids.shape[1]))):
+            modes.forward(tiny, kept, ids, mask, start, stop)
+        held.append([layer.positions.sort(-1).values for _, layer in kept.paged_layers])
+    for row, own in enumerate(held[1:]):
+        for together, alone in zip(held[0], own, strict=True):
+            assert together[row].tolist() == alone[0].tolist()
+
+
 @pytest.mark.parametrize("policy", [name for name in POLICIES if make_policy(name).supports_mla])
 def test_latent_attention(policy: str) -> None:
     """A row is as alone where a layer holds latents, which all query heads share."""

@@ -14,8 +14,9 @@ from torch import Tensor
 from hf_paged_eviction.budget import BlockBudget
 from hf_paged_eviction.padding import Padding
 from hf_paged_eviction.pending import Pending
-from hf_paged_eviction.ranking import DROP, KEEP, best_tokens, best_within, rank_keys
+from hf_paged_eviction.ranking import DROP, KEEP, best_tokens, best_within, rank_keys, without_noise
 from hf_paged_eviction.storage import byte_count, gather_slots, make_storage, serves, slot_index, storage_shape
+from reference import rank
 
 INF, NAN = math.inf, math.nan
 QUICK = settings(max_examples=60, deadline=None, derandomize=True)
@@ -23,26 +24,28 @@ QUICK = settings(max_examples=60, deadline=None, derandomize=True)
 # ---- ranks --------------------------------------------------------------------------------------------------------
 
 
-def ranked(scores: list[float], positions: list[int], valid: list[bool] | None = None) -> Tensor:
+def ranked(
+    scores: list[float], positions: list[int], valid: list[bool] | None = None, absolute_noise: bool = False
+) -> Tensor:
     """The keys of one head."""
     real = torch.tensor([[valid or [True] * len(scores)]])
-    return rank_keys(torch.tensor([[scores]]), torch.tensor([[positions]]), real)[0, 0]
+    return rank_keys(torch.tensor([[scores]]), torch.tensor([[positions]]), real, absolute_noise)[0, 0]
 
 
-def slow_keys(scores: list[float], positions: list[int], valid: list[bool]) -> list[int]:
-    """Whole numbers only: scores in steps of 1/4096 of the power of two at or above their mean size."""
-    sizes = [abs(score) for score, real in zip(scores, valid, strict=True) if real and math.isfinite(score)]
-    mean = sum(sizes) / len(sizes) if sizes else 0.0
-    scale = 2.0 ** math.ceil(math.log2(mean)) if mean else 1.0
-    keys = []
-    for score, position, real in zip(scores, positions, valid, strict=True):
-        level = -INF if math.isnan(score) else score * 4096 / scale
-        level = max(-(2**30), min(2**30, level))
-        keys.append(round(level) * 2**32 + position if real else DROP)
-    return keys
+def slow_levels(scores: list[float], valid: list[bool], absolute_noise: bool) -> list[int | None]:
+    """The levels of the slow twin as whole numbers; None where a score is not valid."""
+    real = [score for score, is_real in zip(scores, valid, strict=True) if is_real]
+    infinite = 255 * 4096
+    found = iter([level for level, _ in rank(real, [0] * len(real), absolute_noise)])
+    return [int(max(-infinite, min(infinite, next(found)))) if is_real else None for is_real in valid]
 
 
-SCORES = st.lists(st.integers(-40, 40).map(lambda n: n / 8) | st.sampled_from([INF, -INF, NAN, 1e9]), min_size=1)
+SCORES = st.lists(
+    st.integers(-40, 40).map(lambda n: n / 8)
+    | st.floats(width=32)
+    | st.sampled_from([0.0, -0.0, 1e9, 2.0**-149, -(2.0**-149), 2.0**-126, 1.17e-38, 3.4028234663852886e38]),
+    min_size=1,
+)
 
 
 @QUICK
@@ -50,25 +53,100 @@ SCORES = st.lists(st.integers(-40, 40).map(lambda n: n / 8) | st.sampled_from([I
 def test_keys_are_those_of_the_loop(scores: list[float], data: st.DataObject) -> None:
     positions = data.draw(st.permutations(range(len(scores))))
     valid = data.draw(st.lists(st.booleans(), min_size=len(scores), max_size=len(scores)))
-    assert ranked(scores, positions, valid).tolist() == slow_keys(scores, positions, valid)
+    expected = [
+        DROP if level is None else level * 2**32 + position
+        for level, position in zip(slow_levels(scores, valid, False), positions, strict=True)
+    ]
+    assert ranked(scores, positions, valid).tolist() == expected
+
+
+@QUICK
+@given(scores=st.lists(st.integers(-40, 40).map(lambda n: n / 8) | st.sampled_from([INF, -INF, NAN, 1e9]), min_size=1))
+def test_keys_of_differences_are_those_of_the_loop(scores: list[float]) -> None:
+    levels = [level for level, _ in rank(scores, [0] * len(scores), absolute_noise=True)]
+    expected = [int(level) * 2**32 + position for position, level in enumerate(levels)]
+    assert ranked(scores, list(range(len(scores))), absolute_noise=True).tolist() == expected
+
+
+@QUICK
+@given(scores=SCORES, absolute_noise=st.booleans())
+def test_order_is_never_turned_round(scores: list[float], absolute_noise: bool) -> None:
+    """Rounding makes equal what differs, and no more; a sign is not lost."""
+    keys = [key >> 32 for key in ranked(scores, [0] * len(scores), absolute_noise=absolute_noise).tolist()]
+    known = [(-INF if math.isnan(score) else score, key) for score, key in zip(scores, keys, strict=True)]
+    for score, key in known:
+        assert key * score >= 0 or key * math.copysign(1.0, score) >= 0
+        for other, other_key in known:
+            assert score >= other or key <= other_key
 
 
 @pytest.mark.parametrize(
     ("scores", "levels"),
     [([0.125, -0.25], [2048, -4096]), ([3.0, 4.0], [3072, 4096]), ([0.0, 0.0], [0, 0]), ([2.0**-20] * 2, [4096] * 2)],
 )
-def test_levels_are_shares_of_a_power_of_two(scores: list[float], levels: list[int]) -> None:
-    assert ranked(scores, [7, 9]).tolist() == [levels[0] * 2**32 + 7, levels[1] * 2**32 + 9]
+def test_levels_of_differences_are_shares_of_a_power_of_two(scores: list[float], levels: list[int]) -> None:
+    expected = [levels[0] * 2**32 + 7, levels[1] * 2**32 + 9]
+    assert ranked(scores, [7, 9], absolute_noise=True).tolist() == expected
+
+
+@pytest.mark.parametrize("scale", [2.0**-149, 1e-30, 1.0, 1e30, 1e36])
+def test_no_scale_of_differences_overflows(scale: float) -> None:
+    """Their sum would: it is larger than any float32."""
+    scores = torch.tensor([[[-3.0, 2.0, 1.0] + [300.0] * 300]]) * scale
+    keys = rank_keys(scores, torch.zeros(1, 1, 303, dtype=torch.int64), scores < INF, absolute_noise=True)[0, 0] >> 32
+    if scale >= 1e-30:
+        assert keys[0] < 0 < keys[2] < keys[1] < keys[3]
+    else:
+        assert keys.tolist() == [0] * 303, "far below all that is scored in earnest, all are equal"
+
+
+def test_each_power_of_two_has_4096_levels() -> None:
+    for power in (-126, -40, 0, 40, 126):
+        low, high = (key >> 32 for key in ranked([2.0**power, 2.0 ** (power + 1)], [0, 0]).tolist())
+        assert high - low == 4096
+
+
+def test_the_lowest_of_peaky_scores_keep_their_order() -> None:
+    """One token gets nearly all of the attention, and the others are told apart all the same, the best kept."""
+    lows = [1e-7, 3e-12, 2e-12, 4e-9, 1e-20, 5e-30]
+    for top in (1.0, 1e6):
+        keys = ranked([top, *lows], list(range(7))).tolist()
+        assert sorted(range(7), key=lambda at: keys[at]) == [6, 5, 3, 2, 4, 1, 0]
+        turned = ranked([-top, *[-low for low in lows]], list(range(7))).tolist()
+        assert sorted(range(7), key=lambda at: turned[at]) == [0, 1, 4, 2, 3, 5, 6]
+
+
+def test_differences_near_zero_are_noise() -> None:
+    """Cosines: of two that are 0 but for rounding, the older goes first, whatever is left of each."""
+    for noise in ([1e-8, -2e-8], [-2e-8, 1e-8], [0.0, -0.0]):
+        one, other = ranked([*noise, -0.7, 0.5], [5, 4, 6, 7], absolute_noise=True)[:2].tolist()
+        assert one - other == 1
+
+
+def test_zeros_of_both_signs_are_equal_and_so_are_those_beside_infinity() -> None:
+    assert ranked([0.0, -0.0, INF, NAN, -INF], [0] * 5).tolist()[:2] == [0, 0]
+    largest = torch.finfo(torch.float32).max
+    keys = ranked([INF, largest, -largest, -INF, NAN, 1e38], [0] * 6).tolist()
+    assert keys[0] == keys[1] > keys[5] > keys[2] == keys[3] == keys[4]
 
 
 def test_rows_and_heads_have_scales_of_their_own() -> None:
     scores = torch.tensor([[[1.0, 3.0], [100.0, 300.0]], [[1e-6, 3e-6], [0.0, 0.0]]])
     positions = torch.arange(2).expand(2, 2, 2)
-    together = rank_keys(scores, positions, torch.ones(2, 2, 2, dtype=torch.bool))
+    together = rank_keys(scores, positions, torch.ones(2, 2, 2, dtype=torch.bool), absolute_noise=True)
     assert (together[:, :, 0] < together[:, :, 1]).all()
     for row in range(2):
         for head in range(2):
-            assert together[row, head].tolist() == ranked(scores[row, head].tolist(), [0, 1]).tolist()
+            alone = ranked(scores[row, head].tolist(), [0, 1], absolute_noise=True)
+            assert together[row, head].tolist() == alone.tolist()
+
+
+def test_what_is_left_of_equal_numbers_is_nothing() -> None:
+    differences = torch.tensor([1e-8, -1e-4, -1e-3, 0.1, INF, 7e-20, 1e38, 0.0])
+    sizes = torch.tensor([1.0, 1.0, 1.0, 0.9, 1.0, 0.0, 0.0, 0.0])
+    found = without_noise(differences, sizes).tolist()
+    assert found[:2] == [0.0, 0.0]
+    assert found[2:] == differences[2:].tolist(), "beside nothing, everything is large"
 
 
 def test_noise_in_the_last_bit_does_not_decide() -> None:
@@ -87,7 +165,8 @@ def test_pads_are_below_everything() -> None:
 
 
 def test_a_pads_score_does_not_set_the_scale() -> None:
-    assert ranked([1e20, 1.0, 2.0], [0, 1, 2], [False, True, True])[1:].tolist() == ranked([1.0, 2.0], [1, 2]).tolist()
+    together = ranked([1e20, 1.0, 2.0], [0, 1, 2], [False, True, True], absolute_noise=True)
+    assert together[1:].tolist() == ranked([1.0, 2.0], [1, 2], absolute_noise=True).tolist()
 
 
 def test_best_tokens_are_ordered_by_position() -> None:

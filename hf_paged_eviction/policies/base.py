@@ -101,6 +101,11 @@ class EvictionPolicy(ABC):
         by_layer: False if a score does not depend on `layer_idx`, so that one call may score the tokens of several
             layers, stacked as rows. Asked of token-local policies only.
         by_probe: True if the score is made for the queries of a probe: see `hf_paged_eviction.probe`.
+        absolute_noise: True if scores are differences, such as cosines, deviations from a mean or weighted sums of both
+            signs: their rounding error does not shrink with the score. Then they are compared in steps of 1/4096 of
+            their mean size. Otherwise each is compared in steps of 1/4096 of its own size, so that the smallest keep
+            their order; that is right for what is added, multiplied and divided from numbers of one sign, such as
+            attention and norms.
         supports_mla: False if the score is meaningless where a layer caches latents instead of keys and values
             (multi-head latent attention).
     """
@@ -110,6 +115,7 @@ class EvictionPolicy(ABC):
     token_local: ClassVar[bool] = False
     by_layer: ClassVar[bool] = True
     by_probe: ClassVar[bool] = False
+    absolute_noise: ClassVar[bool] = False
     supports_mla: ClassVar[bool] = True
 
     @property

@@ -39,6 +39,7 @@ class Calibrated(EvictionPolicy):
 
     name: ClassVar[str] = "calibrated"
     token_local: ClassVar[bool] = True
+    absolute_noise: ClassVar[bool] = True
     supports_mla: ClassVar[bool] = False
 
     def __post_init__(self) -> None:

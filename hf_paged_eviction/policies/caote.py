@@ -5,6 +5,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from ..ranking import without_noise
 from .attention_policy import AttentionPolicy
 from .base import EvictionPolicy, ScoreContext
 from .modifier import Modifier
@@ -60,7 +61,9 @@ class Caote(Modifier):
         share = attention / attention.sum(-1, keepdim=True).clamp_min(1e-30)
         values = context.values.float()
         output = share[:, :, None] @ values  # [B, H, 1, Dv]
-        change = share / (1 - share).clamp_min(1e-6) * l2_norm(output - values)
+        rest = (1 - share).clamp_min(1e-6)
+        # The output differs from the value by what the other tokens contribute.
+        change = share / rest * without_noise(l2_norm(output - values), rest * l2_norm(values))
         return change.masked_fill(self.host.score(own).isposinf(), float("inf"))
 
 

@@ -7,6 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from ..ranking import without_noise
 from .base import EvictionPolicy, ScoreContext
 from .checks import check_between, check_count
 from .modifier import Modifier
@@ -66,12 +67,12 @@ class GraphKV(Modifier):
         scores, valid = scores.float().nan_to_num(nan=-math.inf, posinf=math.inf, neginf=-math.inf), context.valid
         usable = valid & scores.isfinite()
         lowest = scores.where(usable, 0.0).amin(-1, keepdim=True).clamp_max(0)
-        return (scores - lowest) * self._left(context, scores)
+        return without_noise(scores - lowest, -lowest) * self._left(context, scores)
 
     def _left(self, context: ScoreContext, scores: Tensor) -> Tensor:
         """Factor on each score, `[batch, kv_heads, tokens]`, above 0 and at most 1."""
         valid, tokens = context.valid, context.positions.shape[-1]
-        order, rank = best_first(scores.masked_fill(~valid, -math.inf), context.positions)
+        order, rank = best_first(scores, context.positions, self.host.absolute_noise)
         unit = unit_keys(context.keys, valid)
         allowed = (valid.sum(-1, keepdim=True) * self.sources).floor()
         places = torch.arange(min(tokens, math.ceil(tokens * self.sources)), device=scores.device)

@@ -48,6 +48,11 @@ class Hybrid(Modifier):
             _check_weights(weights, len(policies))
 
     @property
+    def absolute_noise(self) -> bool:  # type: ignore[override]
+        """True: means are subtracted."""
+        return True
+
+    @property
     def parts(self) -> tuple[EvictionPolicy, ...]:
         return self.policies
 

@@ -24,6 +24,7 @@ class KeyDiff(EvictionPolicy):
     """
 
     paper: ClassVar[str | None] = "2504.15364"
+    absolute_noise: ClassVar[bool] = True
 
     def score(self, context: ScoreContext) -> Tensor:
         inverse = l2_norm(context.keys).clamp_min(1e-12).reciprocal() * context.valid

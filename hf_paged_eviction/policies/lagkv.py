@@ -42,6 +42,7 @@ class LagKV(EvictionPolicy):
     value_weight: float = 1.0
 
     paper: ClassVar[str | None] = "2504.04704"
+    absolute_noise: ClassVar[bool] = True
     supports_mla: ClassVar[bool] = False
 
     def __post_init__(self) -> None:

@@ -58,6 +58,11 @@ class Modifier(EvictionPolicy):
         return super().needs_queries or any(part.needs_queries for part in self.parts)
 
     @property
+    def absolute_noise(self) -> bool:  # type: ignore[override]  # depends on the parts
+        """Whether the scores of some part have it."""
+        return any(part.absolute_noise for part in self.parts)
+
+    @property
     def supports_mla(self) -> bool:  # type: ignore[override]  # depends on the parts
         """Whether all parts do."""
         return all(part.supports_mla for part in self.parts)

@@ -44,6 +44,7 @@ class RKV(RecentWindow):
     threshold: float = 0.5
 
     paper: ClassVar[str | None] = "2505.24133"
+    absolute_noise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_between("balance", self.balance, 0, 1)

@@ -6,6 +6,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from ..attention_rows import Attention
+from ..ranking import without_noise
 from .base import ScoreContext, Statistics
 from .checks import check_between
 from .registry import register_policy
@@ -53,7 +54,7 @@ class RoCo(RunningAttention):
     def score(self, context: ScoreContext) -> Tensor:
         mean = self.mean(context)
         squares = context.statistics["squares"] / context.queries.clamp_min(1)
-        variance = (squares - mean.square()).clamp_min(0).masked_fill(~context.valid, -1.0)
+        variance = without_noise((squares - mean.square()).clamp_min(0), squares)
         _, rank = best_first(variance, context.positions)
         allowed = (context.valid.sum(-1, keepdim=True) * self.safe).floor()
         safe = rank < allowed

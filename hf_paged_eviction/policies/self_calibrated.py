@@ -55,6 +55,7 @@ class SelfCalibrated(EvictionPolicy):
     least_tokens: int = 128
     shrinkage: float = 10.0
 
+    absolute_noise: ClassVar[bool] = True
     supports_mla: ClassVar[bool] = False
 
     def __post_init__(self) -> None:

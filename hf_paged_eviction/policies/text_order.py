@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool1d, max_pool1d
 
+from ..ranking import rank_keys
+
 #: How a token's neighbours are joined with it.
 Pooling = Literal["avg", "max"]
 
@@ -28,12 +30,11 @@ def pool(values: Tensor, positions: Tensor, kernel: int, pooling: Pooling) -> Te
     return torch.zeros_like(values).scatter(-1, order, pooled)
 
 
-def best_first(values: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """Slots from the highest value to the lowest, and each slot's place in that order.
+def best_first(values: Tensor, positions: Tensor, absolute_noise: bool = False) -> tuple[Tensor, Tensor]:
+    """Slots from the highest value to the lowest, and each slot's place in that order. Pads come last.
 
-    Of equal values the latest in the text comes first. Shapes as in `pool`.
+    Of values that are equal but for noise (see `rank_keys`) the latest in the text comes first. Shapes as in `pool`.
     """
-    order = positions.argsort(dim=-1, descending=True)
-    order = order.gather(-1, values.gather(-1, order).sort(dim=-1, descending=True, stable=True).indices)
+    order = rank_keys(values, positions, positions >= 0, absolute_noise).argsort(dim=-1, descending=True)
     places = torch.arange(values.shape[-1], device=values.device).expand_as(order)
     return order, torch.zeros_like(order).scatter(-1, order, places)
