@@ -22,10 +22,22 @@ def load(settings: Settings) -> tuple[Any, Any]:
         UserError: there is no such model, or it does not fit.
     """
     tokenizer = load_tokenizer(settings)
+    return load_model(settings), tokenizer
+
+
+def load_model(settings: Settings, kind: Any = AutoModelForCausalLM) -> Any:
+    """The model alone, in evaluation mode on its devices.
+
+    Args:
+        kind: an auto class of transformers.
+
+    Raises:
+        UserError: there is no such model, or it does not fit.
+    """
     # Its bars would be drawn over the progress of the run.
     disable_progress_bar()
     try:
-        model = AutoModelForCausalLM.from_pretrained(source(settings.model), **_arguments(settings))
+        model = kind.from_pretrained(source(settings.model), **_arguments(settings))
         # A model that is split is where it belongs, and must not be moved.
         if not (settings.device_map or settings.tensor_parallel):
             model = model.to(settings.device)
@@ -36,7 +48,7 @@ def load(settings: Settings) -> tuple[Any, Any]:
         ) from error
     except (OSError, ValueError, ImportError) as error:
         raise UserError(f"cannot load the model {settings.model!r} ({_EXPECTED}): {error}") from error
-    return model.eval(), tokenizer
+    return model.eval()
 
 
 def _arguments(settings: Settings) -> dict[str, Any]:

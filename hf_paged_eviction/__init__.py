@@ -17,6 +17,7 @@ from .policies import (
 )
 from .stats import CacheStats, LayerStats
 from .storage_pool import StoragePool
+from .verification import Verification, verify
 
 __version__ = "0.1.0"
 
@@ -27,6 +28,7 @@ __all__ = [
     "PagedEvictionCache",
     "ScoreContext",
     "StoragePool",
+    "Verification",
     "__version__",
     "available_allocators",
     "available_modifiers",
@@ -35,4 +37,5 @@ __all__ = [
     "make_policy",
     "paged_encoder_decoder_cache",
     "register_policy",
+    "verify",
 ]

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from .parallel import WHOLE, HeadShare
+from .rotary import Rotary
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Attention:
         key_positions: `[batch, kv_heads, tokens]` int64, -1 for a pad.
         logits: scaling and the like.
         share: gathers from the KV heads that tensor parallelism gave to other processes.
+        rotary: the layer's rotation, for policies that say `needs_rotary`; None where the layer does not rotate.
     """
 
     queries: Tensor
@@ -42,6 +44,7 @@ class Attention:
     key_positions: Tensor
     logits: Logits
     share: HeadShare = WHOLE
+    rotary: Rotary | None = None
     # Worked out once, when first asked for. (A `cached_property` takes a lock, which `torch.compile` cannot trace.)
     _visible: Tensor | None = field(default=None, init=False, repr=False)
     _weights: Tensor | None = field(default=None, init=False, repr=False)
@@ -50,6 +53,13 @@ class Attention:
     def counts(self) -> Tensor:
         """`[batch, q]` bool, which queries count."""
         return self.query_positions >= 0
+
+    @property
+    def unrotated_queries(self) -> Tensor:
+        """`[batch, query_heads, q, dim]`, float32 or wider, before rotary embedding."""
+        if self.rotary is None:
+            return self.queries.to(torch.promote_types(self.queries.dtype, torch.float32))
+        return self.rotary.unrotate(self.queries, self.query_positions[:, None])
 
     @property
     def visible(self) -> Tensor:

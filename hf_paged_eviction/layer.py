@@ -16,6 +16,7 @@ from .pending import Pending
 from .policies import EvictionPolicy, QueryCount
 from .ranking import KEEP, best_tokens, rank_keys
 from .rollback import order_without
+from .rotary import Rotary
 from .scoring import Heads, Scorer
 from .storage import gather_slots, slot_index
 from .stored_layer import StoredLayer
@@ -40,6 +41,7 @@ class PagedLayer(StoredLayer):
         layer_idx: index in the model.
         padding: what is known of the batch's pads; shared by the layers of a cache.
         share: which of the layer's KV heads this process holds.
+        rotary: how the layer turns keys by position, where the policy asks for it; None = it does not.
     """
 
     is_compileable = False
@@ -56,6 +58,7 @@ class PagedLayer(StoredLayer):
         layer_idx: int = 0,
         padding: Padding | None = None,
         share: HeadShare = WHOLE,
+        rotary: Rotary | None = None,
     ) -> None:
         super().__init__()
         self.record_past = False
@@ -63,7 +66,7 @@ class PagedLayer(StoredLayer):
         self.policy = policy
         self.heads: Heads = heads
         self.layer_idx = layer_idx
-        self._scorer = Scorer(policy, heads, layer_idx, share)
+        self._scorer = Scorer(policy, heads, layer_idx, share, rotary)
         self.padding = padding if padding is not None else Padding()
         self._table: BlockTable | None = None
         self._pending: Pending | None = None
@@ -96,6 +99,11 @@ class PagedLayer(StoredLayer):
     def share(self) -> HeadShare:
         """Which of the layer's KV heads this process holds."""
         return self._scorer.share
+
+    @property
+    def rotary(self) -> Rotary | None:
+        """How the layer turns keys by position, where the policy asks for it."""
+        return self._scorer.rotary
 
     @property
     def all_real(self) -> bool:

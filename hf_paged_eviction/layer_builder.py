@@ -1,6 +1,6 @@
 """Which kind of layer a cache needs, and how much each may hold."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,10 +11,12 @@ from .allocation import Allocation
 from .allocators import BudgetAllocator, FixedAllocator, Given, HeadAllocator, LayerAllocator, Uniform, share_out
 from .budget import BlockBudget
 from .layer import PagedLayer
+from .model_rotary import UnknownRotaryError, layer_rotaries
 from .observed_layer import ObservedLayer
 from .padding import Padding
 from .parallel import HeadShare
 from .policies import EvictionPolicy
+from .rotary import Rotary
 from .scoring import Heads
 from .static_layer import StaticLayer, StaticObservedLayer
 from .static_sliding_layer import StaticSlidingLayer
@@ -49,7 +51,7 @@ class LayerBuilder:
                 f"static=True needs layers and heads of one size, and {allocator.name!r} makes them differ: use "
                 "allocator='uniform' and one number as budget."
             )
-        self._sizes, self._allocator, self._static = sizes, allocator, static
+        self._sizes, self._policy, self._allocator, self._static = sizes, policy, allocator, static
         self.allocation = Allocation(allocator, sizes) if isinstance(allocator, LayerAllocator) else None
         self._make = partial(self._class_for(policy), policy=policy, heads=heads)
 
@@ -65,15 +67,38 @@ class LayerBuilder:
         return ObservedLayer if policy.needs_queries else PagedLayer
 
     def fill(self, plan: Sequence[Any], padding: Padding, config: Any) -> list[Any]:
-        """The layers of the model: those of `plan`, and paged ones where it says None."""
+        """The layers of the model: those of `plan`, and paged ones where it says None.
+
+        Raises:
+            ValueError: the policy asks for the model's rotation, and that is not known.
+        """
         paged = [index for index, layer in enumerate(plan) if layer is None]
         budgets = dict(zip(paged, layer_budgets(self._sizes, self._allocator, len(paged)), strict=True))
+        rotaries = self._rotaries(config, paged)
         return [
-            self._make(budgets[index], layer_idx=index, padding=padding, share=HeadShare.of(config, index))
+            self._make(
+                budgets[index],
+                layer_idx=index,
+                padding=padding,
+                share=HeadShare.of(config, index),
+                rotary=rotaries.get(index),
+            )
             if layer is None
             else (static_layer(layer, index) if self._static else layer)
             for index, layer in enumerate(plan)
         ]
+
+    def _rotaries(self, config: Any, paged: Sequence[int]) -> Mapping[int, Rotary | None]:
+        if not self._policy.needs_rotary:
+            return {}
+        try:
+            return layer_rotaries(config, paged)
+        except UnknownRotaryError as error:
+            raise ValueError(
+                f"The policy {self._policy.label!r} reads queries or keys without their rotary embedding, and that of "
+                f"this {config.model_type} model cannot be undone: {error}. Use a policy that reads them as they are, "
+                "such as 'keydiff', 'leverage' or 'snapkv'."
+            ) from error
 
 
 def static_layer(layer: Any, index: int) -> Any:

@@ -68,4 +68,5 @@ def score_together(layers: "Sequence[PagedLayer]") -> Callable[[Tensor | None], 
             torch.cat([layer.table.seen - layer.table.pads for layer in layers]),
         )
 
-    return at_once if first.policy.token_local and not first.policy.by_layer else one_by_one
+    alike = first.policy.token_local and not first.policy.by_layer
+    return at_once if alike and all(layer.rotary is first.rotary for layer in layers) else one_by_one

@@ -28,7 +28,7 @@ class ObservedLayer(PagedLayer):
     def __init__(self, *args: Any, masks_itself: bool = False, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.masks_itself = masks_itself
-        self._observer = Observer(self.policy, self.budget.block_size, self.share)
+        self._observer = Observer(self.policy, self.budget.block_size, self.share, self.rotary)
         self._queries: Queries | None = None  # of the tokens that wait
         self._expected = False
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from .attention_rows import Attention, Logits
 from .parallel import WHOLE, HeadShare
 from .policies import EvictionPolicy, QueryCount, Statistics
+from .rotary import Rotary
 from .storage import byte_count, gather_slots
 
 #: Attention weights that exist at one time, in bytes: long prompts are observed in pieces of this size.
@@ -61,6 +62,7 @@ def fold(
     key_positions: Tensor,
     query_positions: Tensor,
     share: HeadShare = WHOLE,
+    rotary: Rotary | None = None,
 ) -> Statistics:
     """Statistics `found` after the last `window` queries of a forward, shown in pieces.
 
@@ -68,10 +70,12 @@ def fold(
         key_positions: `[B, kv_heads, tokens]`.
         query_positions: `[B, q]`, -1 for queries that do not count.
         share: which of the layer's KV heads these are.
+        rotary: the layer's rotation, where the watcher asks for it.
     """
     key = queries.key.detach()
     for query, positions in _pieces(watcher.window, queries, query_positions):
-        found = watcher.observe(found, Attention(query, key, positions, key_positions, queries.logits, share))
+        seen = Attention(query, key, positions, key_positions, queries.logits, share, rotary)
+        found = watcher.observe(found, seen)
     return found
 
 
@@ -98,12 +102,16 @@ class Observer:
         policy: makes statistics of attention.
         block_size: `P`.
         share: which of the layer's KV heads this process holds.
+        rotary: the layer's rotation, where the policy asks for it.
     """
 
-    def __init__(self, policy: EvictionPolicy, block_size: int, share: HeadShare = WHOLE) -> None:
+    def __init__(
+        self, policy: EvictionPolicy, block_size: int, share: HeadShare = WHOLE, rotary: Rotary | None = None
+    ) -> None:
         self.policy = policy
         self.block_size = block_size
         self.share = share
+        self.rotary = rotary
         self.clear()
 
     def clear(self) -> None:
@@ -205,7 +213,8 @@ class Observer:
         query = torch.cat(self._kept, dim=2)
         asked = self._kept_positions(seen, query.shape[2])
         asked = asked.masked_fill((asked < self.until[:, None]) | ~due[:, None], -1)
-        return self.policy.observe(found, Attention(query, key.detach(), asked, positions, self._logits, self.share))
+        attention = Attention(query, key.detach(), asked, positions, self._logits, self.share, self.rotary)
+        return self.policy.observe(found, attention)
 
     def _drop_kept(self, count: int) -> None:
         del self._kept[:count], self._kept_real[:count]
@@ -253,7 +262,7 @@ class Observer:
             self._drop_kept(len(self._kept) if all_real or bool(goes_on.all()) else 0)
         for name in self.policy.token_statistics:
             found[name] = torch.nn.functional.pad(found[name], (0, new))
-        found = fold(self.policy, found, queries, key_positions, query_positions, self.share)
+        found = fold(self.policy, found, queries, key_positions, query_positions, self.share, self.rotary)
         self._tokens = {name: found[name] for name in self.policy.token_statistics}
         self._rows = {name: found[name] for name in self.policy.row_statistics}
         self._observed(torch.maximum(self.until, query_positions.amax(-1) + 1))

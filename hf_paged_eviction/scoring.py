@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .parallel import WHOLE, HeadShare
 from .policies import EvictionPolicy, QueryCount, ScoreContext
+from .rotary import Rotary
 
 #: "shared": the KV heads of a layer evict the same tokens. "separate": each evicts its own.
 Heads = Literal["shared", "separate"]
@@ -22,6 +23,7 @@ class Scorer:
     heads: Heads
     layer_idx: int
     share: HeadShare = WHOLE
+    rotary: Rotary | None = None
 
     def sets(self, kv_heads: int) -> int:
         """Number of sets of victims.
@@ -61,7 +63,9 @@ class Scorer:
         """
         positions = positions.expand(-1, keys.shape[1], -1)
         first, layer = self.share.first_head(keys.shape[1]), self.layer_idx
-        context = ScoreContext(keys, values, positions, seen, layer, statistics, first, observed, self.share, budget)
+        context = ScoreContext(
+            keys, values, positions, seen, layer, statistics, first, observed, self.share, budget, self.rotary
+        )
         scores = self.policy.score(context)
         if scores.shape != positions.shape:
             raise ValueError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cmath
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,10 +13,20 @@ from torch import Tensor
 from hf_paged_eviction import EvictionPolicy, ScoreContext
 from hf_paged_eviction.attention_rows import Attention, Logits
 from hf_paged_eviction.policies import QueryCount
+from hf_paged_eviction.rotary import Rotary
 
 Vector = list[float]
 GROUP = 2
 BUDGET = 8  # tokens that the layer may hold
+#: Of the six channels of a key, 0 turns with 2 and 1 with 3; the last two stay. Rotated states are 1.25 times as long.
+SPEEDS = (0.7, 0.05)
+STRETCH = 1.25
+ROTARY = Rotary(
+    torch.tensor([*SPEEDS, *SPEEDS]),
+    torch.tensor([2, 3, 0, 1]),
+    torch.tensor([-1.0, -1.0, 1.0, 1.0]),
+    torch.full((4,), STRETCH),
+)
 
 
 @dataclass(frozen=True)
@@ -30,6 +41,7 @@ class Text:
     queries: Tensor
     positions: Tensor
     scaling: float = 0.4
+    rotary: Rotary | None = ROTARY
 
     @property
     def query_positions(self) -> Tensor:
@@ -56,6 +68,7 @@ class Text:
             self.query_positions[:, index],
             self.positions,
             Logits(self.scaling),
+            rotary=self.rotary,
         )
 
     def context(self, policy: EvictionPolicy, pieces: Sequence[Sequence[int]]) -> ScoreContext:
@@ -70,7 +83,15 @@ class Text:
         none = torch.zeros_like(seen)
         observed = QueryCount(seen if pieces else none, none, none)
         return ScoreContext(
-            self.keys, self.values, self.positions, seen, 1, statistics, observed=observed, budget=BUDGET
+            self.keys,
+            self.values,
+            self.positions,
+            seen,
+            1,
+            statistics,
+            observed=observed,
+            budget=BUDGET,
+            rotary=self.rotary,
         )
 
     def all_pieces(self, policy: EvictionPolicy, size: int | None = None) -> list[list[int]]:
@@ -109,8 +130,23 @@ class Head:
     siblings: list[Head]  # all heads of the row, this one included
 
     @property
+    def unrotated_keys(self) -> list[Vector]:
+        return [turned(key, -at, 1 / STRETCH) for at, key in enumerate(self.keys)]
+
+    @property
+    def unrotated_queries(self) -> list[list[Vector]]:
+        return [[turned(query, -at, 1 / STRETCH) for at, query in enumerate(one)] for one in self.queries]
+
+    @property
     def length(self) -> int:
         return len(self.keys)
+
+
+def turned(state: Vector, by: float, stretch: float = STRETCH) -> Vector:
+    """The rotation in complex numbers: each pair of channels is one, and turns by so many positions."""
+    real, imaginary = state[:2], state[2:4]
+    pairs = [complex(a, b) * stretch * cmath.exp(1j * by * f) for a, b, f in zip(real, imaginary, SPEEDS, strict=True)]
+    return [*(pair.real for pair in pairs), *(pair.imag for pair in pairs), *state[4:]]
 
 
 def heads_of(given: Text, row: int) -> list[Head]:

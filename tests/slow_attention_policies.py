@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import torch
 
-from policy_inputs import BUDGET, Head, Vector
+from policy_inputs import BUDGET, Head, Vector, turned
 from slow_self_calibrated import SPELLED, self_calibrated
 
 #: head, first query observed -> a score per token
@@ -214,49 +214,115 @@ def lazy_eviction(head: Head, first: int) -> Vector:
     return scores
 
 
-def expected_attention(head: Head, first: int) -> Vector:
-    """Horizon 5, scaling 0.4, the first 4 queries left out."""
+def _expected(head: Head, weigh: Callable[[int], float], covariance: bool = True) -> Vector:
+    """Scaling 0.4, the next 7 positions, the first 4 tokens left out; `weigh` says how much a query counts by age."""
+    ahead = range(head.length, head.length + 7)
     shares: list[Vector] = []
-    for queries in head.queries:
+    for queries in head.unrotated_queries:
         rows = [[0.4 * x for x in query] for query in queries[4:]]
-        weights = [math.exp(-(len(rows) - 1 - i) / 5) for i in range(len(rows))]
+        # The mean rotation is linear, so it may as well be taken of each query, all of which turn by the same angles.
+        rows = [[mean(list(x)) for x in zip(*(turned(row, at) for at in ahead), strict=True)] for row in rows]
+        weights = [weigh(len(rows) - 1 - i) for i in range(len(rows))]
         average = [sum(w * row[d] for w, row in zip(weights, rows, strict=True)) / sum(weights) for d in range(6)]
         logits = []
-        for key in head.keys:
+        for key in head.keys[4:]:
             centre = sum(m * k for m, k in zip(average, key, strict=True))
             spread = [sum((x - m) * k for x, m, k in zip(row, average, key, strict=True)) for row in rows]
             variance = sum(w * s * s for w, s in zip(weights, spread, strict=True)) / sum(weights)
-            logits.append(centre + variance / 2)
+            logits.append(centre + variance / 2 * covariance)
         total = sum(math.exp(x - max(logits)) for x in logits)
-        shares.append([math.exp(x - max(logits)) / total for x in logits])
-    return [mean([share[t] for share in shares]) * norm(head.values[t]) for t in range(head.length)]
+        shares.append([math.inf] * 4 + [math.exp(x - max(logits)) / total for x in logits])
+    return [mean([share[t] for share in shares]) for t in range(head.length)]
+
+
+def expected_attention(head: Head, first: int) -> Vector:
+    return [a * norm(v) for a, v in zip(_expected(head, lambda age: 1.0), head.values, strict=True)]
+
+
+def expected_attention_fading(head: Head, first: int) -> Vector:
+    """Horizon 5, epsilon 0.1."""
+    found = _expected(head, lambda age: math.exp(-age / 5))
+    return [(a + 0.1) * norm(v) for a, v in zip(found, head.values, strict=True)]
+
+
+def expected_attention_mean(head: Head, first: int) -> Vector:
+    """Neither covariance nor the norm of values."""
+    return _expected(head, lambda age: 1.0, covariance=False)
+
+
+def _lag_deviations(states: list[Vector], sinks: int) -> list[Vector]:
+    """Lag 4: for each part after the sinks that has a full one behind it, the deviation of its tokens."""
+    parts = [states[at : at + 4] for at in range(sinks, len(states) - 3, 4)]
+    found = []
+    for part, following in pairwise(parts):
+        channels = list(zip(*following, strict=True))
+        scaled = [[(x - min(c)) / (max(c) - min(c)) for x, c in zip(s, channels, strict=True)] for s in part]
+        found.append([math.sqrt(sum((x - mean(s)) ** 2 for x in s) / (len(s) - 1)) for s in scaled])
+    return found
+
+
+def lagkv_all(head: Head, first: int) -> Vector:
+    """Lag 4, no sinks, across parts."""
+    both = zip(_lag_deviations(head.keys, 0), _lag_deviations(head.values, 0), strict=True)
+    scores = [a + b for keys, values in both for a, b in zip(keys, values, strict=True)]
+    return scores + [math.inf] * (head.length - len(scores))
 
 
 def lagkv(head: Head, first: int) -> Vector:
-    """Lag 4."""
+    """Lag 4, two sinks, value weight 0.5."""
 
-    def deviations(states: list[Vector]) -> Vector:
-        found = []
-        for t, state in enumerate(states):
-            start = (t // 4 + 1) * 4
-            reference = states[start : start + 4]
-            if len(reference) < 4:
-                found.append(math.inf)
-                continue
-            channels = list(zip(*reference, strict=True))
-            scaled = [(x - min(c)) / (max(c) - min(c)) for x, c in zip(state, channels, strict=True)]
-            found.append(math.sqrt(sum((x - mean(scaled)) ** 2 for x in scaled) / (len(scaled) - 1)))
-        return found
+    def softmax(numbers: Vector) -> Vector:
+        return [math.exp(x) / sum(map(math.exp, numbers)) for x in numbers]
 
-    return [a + b for a, b in zip(deviations(head.keys), deviations(head.values), strict=True)]
+    scores = [math.inf, math.inf]
+    for keys, values in zip(_lag_deviations(head.keys, 2), _lag_deviations(head.values, 2), strict=True):
+        shares = [a + 0.5 * b for a, b in zip(softmax(keys), softmax(values), strict=True)]
+        scores += [sum(other < share for other in shares) / 4 for share in shares]
+    return scores + [1.0] * (head.length - len(scores))
+
+
+def _leverage(rows: list[Vector], ridge: float) -> Vector:
+    """As the reach of the regression that explains one row by all."""
+    matrix = torch.tensor(rows, dtype=torch.float64)
+    gram = matrix.T @ matrix
+    inverse = torch.linalg.inv(gram + ridge * gram.trace() / len(gram) * torch.eye(len(gram), dtype=torch.float64))
+    return [float(row @ inverse @ row) for row in matrix]
+
+
+def leverage(head: Head, first: int) -> Vector:
+    """Ridge 0.01."""
+    return _leverage(head.keys, 0.01)
 
 
 def compactor(head: Head, first: int) -> Vector:
-    """Ridge 0.01; the leverage as the reach of the regression that explains one key by all."""
-    keys = torch.tensor(head.keys, dtype=torch.float64)
-    gram = keys.T @ keys
-    inverse = torch.linalg.inv(gram + 0.01 * gram.trace() / len(gram) * torch.eye(len(gram), dtype=torch.float64))
-    return [float(key @ inverse @ key) for key in keys]
+    """Chunks of 5 after one sink, the newest two stay, blending 0.7."""
+    rivals = range(1, head.length - 2)
+
+    def geometry(one: Head) -> Vector:
+        keys = [one.unrotated_keys[t] for t in rivals]
+        centre = [mean(list(channel)) for channel in zip(*keys, strict=True)]
+        return _leverage([[x - m for x, m in zip(key, centre, strict=True)] for key in keys], 1e-4)
+
+    def attention(one: Head) -> Vector:
+        paid = [0.0] * one.length
+        for queries in one.queries:
+            for q in range(1, one.length):
+                chunk = [t for t in range(1, one.length) if (t - 1) // 5 == (q - 1) // 5]
+                logits = [sum(a * b for a, b in zip(queries[q], one.keys[t], strict=True)) for t in chunk]
+                total = sum(math.exp(x - max(logits)) for x in logits)
+                for t, logit in zip(chunk, logits, strict=True):
+                    paid[t] += math.exp(logit - max(logits)) / total / len(one.queries)
+        worth = [0.0, *(paid[t] * norm(one.values[t]) for t in rivals), 0.0]
+        return [mean(worth[t - 1 : t + 2]) for t in rivals]
+
+    def standard(half: Callable[[Head], Vector]) -> Vector:
+        everywhere = [x for one in head.siblings for x in half(one)]
+        centre = mean(everywhere)
+        deviation = math.sqrt(sum((x - centre) ** 2 for x in everywhere) / (len(everywhere) - 1))
+        return [(x - centre) / deviation for x in half(head)]
+
+    scores = [0.7 * a + b for a, b in zip(standard(geometry), standard(attention), strict=True)]
+    return [math.inf, *scores, math.inf, math.inf]
 
 
 def standardised(scores: Vector) -> Vector:
@@ -334,9 +400,13 @@ SLOW_ATTENTION_POLICIES: dict[str, Slow] = {
     "lfa": lfa,
     "scissorhands(window=9, percentile=70)": scissorhands,
     "lazy_eviction(threshold=0.15, lag=3)": lazy_eviction,
-    "expected_attention(horizon=5)": expected_attention,
-    "lagkv(lag=4)": lagkv,
-    "compactor": compactor,
+    "expected_attention(future=7)": expected_attention,
+    "expected_attention(future=7, horizon=5, epsilon=0.1)": expected_attention_fading,
+    "expected_attention(future=7, covariance=False, value_norm=False)": expected_attention_mean,
+    "lagkv(lag=4, n_sink=0, scope=all)": lagkv_all,
+    "lagkv(lag=4, n_sink=2, value_weight=0.5)": lagkv,
+    "leverage": leverage,
+    "compactor(chunk=5, n_sink=1, n_recent=2, blending=0.7)": compactor,
     "hybrid(attention_mean, recency, weights=(2, 1))": hybrid,
     "caote(attention_mean)": caote,
     "graphkv(attention_mean, sources=0.4, neighbours=2)": graphkv,

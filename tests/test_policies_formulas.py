@@ -36,7 +36,10 @@ def quickly(policy: EvictionPolicy, given: Text, size: int | None = None) -> tup
 def assert_scores(found: Tensor, expected: Tensor, valid: Tensor) -> None:
     assert found.shape == expected.shape
     assert found.dtype == torch.float32
-    torch.testing.assert_close(found[valid], expected[valid], rtol=2e-4, atol=2e-6)
+    found, expected = found[valid], expected[valid]
+    # What is brought to a common scale comes from differences of larger numbers.
+    largest = float(expected[expected.isfinite()].abs().amax())
+    torch.testing.assert_close(found, expected, rtol=2e-4, atol=max(2e-6, 1e-5 * largest))
 
 
 def test_every_policy_has_a_loop() -> None:
@@ -87,7 +90,7 @@ def test_rows_and_pads_do_not_matter(name: str) -> None:
     """The same row alone, without its pads."""
     given, policy = text(seed=6), make_policy(name)
     alone = Text(given.keys[2:, :, 4:], given.values[2:, :, 4:], given.queries[2:, :, 4:], given.positions[2:, :, 4:])
-    torch.testing.assert_close(quickly(policy, given)[0][2:, :, 4:], quickly(policy, alone)[0], rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(quickly(policy, given)[0][2:, :, 4:], quickly(policy, alone)[0], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])

@@ -21,7 +21,7 @@ MODIFIED = (
     "graphkv(paged_eviction)",
     "graphkv(h2o, sources=0.5)",
     "hybrid(h2o, recency)",
-    "hybrid(tova, snapkv(window=16), compactor)",
+    "hybrid(tova, snapkv(window=16), leverage)",
     "adaptive(tova, paged_eviction)",
 )
 OLD = ("key_norm", "keydiff", "paged_eviction", "random", "recency", "streaming_llm", "value_norm")

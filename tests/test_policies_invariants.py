@@ -16,11 +16,11 @@ from hf_paged_eviction.policies import (
     RKV,
     Adaptive,
     Caote,
-    Compactor,
     GraphKV,
     Hybrid,
     LagKV,
     LazyEviction,
+    Leverage,
     QueryCount,
     Recency,
     RoCo,
@@ -278,7 +278,7 @@ def test_pins_stay_pinned() -> None:
 def test_lagkv_does_not_care_for_the_scale_of_a_channel() -> None:
     torch.manual_seed(3)
     keys, values = torch.randn(24, 6), torch.randn(24, 5)
-    policy = LagKV(lag=8)
+    policy = LagKV(lag=8, n_sink=0, scope="all")
     scores = policy.score(context_of(keys, values))
     stretched = policy.score(context_of(keys * torch.arange(1, 7) + 3, values * 0.01))
     torch.testing.assert_close(scores, stretched, rtol=1e-4, atol=1e-4)
@@ -291,14 +291,14 @@ def test_leverage_does_not_care_for_a_linear_code_and_finds_the_odd_one() -> Non
     torch.manual_seed(4)
     keys = torch.randn(40, 5)
     code = torch.linalg.qr(torch.randn(5, 5)).Q * 7
-    policy = Compactor(ridge=1e-5)
+    policy = Leverage(ridge=1e-5)
     scores = policy.score(context_of(keys))
     torch.testing.assert_close(scores, policy.score(context_of(keys @ code)), rtol=1e-3, atol=1e-4)
     assert scores.sum().item() == pytest.approx(5, rel=1e-3), "leverages sum to the rank"
     common = torch.randn(20, 2) @ torch.randn(2, 5)
     common[7] = torch.randn(5)
-    assert Compactor(ridge=1e-4).score(context_of(common))[0, 0].argmax() == 7
-    assert (Compactor().score(context_of(torch.zeros(4, 5))) == 0).all()
+    assert Leverage(ridge=1e-4).score(context_of(common))[0, 0].argmax() == 7
+    assert (Leverage().score(context_of(torch.zeros(4, 5))) == 0).all()
 
 
 def test_caote_of_even_attention_is_the_distance_to_the_mean_value() -> None:

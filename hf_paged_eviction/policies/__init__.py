@@ -17,6 +17,7 @@ from .keydiff import KeyDiff
 from .kvzip import KVzip
 from .lagkv import LagKV
 from .lazy_eviction import LazyEviction
+from .leverage import Leverage
 from .lfa import LFA
 from .lfu import LFU
 from .lra import LRA
@@ -60,6 +61,7 @@ __all__ = [
     "KeyNorm",
     "LagKV",
     "LazyEviction",
+    "Leverage",
     "Modifier",
     "PagedEviction",
     "QueryCount",

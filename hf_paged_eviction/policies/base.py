@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..attention_rows import Attention
 from ..parallel import WHOLE, HeadShare
+from ..rotary import Rotary
 from .spelling import spell
 
 #: Running numbers of one layer, by name.
@@ -55,6 +56,8 @@ class ScoreContext:
         share: gathers from the KV heads that tensor parallelism gave to other processes.
         budget: tokens that the layer may hold per KV head, 0 where that is not known; int64 `[batch, 1, 1]` where an
             allocator decides it row by row. Under an allocator that shares out among heads: their mean.
+        rotary: the layer's rotation, for policies that say `needs_rotary`; None where the layer does not rotate its
+            keys (absolute positions, layers without positions).
     """
 
     keys: Tensor
@@ -67,6 +70,7 @@ class ScoreContext:
     observed: QueryCount | None = None
     share: HeadShare = WHOLE
     budget: int | Tensor = 0
+    rotary: Rotary | None = None
 
     @property
     def queries(self) -> Tensor:
@@ -78,6 +82,13 @@ class ScoreContext:
         if self.observed is None:
             return torch.zeros(self.positions.shape, device=self.positions.device)
         return self.observed.of(self.positions)
+
+    @property
+    def unrotated_keys(self) -> Tensor:
+        """`[batch, kv_heads, tokens, head_dim]`, float32 or wider, before rotary embedding. Pads may hold anything."""
+        if self.rotary is None:
+            return self.keys.to(torch.promote_types(self.keys.dtype, torch.float32))
+        return self.rotary.unrotate(self.keys, self.positions)
 
     @property
     def valid(self) -> Tensor:
@@ -101,6 +112,8 @@ class EvictionPolicy(ABC):
         by_layer: False if a score does not depend on `layer_idx`, so that one call may score the tokens of several
             layers, stacked as rows. Asked of token-local policies only.
         by_probe: True if the score is made for the queries of a probe: see `hf_paged_eviction.probe`.
+        needs_rotary: True if the policy undoes or foresees the rotation of queries and keys. A model whose rotation is
+            not known is then refused when the cache is made.
         absolute_noise: True if scores are differences, such as cosines, deviations from a mean or weighted sums of both
             signs: their rounding error does not shrink with the score. Then they are compared in steps of 1/4096 of
             their mean size. Otherwise each is compared in steps of 1/4096 of its own size, so that the smallest keep
@@ -115,6 +128,7 @@ class EvictionPolicy(ABC):
     token_local: ClassVar[bool] = False
     by_layer: ClassVar[bool] = True
     by_probe: ClassVar[bool] = False
+    needs_rotary: ClassVar[bool] = False
     absolute_noise: ClassVar[bool] = False
     supports_mla: ClassVar[bool] = True
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from ..attention_rows import Attention
 from .attention_policy import AttentionPolicy
 from .base import ScoreContext, Statistics
-from .checks import check_count, check_flag
+from .checks import check_between, check_count, check_flag
 from .fading import fading
 from .norms import l2_norm
 from .registry import register_policy
@@ -18,42 +18,56 @@ from .registry import register_policy
 @register_policy("expected_attention")
 @dataclass(frozen=True)
 class ExpectedAttention(AttentionPolicy):
-    r"""The attention that queries like the recent ones can be expected to pay, times the norm of the value.
+    r"""The attention that the next queries can be expected to pay, times the norm of the value.
 
-    .. math:: s_t = \lVert v_t \rVert \operatorname{softmax}_t \bigl( m k_t + \frac{1}{2} k_t^\top S k_t \bigr)
+    .. math::
 
-    Queries are taken as normally distributed: with mean `m` and covariance `S` per query head (the model's scaling
-    included) the expected weight is the softmax over tokens of `m.k + k.S.k / 2`, averaged over a group.
+        s_t = (a_t + \epsilon) \lVert v_t \rVert, \quad
+        a_t = \operatorname{softmax}_t \bigl( \bar R m \cdot k_t
+        + \tfrac{1}{2} k_t^\top \bar R S \bar R^\top k_t \bigr)
 
-    The paper takes `m` and `S` before rotary embedding and rotates them to the next 512 positions. A policy knows
-    nothing of a model's rotary embedding (frequencies, scaling, share of the head), and guessing them would be wrong
-    without a sign. So here `m` and `S` are those of the rotated queries, weighted by `exp(-age / horizon)`: the last
-    few hundred positions stand for the next few hundred. Fast rotations average out in both, slow ones hardly turn
-    in between; for those of a period near the horizon the expectation lags. Soft-capping of logits is ignored. The
-    paper acts once, after the prompt; here the average follows the text.
+    Queries before rotary embedding are taken as normally distributed, with mean `m` and covariance `S` per query head
+    (the model's scaling included). `R` is the rotation averaged over the next `future` positions. The expected weight
+    is the softmax over tokens, averaged over a group. The first `n_sink` tokens stay, and neither their queries nor
+    their keys take part.
+
+    The paper acts once, with the queries of the prompt. In decode every query of the text so far, the answer's too,
+    counts the same for `m` and `S`, and the next positions are counted from where the text is at each decision; with
+    `horizon` newer queries count more. Soft-capping of logits, which has no expectation in closed form, is left out.
 
     Memory per row and layer, in numbers: query heads x dim x (dim + 1), or query heads x dim without covariance.
 
     Args:
-        horizon: tokens after which a query counts 1/e.
+        future: positions to average the rotation over.
         covariance: False leaves `S` out.
-        n_sink: first queries of the row that are left out, as outliers.
+        value_norm: False leaves the norm of the value out.
+        epsilon: added to the expected weight, at least 0.
+        n_sink: first tokens of the row that are left out and stay.
+        horizon: tokens after which a query counts 1/e; None = all count the same.
 
     Raises:
         ValueError: a parameter is out of range.
     """
 
-    horizon: int = 512
+    future: int = 512
     covariance: bool = True
+    value_norm: bool = True
+    epsilon: float = 0.0
     n_sink: int = 4
+    horizon: int | None = None
 
     paper: ClassVar[str | None] = "2510.00636"
+    needs_rotary: ClassVar[bool] = True
     supports_mla: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        check_count("horizon", self.horizon, at_least=1)
+        check_count("future", self.future, at_least=1)
         check_flag("covariance", self.covariance)
+        check_flag("value_norm", self.value_norm)
+        check_between("epsilon", self.epsilon, 0)
         check_count("n_sink", self.n_sink)
+        if self.horizon is not None:
+            check_count("horizon", self.horizon, at_least=1)
 
     @property
     def row_statistics(self) -> tuple[str, ...]:
@@ -61,12 +75,12 @@ class ExpectedAttention(AttentionPolicy):
 
     @property
     def window(self) -> int | None:
-        return 4 * self.horizon  # what lies before counts for less than two percent
+        return None if self.horizon is None else 4 * self.horizon  # before that: less than two percent
 
     def observe(self, statistics: Statistics, attention: Attention) -> Statistics:
-        counts, keep, newest = fading(statistics, attention, self.horizon)
+        counts, keep, newest = fading(statistics, attention, float("inf") if self.horizon is None else self.horizon)
         counts = counts * (attention.query_positions >= self.n_sink)
-        queries = attention.queries.float() * attention.logits.scaling  # [B, Q, q, D]
+        queries = attention.unrotated_queries.float() * attention.logits.scaling  # [B, Q, q, D]
         weight = counts.sum(-1)
         mean = (counts[:, None, None] @ queries)[:, :, 0] / weight.clamp_min(1e-20)[:, None, None]
         old_weight = statistics["weight"] * keep if "weight" in statistics else torch.zeros_like(weight)
@@ -88,14 +102,24 @@ class ExpectedAttention(AttentionPolicy):
         if "mean" not in known:
             return torch.zeros(context.positions.shape, device=context.positions.device)
         keys = context.keys.float()
-        logits = known["mean"].unflatten(1, (heads, -1)) @ keys.mT  # [B, H, G, T]
+        logits = self._ahead(known["mean"], context).unflatten(1, (heads, -1)) @ keys.mT  # [B, H, G, T]
         if self.covariance:
             spread = known["scatter"] / known["weight"].clamp_min(1e-20)[:, None, None, None]
-            spread = spread.unflatten(1, (heads, -1))
+            spread = self._ahead(self._ahead(spread, context).mT, context).unflatten(1, (heads, -1))
             logits = logits + ((keys[:, :, None] @ spread) * keys[:, :, None]).sum(-1) / 2
-        logits = logits.masked_fill(~context.valid[:, :, None], float("-inf"))
+        rivals = context.valid & (context.positions >= self.n_sink)
+        logits = logits.masked_fill(~rivals[:, :, None], float("-inf"))
         expected: Tensor = logits.softmax(-1).nan_to_num(0.0).mean(2)
         return expected
 
+    def _ahead(self, states: Tensor, context: ScoreContext) -> Tensor:
+        """States `[B, ..., D]` as they are on average at the next positions."""
+        if context.rotary is None:
+            return states
+        start = context.seen.view(-1, *[1] * (states.ndim - 2))
+        return context.rotary.rotate_mean(states, start, self.future)
+
     def score(self, context: ScoreContext) -> Tensor:
-        return self.attention(context) * l2_norm(context.values)
+        scores = self.attention(context) + self.epsilon
+        scores = scores * l2_norm(context.values) if self.value_norm else scores
+        return scores.masked_fill(context.valid & (context.positions < self.n_sink), float("inf"))

@@ -58,6 +58,11 @@ class Modifier(EvictionPolicy):
         return super().needs_queries or any(part.needs_queries for part in self.parts)
 
     @property
+    def needs_rotary(self) -> bool:  # type: ignore[override]  # depends on the parts
+        """Whether any part does."""
+        return any(part.needs_rotary for part in self.parts)
+
+    @property
     def absolute_noise(self) -> bool:  # type: ignore[override]  # depends on the parts
         """Whether the scores of some part have it."""
         return any(part.absolute_noise for part in self.parts)

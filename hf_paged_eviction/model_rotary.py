@@ -1,0 +1,210 @@
+"""The rotations of a model's layers, learned from the model's own code.
+
+Configurations spell rotary embeddings in many ways, and models lay out the channels differently. Both stand in the
+module of the model: its class of rotary embeddings makes cosines and sines of a configuration, its function applies
+them. So the function is shown unit vectors here, and what it makes of them says which channels turn together, how fast,
+and in which direction.
+"""
+
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import MODEL_MAPPING
+
+from .models import is_latent_attention
+from .rotary import Rotary
+
+#: Full-attention layers of these do not rotate; those that slide do.
+_FULL_WITHOUT = {"afmoe", "cohere2", "cohere2_moe", "flint"}
+#: The same, but only where some layers slide.
+_FULL_WITHOUT_IF_SLIDING = {"exaone4", "exaone4_5", "exaone_moe"}
+#: Rotary embeddings of other parts of a model.
+_OTHER_PARTS = ("vision", "audio", "image", "video", "conformer", "linearscaling", "dynamicntk", "yarn")
+#: Angles of these depend on the length of the text, not on the position alone.
+_BY_LENGTH = ("dynamic", "longrope", "su")
+#: Where what was learned is compared with the model's own function.
+_PROBED = (0, 1, 2, 37, 1000)
+
+
+class UnknownRotaryError(ValueError):
+    """The rotation of a model cannot be learned; the message is the reason, as a part of a sentence."""
+
+
+def layer_rotaries(config: Any, layers: Iterable[int]) -> dict[int, Rotary | None]:
+    """The rotation of each of these layers; None where a layer does not rotate. Layers that turn alike share one.
+
+    Args:
+        config: `model.config`.
+        layers: indices in the model.
+
+    Raises:
+        UnknownRotaryError: with the reason.
+    """
+    if is_latent_attention(config):
+        raise UnknownRotaryError("it caches latents (MLA) instead of rotated keys")
+    text = config.get_text_config(decoder=True)
+    types = getattr(text, "layer_types", None)
+    known: dict[str | None, Rotary | None] = {}
+    found: dict[int, Rotary | None] = {}
+    for index in layers:
+        kind = types[index] if types else None
+        if not _rotates(text, index):
+            found[index] = None
+            continue
+        if kind not in known:
+            known[kind] = _learn(config, text, kind, _head_dim(text, index))
+        found[index] = known[kind]
+    return found
+
+
+def _rotates(text: Any, index: int) -> bool:
+    """Whether this layer rotates, as far as the configuration says that some do not."""
+    switches = getattr(text, "no_rope_layers", None)
+    if switches:
+        return bool(switches[index])  # 1 = rotates, whatever the name says
+    if getattr(text, "position_embedding_type", "rope") not in ("rope", "rotary") or text.model_type in _FULL_WITHOUT:
+        return False
+    sliding = getattr(text, "sliding_window", None) is not None
+    return not (text.model_type in _FULL_WITHOUT_IF_SLIDING and sliding) and getattr(text, "use_mem_rope", True)
+
+
+def _learn(config: Any, text: Any, kind: str | None, head_dim: int) -> Rotary | None:
+    module = _module(config, text)
+    names = [name for name in vars(module) if "rotary" in name.lower() or re.search(r"(^|_)rope(_|$)", name.lower())]
+    if not names:
+        return None
+    parameters = _parameters(text, kind)
+    rope_type = parameters.get("rope_type", parameters.get("type", "default"))
+    if rope_type in _BY_LENGTH:
+        raise UnknownRotaryError(f"its rotation ({rope_type}) depends on the length of the text")
+    if "mrope_section" in parameters:
+        raise UnknownRotaryError("its tokens have several positions each (mrope)")
+    embedding = _embedding(module, text)
+    frequencies = _frequencies(embedding, kind)
+    if frequencies is None:
+        return None
+    apply = _application(module, embedding, kind)
+    # The model hands its function the whole head, or the channels that turn.
+    for width in dict.fromkeys([head_dim, 2 * len(frequencies)]):
+        rotary = _layout(apply, frequencies, width)
+        if rotary is not None:
+            return rotary
+    raise UnknownRotaryError("its code does something else than turn pairs of channels by position times frequency")
+
+
+def _module(config: Any, text: Any) -> Any:
+    for part in (text, config):
+        if type(part) in MODEL_MAPPING:
+            entry = MODEL_MAPPING[type(part)]
+            return sys.modules[(entry[0] if isinstance(entry, tuple) else entry).__module__]
+    raise UnknownRotaryError("it is not one of the models of transformers")
+
+
+def _parameters(text: Any, kind: str | None) -> dict[str, Any]:
+    """What the configuration says of rotation, in the words of transformers 4 and of 5; for this kind of layer."""
+    found: Any = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
+    if isinstance(found, dict) and kind in found:
+        found = found[kind] or {}
+    return found if isinstance(found, dict) else {}
+
+
+def _embedding(module: Any, text: Any) -> nn.Module:
+    """The model's own rotary embedding of the text."""
+    classes: list[Any] = [
+        value
+        for name, value in vars(module).items()
+        if name.endswith("RotaryEmbedding")
+        and inspect.isclass(value)
+        and "config" in inspect.signature(value).parameters
+        and not any(part in name.lower() for part in _OTHER_PARTS)
+    ]
+    if len(classes) != 1:
+        raise UnknownRotaryError(
+            f"its module has {len(classes)} classes of rotary embeddings that take a configuration"
+        )
+    try:
+        embedding: nn.Module = classes[0](config=text)
+    except Exception as error:
+        raise UnknownRotaryError(f"its {classes[0].__name__} cannot be made ({error})") from error
+    return embedding
+
+
+def _frequencies(embedding: nn.Module, kind: str | None) -> Tensor | None:
+    """`[pairs]` float32; None where layers of this kind have none."""
+    buffers = dict(embedding.named_buffers())
+    if "inv_freq" in buffers:
+        return buffers["inv_freq"].float()
+    if any(name.endswith("_inv_freq") for name in buffers):
+        own = buffers.get(f"{kind}_inv_freq")
+        return None if own is None else own.float()
+    raise UnknownRotaryError(f"its {type(embedding).__name__} does not say its frequencies")
+
+
+#: states `[1, tokens, width]` of one head, position -> rotated
+_Apply = Callable[[Tensor, int], Tensor]
+
+
+def _application(module: Any, embedding: nn.Module, kind: str | None) -> _Apply:
+    """The model's own rotation."""
+    rotate = getattr(module, "apply_rotary_pos_emb", None) or getattr(module, "apply_rotary_emb", None)
+    if rotate is None:
+        raise UnknownRotaryError("its module has no apply_rotary_pos_emb")
+    named = list(inspect.signature(rotate).parameters)
+    by_kind = {"layer_type": kind} if "layer_type" in inspect.signature(embedding.forward).parameters else {}
+
+    def apply(states: Tensor, position: int) -> Tensor:
+        waves = embedding(states, torch.full(states.shape[:2], position), **by_kind)
+        if "freqs_cis" in named:  # complex waves, heads after tokens
+            return rotate(states[:, :, None], states[:, :, None], waves)[0][:, :, 0]  # type: ignore[no-any-return]
+        if named[:3] == ["x", "cos", "sin"]:
+            return rotate(states[:, None], *waves)[:, 0]  # type: ignore[no-any-return]
+        if named[:4] == ["q", "k", "cos", "sin"]:
+            return rotate(states[:, None], states[:, None], *waves)[0][:, 0]  # type: ignore[no-any-return]
+        raise UnknownRotaryError(f"its {rotate.__name__} takes {', '.join(named)}, which is not known here")
+
+    return apply
+
+
+def _head_dim(text: Any, index: int) -> int:
+    layers = getattr(text, "per_layer_config", None)
+    own = layers[index] if layers is not None and index < len(layers) else text
+    return int(getattr(own, "head_dim", None) or text.hidden_size // text.num_attention_heads)
+
+
+def _layout(apply: _Apply, frequencies: Tensor, width: int) -> Rotary | None:
+    """What the function does with heads of `width` channels; None if it is no rotation, or takes no such heads."""
+    if width < 2 * len(frequencies):
+        return None
+    unit = torch.eye(width)[None]
+    try:
+        with torch.no_grad():
+            images = {position: apply(unit, position)[0].float() for position in _PROBED}
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        if isinstance(error, UnknownRotaryError):
+            raise
+        return None
+    once = images[1]
+    if once.shape != (width, width):
+        return None
+    # Row `c` is what channel `c` becomes: its own share, and what it gives to its partner.
+    own = once.diagonal()
+    given = once - own.diag()
+    turns = given.abs().amax(-1) > 0
+    partners = torch.where(turns, given.abs().argmax(-1), torch.arange(width))
+    share = given.gather(1, partners[:, None])[:, 0]
+    scaling = torch.hypot(own, share)
+    angles = torch.atan2(share.abs(), own)
+    nearest = (angles[:, None] - frequencies.abs()).abs().argmin(-1)
+    # A channel gets from its partner what the partner gives to it.
+    signs = share.sign()[partners]
+    rotary = Rotary(torch.where(turns, frequencies[nearest], 0.0), partners, signs, scaling)
+    for position, image in images.items():
+        own_image = rotary.rotate(unit[0], torch.tensor(position))
+        if not torch.allclose(own_image, image, rtol=0, atol=1e-4):
+            return None
+    return rotary

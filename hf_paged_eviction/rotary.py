@@ -1,0 +1,102 @@
+"""How a layer turns its queries and keys by their position (rotary embedding), and how to undo it."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class Rotary:
+    r"""The rotation of one layer: pairs of channels, each of which turns by position times its frequency.
+
+    .. math:: x'_c = s_c \bigl(x_c \cos p f_c \pm x_{\pi(c)} \sin p f_c\bigr)
+
+    The first `width` channels of a head take part; the others are left as they are. Angles are worked out in float32
+    as models do it, results are float32 (float64 for float64). A position may be any number, and it is counted as the
+    cache counts: 0 is the row's first real token. If a model counts from another number (left pads without
+    `position_ids`), all of a row's unrotated states are turned by the same angle, which changes no product between
+    them. No tensor is read on the host.
+
+    Args:
+        frequencies: `[width]` float32, radians per position; 0 = does not turn.
+        partners: `[width]` int64, the other channel of the pair.
+        signs: `[width]` float32, 1 or -1: of the partner's share.
+        scaling: `[width]` float32, factor on rotated states (yarn's attention factor), mostly 1.
+    """
+
+    def __init__(self, frequencies: Tensor, partners: Tensor, signs: Tensor, scaling: Tensor) -> None:
+        self.width = len(frequencies)
+        tables = frequencies.float(), partners, signs.float(), scaling.float()
+        self._tables: dict[torch.device, tuple[Tensor, Tensor, Tensor, Tensor]] = {frequencies.device: tables}
+        self._given = tables
+
+    def __deepcopy__(self, memo: Any) -> "Rotary":
+        return self  # is never changed
+
+    def __repr__(self) -> str:
+        return f"Rotary(width={self.width})"
+
+    def rotate(self, states: Tensor, positions: Tensor) -> Tensor:
+        """Turn states to positions, as the model does it.
+
+        Args:
+            states: `[..., head_dim]`.
+            positions: int64, broadcastable to `[...]`.
+
+        Returns:
+            `[..., head_dim]`.
+
+        Raises:
+            ValueError: a head has fewer than `width` channels.
+        """
+        return self._turn(states, *self._waves(_one_for_all_heads(positions), states), scaled=1)
+
+    def unrotate(self, states: Tensor, positions: Tensor) -> Tensor:
+        """Undo `rotate`: the states that the model turned to these positions. See there."""
+        cos, sin = self._waves(_one_for_all_heads(positions), states)
+        return self._turn(states, cos, -sin, scaled=-1)
+
+    def rotate_by(self, states: Tensor, offsets: Tensor) -> Tensor:
+        """Move states that are rotated already by so many positions; negative = towards the start. See `rotate`."""
+        return self._turn(states, *self._waves(_one_for_all_heads(offsets), states), scaled=0)
+
+    def rotate_mean(self, states: Tensor, start: Tensor, count: int) -> Tensor:
+        """The mean of `rotate` over the positions `start .. start + count - 1`.
+
+        A covariance is rotated by a call for its rows and, transposed, one for its columns.
+
+        Args:
+            states: `[..., head_dim]`.
+            start: int64, broadcastable to `[...]`.
+            count: at least 1.
+        """
+        cos, sin = self._waves(start[..., None] + torch.arange(count, device=start.device), states)
+        return self._turn(states, cos.mean(-2), sin.mean(-2), scaled=1)
+
+    def _waves(self, positions: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosine and signed sine, `[..., width]`."""
+        if states.shape[-1] < self.width:
+            raise ValueError(f"This rotation turns {self.width} channels, but the heads have {states.shape[-1]} only.")
+        frequencies, _, signs, _ = self._on(states.device)
+        angles = positions.to(states.device)[..., None].float() * frequencies
+        return angles.cos(), angles.sin() * signs
+
+    def _turn(self, states: Tensor, cos: Tensor, sin: Tensor, scaled: int) -> Tensor:
+        _, partners, _, scaling = self._on(states.device)
+        states = states.to(torch.promote_types(states.dtype, torch.float32))
+        turning, still = states[..., : self.width], states[..., self.width :]
+        factor = scaling**scaled
+        turned = turning * (cos * factor) + turning.index_select(-1, partners) * (sin * factor)
+        return torch.cat([turned, still], dim=-1) if still.shape[-1] else turned
+
+    def _on(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        if device not in self._tables:
+            frequencies, partners, signs, scaling = (table.to(device) for table in self._given)
+            self._tables[device] = frequencies, partners, signs, scaling
+        return self._tables[device]
+
+
+def _one_for_all_heads(positions: Tensor) -> Tensor:
+    """Positions `[batch, heads, tokens]` are mostly one view repeated for all heads: work out the waves once."""
+    shared = positions.ndim == 3 and positions.stride(1) == 0
+    return positions[:, :1] if shared else positions

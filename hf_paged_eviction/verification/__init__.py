@@ -1,0 +1,7 @@
+"""Does this cache do on a model what it promises? `verify(model)` runs the model and says so."""
+
+from .checking import verify
+from .report import Check, Verification
+from .rotation import Rotation, rotary_error
+
+__all__ = ["Check", "Rotation", "Verification", "rotary_error", "verify"]

@@ -1,0 +1,84 @@
+"""`verify`: the promises of the cache, put to the test on one model."""
+
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from ..budget import BlockBudget
+from ..policies import EvictionPolicy, make_policy
+from .model_state import untouched
+from .plan import make_plan
+from .report import Check, Verification
+from .rotation import look_at_rotation
+from .session import BLOCK_SIZE, Session
+
+BUDGET = 20
+#: `random` goes by positions alone; `h2o` needs every query of a row, and no other.
+PLAIN, WATCHING = "random", "h2o"
+
+
+def verify(
+    model: Any,
+    *,
+    budget: int | None = None,
+    policy: str | EvictionPolicy | None = None,
+    seed: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+) -> Verification:
+    """Run a model with this cache and with `DynamicCache` on random tokens, and compare the logits.
+
+    Three questions, each with the prompt in one forward, in chunks and in steps, under the model's own attention
+    implementation and under "paged_eviction", with shared and separate heads, dynamic and static (not compiled), with
+    equal budgets and with one for each layer, in a left-padded batch:
+
+    - *same as DynamicCache*: with a budget that holds everything;
+    - *exact for what it holds*: with a small one, against a full cache whose evicted positions are masked, per layer
+      and head, in the model's own eager attention. Budget and protected blocks are looked at as well;
+    - *row as alone*: a row of the batch against the same row without the others and without its pads.
+
+    A difference of a logit is given in standard deviations of the logits. What counts as rounding: 1e-4 in float32
+    (four units in the last place in half precision), or four times what the same model differs from itself between
+    two attention implementations and between a batch and its longest row alone. What the model itself makes of chunks
+    or pads, with `DynamicCache`, is measured first, and nothing is compared that it cannot do.
+
+    Besides, the rotation (rotary embedding) of its keys is undone, as some policies do: see `Rotation`.
+
+    The model is left as it was, also after an error. A small model takes a second or two on a CPU.
+
+    Args:
+        model: a transformers model with its weights, on any devices, in any precision.
+        budget: tokens of the small budget, a multiple of 4, at least 16; 20 if None.
+        policy: what evicts; "random", and "h2o" where queries are shown, if None.
+        seed: of the tokens.
+        progress: called with the number of checks that are done and their total.
+
+    Raises:
+        ValueError, TypeError: budget or policy cannot be used. What goes wrong in the model is part of the result.
+    """
+    tokens = BUDGET if budget is None else budget
+    BlockBudget.validate(tokens, None, BLOCK_SIZE, None, 0)
+    if tokens < 4 * BLOCK_SIZE:
+        raise ValueError(f"budget={budget} leaves nothing to choose from: at least {4 * BLOCK_SIZE}.")
+    plain, watching = _policies(policy)
+    with untouched(model), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        rotation = look_at_rotation(model)  # before its attention implementation is changed
+        session = Session(model, tokens, seed)
+        plan = make_plan(session.own_attention, plain, watching)
+        total = sum(len(questions) for questions, _ in plan)
+        checks: list[Check] = []
+        for questions, setting in plan:
+            for question in questions:
+                checks.append(session.check(question, setting))
+                if progress is not None:
+                    progress(len(checks), total)
+        return replace(session.report(tuple(checks)), rotation=rotation)
+
+
+def _policies(policy: str | EvictionPolicy | None) -> tuple[str, str]:
+    """The policy without queries and the one with them, as text."""
+    if policy is None:
+        return PLAIN, WATCHING
+    scorer = make_policy(policy)
+    return (PLAIN if scorer.needs_queries else scorer.label), scorer.label
