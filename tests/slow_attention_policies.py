@@ -84,8 +84,8 @@ def snapkv(head: Head, first: int) -> Vector:
 
 
 def snapkv_max(head: Head, first: int) -> Vector:
-    """Window 6, kernel 5, maximum, the window not pinned."""
-    return _pool(_window(head, first, mean), first, 5, max)
+    """Window 6, kernel 5, maximum."""
+    return _pinned(_pool(_window(head, first, mean), first, 5, max), first)
 
 
 def cake(head: Head, first: int) -> Vector:
@@ -390,7 +390,7 @@ SLOW_ATTENTION_POLICIES: dict[str, Slow] = {
     "sage_kv": sage_kv,
     "tova": tova,
     "snapkv(window=6, kernel=3)": snapkv,
-    "snapkv(window=6, pooling=max, keep_window=False)": snapkv_max,
+    "snapkv(window=6, pooling=max)": snapkv_max,
     "cake(window=6, kernel=3, gamma=5)": cake,
     "r_kv": r_kv,
     "roco": roco,

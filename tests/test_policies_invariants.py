@@ -123,21 +123,22 @@ def test_roco_spares_what_varies() -> None:
 def test_snapkv_keeps_clusters_together() -> None:
     """Pooling lifts the neighbour of a token that is attended to, in the text and not in the slots."""
     given = text(rows=1, heads=1, tokens=30, seed=3)
-    policy = SnapKV(window=4, kernel=3, pooling="max", keep_window=False)
+    policy = SnapKV(window=4, kernel=3, pooling="max")
     context = given.context(policy, given.all_pieces(policy))
-    plain = replace(policy, kernel=1).score(context)[0, 0]
-    pooled = policy.score(context)[0, 0]
+    plain = replace(policy, kernel=1).attention(context)[0, 0]
+    pooled = policy.attention(context)[0, 0]
     best = int(plain[:26].argmax())
     for neighbour in {max(best - 1, 0), min(best + 1, 25)}:
         assert pooled[neighbour] == plain[best]
     torch.testing.assert_close(pooled[26:], plain[26:])
+    assert policy.score(context)[0, 0].isposinf().tolist() == [False] * 26 + [True] * 4
 
 
 @pytest.mark.parametrize("fed", [[16, 4, 4, 4, 4], [10, 2, 1, 6, 3, 8, 2], [5, 27]], ids=str)
 def test_the_window_slides_on(fed: list[int]) -> None:
     """It always weighs a full window, exactly so after a prompt, whatever the pieces in between."""
     given = text(rows=2, heads=1, tokens=sum(fed), seed=4)
-    policy = SnapKV(window=8, kernel=1, keep_window=False)
+    policy = SnapKV(window=8, kernel=1)
     pieces, start = [], 0
     for count in fed:
         pieces.append(list(range(start, start + count)))
@@ -153,7 +154,7 @@ def test_the_window_slides_on(fed: list[int]) -> None:
     share = torch.where(span == newest, 1.0, torch.where(span == newest - 1, (8 - filled) / 8, 0.0)) * (query >= 0)
     expected = (weights * share[:, None]).sum(2)
     later = (context.seen[:, None, None] - context.positions).clamp(1, 8)
-    torch.testing.assert_close((policy.score(context) * later)[context.valid], expected[context.valid])
+    torch.testing.assert_close((policy.attention(context) * later)[context.valid], expected[context.valid])
 
 
 def test_the_window_of_a_prompt_is_exact_after_another_forward() -> None:

@@ -124,7 +124,6 @@ def test_positions_count_characters() -> None:
     [
         ("h2o(normalised=1)", "True or False"),
         ("h2o(recent=1.5)", "recent"),
-        ("snapkv(keep_window=1)", "True or False"),
         ("cake(window=1)", "window"),
         ("cake(gamma=-1)", "gamma"),
         ("snapkv(window=0)", "window"),

@@ -6,7 +6,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from .base import ScoreContext
-from .checks import check_count, check_flag, check_kernel
+from .checks import check_count, check_kernel
 from .registry import register_policy
 from .text_order import Pooling
 from .window_attention import WindowAttention
@@ -27,8 +27,6 @@ class SnapKV(WindowAttention):
         window: queries observed.
         kernel: tokens pooled, odd; 1 = no pooling.
         pooling: "avg" or "max".
-        keep_window: pin the window, as published; otherwise its tokens compete with their own attention per query
-            that could see them, and only the newest block is safe.
 
     Raises:
         ValueError: a parameter is out of range.
@@ -37,7 +35,6 @@ class SnapKV(WindowAttention):
     window: int = 32
     kernel: int = 5
     pooling: Pooling = "avg"
-    keep_window: bool = True
 
     paper: ClassVar[str | None] = "2404.14469"
 
@@ -46,11 +43,9 @@ class SnapKV(WindowAttention):
         check_kernel("kernel", self.kernel)
         if self.pooling not in ("avg", "max"):
             raise ValueError(f'pooling must be "avg" or "max", got {self.pooling!r}.')
-        check_flag("keep_window", self.keep_window)
 
     def attention(self, context: ScoreContext) -> Tensor:
         return self.pooled(self.mean(context), context, self.kernel, self.pooling)
 
     def score(self, context: ScoreContext) -> Tensor:
-        scores = self.attention(context)
-        return self.with_window(scores, context) if self.keep_window else scores
+        return self.with_window(self.attention(context), context)
