@@ -22,10 +22,9 @@ pytestmark = pytest.mark.contract
 
 def rope(rope_type: str, **settings: Any) -> dict[str, Any]:
     """In the words of transformers 4 and of 5."""
-    given = {"rope_type": rope_type, "type": rope_type, **settings}
-    return (
-        {"rope_parameters": {"rope_theta": 10000.0, **given}} if models.VERSION >= (5, 0) else {"rope_scaling": given}
-    )
+    if models.VERSION >= (5, 0):
+        return {"rope_parameters": {"rope_theta": 10000.0, "rope_type": rope_type, **settings}}
+    return {"rope_scaling": {"type" if rope_type == "longrope" else "rope_type": rope_type, **settings}}
 
 
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
