@@ -432,8 +432,8 @@ class PagedLayer(StoredLayer):
 
     def check_crop(self, tokens_to_remove: int) -> None:
         """Raise the `ValueError` of `crop`, if it would, before anything is changed."""
-        count = self._columns_to_remove(tokens_to_remove)
-        if self._pending is None and 0 < count < self.get_seq_length():
+        count = self._columns_to_remove(tokens_to_remove) - self._waiting  # what waits can always be dropped
+        if self._table is not None and 0 < count < self.table.seen:
             order_without(self.table, count, self._pads_without(count))
 
     def _columns_to_remove(self, tokens_to_remove: int) -> int:

@@ -1,5 +1,9 @@
 """Whether the newest tokens can be taken back after some were evicted, and what remains where."""
 
+from collections.abc import Sequence
+from copy import copy
+from typing import Any
+
 from torch import Tensor, arange
 
 from .blocks import BlockTable
@@ -35,3 +39,40 @@ def order_without(table: BlockTable, count: int, pads: Tensor) -> Tensor | None:
             "`cache.activate_past_recording()` before the forward that may be taken back, or use a larger budget."
         )
     return positions.masked_fill(gone, KEEP).argsort(stable=True, dim=-1)
+
+
+def crop_all_or_none(layers: Sequence[Any], count: int) -> None:
+    """Take back the last `count` tokens of layers that are transformers' own, or of none of them.
+
+    When such a layer refuses differs between releases, so each is asked to do it, and all are put back if one refuses.
+    A layer that recorded nothing is not asked to take back nothing: some refuse, and before 5.13 it meant "all".
+
+    Raises:
+        RuntimeError, ValueError: of the layer that refuses.
+    """
+    before = [_attributes(layer) for layer in layers]
+    try:
+        for layer in layers:
+            if count or getattr(layer, "record_past", False):
+                layer.crop(-count)
+                _check_window(layer, count)
+    except Exception:
+        for layer, attributes in zip(layers, before, strict=True):
+            vars(layer).clear()
+            vars(layer).update(attributes)
+        raise
+
+
+def _attributes(layer: Any) -> dict[str, Any]:
+    """What a layer is made of. Layers replace their tensors when they crop, but write to their lists."""
+    return {name: copy(value) if isinstance(value, list | dict) else value for name, value in vars(layer).items()}
+
+
+def _check_window(layer: Any, count: int) -> None:
+    """A sliding window that recorded fewer tokens than were taken back has a hole at its start, and does not say so."""
+    window, keys = getattr(layer, "sliding_window", None), getattr(layer, "keys", None)
+    if window is not None and keys is not None and keys.shape[-2] < min(layer.get_seq_length(), window - 1):
+        raise ValueError(
+            f"Cannot take back {count} tokens: a sliding-window layer recorded fewer, and what came into its window "
+            "in their place is gone. Take back no more than the last forward brought."
+        )
