@@ -54,6 +54,11 @@ class ModelAttention:
         name: str | None = self._config._attn_implementation
         return name
 
+    @property
+    def has_masks(self) -> bool:
+        """Whether transformers builds masks for this implementation."""
+        return self.name in AttentionMaskInterface._global_mapping
+
     def __deepcopy__(self, memo: Any) -> "ModelAttention":
         return self  # a copied cache serves the same model
 

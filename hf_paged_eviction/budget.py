@@ -2,10 +2,15 @@
 
 from dataclasses import dataclass
 from math import ceil
-from numbers import Integral
+from numbers import Integral, Real
 
 
-def _whole_number(name: str, value: object, least: int) -> int:
+def whole_number(name: str, value: object, least: int) -> int:
+    """The value as an int.
+
+    Raises:
+        TypeError: it is no whole number. ValueError: it is less than `least`.
+    """
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(f"{name} counts tokens and must be a whole number, got {value!r}.")
     if value < least:
@@ -44,18 +49,18 @@ class BlockBudget:
             TypeError: a size is not a whole number.
             ValueError: a size is out of range, or sizes do not go together; the message names what would.
         """
-        block_size = _whole_number("block_size", block_size, 1)
-        sinks = block_size if sink_tokens is None else _whole_number("sink_tokens", sink_tokens, 0)
-        protected = max(sinks, _whole_number("protected_prefix", protected_prefix, 0))
+        block_size = whole_number("block_size", block_size, 1)
+        sinks = block_size if sink_tokens is None else whole_number("sink_tokens", sink_tokens, 0)
+        protected = max(sinks, whole_number("protected_prefix", protected_prefix, 0))
         if (budget is None) == (keep_ratio is None):
             raise ValueError("Give either budget= (tokens) or keep_ratio= (share of the first prompt), one of them.")
         if keep_ratio is not None:
-            if isinstance(keep_ratio, bool) or not isinstance(keep_ratio, int | float):
+            if isinstance(keep_ratio, bool) or not isinstance(keep_ratio, Real):
                 raise TypeError(f"keep_ratio must be a number, got {keep_ratio!r}.")
             if not 0 < keep_ratio <= 1:
                 raise ValueError(f"keep_ratio must lie in (0, 1], got {keep_ratio}.")
             return cls(None, block_size, protected, float(keep_ratio))
-        sizes = cls(_whole_number("budget", budget, 1), block_size, protected)
+        sizes = cls(whole_number("budget", budget, 1), block_size, protected)
         sizes._check_budget(sinks, protected_prefix)
         return sizes
 

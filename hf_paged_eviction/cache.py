@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -11,12 +11,13 @@ from transformers import DynamicCache
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from .allocators import BudgetAllocator, Given, Uniform, make_allocator
+from .arguments import check_config, check_flag, check_instance
 from .attention import PAGED_EVICTION, ModelAttention, hand_over
 from .budget import BlockBudget
 from .layer import PagedLayer
 from .layer_builder import LayerBuilder, given_shares, layer_budgets
 from .layer_group import LayerGroup
-from .mask_channel import TellingOffset, open_channel
+from .mask_channel import MaskWatch, TellingOffset, open_channel
 from .models import asks_for_mask_sizes, check_model, is_latent_attention, layer_plan, warn_of_surprises
 from .padding import Padding
 from .policies import EvictionPolicy, make_policy
@@ -84,10 +85,14 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         record_past: bool = False,
         _inside_encoder_decoder: bool = False,
     ) -> None:
+        check_config(config)
+        check_flag("static", static)
+        check_flag("record_past", record_past)
+        check_instance("pool", pool, StoragePool)
         scorer, shares = make_policy(policy), make_allocator(allocator)
-        if isinstance(budget, Sequence):
+        if isinstance(budget, Sequence) and not isinstance(budget, str | bytes):
             budget, shares = given_shares(budget, shares)
-        sizes = BlockBudget.validate(budget, keep_ratio, block_size, sink_tokens, protected_prefix)
+        sizes = BlockBudget.validate(cast(int | None, budget), keep_ratio, block_size, sink_tokens, protected_prefix)
         if heads not in ("shared", "separate"):
             raise ValueError(f'heads must be "shared" or "separate", got {heads!r}.')
         check_model(config, _inside_encoder_decoder)
@@ -111,6 +116,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         self._model_masks_itself = not asks_for_mask_sizes(config)
         # The decoder's own prompt is a start token: no pads to be told of.
         self._padding = Padding(attention_mask, expected=not _inside_encoder_decoder)
+        self._masks = MaskWatch()
         builder = LayerBuilder(sizes, scorer, heads, shares, static)
         self._allocation = builder.allocation
         Cache.__init__(self, layers=builder.fill(plan, self._padding, config))
@@ -147,6 +153,8 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         return [(index, layer) for index, layer in enumerate(self.layers) if isinstance(layer, PagedLayer)]
 
     def _paged(self, layer_idx: int) -> PagedLayer:
+        if isinstance(layer_idx, bool) or not isinstance(layer_idx, int) or not 0 <= layer_idx < len(self.layers):
+            raise ValueError(f"layer_idx must be from 0 to {len(self.layers) - 1}, got {layer_idx!r}.")
         layer = self.layers[layer_idx]
         if not isinstance(layer, PagedLayer):
             paged = [index for index, _ in self.paged_layers]
@@ -170,13 +178,20 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         Raises:
             RuntimeError: this model (in this transformers release) would mask the wrong slots, or attention did not
                 tell a policy that needs them of the last forward's queries.
-            ValueError: the policy needs queries and the model's attention implementation does not show them, or the
-                number of rows is another than before.
+            ValueError: the policy needs queries and the model's attention implementation does not show them, the
+                number of rows is another than before, the model has more layers than the cache was made for, or a
+                forward of several rows and tokens came with a 4-D mask, which does not say what the pads are.
         """
+        if layer_idx >= len(self.layers):
+            raise ValueError(
+                f"This cache was made for a model of {len(self.layers)} layers, and the model that uses it has at "
+                f"least {layer_idx + 1}. Make it from the config of that model."
+            )
         if self._model_masks_itself:
             self._refuse_wrong_mask(layer_idx, key_states)
         if key_states.shape[2] > 1:
             self._attention.look()
+            self._refuse_unknown_pads(key_states.shape[0])
         if self._needs_our_attention:
             self._check_attention()
         updated: tuple[Tensor, Tensor] = super().update(key_states, value_states, layer_idx, *args, **kwargs)
@@ -184,6 +199,17 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         if self._attention.shows_queries and isinstance(layer, PagedLayer):
             hand_over(layer, updated[0])
         return updated
+
+    def _refuse_unknown_pads(self, rows: int) -> None:
+        """Of a 4-D mask that the caller made the cache sees nothing, so it would take pads for tokens."""
+        if torch.compiler.is_compiling() or not self._masks.brought_along(self.get_seq_length()):
+            return
+        if rows > 1 and self._padding.expected and not self._padding.given and self._attention.has_masks:
+            raise ValueError(
+                f"A batch of {rows} rows came with a 4-D attention mask, which does not say which tokens are pads. "
+                "Pass the 2-D mask [rows, length] to the model, or attention_mask= to PagedEvictionCache (all ones "
+                "where there are no pads)."
+            )
 
     def _refuse_wrong_mask(self, layer_idx: int, key_states: Tensor) -> None:
         """Such a model takes slot `n` for token `n`: right until something is evicted, then only without any mask."""
@@ -204,8 +230,18 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
 
     # ---- masks ----------------------------------------------------------------------------------------------------
 
+    @property
+    def is_sliding(self) -> list[bool]:
+        """Which layers hold a sliding window. Asked when a mask is about to be built."""
+        if not torch.compiler.is_compiling():
+            self._masks.begin()
+        # Written out: `torch.compile` cannot trace a property of a base class.
+        return [getattr(layer, "is_sliding", False) for layer in self.layers]
+
     def get_mask_sizes(self, query_length: int | Tensor, layer_idx: int = 0) -> tuple[int, int]:
         """`(kv_length, kv_offset)` of what the next `update` of this layer returns."""
+        if not torch.compiler.is_compiling():
+            self._masks.ask(self.get_seq_length())
         if layer_idx == 0:  # some releases ask the first layer, whatever it is, and mean the first one with attention
             layer_idx = next((i for i, layer in enumerate(self.layers) if isinstance(layer, CacheLayerMixin)), 0)
         if layer_idx >= len(self.layers) or not isinstance(self.layers[layer_idx], PagedLayer):
@@ -373,6 +409,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
     def reset(self) -> None:
         """Forget all tokens and the attention mask; keep the storage for the next prompt of the same shape."""
         self._padding.reset()
+        self._masks = MaskWatch()
         if self._allocation is not None:
             self._allocation.clear()
         super().reset()

@@ -4,6 +4,7 @@ from typing import Any
 
 from transformers import DynamicCache, EncoderDecoderCache
 
+from .arguments import check_config
 from .cache import PagedEvictionCache
 
 
@@ -20,6 +21,7 @@ def paged_encoder_decoder_cache(config: Any, **settings: Any) -> EncoderDecoderC
         ValueError: the model is no encoder-decoder, or its attention depends on the slot (the T5 family).
         TypeError, ValueError: as `PagedEvictionCache`.
     """
+    check_config(config)
     if not config.is_encoder_decoder:
         raise ValueError(f"{config.model_type} is no encoder-decoder model: use PagedEvictionCache itself.")
     decoder = PagedEvictionCache(config, **settings, _inside_encoder_decoder=True)

@@ -9,7 +9,7 @@ from transformers.cache_utils import DynamicSlidingWindowLayer
 
 from .allocation import Allocation
 from .allocators import BudgetAllocator, FixedAllocator, Given, HeadAllocator, LayerAllocator, Uniform, share_out
-from .budget import BlockBudget
+from .budget import BlockBudget, whole_number
 from .layer import PagedLayer
 from .model_rotary import UnknownRotaryError, layer_rotaries
 from .observed_layer import ObservedLayer
@@ -138,6 +138,7 @@ def given_shares(tokens: Sequence[int], allocator: BudgetAllocator) -> tuple[int
     """The smallest budget of a user's list, and the list as an allocator.
 
     Raises:
+        TypeError: an entry is no whole number.
         ValueError: the list is empty, or an allocator is asked to share out as well.
     """
     if not isinstance(allocator, Uniform):
@@ -147,4 +148,5 @@ def given_shares(tokens: Sequence[int], allocator: BudgetAllocator) -> tuple[int
         )
     if not tokens:
         raise ValueError("budget= is an empty list: give one number per paged layer.")
-    return min(tokens), Given(tuple(tokens))
+    counts = tuple(whole_number(f"budget[{at}]", count, 1) for at, count in enumerate(tokens))
+    return min(counts), Given(counts)

@@ -36,6 +36,32 @@ class TellingOffset(int):
         return self
 
 
+class MaskWatch:
+    """Notices masks that the caller made: transformers begins to build one, is handed it, and asks for no sizes.
+
+    Masks that `generate` builds ahead of a step (compiled decoding) are told from those by the number of columns seen
+    when sizes were asked for.
+    """
+
+    def __init__(self) -> None:
+        self._begun = False
+        self._asked_at = -1
+
+    def begin(self) -> None:
+        """The construction of a mask begins."""
+        self._begun = True
+
+    def ask(self, seen: int) -> None:
+        """Sizes are asked for, with so many columns seen."""
+        self._begun, self._asked_at = False, seen
+
+    def brought_along(self, seen: int) -> bool:
+        """Whether the forward that comes after so many columns has a mask of the caller's own. Asked once per forward:
+        the first layer takes note for all."""
+        begun, self._begun = self._begun, False
+        return begun and self._asked_at != seen
+
+
 def _listening(build_mask: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(build_mask)
     def with_cache(*args: Any, **kwargs: Any) -> Any:

@@ -11,7 +11,7 @@ from transformers import AutoConfig, BartConfig, T5Config
 
 import models
 import modes
-from hf_paged_eviction import PagedEvictionCache, available_policies, paged_encoder_decoder_cache
+from hf_paged_eviction import PagedEvictionCache, available_policies, make_policy, paged_encoder_decoder_cache
 
 
 def make(**settings: Any) -> PagedEvictionCache:
@@ -75,6 +75,24 @@ def test_something_must_be_left_to_evict(settings: dict[str, int], smallest: int
         ({"budget": 64.0}, TypeError, "budget"),
         ({"budget": "64"}, TypeError, "budget"),
         ({"budget": True}, TypeError, "budget"),
+        ({"budget": "64"}, TypeError, "got '64'"),
+        ({"budget": b"64"}, TypeError, "got b'64'"),
+        ({"budget": torch.tensor(64)}, TypeError, r"whole number, got tensor\(64\)"),
+        ({"budget": {64: 1}}, TypeError, "budget counts tokens"),
+        ({"budget": [64, "a"]}, TypeError, r"budget\[1\] .* got 'a'"),
+        ({"budget": [64, True]}, TypeError, r"budget\[1\] .* got True"),
+        ({"budget": [64, None]}, TypeError, r"budget\[1\] .* got None"),
+        ({"budget": [0, 64]}, ValueError, r"budget\[0\] must be at least 1"),
+        ({"budget": [64], "keep_ratio": 0.5}, ValueError, "keep_ratio"),
+        ({"budget": 64, "static": "yes"}, TypeError, "static must be True or False, got 'yes'"),
+        ({"budget": 64, "static": 1}, TypeError, "static must be True or False, got 1"),
+        ({"budget": 64, "record_past": "x"}, TypeError, "record_past must be True or False"),
+        ({"budget": 64, "record_past": None}, TypeError, "record_past must be True or False"),
+        ({"budget": 64, "pool": "x"}, TypeError, "pool must be a StoragePool object or None, got 'x'"),
+        ({"budget": 64, "heads": None}, ValueError, '"shared" or "separate", got None'),
+        ({"budget": 64, "policy": None}, TypeError, "policy must be a name"),
+        ({"budget": 64, "policy": " "}, ValueError, "Unknown policy ''"),
+        ({"budget": 64, "allocator": None}, TypeError, "allocator must be a name"),
         ({"budget": 64, "block_size": 0}, ValueError, "block_size"),
         ({"budget": 64, "block_size": -4}, ValueError, "block_size"),
         ({"budget": 64, "block_size": 4.5}, TypeError, "block_size"),
@@ -107,9 +125,96 @@ def test_unknown_policy_lists_the_names() -> None:
     assert all(name in message for name in available_policies())
 
 
-def test_whole_numbers_of_other_libraries_are_whole_numbers() -> None:
+def test_numbers_of_other_libraries_are_numbers() -> None:
     numpy = pytest.importorskip("numpy")
     assert make(budget=numpy.int64(64)).layers[0].budget.tokens == 64
+    assert make(keep_ratio=numpy.float32(0.5)).layers[0].budget.keep_ratio == 0.5
+
+
+def test_blanks_around_a_name_do_not_matter() -> None:
+    assert make(budget=64, policy=" key_norm\n", allocator=" uniform ").policy.label == "key_norm"
+    assert make_policy(" graphkv( key_norm ) ").label == "graphkv(key_norm)"
+
+
+@pytest.mark.parametrize("build", [PagedEvictionCache, paged_encoder_decoder_cache], ids=lambda build: build.__name__)
+def test_a_configuration_is_what_is_asked_for(build: Any) -> None:
+    for wrong, words in ((None, "got None"), ({"num_hidden_layers": 2}, "got a dict"), ("llama", "got a str")):
+        with pytest.raises(TypeError, match=rf"model\.config; {words}"):
+            build(wrong, budget=64)
+    with pytest.raises(TypeError, match=r"is a model \(LlamaForCausalLM\): pass its configuration, model\.config"):
+        build(models.shared("llama"), budget=64)
+
+
+def test_the_model_has_more_layers_than_the_cache() -> None:
+    model = models.build("llama", num_hidden_layers=3)
+    ids, mask = models.left_pad(models.prompts([9]))
+    with pytest.raises(ValueError, match="a model of 2 layers, and the model that uses it has at least 3"):
+        modes.forward(model, make(budget=64), ids, mask, 0, 9)
+
+
+@pytest.mark.parametrize("layer_idx", [-1, 2, "0", True, None])
+@pytest.mark.parametrize("read", ["block_table", "block_scores"])
+def test_layers_that_do_not_exist(read: str, layer_idx: Any) -> None:
+    with pytest.raises(ValueError, match=f"layer_idx must be from 0 to 1, got {layer_idx!r}"):
+        getattr(make(budget=64), read)(layer_idx)
+
+
+# ---- 4-D masks ----------------------------------------------------------------------------------------------------
+
+
+def four_dimensional(mask: torch.Tensor) -> torch.Tensor:
+    """What transformers would build of this mask: additive, `[rows, 1, length, length]`."""
+    visible = mask[:, None, None].bool() & torch.ones(mask.shape[1], mask.shape[1]).tril().bool()
+    visible = visible | torch.eye(mask.shape[1]).bool()
+    return torch.where(visible, 0.0, torch.finfo(torch.float32).min)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager", "paged_eviction"])
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_a_padded_batch_with_a_4d_mask(family: str, attention: str) -> None:
+    """The cache sees no mask then, and would take pads for tokens, unless it is told."""
+    model = models.shared(family, attention)
+    ids, mask = models.left_pad(models.prompts([40, 29]))
+    inputs = {"attention_mask": four_dimensional(mask), "position_ids": models.positions_of(mask)}
+    cache = PagedEvictionCache(model.config, budget=24, block_size=4)
+    with torch.no_grad(), pytest.raises(ValueError, match=r"2 rows came with a 4-D attention mask.*attention_mask="):
+        model(ids, past_key_values=cache, **inputs)
+    if family == "gemma3":
+        return  # one mask for sliding and other layers: not what the model would build
+    told = PagedEvictionCache(model.config, budget=24, block_size=4, attention_mask=mask)
+    plain = PagedEvictionCache(model.config, budget=24, block_size=4)
+    with torch.no_grad():
+        logits = model(ids, past_key_values=told, **inputs).logits
+    expected = modes.forward(model, plain, ids, mask, 0, 40)
+    assert (logits - expected)[mask.bool()].abs().max() <= 1e-5
+    assert torch.equal(told.block_table(1), plain.block_table(1))
+
+
+def test_a_later_4d_mask_is_seen_too() -> None:
+    """Also where earlier forwards of this cache said what was a pad, and after a reset."""
+    model = models.shared("llama")
+    ids, mask = models.left_pad(models.prompts([40, 29]))
+    cache = PagedEvictionCache(model.config, budget=48, block_size=4)
+    whole, positions = four_dimensional(mask), models.positions_of(mask)
+    for start in (20, 0):
+        if start:
+            modes.forward(model, cache, ids, mask, 0, start)
+        later = {"attention_mask": whole[:, :, start:], "position_ids": positions[:, start:]}
+        with torch.no_grad(), pytest.raises(ValueError, match="4-D"):
+            model(ids[:, start:], past_key_values=cache, **later)
+        cache.reset()
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_one_row_may_bring_its_own_mask(attention: str) -> None:
+    """Without pads there is nothing to be told of: no error and no warning."""
+    model = models.shared("llama", attention)
+    ids, mask = models.left_pad(models.prompts([40]))
+    cache, plain = (PagedEvictionCache(model.config, budget=24, block_size=4) for _ in range(2))
+    with torch.no_grad():
+        assert caught(lambda: model(ids, attention_mask=four_dimensional(mask), past_key_values=cache)) == []
+    modes.forward(model, plain, ids, mask, 0, 40)
+    assert torch.equal(cache.block_table(), plain.block_table())
 
 
 @pytest.mark.parametrize(

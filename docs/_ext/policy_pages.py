@@ -102,6 +102,8 @@ def _facts(name: str, policy: EvictionPolicy) -> str:
         ("Extra memory", _memory(policy)),
         ("Latent attention (MLA)", "yes" if policy.supports_mla else "refused: norms and values mean nothing there"),
     ]
+    if policy.needs_rotary:
+        lines.append(("Rotary embedding", "undone: models whose rotation cannot be learned are refused"))
     if _can_be_probed(policy):
         lines.append(("Probe", "{py:func}`~hf_paged_eviction.probe.compress_by_probe` takes it"))
     if costs := measured.costs(name):
@@ -112,13 +114,14 @@ def _facts(name: str, policy: EvictionPolicy) -> str:
 def _reads(policy: EvictionPolicy) -> str:
     """What the code of `score` and `observe` looks at."""
     cls = type(policy)
-    found: list[str] = [name for name in ("keys", "values") if name in _attributes_of("context", cls)]
+    scored = _attributes_of("context", cls)
+    found = [name for name in ("keys", "values") if {name, f"unrotated_{name}"} & scored]
     if isinstance(policy, Modifier):
         return ", ".join(["its parts", *found])
     if policy.needs_queries:
         shown = _attributes_of("attention", cls)
-        weighs = bool(shown & {"weights", "largest_weights"})
-        found.insert(0, "attention" if weighs or "queries" not in shown else "queries")
+        plain = {"queries", "unrotated_queries"} & shown and not {"weights", "largest_weights"} & shown
+        found.insert(0, "queries" if plain else "attention")
     return ", ".join(found) or "positions"
 
 

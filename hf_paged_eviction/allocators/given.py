@@ -24,7 +24,8 @@ class Given(BudgetAllocator):
         """
         if len(self.tokens) != layers:
             raise ValueError(
-                f"{len(self.tokens)} budgets were given for the {layers} layers of this model that are paged."
+                f"{len(self.tokens)} budgets were given for the {layers} layers of this model that are paged. Give one "
+                "for each, or a single number for all."
             )
         size, protected = sizes.block_size, sizes.protected
         return [BlockBudget.validate(tokens, None, size, protected, 0) for tokens in self.tokens]

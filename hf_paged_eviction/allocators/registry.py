@@ -47,6 +47,7 @@ def make_allocator(allocator: str | BudgetAllocator) -> BudgetAllocator:
         return allocator
     if not isinstance(allocator, str):
         raise TypeError(f"allocator must be a name or a BudgetAllocator object (not a class), got {allocator!r}.")
+    allocator = allocator.strip()
     if allocator not in _ALLOCATORS:
         raise ValueError(f"Unknown allocator {allocator!r}. Available: {', '.join(available_allocators())}.")
     return _ALLOCATORS[allocator]()

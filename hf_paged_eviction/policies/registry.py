@@ -63,13 +63,14 @@ def make_policy(policy: str | EvictionPolicy) -> EvictionPolicy:
         return policy
     if not isinstance(policy, str):
         raise TypeError(f"policy must be a name or an EvictionPolicy object (not a class), got {policy!r}.")
+    policy = policy.strip()
     if policy in _POLICIES:
         return _build(Spelling(policy, (), {}, 0), policy)
     if policy.startswith(PREFIX):
         return Calibrated(policy[len(PREFIX) :])
     if "(" not in policy:
         raise _unknown(policy)
-    return _build(read(policy), policy.strip())
+    return _build(read(policy), policy)
 
 
 def _unknown(name: str) -> ValueError:

@@ -12,6 +12,7 @@ from .plan import make_plan
 from .report import Check, Verification
 from .rotation import look_at_rotation
 from .session import BLOCK_SIZE, Session
+from .text import embeddings
 
 BUDGET = 20
 #: `random` goes by positions alone; `h2o` needs every query of a row, and no other.
@@ -54,18 +55,21 @@ def verify(
         progress: called with the number of checks that are done and their total.
 
     Raises:
-        ValueError, TypeError: budget or policy cannot be used. What goes wrong in the model is part of the result.
+        ValueError, TypeError: budget or policy cannot be used, or the model has no token embeddings. What goes wrong in
+            a model is part of the result.
     """
+    model = getattr(model, "_orig_mod", model)  # compiled: every kind of call would be compiled anew
     tokens = BUDGET if budget is None else budget
     BlockBudget.validate(tokens, None, BLOCK_SIZE, None, 0)
     if tokens < 4 * BLOCK_SIZE:
         raise ValueError(f"budget={budget} leaves nothing to choose from: at least {4 * BLOCK_SIZE}.")
-    plain, watching = _policies(policy)
+    policies = _policies(policy)
+    embeddings(model)
     with untouched(model), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         rotation = look_at_rotation(model)  # before its attention implementation is changed
-        session = Session(model, tokens, seed)
-        plan = make_plan(session.own_attention, plain, watching)
+        session = Session(model, tokens, seed, policies)
+        plan = make_plan(session.own_attention, *(scorer.label for scorer in policies))
         total = sum(len(questions) for questions, _ in plan)
         checks: list[Check] = []
         for questions, setting in plan:
@@ -76,9 +80,9 @@ def verify(
         return replace(session.report(tuple(checks)), rotation=rotation)
 
 
-def _policies(policy: str | EvictionPolicy | None) -> tuple[str, str]:
-    """The policy without queries and the one with them, as text."""
+def _policies(policy: str | EvictionPolicy | None) -> tuple[EvictionPolicy, EvictionPolicy]:
+    """The policy that reads no queries, and the one where they are shown."""
     if policy is None:
-        return PLAIN, WATCHING
+        return make_policy(PLAIN), make_policy(WATCHING)
     scorer = make_policy(policy)
-    return (PLAIN if scorer.needs_queries else scorer.label), scorer.label
+    return (make_policy(PLAIN) if scorer.needs_queries else scorer), scorer

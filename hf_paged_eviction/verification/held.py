@@ -1,5 +1,7 @@
 """What a cache held at each forward, and so what every query could attend to."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -20,10 +22,12 @@ class HeldRecord:
     Args:
         cache: empty.
         text: that will be fed.
+        budgets: what each paged layer was asked to hold; the cache's own word is not taken for it.
+        block_size: tokens per block.
     """
 
-    def __init__(self, cache: PagedEvictionCache, text: Text) -> None:
-        self._cache, self._text = cache, text
+    def __init__(self, cache: PagedEvictionCache, text: Text, budgets: Sequence[int], block_size: int) -> None:
+        self._cache, self._text, self._budgets, self._block_size = cache, text, budgets, block_size
         self._pads = torch.tensor(text.pads, device=text.ids.device)
         self._held: dict[int, Tensor] = {}
         #: By layer, `[rows, kv_heads, queries, columns]` bool, on the device of the text.
@@ -35,10 +39,10 @@ class HeldRecord:
         Raises:
             BrokenPromise: a layer holds too much, a token twice, or not what is protected.
         """
-        for index, layer in self._cache.paged_layers:
+        for (index, layer), budget in zip(self._cache.paged_layers, self._budgets, strict=True):
             positions = layer.positions.to(self._text.ids.device)
             now = self._columns(positions)
-            self._check(index, positions, now, stop)
+            self._check(index, budget, positions, now, stop)
             before = self._held.get(index, torch.zeros_like(now))
             if index not in self.visible:
                 self.visible[index] = now.new_zeros(*now.shape[:2], self._text.length, self._text.length)
@@ -62,15 +66,14 @@ class HeldRecord:
         causal = (columns <= queries) & (columns >= start)
         return causal & self._text.mask.bool()[:, None, None, :]
 
-    def _check(self, index: int, positions: Tensor, held: Tensor, stop: int) -> None:
-        budget = self._cache.layers[index].budget
-        if positions.shape[-1] > budget.capacity:
-            raise BrokenPromise(f"layer {index} holds {positions.shape[-1]} tokens at a budget of {budget.capacity}")
+    def _check(self, index: int, budget: int, positions: Tensor, held: Tensor, stop: int) -> None:
+        if positions.shape[-1] > budget:
+            raise BrokenPromise(f"layer {index} holds {positions.shape[-1]} tokens at a budget of {budget}")
         if (held.sum(-1) != (positions >= 0).sum(-1)).any():
             raise BrokenPromise(f"layer {index} holds a token twice, or one that it has not seen")
         columns = torch.arange(self._text.length, device=held.device)
-        place, newest = columns - self._pads[:, None], stop - budget.block_size
-        protected = (place >= 0) & (columns < stop) & ((place < budget.block_size) | (columns >= newest))
+        place, newest = columns - self._pads[:, None], stop - self._block_size
+        protected = (place >= 0) & (columns < stop) & ((place < self._block_size) | (columns >= newest))
         if (protected[:, None] & ~held).any():
             raise BrokenPromise(f"layer {index} evicted a token of the first or of the newest block")
 

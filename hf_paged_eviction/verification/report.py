@@ -24,8 +24,9 @@ class Check:
         attention: the attention implementation that this cache ran under.
         calls: how the text was fed: the prompt in one forward and a few tokens, in chunks of several tokens, or token
             by token after a short beginning.
-        heads, policy: of the cache.
+        heads: one decision for all KV heads of a layer, or one for each.
         mode: `static=True` or not (never compiled here).
+        policy: what evicts.
         budgets: one budget for all layers, or a list that differs between them.
         outcome: "exact"; "refused", by an error of this package that says why; "wrong"; "not covered", where there
             is nothing to compare with.
@@ -54,7 +55,8 @@ class Verification:
 
     Attributes:
         model: name of its class.
-        dtype, device: of its weights.
+        dtype: of its weights.
+        device: of its first weights.
         tolerance: largest `Check.error` that counts as rounding.
         noise: how far rounding alone was seen to move a logit, in standard deviations of the logits.
         checks: one for each line of the table.

@@ -11,7 +11,7 @@ from transformers import DynamicCache, EncoderDecoderCache
 from ..cache import PagedEvictionCache
 from ..encoder_decoder import paged_encoder_decoder_cache
 from .model_state import NotCovered
-from .text import Calls, Text
+from .text import Calls, Text, embeddings
 
 #: Logits are compared for so many ids at least, evenly spread over the vocabulary.
 _IDS = 2048
@@ -32,9 +32,10 @@ class Feeder:
     def __init__(self, model: Any) -> None:
         self.model = model
         self.encodes: bool = model.config.is_encoder_decoder
-        self.dtype: torch.dtype = model.get_input_embeddings().weight.dtype
+        self.dtype: torch.dtype = embeddings(model).dtype
         self.rounds_coarsely = torch.finfo(self.dtype).bits < 32
-        takes = inspect.signature(model.forward).parameters
+        inner = model.get_base_model() if hasattr(model, "get_base_model") else model  # PEFT hands all arguments on
+        takes = inspect.signature(inner.forward).parameters
         self._takes_positions, self._takes_cache = "position_ids" in takes, "past_key_values" in takes
 
     def feed(self, text: Text, cache: Any, calls: Calls, after: Callable[[int, int], None] | None = None) -> Tensor:

@@ -1,7 +1,7 @@
 """One model in the course of `verify`."""
 
 import dis
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..cache import PagedEvictionCache
+from ..policies import EvictionPolicy
 from .baseline import Baseline, distance
 from .held import BrokenPromise, HeldRecord
 from .model_state import NotCovered, attention_name, use_attention
@@ -36,14 +38,16 @@ class Session:
     Args:
         budget: the one that has to evict.
         seed: of the text.
+        policies: those that settings name by their labels, and that may not be registered.
     """
 
-    def __init__(self, model: Any, budget: int, seed: int) -> None:
+    def __init__(self, model: Any, budget: int, seed: int, policies: Sequence[EvictionPolicy]) -> None:
+        self._policies = {scorer.label: scorer for scorer in policies}
         self._feeder, self._budget, self._seed = Feeder(model), budget, seed
         self.own_attention = attention_name(model)
         text = draw_text(model, text_length(budget, BLOCK_SIZE), seed)
         self._text = text.unpadded() if self._feeder.encodes else text
-        self._runs: dict[tuple[Setting, bool, int], tuple[Tensor, HeldRecord]] = {}  # a record keeps its text
+        self._runs: dict[tuple[Setting, int], tuple[Tensor, HeldRecord]] = {}  # a record keeps its text
 
     def check(self, question: Question, setting: Setting) -> Check:
         """Ask one question."""
@@ -74,6 +78,8 @@ class Session:
             if _meant(problem):
                 return replace(found, outcome="refused", reason=str(problem))
             return replace(found, outcome="wrong", reason=f"it fails: {type(problem).__name__}: {problem}")
+        if error == float("inf"):
+            return replace(found, outcome="wrong", effect=effect, reason="it gives logits that are no numbers")
         found = replace(found, error=error, effect=effect, reason=reason)
         if error > self._baseline.tolerance:
             return replace(found, outcome="wrong")
@@ -102,8 +108,8 @@ class Session:
         self._layers  # noqa: B018 (a model that is refused is refused under any attention)
         self._new_cache(setting, roomy=True)
         text, expected = self._expected(setting)
-        found = self._run(setting, text, roomy=True)[0]
-        return distance(found, expected, text.mask), None, ""
+        cache = self._new_cache(setting, roomy=True)[0]  # again: the baseline has changed the attention
+        return distance(self._feeder.feed(text, cache, self._calls(setting)), expected, text.mask), None, ""
 
     def _exact(self, setting: Setting) -> Answer:
         self._check_evicts(setting)
@@ -139,8 +145,7 @@ class Session:
         calls = self._calls(setting)
         row = row_alone(calls, text)
         own = text.alone(row)
-        cache, paged = self._new_cache(setting)
-        alone = HeldRecord(paged, own)
+        cache, alone = self._follow(setting, own)
         logits = self._feeder.feed(own, cache, without(calls, text.pads[row]), alone.after)
         error = distance(found[row : row + 1, text.pads[row] :], logits, own.mask)
         return error, record.same_tokens(alone, row)
@@ -173,27 +178,37 @@ class Session:
         text = own.text.unpadded()
         return text, self._baseline.run(text, self._calls(setting))
 
-    def _run(self, setting: Setting, text: Text, roomy: bool = False) -> tuple[Tensor, HeldRecord]:
-        key = (setting, roomy, id(text))
+    def _run(self, setting: Setting, text: Text) -> tuple[Tensor, HeldRecord]:
+        """With the small budget: two questions may look at the same run."""
+        key = (setting, id(text))
         if key not in self._runs:
-            cache, paged = self._new_cache(setting, roomy)
-            record = HeldRecord(paged, text)
+            cache, record = self._follow(setting, text)
             self._runs[key] = self._feeder.feed(text, cache, self._calls(setting), record.after), record
         return self._runs[key]
 
-    def _new_cache(self, setting: Setting, roomy: bool = False) -> Any:
+    def _new_cache(self, setting: Setting, roomy: bool = False) -> tuple[Any, PagedEvictionCache]:
         """A cache for the whole model, and the part of it that is looked at; the model is ready for it."""
         use_attention(self._feeder.model, setting.attention)
-        budget: int | list[int] = self._text.length if roomy else self._budget
-        if setting.budgets == "per layer":
-            budget = [self._budget + BLOCK_SIZE * (index % 2 or -1) for index in range(len(self._layers))]
+        budgets = self._budgets(setting, roomy)
         return self._feeder.paged(
-            budget=budget,
+            budget=budgets if setting.budgets == "per layer" else budgets[0],
             block_size=BLOCK_SIZE,
-            policy=setting.policy,
+            policy=self._policies.get(setting.policy, setting.policy),
             heads=setting.heads,
             **({"static": True} if setting.mode == "static" else {}),
         )
+
+    def _budgets(self, setting: Setting, roomy: bool) -> list[int]:
+        """Of the paged layers; at least one, for models that have none."""
+        count = max(len(self._layers), 1)
+        if setting.budgets == "per layer":
+            return [self._budget + BLOCK_SIZE * (index % 2 or -1) for index in range(count)]
+        return [self._text.length if roomy else self._budget] * count
+
+    def _follow(self, setting: Setting, text: Text) -> tuple[Any, HeldRecord]:
+        """A new cache of the small budget, and what will follow it."""
+        cache, paged = self._new_cache(setting)
+        return cache, HeldRecord(paged, text, self._budgets(setting, roomy=False), BLOCK_SIZE)
 
 
 def _meant(error: Exception) -> bool:

@@ -69,8 +69,20 @@ def draw_text(model: Any, length: int, seed: int) -> Text:
     generator = torch.Generator().manual_seed(seed)
     usable = _plain_ids(model)
     ids = usable[torch.randint(len(usable), (3, length), generator=generator)]
-    ids = ids.to(model.get_input_embeddings().weight.device)
+    ids = ids.to(embeddings(model).device)
     return Text(ids, torch.ones_like(ids)).padded(length // 2 + 1)
+
+
+def embeddings(model: Any) -> Tensor:
+    """Weights of the token embeddings, `[ids, dim]`.
+
+    Raises:
+        TypeError: the model has none.
+    """
+    try:
+        return model.get_input_embeddings().weight  # type: ignore[no-any-return]
+    except (AttributeError, NotImplementedError) as error:
+        raise TypeError(f"{type(model).__name__} is no language model of transformers: no token embeddings.") from error
 
 
 def _plain_ids(model: Any) -> Tensor:
@@ -79,7 +91,7 @@ def _plain_ids(model: Any) -> Tensor:
     Vocabularies keep their reserved ids at both ends, and what a configuration calls `..._token_id` anywhere.
     """
     text = model.config.get_text_config(decoder=True)
-    size = int(text.vocab_size)
+    size = int(getattr(text, "vocab_size", None) or len(embeddings(model)))
     special = {number for config in (model.config, text) for number in _special(vars(config))}
     usable = [number for number in range(size // 8, size - size // 4) if number not in special]
     return torch.tensor(usable or list(range(size)))

@@ -1,0 +1,74 @@
+"""`paged-eviction verify` as a person uses it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig
+from typer.testing import CliRunner
+
+from hf_paged_eviction.layer import PagedLayer
+from hf_paged_eviction_eval.commands import app
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Any:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def run(*arguments: object, status: int = 0) -> Any:
+    result = CliRunner().invoke(app, ["verify", *map(str, arguments)], env={"COLUMNS": "80"})
+    assert result.exit_code == status, result.output
+    return result
+
+
+def test_the_embedded_model(tmp_path: Path) -> None:
+    output = tmp_path / "verified.json"
+    result = run("--json", output)
+    assert result.stdout.startswith("LlamaForCausalLM, float32 on cpu: 30 exact\n")
+    assert "30/30 checks" in result.stderr
+    written = json.loads(output.read_text("utf-8"))
+    assert written["ok"] and len(written["checks"]) == 30
+    assert {check["outcome"] for check in written["checks"]} == {"exact"}
+
+
+def test_a_wrong_cache_is_exit_status_1(model_folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = PagedLayer.get_mask_sizes
+    monkeypatch.setattr(PagedLayer, "get_mask_sizes", lambda self, count: (right(self, count)[0], 0))
+    output = tmp_path / "verified.json"
+    result = run("--model", model_folder, "--device", "cpu", "--json", output, status=1)
+    assert " WRONG, " in result.stdout.splitlines()[0]
+    assert not json.loads(output.read_text("utf-8"))["ok"]
+
+
+def test_a_configuration_without_weights_gets_random_ones(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    LlamaConfig(vocab_size=300, **sizes).save_pretrained(tmp_path)
+    before = torch.get_rng_state()
+    result = run("--model", tmp_path, "--device", "cpu", "--attn-implementation", "eager", "--policy", "keydiff")
+    assert "holds no weights: random ones are used" in result.stderr
+    assert "  eager  " in result.stdout and "  keydiff  " in result.stdout and "  sdpa  " not in result.stdout
+    assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("--model no/such/model/here", "no/such/model/here"),
+        ("--budget 18", "multiple of"),
+        ("--budget 8", "16"),
+        ("--policy keydif", "Unknown policy 'keydif'"),
+        ("--json missing/file.json", "no place for a file"),
+        ("--device nowhere", "nowhere"),
+    ],
+)
+def test_mistakes_are_explained(arguments: str, said: str) -> None:
+    result = run(*arguments.split(), status=2)
+    assert said in result.stderr and "Traceback" not in result.output

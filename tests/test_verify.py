@@ -1,0 +1,382 @@
+"""`verify`: right caches are exact, caches broken on purpose are found, and the model is left as it was."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import AttentionMaskInterface
+
+import models
+from hf_paged_eviction import EvictionPolicy, PagedEvictionCache, ScoreContext, Verification, attention, layer, verify
+from hf_paged_eviction.blocks import BlockTable
+from hf_paged_eviction.budget import BlockBudget
+from hf_paged_eviction.layer import PagedLayer
+from hf_paged_eviction.padding import Padding
+from hf_paged_eviction.verification.plan import make_plan
+
+pytestmark = pytest.mark.skipif(models.VERSION < (5, 14), reason="older releases refuse static caches")
+
+
+def outcomes(report: Verification) -> set[str]:
+    return {check.outcome for check in report.checks}
+
+
+# ---- right caches --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3", "gpt_oss", "qwen3_next"])
+def test_a_right_cache_is_exact(family: str) -> None:
+    report = verify(models.shared(family))
+    assert report.ok and outcomes(report) == {"exact"}, str(report)
+    assert report.noise <= report.tolerance == 1e-4
+    assert all(check.error is not None and check.error <= 1e-4 for check in report.checks)
+    # The comparison had something to find.
+    assert min(check.effect for check in report.checks if check.effect is not None) > 0.2
+
+
+def test_latent_attention_and_what_is_refused_of_it() -> None:
+    report = verify(models.shared("deepseek_v3"))
+    assert report.ok and len(report.refused) == 2, str(report)
+    assert all(check.mode == "static" and "latents" in check.reason for check in report.refused)
+    assert len(report.exact) == len(report.checks) - 2
+
+
+def test_half_precision_is_judged_by_its_own_rounding() -> None:
+    report = verify(models.build("llama").to(torch.bfloat16))
+    assert outcomes(report) == {"exact"}, str(report)
+    assert report.dtype == "bfloat16" and 1e-2 < report.noise < report.tolerance < 0.6
+
+
+@pytest.mark.parametrize("policy", ["keydiff", "snapkv"])
+def test_policies_and_budgets_of_the_user(policy: str) -> None:
+    report = verify(models.shared("llama"), budget=24, policy=policy, seed=1)
+    assert outcomes(report) == {"exact"}, str(report)
+    assert policy in {check.policy for check in report.checks if check.attention == "paged_eviction"}
+
+
+def test_every_value_meets_every_question() -> None:
+    asked = [(question, setting) for questions, setting in make_plan("sdpa", "random", "h2o") for question in questions]
+    for question in ("same as DynamicCache", "exact for what it holds", "row as alone"):
+        found = [setting for name, setting in asked if name == question]
+        assert {(each.attention, each.calls) for each in found} >= {
+            (name, calls) for name in ("sdpa", "paged_eviction") for calls in ("one forward", "chunks", "steps")
+        }
+        assert {(each.heads, each.mode) for each in found} >= {
+            (heads, mode) for heads in ("shared", "separate") for mode in ("dynamic", "static")
+        }
+    unequal = {(name, each.calls) for name, each in asked if each.budgets == "per layer"}
+    assert len(unequal) == 4
+
+
+def test_progress_and_the_table() -> None:
+    seen: list[tuple[int, int]] = []
+    report = verify(models.shared("llama"), progress=lambda done, total: seen.append((done, total)))
+    assert seen == [(done, len(report.checks)) for done in range(1, len(report.checks) + 1)]
+    lines = str(report).splitlines()
+    assert lines[0] == f"LlamaForCausalLM, float32 on cpu: {len(report.checks)} exact"
+    assert sum("  exact  " in line for line in lines) == len(report.checks)
+    assert json.loads(json.dumps(asdict(report)))["checks"][0]["error"] == 0.0
+
+
+# ---- caches that are broken on purpose -----------------------------------------------------------------------------
+
+
+def wrong_offset() -> AbstractContextManager[Any]:
+    """Slot `n` is taken for token `n`."""
+    right = PagedLayer.get_mask_sizes
+    return patch.object(PagedLayer, "get_mask_sizes", lambda self, count: (right(self, count)[0], 0))
+
+
+def wrong_positions() -> AbstractContextManager[Any]:
+    right = BlockTable.new_positions
+    return patch.object(
+        BlockTable, "new_positions", lambda self, count, real: right(self, count, real) + (1 if self.seen else 0)
+    )
+
+
+def nothing_protected() -> AbstractContextManager[Any]:
+    return patch.object(PagedLayer, "_protected", lambda self, positions: torch.zeros_like(positions).bool())
+
+
+def pads_ignored() -> AbstractContextManager[Any]:
+    return patch.object(Padding, "columns", lambda *ignored: None)
+
+
+def values_of_a_neighbour() -> AbstractContextManager[Any]:
+    right = PagedLayer._overwrite
+
+    def wrong(self: Any, *args: Any) -> Any:
+        keys, values = right(self, *args)
+        return keys, values.roll(1, 2)
+
+    return patch.object(PagedLayer, "_overwrite", wrong)
+
+
+def too_much_held() -> AbstractContextManager[Any]:
+    right = BlockBudget.resolve
+    return patch.object(BlockBudget, "resolve", lambda self, tokens: right(self.of(self.capacity + 4), tokens))
+
+
+def no_mask_of_its_own() -> AbstractContextManager[Any]:
+    return patch.object(attention, "_fitting", lambda mask, layer, query: None)
+
+
+def a_crash() -> AbstractContextManager[Any]:
+    return patch.object(layer, "best_tokens", lambda keys, positions, count: keys[..., :count] * 10)
+
+
+@pytest.mark.parametrize(
+    ("broken", "question", "said"),
+    [
+        (wrong_offset, "exact for what it holds", ""),
+        (wrong_offset, "row as alone", ""),
+        (wrong_positions, "exact for what it holds", "not seen"),
+        (nothing_protected, "exact for what it holds", "first or of the newest block"),
+        (pads_ignored, "row as alone", ""),
+        (values_of_a_neighbour, "exact for what it holds", ""),
+        (too_much_held, "exact for what it holds", "holds 24 tokens at a budget of 20"),
+        (no_mask_of_its_own, "same as DynamicCache", ""),
+        (a_crash, "exact for what it holds", "it fails: "),
+    ],
+)
+def test_a_broken_cache_is_found(broken: Callable[[], AbstractContextManager[Any]], question: str, said: str) -> None:
+    with broken():
+        report = found(broken.__name__)
+    assert not report.ok
+    wrong = [check for check in report.wrong if check.question == question]
+    assert wrong, str(report)
+    assert all(check.reason or (check.error or 0.0) > 0.05 for check in wrong)
+    assert any(said in check.reason for check in wrong) and "WRONG" in str(report)
+
+
+FOUND: dict[str, Verification] = {}
+
+
+def found(name: str) -> Verification:
+    """One report per mutation, whichever of its questions are looked at."""
+    return FOUND.setdefault(name, verify(models.shared("llama"))) if name not in FOUND else FOUND[name]
+
+
+def test_attention_that_forgets_a_cap_is_found() -> None:
+    """Both runs of the cache agree then; only the model's own function tells."""
+
+    def forgetful(module: Any, *args: Any, softcap: Any = None, **kwargs: Any) -> Any:
+        return attention.paged_eviction_attention(module, *args, **kwargs)
+
+    model = models.build("gemma2", attn_logit_softcapping=2.0)
+    with patch.dict(AttentionInterface._global_mapping, {"paged_eviction": forgetful}):
+        report = verify(model)
+    assert {check.attention for check in report.wrong} == {"paged_eviction"}
+    assert {check.question for check in report.wrong} == {"same as DynamicCache", "exact for what it holds"}
+    assert "exact" in {check.outcome for check in report.checks if check.attention == "eager"}
+
+
+# ---- models of which less can be said ------------------------------------------------------------------------------
+
+
+def tiny(model_type: str, **settings: Any) -> Any:
+    config = AutoConfig.for_model(model_type, **{**models._COMMON, **settings})
+    return models.randomise(AutoModelForCausalLM.from_config(config), 0)
+
+
+def test_a_model_that_is_refused() -> None:
+    report = verify(tiny("bloom", n_layer=2, n_head=4))
+    assert report.ok and outcomes(report) == {"refused"}
+    assert str(report).count("ALiBi") == 1 and len(str(report).splitlines()) == 2
+
+
+def test_a_model_that_evicts_nothing() -> None:
+    report = verify(models.shared("mistral_sliding"))
+    assert report.ok and report.exact and {check.question for check in report.exact} == {"same as DynamicCache"}
+    assert {check.reason for check in report.not_covered} == {"no layer of this model evicts"}
+
+
+def test_a_model_with_attention_code_of_its_own() -> None:
+    """GPT-J does not ask the attention interface: masks reach it through hooks."""
+    report = verify(tiny("gptj", n_embd=32, n_layer=2, n_head=4, rotary_dim=4))
+    assert report.ok, str(report)
+    own = [check for check in report.checks if check.attention != "paged_eviction"]
+    assert {check.outcome for check in own} == {"exact"}
+    assert all("own code" in check.reason for check in report.not_covered)
+
+
+def test_an_encoder_decoder_model() -> None:
+    sizes = {"d_model": 32, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48}
+    heads = {f"{part}_{what}": count for part in ("encoder", "decoder") for what, count in SIZES.items()}
+    config = AutoConfig.for_model("bart", vocab_size=models.VOCABULARY, max_position_embeddings=256, **sizes, **heads)
+    model = models.randomise(transformers_seq2seq(config), 0)
+    with torch.no_grad():
+        model.model.shared.weight.normal_(generator=torch.Generator().manual_seed(1))
+    report = verify(model)
+    assert report.ok, str(report)
+    exact = {(check.question, check.calls) for check in report.exact}
+    assert {("exact for what it holds", calls) for calls in ("one forward", "chunks", "steps")} <= exact
+    assert {check.question for check in report.not_covered} == {"row as alone"}
+    assert {check.mode for check in report.refused} == {"static"}
+
+
+SIZES = {"layers": 2, "attention_heads": 4}
+
+
+def transformers_seq2seq(config: Any) -> Any:
+    from transformers import AutoModelForSeq2SeqLM
+
+    return AutoModelForSeq2SeqLM.from_config(config)
+
+
+def leaning_on_calls(module: Any, args: Any, states: torch.Tensor) -> torch.Tensor:
+    """What a token is depends on its place in the forward, as in recurrent layers that restart."""
+    return states + torch.arange(states.shape[1])[:, None] * 0.1
+
+
+def leaning_on_pads(module: Any, args: Any, states: torch.Tensor) -> torch.Tensor:
+    return states + states.mean(1, keepdim=True)
+
+
+@pytest.mark.parametrize(
+    ("hook", "note"), [(leaning_on_calls, "when the text comes in"), (leaning_on_pads, "depends on its pads")]
+)
+def test_what_the_model_itself_makes_of_calls_and_pads_is_no_fault(hook: Any, note: str) -> None:
+    model = models.build("llama")
+    model.model.embed_tokens.register_forward_hook(hook)
+    report = verify(model)
+    assert report.ok, str(report)
+    assert any(note in line for line in report.notes)
+    assert {check.question for check in report.exact} >= {"same as DynamicCache", "exact for what it holds"}
+    assert {check.question for check in report.not_covered} == {"row as alone"}
+
+
+def test_a_model_that_hardly_attends_tells_nothing() -> None:
+    model = models.build("llama")
+    for block in model.model.layers:
+        block.self_attn.o_proj.weight.data.mul_(1e-7)
+    report = verify(model)
+    assert report.ok and all(check.question != "exact for what it holds" for check in report.exact)
+
+
+def test_a_model_that_says_nan() -> None:
+    model = models.build("llama")
+    model.lm_head.weight.data.fill_(float("nan"))
+    report = verify(model)
+    assert outcomes(report) == {"not covered"} and "nan" in report.checks[0].reason
+
+
+@pytest.mark.parametrize(("budget", "said"), [(18, "multiple"), (12, "at least 16")])
+def test_budgets_that_cannot_be(budget: int, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        verify(models.shared("llama"), budget=budget)
+
+
+def test_something_else_than_a_language_model() -> None:
+    with pytest.raises(TypeError, match="Linear is no language model"):
+        verify(torch.nn.Linear(2, 2))
+
+
+def with_lora(model: Any) -> Any:
+    peft = pytest.importorskip("peft")
+    return peft.get_peft_model(model, peft.LoraConfig(target_modules=["q_proj"], init_lora_weights=False))
+
+
+def compiled(model: Any) -> Any:
+    def never(*graph: Any) -> Any:
+        raise AssertionError("it was compiled")
+
+    return torch.compile(model, backend=never)
+
+
+@pytest.mark.parametrize("wrap", [with_lora, compiled])
+def test_a_model_that_is_wrapped(wrap: Callable[[Any], Any]) -> None:
+    """LoRA hands all arguments on, and says so in no signature; what is compiled runs without that."""
+    report = verify(wrap(models.build("llama")))
+    assert outcomes(report) == {"exact"}, str(report)
+
+
+@dataclass(frozen=True)
+class Newest(EvictionPolicy):
+    """Nobody has registered it."""
+
+    name = "newest"
+
+    def score(self, context: ScoreContext) -> torch.Tensor:
+        return context.positions.float()
+
+
+def test_a_policy_that_is_not_registered() -> None:
+    report = verify(models.shared("llama"), policy=Newest())
+    assert outcomes(report) == {"exact"} and {check.policy for check in report.checks} == {"newest"}, str(report)
+
+
+# ---- the model afterwards ------------------------------------------------------------------------------------------
+
+
+def state(model: Any) -> Any:
+    """All that a forward, or a change of the attention implementation, could have left behind."""
+    modules = [(module.training, sorted(vars(module)), len(module._forward_pre_hooks)) for module in model.modules()]
+    tensors = {name: tensor.clone() for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
+    settings = model.config.to_dict(), model.config._attn_implementation, model.generation_config.to_dict()
+    interfaces = sorted(AttentionInterface._global_mapping), sorted(AttentionMaskInterface._global_mapping)
+    return modules, tensors, settings, interfaces, torch.get_rng_state(), torch.is_grad_enabled()
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[name], other[name]) for name in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other)
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["through", "stopped"])
+def test_the_model_is_left_as_it_was(fails: bool) -> None:
+    model = models.build("llama", attention_dropout=0.5).train()
+    model.model.layers[0].mlp.eval()
+    model.model.layers[1].self_attn.register_forward_hook(remember)
+    before = state(model)
+
+    def stop(done: int, total: int) -> None:
+        if done == 12:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) if fails else nullcontext():
+        report = verify(model, progress=stop if fails else None)
+        assert outcomes(report) == {"exact"}, str(report)  # dropout is off
+    assert same(before, state(model))
+    model(torch.tensor([[5, 6, 7]])).logits.sum().backward()
+    assert model.lm_head.weight.grad is not None
+
+
+def remember(module: Any, args: Any, output: Any) -> None:
+    module.last_output = output
+
+
+def test_a_model_that_fails_is_left_as_it_was() -> None:
+    model = models.build("llama")
+    before = state(model)
+    with patch.object(PagedEvictionCache, "update", lambda *args, **kwargs: 1 / 0):
+        report = verify(model)
+    assert same(before, state(model))
+    assert outcomes(report) == {"wrong"} and "ZeroDivisionError" in report.checks[0].reason
+
+
+def test_attention_of_the_users_own_is_taken() -> None:
+    AttentionInterface.register("mine_for_verify", sdpa_attention_forward)
+    AttentionMaskInterface.register("mine_for_verify", AttentionMaskInterface._global_mapping["sdpa"])
+    try:
+        model = models.build("llama", "mine_for_verify")
+        report = verify(model)
+    finally:
+        del AttentionInterface._global_mapping["mine_for_verify"]
+        del AttentionMaskInterface._global_mapping["mine_for_verify"]
+    assert report.ok and "mine_for_verify" in {check.attention for check in report.exact}
+    assert all(check.mode == "static" for check in report.refused)
