@@ -9,6 +9,7 @@ from torch.nn.functional import pad
 
 from ..attention_rows import Attention
 from ..calibration.moments import exact
+from ..ranking import without_noise
 from .base import EvictionPolicy, ScoreContext, Statistics
 from .checks import check_between, check_count, check_kernel, check_positive
 from .leverage import leverage
@@ -123,11 +124,16 @@ class Compactor(EvictionPolicy):
         count = counted.sum((1, 2), keepdim=True)
         mean = everywhere.sum((1, 2), keepdim=True) / count.clamp_min(1)
         variance = (everywhere - mean).square().where(counted, 0.0).sum((1, 2), keepdim=True) / (count - 1).clamp_min(1)
-        return (scores - mean) / variance.sqrt().clamp_min(1e-6)
+        # Scores that are all the same but for noise stay so.
+        deviation = without_noise(variance.sqrt(), mean.abs())
+        return torch.where(deviation > 0, (scores - mean) / deviation, 0.0)
 
 
 def _centred(keys: Tensor, rivals: Tensor) -> Tensor:
     """The keys less the mean of the rivals, zero where a token is none."""
     keys = keys.where(rivals[..., None], 0.0)
     mean = keys.sum(2, keepdim=True) / rivals.sum(2)[..., None, None].clamp_min(1)
-    return (keys - mean).where(rivals[..., None], 0.0)
+    centred = (keys - mean).where(rivals[..., None], 0.0)
+    # Keys that are all the same but for noise have no directions.
+    spread = without_noise(l2_norm(centred).amax(-1), l2_norm(keys).amax(-1))
+    return centred * (spread > 0)[..., None, None]
