@@ -13,7 +13,8 @@ NEWEST = $(shell sed -n 's/^transformers==//p' $(CONSTRAINTS))
 VERSIONS = $(OLDEST) 5.0.0 5.14.1 $(NEWEST)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-notebooks test-oldest test-versions notebooks docs coverage mutate build format clean
+.PHONY: help demo test test-all test-notebooks test-families test-oldest test-versions notebooks docs coverage mutate \
+	build format clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -28,7 +29,15 @@ test: .venv/.stamp-dev ## ruff, mypy and the tests
 	$(ONE_THREAD) .venv/bin/python -m pytest -n $(JOBS)
 
 test-notebooks: .venv/.stamp-dev ## run every notebook from top to bottom and check what is committed of it
-	$(ONE_THREAD) .venv/bin/python -m pytest -n $(JOBS) tests/eval/test_notebooks.py
+	$(ONE_THREAD) .venv/bin/python -m pytest -n $(JOBS) -m notebooks tests/eval/test_notebooks.py
+
+test-all: .venv/.stamp-dev ## every test with every combination of its parameters, the notebooks included (an hour)
+	$(ONE_THREAD) .venv/bin/python -m pytest -n $(JOBS) -m '' --all-cases
+
+test-families: .venv/.stamp-dev ## verify a tiny model of every family that transformers can build (20 minutes)
+	rm -rf results/families
+	$(ONE_THREAD) .venv/bin/python -m pytest -n $(JOBS) -m families tests/families
+	.venv/bin/python tests/families/table.py
 
 test-oldest: test-$(OLDEST) ## the contract suite on the oldest supported transformers
 

@@ -2,48 +2,28 @@
 
 from __future__ import annotations
 
-from inspect import getdoc
-
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from hf_paged_eviction import available_policies, make_policy
-from hf_paged_eviction.allocators import available_allocators
-from hf_paged_eviction.attention import PAGED_EVICTION
-from hf_paged_eviction.policies import available_modifiers
-
+from .policy_table import read_policy_table
 from .prompting import suites
-
-
-def policy_sections() -> dict[str, list[tuple[str, str, str]]]:
-    """Name, paper and first sentence of every policy, by what it looks at."""
-    seen: list[tuple[str, str, str]] = []
-    asked: list[tuple[str, str, str]] = []
-    for name in available_policies():
-        policy = make_policy(name)
-        summary = (getdoc(type(policy)) or "").partition("\n\n")[0].replace("\n", " ").replace("`", "")
-        line = (name, f"arXiv {policy.paper}" if policy.paper else "", summary)
-        (asked if policy.needs_queries else seen).append(line)
-    return {
-        "by keys, values and positions; with every attention implementation": seen,
-        f"by queries or attention too; with the attention implementation {PAGED_EVICTION}": asked,
-    }
 
 
 def policy_tables() -> RenderableType:
     """The policies, for the terminal."""
+    known = read_policy_table()
     tables: list[RenderableType] = []
-    for title, lines in policy_sections().items():
+    for title, lines in known.sections.items():
         table = _table(title)
         table.add_column()
         for name, paper, summary in lines:
-            table.add_row(name, summary, paper)
+            table.add_row(name, summary, f"arXiv {paper}" if paper else "")
         tables += [table, ""]
     notes = (
         "What has the lowest score goes first. --policies all: all of them; full: the full cache; oracle: a yardstick, "
         "which evicts what the rest of the full cache's answer will attend to least (for tasks only). Around "
-        f"others: {', '.join(available_modifiers())}, such as caote(h2o). Parameters: snapkv(window=16). Budgets that "
-        f"differ between layers or heads: h2o@cake, with {', '.join(available_allocators())}."
+        f"others: {', '.join(known.modifiers)}, such as caote(h2o). Parameters: snapkv(window=16). Budgets that "
+        f"differ between layers or heads: h2o@cake, with {', '.join(known.allocators)}."
     )
     return Group(*tables, notes)
 

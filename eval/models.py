@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import os
+from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -19,7 +22,7 @@ def load(settings: Settings) -> tuple[Any, Any]:
     """The model, in evaluation mode on its devices, and its tokenizer.
 
     Raises:
-        UserError: there is no such model, or it does not fit.
+        UserError: there is no such model, it does not fit, or it brings code or pickles that are not allowed.
     """
     tokenizer = load_tokenizer(settings)
     return load_model(settings), tokenizer
@@ -32,8 +35,10 @@ def load_model(settings: Settings, kind: Any = AutoModelForCausalLM) -> Any:
         kind: an auto class of transformers.
 
     Raises:
-        UserError: there is no such model, or it does not fit.
+        UserError: there is no such model, it does not fit, or it brings code or pickles that are not allowed.
     """
+    # Where a model on the Hub has no safetensors, transformers would ask a service to write them, for all to see.
+    os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "1")
     # Its bars would be drawn over the progress of the run.
     disable_progress_bar()
     try:
@@ -47,7 +52,9 @@ def load_model(settings: Settings, kind: Any = AutoModelForCausalLM) -> Any:
             "--device-map auto splits it over all devices"
         ) from error
     except (OSError, ValueError, ImportError) as error:
-        raise UserError(f"cannot load the model {settings.model!r} ({_EXPECTED}): {error}") from error
+        raise _model_error(settings, error) from error
+    except UnpicklingError as error:
+        raise UserError(f"the weights of {settings.model!r} hold more than tensors, and are not read") from error
     return model.eval()
 
 
@@ -55,6 +62,9 @@ def _arguments(settings: Settings) -> dict[str, Any]:
     wanted = {
         "dtype": resolve_dtype(settings),
         "revision": settings.revision,
+        "trust_remote_code": settings.trust_remote_code,
+        "use_safetensors": None if settings.allow_pickle else True,
+        "weights_only": True,
         "attn_implementation": settings.attn_implementation,
         "device_map": settings.device_map,
         **(_tensor_parallel() if settings.tensor_parallel else {}),
@@ -77,9 +87,11 @@ def load_config(settings: Settings) -> Any:
     """The configuration alone."""
     revision = {"revision": settings.revision} if settings.revision else {}
     try:
-        return AutoConfig.from_pretrained(source(settings.model), **revision)
+        return AutoConfig.from_pretrained(
+            source(settings.model), trust_remote_code=settings.trust_remote_code, **revision
+        )
     except (OSError, ValueError, ImportError) as error:
-        raise UserError(f"cannot load the model {settings.model!r} ({_EXPECTED}): {error}") from error
+        raise _model_error(settings, error) from error
 
 
 def load_tokenizer(settings: Settings) -> Any:
@@ -87,9 +99,41 @@ def load_tokenizer(settings: Settings) -> Any:
     name = settings.tokenizer or settings.model
     revision = {"revision": settings.revision} if settings.revision and not settings.tokenizer else {}
     try:
-        return AutoTokenizer.from_pretrained(source(name), **revision)
+        return AutoTokenizer.from_pretrained(source(name), trust_remote_code=settings.trust_remote_code, **revision)
     except (OSError, ValueError, ImportError) as error:
+        if _wants_code(settings, error):
+            raise _brings_code(f"the tokenizer of {name!r}") from error
         raise UserError(f"cannot load a tokenizer from {name!r} ({_EXPECTED}): {error}") from error
+
+
+def _model_error(settings: Settings, error: Exception) -> UserError:
+    name = f"the model {settings.model!r}"
+    if _wants_code(settings, error):
+        return _brings_code(name)
+    if _wants_pickle(settings, error):
+        return UserError(
+            f"{name} has no weights in safetensors: others are pickles, which can hold code. Convert it "
+            "(in transformers: from_pretrained, then save_pretrained), or add --allow-pickle, which reads tensors only"
+        )
+    return UserError(f"cannot load {name} ({_EXPECTED}): {error}")
+
+
+def _wants_code(settings: Settings, error: Exception) -> bool:
+    return not settings.trust_remote_code and "trust_remote_code" in str(error)
+
+
+def _brings_code(what: str) -> UserError:
+    return UserError(
+        f"{what} brings Python files, which would run with all your rights, and are not run unasked: read them, "
+        "then add --trust-remote-code"
+    )
+
+
+def _wants_pickle(settings: Settings, error: Exception) -> bool:
+    if settings.allow_pickle or not isinstance(error, OSError) or "safetensors" not in str(error):
+        return False
+    folder = Path(settings.model)
+    return not folder.is_dir() or any(folder.glob("*.bin"))
 
 
 def source(name: str) -> str:

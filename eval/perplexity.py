@@ -17,10 +17,9 @@ from .running.prefill import input_device
 from .running.variants import Variant, make_cache, variants
 from .settings import TextSettings
 from .store.results import Row
+from .summaries.summary import BINS
 from .texts import documents
 
-#: Position bins of a run: enough for a curve, few enough to average over.
-BINS = 16
 #: A text must fill one bin at least.
 SHORTEST = 32
 #: Texts per batch where nobody says; where memory runs out, a batch is halved.

@@ -123,6 +123,8 @@ def shared_settings(options: Options) -> dict[str, Any]:
         "model": model,
         "tokenizer": options.tokenizer,
         "revision": options.revision,
+        "trust_remote_code": options.trust_remote_code,
+        "allow_pickle": options.allow_pickle,
         "dtype": options.dtype.value,
         "device": check_device(options.device or ("cpu" if model == EMBEDDED else best_device())),
         "device_map": value_of(options.device_map),

@@ -18,6 +18,8 @@ class Settings:
 
     Attributes:
         model, tokenizer, revision: what is loaded; None for the model's own tokenizer and the newest revision.
+        trust_remote_code: Python files that come with the model or the tokenizer are run.
+        allow_pickle: weights may be something else than safetensors.
         dtype: "auto" is float32 on a CPU and the checkpoint's own precision elsewhere.
         device: where the tokens go, and the model if it is on one device.
         device_map: "auto" lets accelerate split the layers over all devices.
@@ -34,6 +36,8 @@ class Settings:
     model: str = EMBEDDED
     tokenizer: str | None = None
     revision: str | None = None
+    trust_remote_code: bool = False
+    allow_pickle: bool = False
     dtype: str = AUTO
     device: str = "cpu"
     device_map: Literal["auto"] | None = None

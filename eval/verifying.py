@@ -77,7 +77,7 @@ def load(settings: Settings, notes: Console) -> Any:
     if not _without_weights(models.source(settings.model)):
         return models.load_model(settings, _kind(config))
     say(notes, f"{settings.model} holds no weights: random ones are used")
-    wanted: dict[str, Any] = {}
+    wanted: dict[str, Any] = {"trust_remote_code": settings.trust_remote_code}
     if settings.attn_implementation is not None:
         wanted["attn_implementation"] = settings.attn_implementation
     dtype = models.resolve_dtype(settings)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
-import threading
 import traceback
 from collections import deque
 from collections.abc import Iterator, Sequence, Set
@@ -13,11 +11,14 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol, TypeVar
 
+import torch
+
 from .environment import model_facts
 from .errors import RowsFailed, UserError
 from .models import load
 from .settings import EMBEDDED, Settings
 from .store.results import Row
+from .worker import begin
 
 S = TypeVar("S", bound=Settings, contravariant=True)
 J = TypeVar("J", contravariant=True)
@@ -97,8 +98,9 @@ def _run_in_processes(run: RunJob[Any, Any], settings: Settings, jobs: Sequence[
     try:
         for _ in range(count):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_work, args=(theirs, run, settings), daemon=True)
+            process = context.Process(target=begin, args=(theirs,), daemon=True)
             process.start()
+            ours.send((run, settings))
             # A pipe ends when nobody holds its other end: without this, a killed child would be waited for for ever.
             theirs.close()
             processes.append(process)
@@ -135,12 +137,8 @@ def _distribute(pipes: list[Any], jobs: Sequence[Job]) -> Iterator[Event]:
                 working.remove(pipe)
 
 
-def _work(pipe: Connection, run: RunJob[Any, Any], settings: Settings) -> None:
+def work(pipe: Connection, run: RunJob[Any, Any], settings: Settings) -> None:
     """A child: load the model once, then do jobs until there are no more."""
-    import torch
-
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is interrupted too, and ends this process
-    threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
     try:
         loaded = load(settings)
@@ -157,11 +155,3 @@ def _work(pipe: Connection, run: RunJob[Any, Any], settings: Settings) -> None:
     except Exception:
         # Tracebacks do not travel between processes.
         pipe.send(RuntimeError(f"in a worker process:\n{traceback.format_exc()}"))
-
-
-def _end_with_parent() -> None:
-    # A parent that is killed closes no pipe while its child computes, and the child would go on for nobody.
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)

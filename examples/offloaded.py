@@ -8,7 +8,7 @@ from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction_eval import embedded
 from hf_paged_eviction_eval.tasks import make_samples
 
-tokenizer = AutoTokenizer.from_pretrained(embedded.path())
+tokenizer = AutoTokenizer.from_pretrained(embedded.path(), trust_remote_code=False)
 sample = make_samples("kv_recall", tokenizer, length=512, count=1, seed=1)[0]
 inputs = tokenizer(sample.prompt, return_tensors="pt")
 # With accelerators, device_map="auto". Here two of the four layers go to disk.
@@ -17,7 +17,11 @@ places |= {f"model.layers.{index}": "cpu" if index < 2 else "disk" for index in 
 
 with TemporaryDirectory() as folder:
     model = AutoModelForCausalLM.from_pretrained(
-        embedded.path(), device_map=places, offload_folder=folder, attn_implementation="paged_eviction"
+        embedded.path(),
+        device_map=places,
+        offload_folder=folder,
+        attn_implementation="paged_eviction",
+        trust_remote_code=False,
     )
     cache = PagedEvictionCache(model.config, budget=128, policy="hybrid(snapkv, keydiff)")
     output = model.generate(**inputs, past_key_values=cache, max_new_tokens=4)

@@ -10,9 +10,10 @@ from hf_paged_eviction_eval.tasks import make_samples
 model = AutoModelForCausalLM.from_pretrained(
     embedded.path(),
     dtype=torch.bfloat16,
+    trust_remote_code=False,
     quantization_config=BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=torch.bfloat16),
 )
-tokenizer = AutoTokenizer.from_pretrained(embedded.path())
+tokenizer = AutoTokenizer.from_pretrained(embedded.path(), trust_remote_code=False)
 sample = make_samples("kv_recall", tokenizer, length=512, count=1, seed=1)[0]
 inputs = tokenizer(sample.prompt, return_tensors="pt")
 

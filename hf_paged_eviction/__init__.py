@@ -2,22 +2,32 @@
 
 >>> cache = PagedEvictionCache(model.config, budget=1024)  # doctest: +SKIP
 >>> model.generate(**inputs, past_key_values=cache)  # doctest: +SKIP
+
+The first name that is taken from the package loads it, torch and transformers with it, and makes the attention
+implementation "paged_eviction" known to transformers. `import hf_paged_eviction` alone does neither.
 """
 
-from .allocators import available_allocators, make_allocator
-from .cache import PagedEvictionCache
-from .encoder_decoder import paged_encoder_decoder_cache
-from .policies import (
-    EvictionPolicy,
-    ScoreContext,
-    available_modifiers,
-    available_policies,
-    make_policy,
-    register_policy,
-)
-from .stats import CacheStats, LayerStats
-from .storage_pool import StoragePool
-from .verification import Verification, verify
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .library import (
+        CacheStats,
+        EvictionPolicy,
+        LayerStats,
+        PagedEvictionCache,
+        ScoreContext,
+        StoragePool,
+        Verification,
+        available_allocators,
+        available_modifiers,
+        available_policies,
+        make_allocator,
+        make_policy,
+        paged_encoder_decoder_cache,
+        register_policy,
+        verify,
+    )
 
 __version__ = "0.1.0"
 
@@ -39,3 +49,17 @@ __all__ = [
     "register_policy",
     "verify",
 ]
+
+if not TYPE_CHECKING:  # a type checker would take every name for one that is there
+
+    def __getattr__(name: str) -> object:
+        """Load the library when the first of its names is asked for (PEP 562)."""
+        if not name.startswith("_"):
+            library = import_module(".library", __name__)
+            globals().update({each: getattr(library, each) for each in library.__all__})
+            if name in globals():
+                return globals()[name]
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

@@ -1,7 +1,8 @@
 """The attention implementation "paged_eviction": sdpa that tells the cache of the queries.
 
 A cache sees keys and values only. `PagedEvictionCache.update` leaves its layer here, per thread; the attention call
-that follows picks it up. Registering a name changes nothing for models that do not ask for it.
+that follows picks it up. Keys may be attended to again, by layers that share them: what may be seen of keys that only
+their layer can mask is noted on the tensor. Registering a name changes nothing for models that do not ask for it.
 """
 
 import sys
@@ -17,17 +18,43 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from .attention_rows import Logits
 from .layer import PagedLayer
+from .layer_group import LayerGroup
+from .mask_channel import is_plain_causal
 from .observed_layer import ObservedLayer
 from .observer import Queries
 
 #: For `model.set_attn_implementation` and `from_pretrained(attn_implementation=...)`.
 PAGED_EVICTION = "paged_eviction"
 
+# Keyword arguments of attention calls that sdpa may ignore, because they change nothing or the mask says the same.
+_HARMLESS = frozenset(
+    {
+        "cache_position",
+        "cu_seq_lens_k",
+        "cu_seq_lens_q",
+        "deterministic",
+        "dropout",
+        "is_causal",
+        "max_length_k",
+        "max_length_q",
+        "num_items_in_batch",
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+        "past_key_values",
+        "position_ids",
+        "return_dict",
+        "seq_idx",
+        "sliding_window",
+        "use_cache",
+    }
+)
+
 
 @dataclass
 class _Handover(threading.local):
     layer: PagedLayer | None = None
-    shape: tuple[int, int] = (0, 0)
+    keys: Tensor | None = None
 
 
 _handover = _Handover()
@@ -65,13 +92,29 @@ class ModelAttention:
 
 def hand_over(layer: PagedLayer, keys: Tensor) -> None:
     """The attention call that follows belongs to this layer, which returned `keys` `[batch, heads, tokens, dim]`."""
-    _handover.layer, _handover.shape = layer, (keys.shape[0], keys.shape[2])
+    _handover.layer, _handover.keys = layer, keys
+
+
+def unattended(group: LayerGroup) -> PagedLayer | None:
+    """The layer of this group whose keys were handed over and not attended to so far."""
+    layer = _handover.layer
+    return layer if layer is not None and layer.group is group else None
+
+
+def forget_handover(group: LayerGroup) -> None:
+    """The layers of this group start anew: what one of them handed over will not be attended to."""
+    if unattended(group) is not None:
+        _handover.layer = _handover.keys = None
 
 
 def _receive(module: torch.nn.Module, key: Tensor) -> PagedLayer | None:
-    layer, _handover.layer = _handover.layer, None
-    # Left over from a forward that failed, or a call that has nothing to do with the cache (cross-attention).
-    if layer is None or _handover.shape != (key.shape[0], key.shape[2]):
+    layer, keys = _handover.layer, _handover.keys
+    _handover.layer = _handover.keys = None
+    if layer is None or keys is None or keys is key:
+        return layer
+    # Latent attention (MLA) expands what the cache returned. Otherwise it was left over from a forward that failed, or
+    # this call has nothing to do with the cache (cross-attention).
+    if (keys.shape[0], keys.shape[2]) != (key.shape[0], key.shape[2]):
         return None
     return layer if getattr(module, "layer_idx", layer.layer_idx) == layer.layer_idx else None
 
@@ -95,12 +138,22 @@ def paged_eviction_attention(
         key, value: `[batch, kv_heads, tokens, dim]`.
         attention_mask: bool or additive, broadcastable to `[batch, query_heads, q, tokens]`; None = causal.
         softcap, s_aux: soft-capping and attention sinks; such models compute with their own eager function.
+
+    Raises:
+        ValueError: the model hands over an argument that sdpa would leave out, or a mask that fits no layer.
     """
+    _check_understood(module, kwargs)
     layer = _receive(module, key)
-    if layer is not None:
-        attention_mask = _fitting(attention_mask, layer, query)
-        if isinstance(layer, ObservedLayer) and layer.masks_itself:
-            kwargs["is_causal"] = False  # some models work it out from the mask that was not used
+    if isinstance(layer, ObservedLayer) and layer.masks_itself:
+        key.seen_by_queries = _Seen(_own_mask(attention_mask, layer, query.shape[2]))  # type: ignore[attr-defined]
+    seen = getattr(key, "seen_by_queries", None)
+    if seen is not None:
+        attention_mask = _per_head(seen.mask, query)
+        kwargs["is_causal"] = False  # some models work it out from the mask that was not used
+    else:
+        attention_mask = _fitting(attention_mask, layer, query, key)
+        if attention_mask is None and 1 < query.shape[2] < key.shape[2] and _is_causal(module, kwargs):
+            attention_mask = _last_rows(query, key)
     output: tuple[Tensor, Tensor | None]
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     kwargs["dropout"] = dropout
@@ -115,20 +168,68 @@ def paged_eviction_attention(
     return output
 
 
-def _fitting(mask: Tensor | None, layer: PagedLayer, query: Tensor) -> Tensor | None:
-    """The mask of this layer, where the model's does not fit it, or none where none is needed."""
-    count = query.shape[2]
-    if isinstance(layer, ObservedLayer) and layer.masks_itself:
-        if not _is_ours(mask):
+@dataclass(frozen=True)
+class _Seen:
+    """What may be seen of keys that a layer handed out; noted on them, since layers may share them.
+
+    Attributes:
+        mask: `[batch, 1 or kv_heads, q, tokens]`, or None where every query sees all.
+    """
+
+    mask: Tensor | None
+
+
+def _check_understood(module: torch.nn.Module, kwargs: dict[str, Any]) -> None:
+    for name, value in kwargs.items():
+        if name not in _HARMLESS and value is not None:
             raise ValueError(
-                "This model or call brings an attention mask of its own making, but the layers of this cache hold "
-                "different numbers of tokens, so no mask fits them all. Use allocator='uniform', or pass the 2-D "
-                "attention_mask."
+                f"{type(module).__name__} hands {name}= to attention, which {PAGED_EVICTION!r} does not understand: "
+                "leaving it out would give wrong results. Use the attention implementation 'sdpa' or 'eager' with this "
+                "model, a policy that needs no queries, and allocator='uniform'."
             )
-        own = layer.mask(count)
-        return own if own is None or own.shape[1] == 1 else own.repeat_interleave(query.shape[1] // own.shape[1], 1)
+
+
+def _is_causal(module: torch.nn.Module, kwargs: dict[str, Any]) -> bool:
+    asked = kwargs.get("is_causal")
+    return bool(getattr(module, "is_causal", True) if asked is None else asked)
+
+
+def _last_rows(query: Tensor, key: Tensor) -> Tensor:
+    """The mask of the last queries of a prompt, `[1, 1, q, tokens]`: some models drop the others (gemma4)."""
+    count, tokens = query.shape[2], key.shape[2]
+    return torch.ones(count, tokens, dtype=torch.bool, device=query.device).tril(tokens - count)[None, None]
+
+
+def _fitting(mask: Tensor | None, layer: PagedLayer | None, query: Tensor, key: Tensor) -> Tensor | None:
+    """The model's mask, or none where none is needed."""
+    if mask is not None and mask.shape[-1] < key.shape[2]:
+        raise ValueError(
+            f"The attention mask is {mask.shape[-1]} tokens wide and the keys are {key.shape[2]}. If layers of this "
+            "model share keys and lie on several devices, use allocator='uniform' and one number as budget."
+        )
     # In this order: compiled code would be bound to where the mask came from even where that does not matter.
-    return None if count == 1 and layer.all_real and _is_ours(mask) else mask
+    return None if query.shape[2] == 1 and layer is not None and layer.all_real and _is_ours(mask) else mask
+
+
+def _own_mask(mask: Tensor | None, layer: ObservedLayer, count: int) -> Tensor | None:
+    """The mask of a layer that holds another number of tokens than the others."""
+    if not layer.held and getattr(mask, "of_other_tokens", False):
+        return mask  # nothing was held before: the model's mask fits, and it may see more than causality
+    if not _is_ours(mask):
+        raise ValueError(
+            "This model or call brings an attention mask of its own making, but the layers of this cache hold "
+            "different numbers of tokens, so no mask fits them all. Use allocator='uniform', or pass the 2-D "
+            "attention_mask."
+        )
+    return layer.mask(count)
+
+
+def _per_head(mask: Tensor | None, query: Tensor) -> Tensor | None:
+    """For the last queries, as many as there are; for each query head its own, where KV heads differ."""
+    if mask is None:
+        return None
+    mask = mask[:, :, -query.shape[2] :]
+    return mask if mask.shape[1] == 1 else mask.repeat_interleave(query.shape[1] // mask.shape[1], 1)
 
 
 def _is_ours(mask: Tensor | None) -> bool:
@@ -136,10 +237,11 @@ def _is_ours(mask: Tensor | None) -> bool:
 
 
 def _build_mask(*args: Any, **kwargs: Any) -> Tensor | None:
-    """What sdpa gets, marked: a mask without the mark was made by somebody else and is left as it is."""
+    """What sdpa gets, marked: a mask without a mark was made by somebody else and is left as it is."""
     mask: Tensor | None = sdpa_mask(*args, **kwargs)
     if mask is not None:
-        mask.of_paged_eviction = True  # type: ignore[attr-defined]
+        mark = "of_paged_eviction" if is_plain_causal(kwargs) else "of_other_tokens"
+        setattr(mask, mark, True)
     return mask
 
 

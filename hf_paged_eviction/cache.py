@@ -12,13 +12,21 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from .allocators import BudgetAllocator, Given, Uniform, make_allocator
 from .arguments import check_config, check_flag, check_instance
-from .attention import PAGED_EVICTION, ModelAttention, hand_over
+from .attention import PAGED_EVICTION, ModelAttention, forget_handover, hand_over, unattended
 from .budget import BlockBudget
+from .hybrid_layer import HybridLayer, paged_part
 from .layer import PagedLayer
 from .layer_builder import LayerBuilder, given_shares, layer_budgets
 from .layer_group import LayerGroup
 from .mask_channel import MaskWatch, TellingOffset, open_channel
-from .models import asks_for_mask_sizes, check_model, is_latent_attention, layer_plan, warn_of_surprises
+from .models import (
+    asks_for_mask_sizes,
+    check_model,
+    is_latent_attention,
+    layer_plan,
+    warn_of_surprises,
+    why_not_ours,
+)
 from .padding import Padding
 from .policies import EvictionPolicy, make_policy
 from .rollback import crop_all_or_none
@@ -33,10 +41,11 @@ from .storage_pool import StoragePool
 class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
     """A `DynamicCache` that holds at most `budget` tokens per layer and row (PagedEviction, arXiv 2509.04377).
 
-    Pass it as `past_key_values=` to `generate` or to the model. Full-attention layers are paged; sliding-window,
-    linear-attention and shared layers stay what `DynamicCache` makes of them. Eviction works on what a forward leaves
-    behind: the queries of a forward always attend to all of its own tokens. With `prefill_chunk_size=n` the peak is
-    `budget + n` tokens. Gradients flow through the tokens of one forward of several, not into what earlier ones left.
+    Pass it as `past_key_values=` to `generate` or to the model. Full-attention layers are paged, also where they hold a
+    linear state next to their keys and values; other layers stay what `DynamicCache` makes of them. Eviction works on
+    what a forward leaves behind: the queries of a forward always attend to all of its own tokens. With
+    `prefill_chunk_size=n` the peak is `budget + n` tokens. Gradients flow through the tokens of one forward of several,
+    not into what earlier ones left.
 
     Args:
         config: `model.config`; the text part of a multimodal config is found by itself.
@@ -95,7 +104,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         sizes = BlockBudget.validate(cast(int | None, budget), keep_ratio, block_size, sink_tokens, protected_prefix)
         if heads not in ("shared", "separate"):
             raise ValueError(f'heads must be "shared" or "separate", got {heads!r}.')
-        check_model(config, _inside_encoder_decoder)
+        check_model(config, _inside_encoder_decoder, heads)
         scorer.check_model(config)
         if is_latent_attention(config) and not scorer.supports_mla:
             raise ValueError(
@@ -103,6 +112,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
                 "Use one that does not, such as 'keydiff', 'streaming_llm' or 'random'."
             )
         self._attention = ModelAttention(config.get_text_config(decoder=True))
+        self._why_not_ours = why_not_ours(config)
         self._policy, self._allocator = scorer, shares
         self._sizes, self._start = sizes, (sink_tokens, protected_prefix)
         # Settled here, because `update` asks for every layer and token.
@@ -120,11 +130,12 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         builder = LayerBuilder(sizes, scorer, heads, shares, static)
         self._allocation = builder.allocation
         Cache.__init__(self, layers=builder.fill(plan, self._padding, config))
-        group = LayerGroup([layer for _, layer in self.paged_layers])
-        for layer in group.layers:
-            layer.group, layer.pool = group, pool
+        self._group = LayerGroup([layer for _, layer in self.paged_layers])
+        for layer in self._group.layers:
+            layer.group, layer.pool = self._group, pool
         self.pool = pool
-        self._steps = make_steps(self.layers) if static else None
+        self._steps = make_steps([paged_part(layer) or layer for layer in self.layers]) if static else None
+        self._mask_was_made = False
         if record_past:
             self.activate_past_recording()
         open_channel()
@@ -135,30 +146,42 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         return self._policy
 
     def _check_attention(self) -> None:
+        if self._attention.shows_queries and self._why_not_ours is not None:
+            raise ValueError(
+                f"{self._why_not_ours}, so the attention implementation {PAGED_EVICTION!r} would give wrong results "
+                "without a message. Load the model with another, such as attn_implementation='eager', and choose a "
+                "policy that needs no queries and allocator='uniform'."
+            )
         if self._attention.shows_queries or not self._needs_our_attention:
             return
         if self._policy.needs_queries:
             reason = f"The policy {self._policy.label!r} decides by queries or attention, and only"
         else:
             reason = f"With the allocator {self._allocator.name!r} layers or heads hold different numbers, and only"
+        reason = f"{reason} the attention implementation {PAGED_EVICTION!r} can serve that"
+        if self._why_not_ours is not None:
+            raise ValueError(
+                f"{reason}; but {self._why_not_ours}. Choose a policy that needs no queries and allocator='uniform'."
+            )
         raise ValueError(
-            f"{reason} the attention implementation {PAGED_EVICTION!r} can serve that; this model uses "
-            f"{self._attention.name!r}. Call model.set_attn_implementation({PAGED_EVICTION!r}) first, or load the "
-            f"model with attn_implementation={PAGED_EVICTION!r}."
+            f"{reason}; this model uses {self._attention.name!r}. Call "
+            f"model.set_attn_implementation({PAGED_EVICTION!r}) first, or load the model with "
+            f"attn_implementation={PAGED_EVICTION!r}."
         )
 
     @property
     def paged_layers(self) -> list[tuple[int, PagedLayer]]:
         """The layers that evict, with their index in the model."""
-        return [(index, layer) for index, layer in enumerate(self.layers) if isinstance(layer, PagedLayer)]
+        parts = [(index, paged_part(layer)) for index, layer in enumerate(self.layers)]
+        return [(index, layer) for index, layer in parts if layer is not None]
 
     def _paged(self, layer_idx: int) -> PagedLayer:
         if isinstance(layer_idx, bool) or not isinstance(layer_idx, int) or not 0 <= layer_idx < len(self.layers):
             raise ValueError(f"layer_idx must be from 0 to {len(self.layers) - 1}, got {layer_idx!r}.")
-        layer = self.layers[layer_idx]
-        if not isinstance(layer, PagedLayer):
-            paged = [index for index, _ in self.paged_layers]
-            raise ValueError(f"Layer {layer_idx} is a {type(layer).__name__}, not paged. Paged layers: {paged}.")
+        layer = paged_part(self.layers[layer_idx])
+        if layer is None:
+            paged, kind = [index for index, _ in self.paged_layers], type(self.layers[layer_idx]).__name__
+            raise ValueError(f"Layer {layer_idx} is a {kind}, not paged. Paged layers: {paged}.")
         return layer
 
     # ---- update ---------------------------------------------------------------------------------------------------
@@ -195,9 +218,10 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         if self._needs_our_attention:
             self._check_attention()
         updated: tuple[Tensor, Tensor] = super().update(key_states, value_states, layer_idx, *args, **kwargs)
-        layer = self.layers[layer_idx]
-        if self._attention.shows_queries and isinstance(layer, PagedLayer):
-            hand_over(layer, updated[0])
+        if self._attention.shows_queries:
+            layer = paged_part(self.layers[layer_idx])
+            if layer is not None:
+                hand_over(layer, updated[0])
         return updated
 
     def _refuse_unknown_pads(self, rows: int) -> None:
@@ -213,8 +237,8 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
 
     def _refuse_wrong_mask(self, layer_idx: int, key_states: Tensor) -> None:
         """Such a model takes slot `n` for token `n`: right until something is evicted, then only without any mask."""
-        layer = self.layers[layer_idx]
-        if not isinstance(layer, PagedLayer):
+        layer = paged_part(self.layers[layer_idx])
+        if layer is None:
             return
         rows, _, count, _ = key_states.shape
         seen, padding = layer.get_seq_length(), self._padding
@@ -244,21 +268,26 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             self._masks.ask(self.get_seq_length())
         if layer_idx == 0:  # some releases ask the first layer, whatever it is, and mean the first one with attention
             layer_idx = next((i for i, layer in enumerate(self.layers) if isinstance(layer, CacheLayerMixin)), 0)
-        if layer_idx >= len(self.layers) or not isinstance(self.layers[layer_idx], PagedLayer):
+        layer = paged_part(self.layers[layer_idx]) if layer_idx < len(self.layers) else None
+        if layer is None:
             sizes: tuple[int, int] = super().get_mask_sizes(query_length, layer_idx)
             return sizes
-        layer = self.layers[layer_idx]
         length, offset = layer.get_mask_sizes(query_length)
         if self._steps is not None and (torch.compiler.is_compiling() or isinstance(offset, Tensor)):
             return length, offset
         self._attention.look()
         count = query_length if isinstance(query_length, int) else query_length.shape[0]
         no_mask = count == 1 and self._attention.shows_queries
-        return length, TellingOffset.of(offset, partial(self._see_mask, count), lambda: no_mask and layer.all_real)
+        # Layers that hold different numbers make their masks themselves, of which an empty one is no sign.
+        alone = not isinstance(self._allocator, Uniform) and layer.get_seq_length() > 0
+        no_mask = no_mask and not alone
+        see_mask = partial(self._see_mask, count)
+        return length, TellingOffset.of(offset, see_mask, lambda: no_mask and layer.all_real, placeholder=alone)
 
     def _see_mask(self, query_length: int, mask: Tensor | None, batch: int) -> Tensor | None:
         """Learn the 2-D mask of the coming forward; return the one its 4-D mask must be built from."""
         seen = self.get_seq_length()
+        self._check_attended()
         mask = self._padding.observe(mask, seen, seen + query_length, batch)
         if query_length == 1:
             self.prepare_step()
@@ -273,6 +302,18 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         _, offset = layer.get_mask_sizes(query_length)
         columns[:, offset : offset + visible.shape[1]] = visible.to(columns.device)
         return columns
+
+    def _check_attended(self) -> None:
+        """Between forwards: did attention follow the last update?"""
+        skipped = unattended(self._group) if self._mask_was_made else None
+        self._mask_was_made = True
+        if skipped is not None:
+            raise RuntimeError(
+                f"Layer {skipped.layer_idx} took in tokens, and no attention followed. Either a forward failed: call "
+                f"cache.reset() before the next. Or this model is set to {PAGED_EVICTION!r} and computes attention by "
+                "code of its own, with a mask that is not made for it: load it with attn_implementation='eager', and "
+                "choose a policy that needs no queries and allocator='uniform'."
+            )
 
     def prepare_step(self) -> None:
         """Get a static cache ready for a compiled step of one token; for all others this does nothing.
@@ -340,7 +381,10 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         count = max(seen - tokens_to_remove, 0) if tokens_to_remove > 0 else min(-tokens_to_remove, seen)
         for layer in paged:
             layer.check_crop(-count)
-        crop_all_or_none([layer for layer in self.layers if not isinstance(layer, PagedLayer)], count)
+        others = [layer for layer in self.layers if not isinstance(layer, PagedLayer)]
+        crop_all_or_none(
+            others, [layer.crop_state if isinstance(layer, HybridLayer) else layer.crop for layer in others], count
+        )
         for layer in paged:
             layer.crop(-count)
 
@@ -412,6 +456,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         self._masks = MaskWatch()
         if self._allocation is not None:
             self._allocation.clear()
+        forget_handover(self._group)
         super().reset()
 
     def release(self) -> None:
@@ -446,7 +491,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
     def stats(self) -> CacheStats:
         """Counts and bytes, per layer and in total. Reads tensors, so it synchronises an accelerator."""
         layers = tuple(_layer_stats(layer) for _, layer in self.paged_layers)
-        others = [layer for layer in self.layers if not isinstance(layer, PagedLayer)]
+        others = [layer for layer in self.layers if paged_part(layer) is None]
         return CacheStats(
             seen=max((layer.seen for layer in layers), default=0),
             held=max((layer.held for layer in layers), default=0),

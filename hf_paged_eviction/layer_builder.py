@@ -10,8 +10,10 @@ from transformers.cache_utils import DynamicSlidingWindowLayer
 from .allocation import Allocation
 from .allocators import BudgetAllocator, FixedAllocator, Given, HeadAllocator, LayerAllocator, Uniform, share_out
 from .budget import BlockBudget, whole_number
+from .hybrid_layer import HybridLayer
 from .layer import PagedLayer
 from .model_rotary import UnknownRotaryError, layer_rotaries
+from .models import is_paged
 from .observed_layer import ObservedLayer
 from .padding import Padding
 from .parallel import HeadShare
@@ -67,26 +69,23 @@ class LayerBuilder:
         return ObservedLayer if policy.needs_queries else PagedLayer
 
     def fill(self, plan: Sequence[Any], padding: Padding, config: Any) -> list[Any]:
-        """The layers of the model: those of `plan`, and paged ones where it says None.
+        """The layers of the model: those of `plan`, and paged ones where it says so.
 
         Raises:
             ValueError: the policy asks for the model's rotation, and that is not known.
         """
-        paged = [index for index, layer in enumerate(plan) if layer is None]
+        paged = [index for index, layer in enumerate(plan) if is_paged(layer)]
         budgets = dict(zip(paged, layer_budgets(self._sizes, self._allocator, len(paged)), strict=True))
         rotaries = self._rotaries(config, paged)
-        return [
-            self._make(
-                budgets[index],
-                layer_idx=index,
-                padding=padding,
-                share=HeadShare.of(config, index),
-                rotary=rotaries.get(index),
-            )
-            if layer is None
-            else (static_layer(layer, index) if self._static else layer)
-            for index, layer in enumerate(plan)
-        ]
+        layers = []
+        for index, layer in enumerate(plan):
+            if index in budgets:
+                share, rotary = HeadShare.of(config, index), rotaries.get(index)
+                made = self._make(budgets[index], layer_idx=index, padding=padding, share=share, rotary=rotary)
+                layers.append(made if layer is None else HybridLayer(made, layer))
+            else:
+                layers.append(static_layer(layer, index) if self._static else layer)
+        return layers
 
     def _rotaries(self, config: Any, paged: Sequence[int]) -> Mapping[int, Rotary | None]:
         if not self._policy.needs_rotary:

@@ -11,7 +11,7 @@ from functools import wraps
 from typing import Any
 
 from torch import Tensor
-from transformers.masking_utils import AttentionMaskInterface
+from transformers.masking_utils import AttentionMaskInterface, causal_mask_function
 
 #: Takes the 2-D mask of the coming forward (or None) and the number of rows; returns the mask to build from.
 Listener = Callable[[Tensor | None, int], Tensor | None]
@@ -22,18 +22,28 @@ class TellingOffset(int):
 
     listener: Listener
     all_visible: Callable[[], bool]
+    placeholder: bool
 
     @classmethod
-    def of(cls, offset: int, listener: Listener, all_visible: Callable[[], bool]) -> "TellingOffset":
+    def of(
+        cls, offset: int, listener: Listener, all_visible: Callable[[], bool], placeholder: bool = False
+    ) -> "TellingOffset":
         """The number `offset`, with a listener.
 
         Args:
             all_visible: asked after the listener; whether the attention that follows needs no mask at all.
+            placeholder: the mask will not be used, and there must be one so that attention can tell.
         """
         self = cls(offset)
         self.listener = listener
         self.all_visible = all_visible
+        self.placeholder = placeholder
         return self
+
+
+def is_plain_causal(settings: dict[str, Any]) -> bool:
+    """Whether a mask function is asked for a causal mask and no more: no window, no block that sees all of itself."""
+    return settings.get("mask_function", causal_mask_function) is causal_mask_function
 
 
 class MaskWatch:
@@ -69,7 +79,8 @@ def _listening(build_mask: Callable[..., Any]) -> Callable[..., Any]:
         if isinstance(offset, TellingOffset):
             kwargs["attention_mask"] = offset.listener(kwargs.get("attention_mask"), kwargs["batch_size"])
             kwargs["kv_offset"] = int(offset)
-            if offset.all_visible():
+            kwargs["allow_is_causal_skip"] = kwargs.get("allow_is_causal_skip", True) and not offset.placeholder
+            if is_plain_causal(kwargs) and offset.all_visible():
                 return None
         return build_mask(*args, **kwargs)
 

@@ -1,22 +1,51 @@
 """Which layers of which models may lose tokens."""
 
+import inspect
 import sys
 import warnings
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
-from transformers import MODEL_MAPPING, DynamicCache
-from transformers.cache_utils import DynamicLayer
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_MAPPING, DynamicCache
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+try:
+    from transformers.cache_utils import (
+        DummyLayer,
+        LinearAttentionAndFullAttentionLayer,
+        LinearAttentionAndSlidingWindowAttentionLayer,
+        LinearAttentionCacheLayerMixin,
+    )
+
+    #: Of models that keep a linear state and growing keys and values in the same layer.
+    LINEAR_AND_FULL: type | None = LinearAttentionAndFullAttentionLayer
+    _OF_FIXED_SIZE: tuple[type, ...] = (
+        DummyLayer,
+        DynamicSlidingWindowLayer,
+        LinearAttentionAndSlidingWindowAttentionLayer,
+        LinearAttentionCacheLayerMixin,
+    )
+except ImportError:  # earlier releases keep linear states in cache classes of the models' own
+    LINEAR_AND_FULL = None
+    _OF_FIXED_SIZE = (DynamicSlidingWindowLayer,)
 
 # Attention scores of these models depend on the slot a key lies in, not on a position stored with the key.
 _SLOT_DEPENDENT = {
     "bloom": "ALiBi",
     "cpmant": "a relative position bias",
     "inkling": "a relative position bias",
+    "inkling2": "a relative position bias",
+    "inkling2_text": "a relative position bias",
+    "inkling_mm_model": "a relative position bias",
+    "inkling_text": "a relative position bias",
     "longt5": "a relative position bias",
     "mpt": "ALiBi",
     "mt5": "a relative position bias",
     "pix2struct": "a relative position bias",
+    "pix2struct_text_model": "a relative position bias",
     "pop2piano": "a relative position bias",
+    "prophetnet": "a relative position bias",
     "reformer": "axial positions and hashing",
     "switch_transformers": "a relative position bias",
     "t5": "a relative position bias",
@@ -25,10 +54,23 @@ _SLOT_DEPENDENT = {
     "xlnet": "a relative position bias",
 }
 _RECURRENT = ("linear_attention", "conv", "mamba", "recurrent", "hybrid")
+# Attention weights of one KV head meet values of others in these models.
+_MIXING_HEADS = {
+    "diffllama": "weighs the values of two KV heads with the keys of one",
+    "doge": "works out its mask from the values of all KV heads",
+}
+# Attention implementations of another name get from these models what only eager attention can use.
+_OWN_MASKS = {
+    "deepseek_v4": "adds compressed keys, and a mask for them that only eager attention understands",
+    "jetmoe": "repeats all of its KV heads together, so it does not show which queries belong to which of them",
+}
 
 
-def check_model(config: Any, inside_encoder_decoder: bool = False) -> None:
+def check_model(config: Any, inside_encoder_decoder: bool = False, heads: str = "shared") -> None:
     """Refuse models in which eviction would be silently wrong.
+
+    Args:
+        heads: of the cache.
 
     Raises:
         ValueError: with the reason and the way out.
@@ -39,8 +81,40 @@ def check_model(config: Any, inside_encoder_decoder: bool = False) -> None:
             f"{config.model_type} is an encoder-decoder model: build its cache with "
             "`paged_encoder_decoder_cache(model.config, budget=...)`."
         )
+    text = config.get_text_config(decoder=True)
     _check_positions(config)
-    _check_positions(config.get_text_config(decoder=True))
+    _check_positions(text)
+    if heads == "separate" and text.model_type in _MIXING_HEADS:
+        raise ValueError(
+            f"{text.model_type} {_MIXING_HEADS[text.model_type]}, so heads that evict on their own would give wrong "
+            "results without a message. Use heads='shared'."
+        )
+
+
+def why_not_ours(config: Any) -> str | None:
+    """Why the attention implementation "paged_eviction" would not compute what this model computes; None if it does.
+
+    None too where the model is not one of transformers' own.
+    """
+    text = config.get_text_config(decoder=True)
+    if text.model_type in _OWN_MASKS:
+        return f"{text.model_type} {_OWN_MASKS[text.model_type]}"
+    for cls in _model_classes(text):
+        if not cls._can_set_attn_implementation():
+            return f"{text.model_type} computes attention by code of its own"
+        if not (cls._supports_sdpa or cls._supports_attention_backend):
+            return f"transformers says that attention of {text.model_type} cannot be computed by other implementations"
+    return None
+
+
+def _model_classes(*configs: Any) -> list[Any]:
+    """The classes of transformers' own models with such configurations."""
+    found = []
+    for mapping in (MODEL_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING):
+        for config in configs:
+            with suppress(ValueError):  # some names in these tables are of classes that transformers does not show
+                found.append(mapping.get(type(config), ()))
+    return [cls for entry in found for cls in (entry if isinstance(entry, tuple) else (entry,))]
 
 
 def _check_positions(config: Any) -> None:
@@ -49,6 +123,8 @@ def _check_positions(config: Any) -> None:
         reason = "ALiBi"
     if reason is None and getattr(config, "relative_attention_num_buckets", None):
         reason = "a relative position bias"
+    if reason is None and "local" in (getattr(config, "attention_layers", None) or ()):
+        reason = "local layers that cut their window by slots"
     if reason is not None:
         raise ValueError(
             f"{config.model_type} uses {reason}: its attention depends on the slot a key lies in, so evicting tokens "
@@ -64,14 +140,17 @@ def is_latent_attention(config: Any) -> bool:
 def layer_plan(config: Any) -> list[Any]:
     """The layers `DynamicCache` makes for this model, with None where a layer is to be paged.
 
+    Layers with a linear state next to keys and values are as `DynamicCache` makes them, though `is_paged` is true.
+
     Raises:
-        ValueError: this transformers release keeps the model's recurrent state outside its cache classes.
+        ValueError: `DynamicCache` cannot be made for this model, it takes no cache, or this transformers release keeps
+            its recurrent state outside its cache classes.
     """
     text = config.get_text_config(decoder=True)
     types = getattr(text, "layer_types", None) or []
     cross_attention = set(getattr(text, "cross_attention_layers", None) or [])
     plan: list[Any] = []
-    for index, layer in enumerate(DynamicCache(config=config).layers):
+    for index, layer in enumerate(_dynamic_layers(config)):
         paged = type(layer) is DynamicLayer and index not in cross_attention
         if paged and index < len(types) and any(name in types[index] for name in _RECURRENT):
             raise ValueError(
@@ -79,7 +158,33 @@ def layer_plan(config: Any) -> list[Any]:
                 "its own. Upgrade transformers (5.14 or later serves hybrid models)."
             )
         plan.append(None if paged else layer)
+    if any(is_paged(layer) for layer in plan):
+        _check_takes_a_cache(text)
     return plan
+
+
+def _check_takes_a_cache(text: Any) -> None:
+    classes = _model_classes(text)
+    if classes and not any("past_key_values" in inspect.signature(cls.forward).parameters for cls in classes):
+        raise ValueError(
+            f"In this transformers release {text.model_type} takes no past_key_values: it keeps a state of its own, or "
+            "none, and would not use this cache. Run it without one."
+        )
+
+
+def _dynamic_layers(config: Any) -> list[Any]:
+    try:
+        return list(DynamicCache(config=config).layers)
+    except Exception as error:  # whatever the configuration lacks
+        raise ValueError(
+            f"transformers cannot make a DynamicCache for {config.model_type} ({type(error).__name__}: {error}), so it "
+            "is not known which of its layers may lose tokens. Run it without a cache of this package."
+        ) from error
+
+
+def is_paged(layer: Any) -> bool:
+    """Whether a layer of `layer_plan` is to be paged, as a whole or in part."""
+    return layer is None or type(layer) is LINEAR_AND_FULL
 
 
 def asks_for_mask_sizes(config: Any) -> bool:
@@ -89,9 +194,7 @@ def asks_for_mask_sizes(config: Any) -> bool:
     True where the model is not one of transformers' own.
     """
     text = config.get_text_config(decoder=True)
-    found = [MODEL_MAPPING[type(part)] for part in (text, config) if type(part) in MODEL_MAPPING]
-    classes = [cls for entry in found for cls in (entry if isinstance(entry, tuple) else (entry,))]
-    modules = [sys.modules[cls.__module__] for cls in classes]
+    modules = [sys.modules[cls.__module__] for cls in _model_classes(text, config)]
     return not modules or any(
         getattr(value, "__module__", None) == "transformers.masking_utils"
         for module in modules
@@ -102,10 +205,19 @@ def asks_for_mask_sizes(config: Any) -> bool:
 def warn_of_surprises(config: Any, plan: list[Any], stacklevel: int) -> None:
     """One warning where the cache cannot do what its user expects, pointing `stacklevel` calls up."""
     text = config.get_text_config(decoder=True)
-    if all(layer is not None for layer in plan):
+    growing = _types_of(text, plan, lambda layer: not isinstance(layer, _OF_FIXED_SIZE))
+    if not any(is_paged(layer) for layer in plan):
+        fixed = _types_of(text, plan, lambda layer: isinstance(layer, _OF_FIXED_SIZE))
+        holds = f" Layers of type {fixed} hold a fixed number of tokens already." if fixed else ""
+        grows = f" Layers of type {growing} are not paged: they grow with the text without limit." if growing else ""
         warnings.warn(
-            f"No layer of this {text.model_type} model can evict: all are sliding-window, linear or shared layers, "
-            "which hold a fixed number of tokens already. The cache behaves like DynamicCache.",
+            f"No layer of this {text.model_type} model can evict.{holds}{grows} The cache behaves like DynamicCache.",
+            stacklevel=stacklevel,
+        )
+    elif growing:
+        warnings.warn(
+            f"Layers of type {growing} of this {text.model_type} model are not paged: they grow with the text without "
+            "limit.",
             stacklevel=stacklevel,
         )
     rope: Any = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
@@ -116,3 +228,15 @@ def warn_of_surprises(config: Any, plan: list[Any], stacklevel: int) -> None:
             "goes on with a plain DynamicCache of the whole text. Keep prompt plus answer on one side of that length.",
             stacklevel=stacklevel,
         )
+
+
+def _types_of(text: Any, plan: list[Any], which: Callable[[Any], bool]) -> str:
+    """The names of the types of the layers that are not paged and `which` is true of, as the configuration says."""
+    types = getattr(text, "layer_types", None) or []
+    cross_attention = set(getattr(text, "cross_attention_layers", None) or [])
+    found = [
+        types[index] if index < len(types) else type(layer).__name__
+        for index, layer in enumerate(plan)
+        if not is_paged(layer) and index not in cross_attention and which(layer)
+    ]
+    return ", ".join(repr(name) for name in dict.fromkeys(found))

@@ -47,9 +47,11 @@ class ObservedLayer(PagedLayer):
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Take in new tokens; `attended` must follow. See `PagedLayer.update`."""
         self._check_told()
-        returned = super().update(key_states, value_states, *args, **kwargs)
+        keys, values = super().update(key_states, value_states, *args, **kwargs)
         self._expected = key_states.shape[2] > 0
-        return returned
+        if self.masks_itself and keys is self.keys:
+            keys = keys[:]  # attention notes on them what may be seen, which the storage must not keep
+        return keys, values
 
     def attended(self, queries: Queries) -> None:
         """The queries of the last forward, and what they were compared with."""
@@ -112,11 +114,10 @@ class ObservedLayer(PagedLayer):
     # ---- mask -----------------------------------------------------------------------------------------------------
 
     def get_mask_sizes(self, query_length: int | Tensor) -> tuple[int, int]:
-        """See `PagedLayer.get_mask_sizes`; where the model's mask is not used, a small one is asked for."""
-        if not self.masks_itself:
+        """See `PagedLayer.get_mask_sizes`; where the model's mask is not used, one that is too narrow is asked for."""
+        if not self.masks_itself or not self.get_seq_length():
             return super().get_mask_sizes(query_length)
-        count = query_length if isinstance(query_length, int) else query_length.shape[0]
-        return count, self.get_seq_length()
+        return 1, self.get_seq_length()
 
     def mask(self, query_length: int) -> Tensor | None:
         """What the queries of the last `update` may attend to, of the tokens that it returned.

@@ -115,12 +115,13 @@ def _taken_back(cache: PagedEvictionCache) -> Iterator[None]:
     paged = [layer for _, layer in cache.paged_layers]
     recording = [layer.record_past for layer in paged]
     others = {index: layer for index, layer in enumerate(cache.layers) if not isinstance(layer, PagedLayer)}
+    shared = {id(layer): layer for layer in paged}  # stay what they are in copies of hybrid layers
     with cache.padding_aside():
         for layer in paged:
             layer.activate_past_recording()
         try:
             for index, layer in others.items():
-                cache.layers[index] = copy.deepcopy(layer)
+                cache.layers[index] = copy.deepcopy(layer, dict(shared))
             yield
         finally:
             for layer, before in zip(paged, recording, strict=True):

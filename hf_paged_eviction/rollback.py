@@ -1,6 +1,6 @@
 """Whether the newest tokens can be taken back after some were evicted, and what remains where."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from typing import Any
 
@@ -41,20 +41,24 @@ def order_without(table: BlockTable, count: int, pads: Tensor) -> Tensor | None:
     return positions.masked_fill(gone, KEEP).argsort(stable=True, dim=-1)
 
 
-def crop_all_or_none(layers: Sequence[Any], count: int) -> None:
+def crop_all_or_none(layers: Sequence[Any], crops: Sequence[Callable[[int], None]], count: int) -> None:
     """Take back the last `count` tokens of layers that are transformers' own, or of none of them.
 
     When such a layer refuses differs between releases, so each is asked to do it, and all are put back if one refuses.
     A layer that recorded nothing is not asked to take back nothing: some refuse, and before 5.13 it meant "all".
+
+    Args:
+        layers: they may replace their tensors when they crop, and write to their lists.
+        crops: how each is told, `-count` being what it is told.
 
     Raises:
         RuntimeError, ValueError: of the layer that refuses.
     """
     before = [_attributes(layer) for layer in layers]
     try:
-        for layer in layers:
+        for layer, crop in zip(layers, crops, strict=True):
             if count or getattr(layer, "record_past", False):
-                layer.crop(-count)
+                crop(-count)
                 _check_window(layer, count)
     except Exception:
         for layer, attributes in zip(layers, before, strict=True):

@@ -8,7 +8,26 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from covering import covering_cases
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--all-cases",
+        action="store_true",
+        help="run the whole product of each test's parameters, not only enough cases to meet every pair of values",
+    )
+
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "contract: the contract suite, run on every supported transformers")
     torch.set_num_threads(1)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--all-cases"):
+        return
+    chosen = covering_cases(items)
+    config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+    items[:] = [item for item in items if item in chosen]

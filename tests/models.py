@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 VOCABULARY = 120
 PAD = 0
@@ -121,6 +121,59 @@ HYBRID = ("lfm2", "qwen3_next")
 EAGER_ONLY = ("gemma2", "gpt_oss")
 FAMILIES = tuple(_FAMILIES)
 
+_FOUR_LAYERS = {
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "sliding_window": 8,
+    "num_kv_shared_layers": 2,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": VOCABULARY,
+}
+_MAMBA = {"mamba_d_state": 8, "mamba_d_conv": 4, "mamba_expand": 2}
+#: Layers take their keys and values from an earlier one of their type.
+SHARED = ("gemma3n", "gemma4")
+#: Layers hold a linear state next to keys and values.
+LINEAR_AND_FULL = ("falcon_h1", "zamba", "zamba2", "zaya")
+_FAMILIES |= {
+    "gemma3n": ("gemma3n_text", {"head_dim": 8, "laurel_rank": 4, "altup_num_inputs": 2, **_FOUR_LAYERS}),
+    "gemma4": ("gemma4_text", {"head_dim": 8, "global_head_dim": 16, **_FOUR_LAYERS}),
+    "falcon_h1": (
+        "falcon_h1",
+        {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_chunk_size": 16, "head_dim": 8, **_MAMBA},
+    ),
+    "zamba": (
+        "zamba",
+        {
+            "num_hidden_layers": 4,
+            "layers_block_type": ["linear_attention", "hybrid"] * 2,
+            "attention_head_dim": 16,
+            "attention_hidden_size": 64,
+            "n_mamba_heads": 2,
+            "mamba_dt_rank": 4,
+            "use_mamba_kernels": False,
+            **_MAMBA,
+        },
+    ),
+    "zamba2": (
+        "zamba2",
+        {
+            "num_hidden_layers": 4,
+            "layers_block_type": ["linear_attention", "hybrid"] * 2,
+            "mamba_ngroups": 1,
+            "n_mamba_heads": 4,
+            "mamba_headdim": 16,
+            "chunk_size": 16,
+            "use_mem_rope": True,
+            "use_mamba_kernels": False,
+            **_MAMBA,
+        },
+    ),
+    "zaya": (
+        "zaya",
+        {"head_dim": 16, "num_experts": 2, "moe_intermediate_size": 16, "router_hidden_size": 16},
+    ),
+}
+
 
 def family_config(family: str, **changes: Any) -> Any:
     """The configuration of a tiny model of this family."""
@@ -130,7 +183,9 @@ def family_config(family: str, **changes: Any) -> Any:
 
 def unavailable(family: str) -> str | None:
     """Why this family cannot be tested on the installed transformers, or None."""
-    if family in HYBRID and not HAS_HYBRID_CACHE:
+    if _FAMILIES[family][0] not in CONFIG_MAPPING:
+        return f"transformers {transformers.__version__} has no {family}"
+    if family in (*HYBRID, *LINEAR_AND_FULL) and not HAS_HYBRID_CACHE:
         return f"{family} brings a cache class of its own before transformers 5.14"
     return None
 

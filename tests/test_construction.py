@@ -269,6 +269,24 @@ def test_falcon_without_alibi_is_welcome() -> None:
     assert len(PagedEvictionCache(config, budget=64).paged_layers) == config.num_hidden_layers
 
 
+def test_a_model_without_a_dynamic_cache_is_refused() -> None:
+    """A byte latent transformer: several stacks of layers, and none that its configuration counts."""
+    with pytest.raises(ValueError, match="cannot make a DynamicCache for blt"):
+        PagedEvictionCache(AutoConfig.for_model("blt"), budget=64)
+
+
+@pytest.mark.parametrize("model_type", ["rwkv", "xlstm", "openai-gpt"])
+def test_a_model_that_takes_no_cache_is_refused(model_type: str) -> None:
+    with pytest.raises(ValueError, match=f"{model_type} takes no past_key_values"):
+        PagedEvictionCache(AutoConfig.for_model(model_type), budget=64)
+
+
+def test_a_model_that_transformers_does_not_show_is_welcome() -> None:
+    """Its tables name the class of the text part, and the package does not export it."""
+    with pytest.warns(UserWarning, match="No layer of this voxtral_realtime_text model"):
+        PagedEvictionCache(AutoConfig.for_model("voxtral_realtime"), budget=64)
+
+
 def test_encoder_decoders_have_a_helper() -> None:
     with pytest.raises(ValueError, match="paged_encoder_decoder_cache"):
         PagedEvictionCache(BartConfig(), budget=64)

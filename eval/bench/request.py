@@ -29,6 +29,8 @@ class Typed:
 
     preset: str | None = None
     model: str | None = None
+    trust_remote_code: bool = False
+    allow_pickle: bool = False
     contexts: str | None = None
     budgets: str | None = None
     batch_sizes: str | None = None
@@ -74,7 +76,7 @@ def read(typed: Typed) -> BenchSettings:
     for name in ("model", "steps", "rounds", "device"):
         if getattr(typed, name) is not None:
             values[name] = getattr(typed, name)
-    for name in ("policy", "block_size", "dtype", "threads", "largest_batch"):
+    for name in ("policy", "block_size", "dtype", "threads", "largest_batch", "trust_remote_code", "allow_pickle"):
         values[name] = getattr(typed, name)
     wanted = values.pop("device", None)
     settings = BenchSettings(**values)

@@ -55,7 +55,14 @@ class Device:
     @property
     def model(self) -> Any:
         if self._model is None:
-            self._model = make_model(self.settings.model, self.settings.dtype, self.settings.device)
+            wanted = self.settings
+            self._model = make_model(
+                wanted.model,
+                wanted.dtype,
+                wanted.device,
+                trust_remote_code=wanted.trust_remote_code,
+                allow_pickle=wanted.allow_pickle,
+            )
         return self._model
 
     @property

@@ -39,6 +39,7 @@ class BenchSettings:
 
     Attributes:
         model: a name from `SHAPES`, "embedded", a folder or a name on the Hub.
+        trust_remote_code, allow_pickle: as in the settings of an evaluation.
         contexts, budgets: tokens; batch_sizes: rows. Empty contexts: no decode steps are measured.
         variants: names from `VARIANTS`, for the decode steps and for the throughput.
         steps: decoded tokens per timing; whole blocks, so that each timing has its share of evictions.
@@ -51,6 +52,8 @@ class BenchSettings:
     """
 
     model: str = "100m"
+    trust_remote_code: bool = False
+    allow_pickle: bool = False
     dtype: str = "auto"
     device: str = "cpu"
     contexts: tuple[int, ...] = (2048, 8192)

@@ -66,18 +66,30 @@ def config_of(name: str) -> LlamaConfig:
     return LlamaConfig(**SHAPES[name])
 
 
-def make_model(name: str, dtype: str, device: str) -> Any:
+def make_model(
+    name: str, dtype: str, device: str, *, trust_remote_code: bool = False, allow_pickle: bool = False
+) -> Any:
     """A model in evaluation mode: a shape, made where it runs and never on the way there, or one that is loaded.
 
     Args:
         name: of a shape, or what `--model` of the evaluation takes.
         dtype: "auto" is float32 on a CPU; elsewhere bfloat16 for a shape and the checkpoint's own for others.
+        trust_remote_code, allow_pickle: as in `Settings`, for one that is loaded.
 
     Raises:
         UserError: there is no such model, or it does not fit.
     """
     if name not in SHAPES:
-        return load(Settings(model=name, dtype=dtype, device=device, policies=(), budgets=()))[0]
+        settings = Settings(
+            model=name,
+            trust_remote_code=trust_remote_code,
+            allow_pickle=allow_pickle,
+            dtype=dtype,
+            device=device,
+            policies=(),
+            budgets=(),
+        )
+        return load(settings)[0]
     wanted = getattr(torch, dtype) if dtype != "auto" else torch.float32 if device == "cpu" else torch.bfloat16
     try:
         with torch.device(device):

@@ -93,6 +93,8 @@ def chat_settings(options: ChatOptions) -> ChatSettings:
             model=options.model,
             revision=options.revision,
             tokenizer=options.tokenizer,
+            trust_remote_code=options.trust_remote_code,
+            allow_pickle=options.allow_pickle,
             dtype=options.dtype,
             attn_implementation=options.attn_implementation,
             device=options.device,

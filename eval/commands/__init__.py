@@ -18,7 +18,6 @@ from .score import register as add_score
 from .verify import register as add_verify
 
 app = typer.Typer(
-    add_completion=False,
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,

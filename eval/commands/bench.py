@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from .errors import plain_errors
-from .options import Dtype
+from .options import AllowPickle, Dtype, TrustRemoteCode
 
 WHAT, CACHES, HOW, ANSWERS, RUN = "What is measured", "Caches", "How", "Whole answers (throughput)", "The run"
 
@@ -96,6 +96,8 @@ def bench(
             show_default="100m",
         ),
     ] = None,
+    trust_remote_code: TrustRemoteCode = False,
+    allow_pickle: AllowPickle = False,
     contexts: Annotated[
         str | None,
         typer.Option(
@@ -198,6 +200,8 @@ def bench(
                 Typed(
                     preset=preset,
                     model=model,
+                    trust_remote_code=trust_remote_code,
+                    allow_pickle=allow_pickle,
                     contexts=contexts,
                     budgets=budgets,
                     batch_sizes=batch_sizes,

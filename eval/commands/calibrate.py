@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from .errors import plain_errors
-from .options import DeviceMap, Dtype
+from .options import AllowPickle, DeviceMap, Dtype, TrustRemoteCode
 
 EPILOG = """[bold]Examples[/]
 
@@ -42,6 +42,8 @@ def calibrate(
     window: Annotated[int, typer.Option(min=1, help="Tokens per window: as long as the texts that matter.")] = 1024,
     tokenizer: Annotated[str | None, typer.Option(help="If it is not the model's own.")] = None,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of the model on the Hub.")] = None,
+    trust_remote_code: TrustRemoteCode = False,
+    allow_pickle: AllowPickle = False,
     dtype: Annotated[Dtype, typer.Option(help="auto: float32 on a CPU, else the checkpoint's.")] = Dtype.auto,
     device: Annotated[
         str | None, typer.Option(help="The accelerator if there is one; the CPU for the embedded model.")
@@ -58,6 +60,8 @@ def calibrate(
             model=model,
             tokenizer=tokenizer,
             revision=revision,
+            trust_remote_code=trust_remote_code,
+            allow_pickle=allow_pickle,
             dtype=dtype.value,
             device=device,
             device_map=None if device_map is None else device_map.value,

@@ -9,7 +9,18 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from .errors import plain_errors
-from .options import MODEL, DeviceMap, DeviceName, Dtype, Heads, Precision, Revision, TokenizerName
+from .options import (
+    MODEL,
+    AllowPickle,
+    DeviceMap,
+    DeviceName,
+    Dtype,
+    Heads,
+    Precision,
+    Revision,
+    TokenizerName,
+    TrustRemoteCode,
+)
 
 EPILOG = """[bold]Examples[/]
 
@@ -45,6 +56,8 @@ class ChatOptions:
     ] = "embedded"
     revision: Revision = None
     tokenizer: TokenizerName = None
+    trust_remote_code: TrustRemoteCode = False
+    allow_pickle: AllowPickle = False
     dtype: Precision = Dtype.auto
     attn_implementation: Annotated[
         str | None,

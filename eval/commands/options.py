@@ -36,6 +36,22 @@ class Dtype(str, Enum):
 Revision = Annotated[
     str | None, typer.Option(rich_help_panel=MODEL, help="Branch, tag or commit of the model on the Hub.")
 ]
+TrustRemoteCode = Annotated[
+    bool,
+    typer.Option(
+        "--trust-remote-code",
+        rich_help_panel=MODEL,
+        help="Run the Python files that a model or tokenizer brings. They may do whatever you may: read them first.",
+    ),
+]
+AllowPickle = Annotated[
+    bool,
+    typer.Option(
+        "--allow-pickle",
+        rich_help_panel=MODEL,
+        help="Also read weights that are not safetensors (.bin), as far as torch.load does with weights_only.",
+    ),
+]
 TokenizerName = Annotated[str | None, typer.Option(rich_help_panel=MODEL, help="If it is not the model's own.")]
 Precision = Annotated[Dtype, typer.Option(rich_help_panel=MODEL, help="auto: float32 on a CPU, else the checkpoint's.")]
 DeviceName = Annotated[
@@ -113,6 +129,8 @@ class Options:
     ] = None
     revision: Revision = None
     tokenizer: TokenizerName = None
+    trust_remote_code: TrustRemoteCode = False
+    allow_pickle: AllowPickle = False
     dtype: Precision = Dtype.auto
     attn_implementation: Annotated[
         str | None,

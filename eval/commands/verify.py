@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from .errors import plain_errors
-from .options import DeviceMap, DeviceName, Dtype, Precision, Revision
+from .options import AllowPickle, DeviceMap, DeviceName, Dtype, Precision, Revision, TrustRemoteCode
 
 EPILOG = """[bold]What the table says[/]
 
@@ -43,6 +43,8 @@ def verify(
         ),
     ] = "embedded",
     revision: Revision = None,
+    trust_remote_code: TrustRemoteCode = False,
+    allow_pickle: AllowPickle = False,
     dtype: Precision = Dtype.auto,
     attn_implementation: Annotated[
         str | None,
@@ -68,6 +70,8 @@ def verify(
         settings = verify_settings(
             model=model,
             revision=revision,
+            trust_remote_code=trust_remote_code,
+            allow_pickle=allow_pickle,
             dtype=dtype.value,
             attn_implementation=attn_implementation,
             device=device,

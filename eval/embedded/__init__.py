@@ -24,9 +24,14 @@ def calibration_path() -> Path:
 def load(dtype: torch.dtype = torch.float32, attn_implementation: str = "sdpa") -> tuple[Any, Any]:
     """The model, ready to generate, and its tokenizer (which pads on the left)."""
     model = AutoModelForCausalLM.from_pretrained(
-        path(), dtype=dtype, attn_implementation=attn_implementation, local_files_only=True
+        path(),
+        dtype=dtype,
+        attn_implementation=attn_implementation,
+        local_files_only=True,
+        trust_remote_code=False,
+        use_safetensors=True,
     )
-    return model.eval(), AutoTokenizer.from_pretrained(path(), local_files_only=True)
+    return model.eval(), AutoTokenizer.from_pretrained(path(), local_files_only=True, trust_remote_code=False)
 
 
 name_calibration("embedded", calibration_path())

@@ -41,8 +41,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=_SEED)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    model = AutoModelForCausalLM.from_pretrained(arguments.model, dtype=torch.float32, local_files_only=True).eval()
-    tokenizer = AutoTokenizer.from_pretrained(arguments.model, local_files_only=True)
+    local = {"local_files_only": True, "trust_remote_code": False}
+    model = AutoModelForCausalLM.from_pretrained(arguments.model, dtype=torch.float32, use_safetensors=True, **local)
+    model.eval()
+    tokenizer = AutoTokenizer.from_pretrained(arguments.model, **local)
     found = calibrate(model, tokenizer, arguments.seed)
     save_calibration(found.calibration, arguments.output)
     for index, report in found.reports.items():

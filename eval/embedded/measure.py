@@ -53,8 +53,10 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=50)
     parser.add_argument("--seed", type=int, default=1234)
     arguments = parser.parse_args()
-    model = AutoModelForCausalLM.from_pretrained(arguments.model, dtype=torch.float32).eval()
-    tokenizer = AutoTokenizer.from_pretrained(arguments.model)
+    local = {"local_files_only": True, "trust_remote_code": False}
+    model = AutoModelForCausalLM.from_pretrained(arguments.model, dtype=torch.float32, use_safetensors=True, **local)
+    model.eval()
+    tokenizer = AutoTokenizer.from_pretrained(arguments.model, **local)
     print(f"| task | {' | '.join(map(str, arguments.lengths))} |")
     print("|---|" + "---|" * len(arguments.lengths))
     for task in arguments.tasks:

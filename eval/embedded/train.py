@@ -34,7 +34,7 @@ def run(output: Path, seed: int, rate: float, resume: bool) -> None:
         model = new_model(tokenizer, seed)
         study(Trainer(model, Corpus(tokenizer, seed), rate), LESSONS, start / "progress.pt", resume)
         export(model, tokenizer, start)
-    model = LlamaForCausalLM.from_pretrained(start, dtype=torch.float32)
+    model = LlamaForCausalLM.from_pretrained(start, dtype=torch.float32, use_safetensors=True)
     study(Trainer(model, Corpus(tokenizer, seed + 1), rate), (FINISH,), output / "progress.pt", resume)
     export(model, tokenizer, output)
 

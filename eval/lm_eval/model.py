@@ -44,7 +44,8 @@ class PagedEvictionLM(HFLM):  # type: ignore[misc]
             looks at attention makes "paged_eviction" the default of `attn_implementation`.
         prefill_chunk_size: tokens of the prompt per forward; None = all at once.
         dtype: as for `HFLM`; "auto" is float32 for the embedded model.
-        kwargs: every other argument of `HFLM`.
+        kwargs: every other argument of `HFLM`. The Python files of a model are run with `trust_remote_code=True` only;
+            weights that are not safetensors are read with `use_safetensors=False` only.
 
     Raises:
         UserError: arguments or a model that cannot work, before any weight is read.
@@ -73,6 +74,11 @@ class PagedEvictionLM(HFLM):  # type: ignore[misc]
         if self._cache.needs_attention and isinstance(pretrained, str):
             kwargs.setdefault("attn_implementation", PAGED_EVICTION)
         self._attention: str | None = kwargs.get("attn_implementation")
+        if isinstance(pretrained, str):
+            # Left open, transformers asks on the standard input, and takes what a pipe says for an answer.
+            kwargs["trust_remote_code"] = bool(kwargs.get("trust_remote_code"))
+            if not (kwargs.get("autogptq") or kwargs.get("gptqmodel")):  # they have rules of their own
+                kwargs.setdefault("use_safetensors", True)
         if isinstance(pretrained, str) and pretrained == EMBEDDED:
             # The shipped file is half precision to be small, not to be computed in.
             pretrained, dtype = str(embedded.path()), torch.float32 if dtype == "auto" else dtype

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import string
 from functools import cache
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from .extra import import_extra
@@ -34,7 +35,10 @@ def _tokenizer() -> Any:
     jieba.setLogLevel(logging.CRITICAL + 1)
     # One of its own: words that a program adds to jieba's shared dictionary must not change scores.
     tokenizer = jieba.Tokenizer()
-    tokenizer.initialize()
+    # It would read what lies under a known name in the folder for temporary files, whoever put it there.
+    with TemporaryDirectory() as own:
+        tokenizer.tmp_dir = own
+        tokenizer.initialize()
     return tokenizer
 
 

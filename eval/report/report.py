@@ -29,6 +29,8 @@ FILES = "report.html, report.md, scores.json, tables/ (CSV, LaTeX), plots/"
 _FACTS = (
     ("settings.block_size", "Block size"),
     ("settings.heads", "Heads"),
+    ("settings.trust_remote_code", "Code of the model run"),
+    ("settings.allow_pickle", "Pickled weights allowed"),
     ("settings.dtype", "Precision asked for"),
     ("model.dtype", "Precision"),
     ("model.attn_implementation", "Attention"),

@@ -12,9 +12,8 @@ from matplotlib.ticker import NullLocator
 
 from ..budgets import FULL, parse_budget
 from ..errors import UserError
-from ..perplexity import BINS
 from .plot_style import COLUMNS, FULL_STYLE, PANEL, finish, make_panels, policy_styles, save
-from .summary import Cell, Curve, over_tasks
+from .summary import BINS, Cell, Curve, over_tasks
 
 SHARE_AXIS, TOKEN_AXIS = "budget (share of the prompt)", "budget (tokens per layer)"
 SINGLE = (7.2, 4.6)

@@ -9,6 +9,9 @@ from statistics import fmean
 
 from ..store.results import Row
 
+#: Position bins of a run over texts: enough for a curve, few enough to average over.
+BINS = 16
+
 
 @dataclass(frozen=True)
 class Cell:

@@ -11,6 +11,7 @@ from torch import Tensor
 from ..attention import PAGED_EVICTION
 from ..attention_rows import Attention
 from ..cache import PagedEvictionCache
+from ..hybrid_layer import HybridLayer
 from ..observed_layer import ObservedLayer
 from ..observer import Queries
 from ..policies import Recency
@@ -105,7 +106,10 @@ def watch(model: Any, tokens: Tensor, mask: Tensor | None, distance: int, visit:
     for index, layer in cache.paged_layers:
         watched = WatchedLayer(layer.budget, layer.policy, layer.heads, index, layer.padding)
         watched.visit, watched.distance = visit, distance
-        cache.layers[index] = watched
+        if isinstance(cache.layers[index], HybridLayer):
+            cache.layers[index].paged = watched
+        else:
+            cache.layers[index] = watched
     optional = {"logits_to_keep": 1, "position_ids": _positions(mask)}
     accepted = inspect.signature(model.forward).parameters
     known = {name: value for name, value in optional.items() if name in accepted and value is not None}

@@ -62,8 +62,8 @@ class Baseline:
     """The model with `DynamicCache`, under its own attention implementation.
 
     Attributes:
-        noise: how far rounding alone was seen to move a logit: between two attention implementations, and between a
-            row alone and in a batch.
+        noise: how far rounding alone was seen to move a logit: between two attention implementations, between a row
+            alone and in a batch, and, of what is small enough, between one forward and several.
         tolerance: what counts as rounding.
         reference: runs with masks of their own.
 
@@ -77,7 +77,7 @@ class Baseline:
     def __init__(self, feeder: Feeder, text: Text, budget: int, attention: str, layers: list[int]) -> None:
         self.text, self._feeder, self._budget, self._attention = text, feeder, budget, attention
         self._calls: dict[CallNames, OwnCalls | NotCovered] = {}
-        least = _LEAST.get(feeder.dtype, _UNITS * torch.finfo(feeder.dtype).eps)
+        self._least = least = _LEAST.get(feeder.dtype, _UNITS * torch.finfo(feeder.dtype).eps)
         self._no_rounding = _NO_ROUNDING.get(feeder.dtype, 0.25)
         self._whole = self.run(text, whole(text.length))
         first = self.run(text.alone(0), whole(text.length))
@@ -151,6 +151,9 @@ class Baseline:
         if not self._feeder.encodes:
             alone = self.run(text.alone(row), without(calls, text.pads[row]))
             pads = distance(logits[row : row + 1, text.pads[row] :], alone, torch.ones_like(alone[..., 0]))
+        # Recurrent layers round differently in chunks than in one forward, more so than attention does.
+        self.noise = max([self.noise, *(each for each in (chunks, pads) if each <= self._least)])
+        self.tolerance = max(self.tolerance, _NOISES * self.noise)
         return OwnCalls(text, logits, self._beyond_rounding(chunks), self._beyond_rounding(pads))
 
     def _beyond_rounding(self, difference: float) -> float:

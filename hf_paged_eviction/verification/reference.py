@@ -59,13 +59,21 @@ class LayerMasks:
         return shared
 
     def narrow(
-        self, layer: int | None, mask: Tensor | None, queries: int, columns: int, heads: int | None, like: Tensor
+        self,
+        layer: int | None,
+        mask: Tensor | None,
+        queries: int,
+        columns: int,
+        heads: int | None,
+        like: Tensor,
+        key: Tensor | None = None,
     ) -> Tensor | None:
         """The mask of a model, `[rows, 1 or heads, queries, columns]`, with what this layer must not see taken out.
 
         Args:
             heads: query heads; None where they are not known, then all KV heads of the layer must see the same.
             like: says the device, and the dtype of a mask that is made anew.
+            key: as attention gets them, where that is known: some models have put their heads in an order of their own.
         """
         if layer is None or layer not in self._visible:
             return mask
@@ -76,6 +84,7 @@ class LayerMasks:
         elif heads is None:
             raise NotCovered("the model computes attention in its own code, which does not say how many heads it has")
         else:
+            visible = self._in_order_of(layer, visible, key)
             visible = visible.repeat_interleave(heads // visible.shape[1], dim=1)
         if mask is None:
             return _additive(visible, like.dtype)
@@ -83,6 +92,14 @@ class LayerMasks:
         if mask.dtype == torch.bool:
             return mask & visible
         return torch.minimum(mask, _additive(visible, mask.dtype))
+
+    def _in_order_of(self, layer: int, visible: Tensor, key: Tensor | None) -> Tensor:
+        """For the heads of `key`: JetMoE repeats all heads as a whole, where others repeat each head."""
+        cached = self._keys.get(layer)
+        if key is None or cached is None or key.shape[1] == cached.shape[1]:
+            return visible
+        same = (key[:, :, None, -1] == cached[:, None, :, -1]).all(dim=(0, -1))  # [heads, cached heads]
+        return visible[:, same.int().argmax(-1).to(visible.device)] if same.any(-1).all() else visible
 
 
 def _additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
@@ -177,7 +194,7 @@ def _registered(masks: LayerMasks) -> Iterator[None]:
     ) -> Any:
         own = getattr(sys.modules[type(module).__module__], "eager_attention_forward", sdpa_attention_forward)
         layer = masks.layer_of(module, key)
-        attention_mask = masks.narrow(layer, attention_mask, query.shape[2], key.shape[2], query.shape[1], query)
+        attention_mask = masks.narrow(layer, attention_mask, query.shape[2], key.shape[2], query.shape[1], query, key)
         return own(module, query, key, value, attention_mask, **kwargs)
 
     AttentionInterface.register(REFERENCE, attend)

@@ -42,7 +42,7 @@ _IMPORT = (
     _TABLES
     + """
 before = tables()
-import hf_paged_eviction
+from hf_paged_eviction import PagedEvictionCache
 assert tables() == before, "import changed a table"
 print("unchanged")
 """

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from processes import rows_of
 from typer.testing import CliRunner
@@ -248,30 +245,3 @@ def test_without_a_package_of_the_extra_that_is_needed_late(monkeypatch: pytest.
     monkeypatch.setattr(sys, "argv", ["paged-eviction", "eval", "--config", str(tmp_path / "run.yaml")])
     with pytest.raises(SystemExit, match=r"yaml: pip install 'hf_paged_eviction\[eval\]'"):
         cli.main()
-
-
-def test_killed_run_leaves_no_processes(command: list[str], tmp_path: Path) -> None:
-    arguments = [*command, "--workers", "2", "--limit", "64", "--device", "cpu"]
-    process = subprocess.Popen([sys.executable, "-m", "hf_paged_eviction_eval", *arguments], stderr=subprocess.DEVNULL)
-    rows = tmp_path / "out" / "results.jsonl"
-    deadline = time.monotonic() + 60
-    while not rows.exists() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    children = [child for child in psutil.Process(process.pid).children() if "spawn_main" in " ".join(child.cmdline())]
-    process.kill()
-    process.wait()
-    assert len(children) == 2
-    assert not psutil.wait_procs(children, timeout=20)[1]
-    # Nor does a child that dies leave the run waiting.
-    process = subprocess.Popen(
-        [sys.executable, "-m", "hf_paged_eviction_eval", *arguments], stderr=subprocess.PIPE, text=True
-    )
-    size = rows.stat().st_size
-    while rows.stat().st_size == size and time.monotonic() < deadline + 60:
-        time.sleep(0.05)
-    for child in psutil.Process(process.pid).children():
-        if "spawn_main" in " ".join(child.cmdline()):
-            child.kill()
-            break
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 2 and "a worker process was killed" in errors

@@ -46,6 +46,8 @@ def test_every_option_from_a_file(tmp_path: Path, seen: list[Options]) -> None:
 model: some/model
 revision: main
 tokenizer: other/model
+trust-remote-code: true
+allow-pickle: true
 dtype: bfloat16
 attn-implementation: eager
 device: cpu

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import random
+import shutil
 import socket
 import subprocess
 import sys
@@ -13,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import BartConfig, BloomConfig
 
 pytest.importorskip("lm_eval.models.huggingface", reason="the extra `lm-eval` is not installed")
@@ -276,6 +279,31 @@ def test_models_it_cannot_serve_are_refused_by_their_config(tmp_path: Path, conf
     config.save_pretrained(tmp_path)
     with pytest.raises(UserError, match=words):
         PagedEvictionLM(pretrained=str(tmp_path), device="cpu", **SMALL)
+
+
+def test_code_of_a_model_is_run_on_request_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("1\n" * 9))
+    classes = {"AutoConfig": "mystery.Config", "AutoModelForCausalLM": "mystery.Model"}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mystery", "auto_map": classes}))
+    (tmp_path / "mystery.py").write_text(f"import pathlib\npathlib.Path({str(tmp_path / 'mark')!r}).touch()\n")
+    for open_to_all in ({}, {"trust_remote_code": None}):
+        with pytest.raises(ValueError, match="trust_remote_code=True"):
+            PagedEvictionLM(pretrained=str(tmp_path), device="cpu", **SMALL, **open_to_all)
+    assert not (tmp_path / "mark").exists()
+    with pytest.raises(AttributeError, match="Config"):
+        PagedEvictionLM(pretrained=str(tmp_path), device="cpu", **SMALL, trust_remote_code=True)
+    assert (tmp_path / "mark").exists()
+
+
+def test_pickled_weights_are_read_on_request_only(tmp_path: Path) -> None:
+    shutil.copytree(embedded.path(), tmp_path, dirs_exist_ok=True)
+    weights = load_file(tmp_path / "model.safetensors")
+    (tmp_path / "model.safetensors").unlink()
+    torch.save(weights, tmp_path / "pytorch_model.bin")
+    with pytest.raises(OSError, match=r"model\.safetensors"):
+        PagedEvictionLM(pretrained=str(tmp_path), device="cpu", **SMALL)
+    lm = PagedEvictionLM(pretrained=str(tmp_path), device="cpu", **SMALL, use_safetensors=False)
+    assert torch.equal(lm.model.lm_head.weight, weights["model.embed_tokens.weight"])
 
 
 def test_a_ratio_of_no_prompt_is_refused(folder: Path) -> None:

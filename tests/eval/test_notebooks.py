@@ -64,6 +64,7 @@ def texts(notebook: Any) -> Iterator[str]:
             yield json.dumps([output.get("text", ""), data, output.get("traceback", "")])
 
 
+@pytest.mark.notebooks
 @pytest.mark.skipif(not (embedded.path() / "config.json").exists(), reason="no embedded model in this checkout")
 @every_notebook
 def test_it_runs_and_gives_the_kinds_of_output_that_are_committed(path: Path, tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ from transformers import DynamicCache
 
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction_eval.errors import RowsFailed, UserError
-from hf_paged_eviction_eval.perplexity import BINS, binned, make_text_jobs, run_texts, token_losses
+from hf_paged_eviction_eval.perplexity import binned, make_text_jobs, run_texts, token_losses
 from hf_paged_eviction_eval.settings import TextSettings
-from hf_paged_eviction_eval.summaries.summary import curves
+from hf_paged_eviction_eval.summaries.summary import BINS, curves
 from hf_paged_eviction_eval.texts import read_texts
 
 

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import json
+import marshal
 import pickle
+import shutil
 import socket
 import sys
+import tempfile
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, dynamic_module_utils
+from transformers import dynamic_module_utils
+from typer.testing import CliRunner
 
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.calibration import load_calibration
 from hf_paged_eviction_eval import models
+from hf_paged_eviction_eval.commands import app
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.longbench.sources import dataset_rows
+from hf_paged_eviction_eval.metrics import chinese
 from hf_paged_eviction_eval.settings import TaskSettings
 
 
@@ -38,38 +46,137 @@ def mark(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def own_code(tmp_path: Path, mark: Path) -> Path:
-    """A model and a tokenizer whose folder brings their classes."""
+def own_code(tmp_path: Path, model_folder: str, mark: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A model and a tokenizer that work, and whose folder brings their classes."""
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr(sys, "path", [*sys.path])
     folder = tmp_path / "model"
-    folder.mkdir()
+    shutil.copytree(model_folder, folder)
     (folder / "mystery.py").write_text(
         f"import pathlib\npathlib.Path({str(mark)!r}).touch()\n"
         "from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast\n"
         "class Config(LlamaConfig):\n    model_type = 'mystery'\n"
+        "class Model(LlamaForCausalLM):\n    config_class = Config\n"
+        "class Words(PreTrainedTokenizerFast):\n    pass\n"
     )
-    classes = {
-        "AutoConfig": "mystery.Config",
-        "AutoModelForCausalLM": "mystery.LlamaForCausalLM",
-        "AutoTokenizer": ["mystery.PreTrainedTokenizerFast", None],
-    }
-    (folder / "config.json").write_text(json.dumps({"model_type": "mystery", "auto_map": classes}))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"auto_map": classes, "tokenizer_class": "Mystery"}))
+    classes = {"AutoConfig": "mystery.Config", "AutoModelForCausalLM": "mystery.Model"}
+    change(folder / "config.json", model_type="mystery", auto_map=classes)
+    words = {"AutoTokenizer": [None, "mystery.Words"]}
+    change(folder / "tokenizer_config.json", tokenizer_class="Words", auto_map=words)
     return folder
 
 
-@pytest.mark.parametrize("load", [models.load, models.load_config, models.load_tokenizer])
-def test_code_of_a_model_is_not_run(load: Any, own_code: Path, mark: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def nobody(*_: object) -> str:
-        raise EOFError
+def change(file: Path, **values: Any) -> None:
+    """Replace values in a JSON file."""
+    file.write_text(json.dumps(json.loads(file.read_text("utf-8")) | values), "utf-8")
 
-    monkeypatch.setattr("builtins.input", nobody)
-    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(mark.parent / "modules"))
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    with pytest.raises(UserError, match=r"trust_remote_code|custom code"):
-        load(TaskSettings(policies=(), budgets=("full",), tasks=("passkey",), model=str(own_code)))
+
+LOADERS = [models.load, models.load_config, models.load_tokenizer]
+
+
+@pytest.mark.parametrize("load", LOADERS)
+def test_code_of_a_model_is_run_on_request_only(load: Any, own_code: Path, mark: Path) -> None:
+    settings = TaskSettings(policies=(), budgets=("full",), tasks=("passkey",), model=str(own_code))
+    with pytest.raises(UserError, match="--trust-remote-code"):
+        load(settings)
     assert not mark.exists()
-    AutoConfig.from_pretrained(own_code, trust_remote_code=True)
-    assert mark.exists(), "the code does nothing, so that this test says nothing"
+    load(replace(settings, trust_remote_code=True))
+    assert mark.exists()
+
+
+COMMANDS = {
+    "chat": "chat --max-new-tokens 2",
+    "eval": "eval --workers 1 --tasks passkey --length 200 --limit 1 --policies recency --budgets 64 --output {}/out",
+    "texts": "eval --workers 1 --text {}/text --length 100 --policies recency --budgets 64 --output {}/out",
+    "calibrate": "calibrate --text {}/text --output {}/it.safetensors --tokens 600 --window 300",
+    "bench": "bench --variants floor --contexts 64 --budgets 64 --steps 16 --rounds 1 --again --output {}/out",
+    "verify": "verify",
+}
+
+
+def test_a_configuration_without_weights_runs_no_code_either(own_code: Path, mark: Path) -> None:
+    (own_code / "model.safetensors").unlink()
+    words = ["verify", "--device", "cpu", "--model", str(own_code)]
+    result = CliRunner().invoke(app, words, input="1\ny\nyes\n")
+    assert result.exit_code == 2 and "--trust-remote-code" in result.output, result.output
+    assert not mark.exists()
+    assert CliRunner().invoke(app, [*words, "--trust-remote-code"]).exit_code == 0
+
+
+@pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
+def test_no_command_takes_its_input_for_consent(command: str, own_code: Path, mark: Path, tmp_path: Path) -> None:
+    """transformers would ask whether to run the code, and read the answer from the pipe."""
+    (tmp_path / "text").write_text(Path(__file__).read_text("utf-8"), "utf-8")
+    words = f"{command.replace('{}', str(tmp_path))} --device cpu --model {own_code}".split()
+    result = CliRunner().invoke(app, words, input="1\ny\nyes\n")
+    assert result.exit_code == 2 and "--trust-remote-code" in result.output, result.output
+    assert not mark.exists()
+    result = CliRunner().invoke(app, [*words, "--trust-remote-code"], input="1\n")
+    assert result.exit_code == 0, result.output
+    assert mark.exists()
+
+
+def test_code_of_a_tokenizer_alone_is_run_on_request_only(model_folder: str, own_code: Path, mark: Path) -> None:
+    settings = TaskSettings(
+        policies=(), budgets=("full",), tasks=("passkey",), model=model_folder, tokenizer=str(own_code)
+    )
+    with pytest.raises(UserError, match=r"tokenizer of .*--trust-remote-code"):
+        models.load(settings)
+    # A class that transformers knows itself is taken instead.
+    shutil.copy(Path(model_folder) / "config.json", own_code)
+    with suppress(UserError):
+        models.load_tokenizer(settings)
+    assert not mark.exists()
+    models.load(replace(settings, trust_remote_code=True))
+    assert mark.exists()
+
+
+def test_consent_is_a_setting_of_the_run(model_folder: str, tmp_path: Path) -> None:
+    (tmp_path / "wish.yaml").write_text(f"trust-remote-code: true\nmodel: {model_folder}\n")
+    words = f"{COMMANDS['eval'].replace('{}', str(tmp_path))} --device cpu --config {tmp_path}/wish.yaml"
+    assert CliRunner().invoke(app, words.split()).exit_code == 0
+    settings = json.loads((tmp_path / "out" / "run_meta.json").read_text("utf-8"))["settings"]
+    assert settings["trust_remote_code"] is True and settings["allow_pickle"] is False
+    assert "trust-remote-code: true" in (tmp_path / "out" / "run.yaml").read_text("utf-8")
+    assert CliRunner().invoke(app, ["report", str(tmp_path / "out")]).exit_code == 0
+    report = (tmp_path / "out" / "report" / "report.md").read_text("utf-8")
+    assert "Code of the model run: yes" in report and "Pickled weights allowed: no" in report
+
+
+def test_pickled_weights_are_read_on_request_only(model_folder: str, model: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "pickled"
+    shutil.copytree(model_folder, folder)
+    (folder / "model.safetensors").unlink()
+    settings = TaskSettings(policies=(), budgets=("full",), tasks=("passkey",), model=str(folder), dtype="float32")
+    with pytest.raises(UserError, match="expected: a folder"):
+        models.load(settings)  # no weights at all
+    torch.save(model.state_dict(), folder / "pytorch_model.bin")
+    with pytest.raises(UserError, match=r"no weights in safetensors.*--allow-pickle"):
+        models.load(settings)
+    loaded = models.load(replace(settings, allow_pickle=True))[0]
+    assert torch.equal(loaded.lm_head.weight, model.lm_head.weight.float())
+
+
+def test_an_allowed_pickle_holds_tensors_only(model_folder: str, tmp_path: Path, mark: Path) -> None:
+    folder = tmp_path / "pickled"
+    shutil.copytree(model_folder, folder)
+    (folder / "model.safetensors").unlink()
+    torch.save({"lm_head.weight": Bomb(mark)}, folder / "pytorch_model.bin")
+    with pytest.raises(UserError, match="more than tensors"):
+        models.load(
+            TaskSettings(policies=(), budgets=("full",), tasks=("passkey",), model=str(folder), allow_pickle=True)
+        )
+    assert not mark.exists()
+
+
+def test_words_planted_for_jieba_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("jieba", reason="the extra `zh` is not installed")
+    planted = {"北": 1, "北京": 0, "北京大": 10**9, "学": 1}
+    (tmp_path / "jieba.cache").write_bytes(marshal.dumps((planted, 10**9)))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    chinese._tokenizer.cache_clear()
+    assert chinese.cut("北京大学") == ["北京大学"]
+    assert [path.name for path in tmp_path.iterdir()] == ["jieba.cache"]
 
 
 def test_a_pickle_is_no_calibration(tmp_path: Path, mark: Path) -> None:

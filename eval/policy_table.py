@@ -1,0 +1,62 @@
+"""What the registry of policies knows, in a file: a list of names must not cost the import of torch.
+
+`python -m hf_paged_eviction_eval.policy_table` writes the file anew.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from inspect import getdoc
+from pathlib import Path
+
+PATH = Path(__file__).parent / "policies.json"
+
+
+@dataclass(frozen=True)
+class PolicyTable:
+    """Policies by what they look at, and what may stand around or behind a policy.
+
+    Attributes:
+        sections: by title: name, arXiv id (empty without one) and first sentence of every policy.
+        modifiers, allocators: their names.
+    """
+
+    sections: dict[str, list[list[str]]]
+    modifiers: list[str]
+    allocators: list[str]
+
+
+def read_policy_table() -> PolicyTable:
+    """The table as it stands in the file."""
+    return PolicyTable(**json.loads(PATH.read_text("utf-8")))
+
+
+def make_policy_table() -> PolicyTable:
+    """The table as the registry has it; imports torch."""
+    from hf_paged_eviction import available_allocators, available_modifiers, available_policies, make_policy
+    from hf_paged_eviction.attention import PAGED_EVICTION
+
+    seen: list[list[str]] = []
+    asked: list[list[str]] = []
+    for name in available_policies():
+        policy = make_policy(name)
+        summary = (getdoc(type(policy)) or "").partition("\n\n")[0].replace("\n", " ").replace("`", "")
+        (asked if policy.needs_queries else seen).append([name, policy.paper or "", summary])
+    return PolicyTable(
+        {
+            "by keys, values and positions; with every attention implementation": seen,
+            f"by queries or attention too; with the attention implementation {PAGED_EVICTION}": asked,
+        },
+        list(available_modifiers()),
+        list(available_allocators()),
+    )
+
+
+def main() -> None:
+    """Write the file."""
+    PATH.write_text(json.dumps(asdict(make_policy_table()), indent=1, ensure_ascii=False) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,135 @@
+"""A layer that holds a linear state next to keys and values, of which the latter are paged."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .layer import PagedLayer
+
+try:
+    from transformers.cache_utils import LinearAttentionAndFullAttentionLayer, LinearAttentionLayer
+except ImportError:  # earlier releases have no such layers, so none is ever made
+    LinearAttentionAndFullAttentionLayer = LinearAttentionLayer = object
+
+
+class HybridLayer(LinearAttentionAndFullAttentionLayer):  # type: ignore[misc]
+    """The layer of models that run a linear mixer and attention side by side (falcon_h1, zamba2, zaya).
+
+    transformers' own layer, so that models find their linear state in it; what concerns keys and values is left to
+    `paged`.
+
+    Args:
+        paged: holds keys and values.
+        linear: the layer `DynamicCache` makes, which says how many linear states there are.
+    """
+
+    is_croppable = False
+    supports_early_init = True
+
+    def __init__(self, paged: PagedLayer, linear: LinearAttentionAndFullAttentionLayer) -> None:
+        LinearAttentionLayer.__init__(self, number_of_states=linear.number_of_states)
+        self.paged = paged
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.paged!r})"
+
+    # ---- keys and values ------------------------------------------------------------------------------------------
+
+    @property
+    def keys(self) -> Tensor | None:
+        """Of `paged`, as are the others below."""
+        return self.paged.keys
+
+    @property
+    def values(self) -> Tensor | None:
+        return self.paged.values
+
+    @property
+    def is_initialized(self) -> bool:
+        return self.paged.is_initialized
+
+    @property
+    def is_compileable(self) -> bool:
+        return self.paged.is_compileable
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """See `PagedLayer.update`."""
+        return self.paged.update(key_states, value_states, *args, **kwargs)
+
+    def get_seq_length(self) -> int:
+        return self.paged.get_seq_length()
+
+    def get_mask_sizes(self, query_length: int | Tensor) -> tuple[int, int]:
+        return self.paged.get_mask_sizes(query_length)
+
+    def get_max_length(self) -> int:
+        return self.paged.get_max_length()
+
+    # ---- both halves ----------------------------------------------------------------------------------------------
+
+    def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:
+        """Of keys and values where they are given by position, of a linear state where it is given by name."""
+        if args:
+            self.paged.lazy_initialization(*args)
+        else:
+            LinearAttentionLayer.lazy_initialization(self, **kwargs)
+
+    def offload(self) -> None:
+        self.paged.offload()
+        LinearAttentionLayer.offload(self)
+
+    def prefetch(self) -> None:
+        self.paged.prefetch()
+        LinearAttentionLayer.prefetch(self)
+
+    def reset(self) -> None:
+        self.paged.reset()
+        LinearAttentionLayer.reset(self)
+
+    def activate_past_recording(self) -> None:
+        self.paged.activate_past_recording()
+        LinearAttentionLayer.activate_past_recording(self)
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """See `PagedLayer.crop` and `crop_state`."""
+        seen = self.get_seq_length()
+        count = max(seen - tokens_to_remove, 0) if tokens_to_remove > 0 else -tokens_to_remove
+        self.paged.check_crop(-count)
+        if count or self.record_past:
+            self.crop_state(-count)
+        self.paged.crop(-count)
+
+    def crop_state(self, tokens_to_remove: int) -> None:
+        """Take the newest tokens, `-n` or 0, out of the linear state alone.
+
+        Raises:
+            RuntimeError: that cannot be done: there is a recurrent state, or nothing was recorded.
+        """
+        if tokens_to_remove and any(self.is_recurrent_states_initialized.values()):
+            raise RuntimeError(
+                "This layer has a recurrent state, which holds all tokens at once: none can be taken back. Keep a "
+                "copy.deepcopy of the cache from before those tokens."
+            )
+        LinearAttentionLayer.crop(self, tokens_to_remove)
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        self.paged.reorder_cache(beam_idx)
+        LinearAttentionLayer.reorder_cache(self, beam_idx)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        if self.get_seq_length():
+            rows = torch.arange(self.paged.table.rows).repeat_interleave(repeats)
+            LinearAttentionLayer.reorder_cache(self, rows)
+        self.paged.batch_repeat_interleave(repeats)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        self.paged.batch_select_indices(indices)
+        LinearAttentionLayer.reorder_cache(self, indices.nonzero()[:, 0] if indices.dtype == torch.bool else indices)
+
+
+def paged_part(layer: Any) -> PagedLayer | None:
+    """What evicts in a layer of a cache; None where nothing does."""
+    if isinstance(layer, PagedLayer):
+        return layer
+    return layer.paged if isinstance(layer, HybridLayer) else None

@@ -1,0 +1,104 @@
+"""What needs no model starts at once: nothing of torch or transformers is imported."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from types import MappingProxyType
+
+import pytest
+from report_rows import VARIANTS, make_row
+from transformers import AttentionInterface
+
+import hf_paged_eviction
+from hf_paged_eviction import library
+from hf_paged_eviction_eval.policy_table import PATH, make_policy_table, read_policy_table
+
+#: The last line of its output: which of the heavy packages were imported.
+_HEAVY = "print('heavy', *sorted({'torch', 'transformers', 'datasets', 'accelerate'} & {*sys.modules}))\n"
+_COMMANDS = f"""
+import json, sys
+from typer.testing import CliRunner
+from hf_paged_eviction_eval.commands import app
+for words in json.loads(sys.argv[1]):
+    result = CliRunner().invoke(app, words, env={{"COLUMNS": "200"}})
+    assert result.exit_code == 0, (words, result.output, result.exception)
+    print(result.output)
+{_HEAVY}"""
+
+
+def python(
+    code: str, *arguments: str, environment: Mapping[str, str] = MappingProxyType({})
+) -> subprocess.CompletedProcess[str]:
+    """Run code in an interpreter of its own."""
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_commands_without_a_model_import_no_torch(tmp_path: Path) -> None:
+    rows = [
+        make_row(task, variant, index) for task in ("qasper", "gov_report") for variant in VARIANTS for index in (0, 1)
+    ]
+    (tmp_path / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    names = ["eval", "chat", "score", "report", "calibrate", "bench", "tasks", "policies"]
+    words = [["--help"], ["--version"], ["tasks"], ["policies"], *([name, "--help"] for name in names)]
+    words += [["score", str(tmp_path)], ["report", str(tmp_path)]]
+    done = python(_COMMANDS, json.dumps(words))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "heavy"
+    assert (
+        "2509.04377" in done.stdout and "longbench_v2" in done.stdout and "Perplexity instead of tasks" in done.stdout
+    )
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [("paged-eviction ca", "calibrate"), ("paged-eviction eval --trust", "--trust-remote-code")],
+)
+def test_the_shell_completes_without_torch(typed: str, expected: str) -> None:
+    environment = {
+        "_PAGED_EVICTION_COMPLETE": "complete_bash",
+        "COMP_WORDS": typed,
+        "COMP_CWORD": str(len(typed.split()) - 1),
+    }
+    code = f"import atexit, sys\nfrom hf_paged_eviction_eval.cli import main\nsys.argv[0] = 'paged-eviction'\n\
+@atexit.register\ndef look():\n    {_HEAVY}main()"
+    done = python(code, environment=environment)
+    assert done.stdout.split("\n")[:2] == [expected, "heavy"], (done.stdout, done.stderr)
+
+
+def test_the_package_alone_imports_no_torch() -> None:
+    done = python(
+        "import sys\nimport hf_paged_eviction, hf_paged_eviction.stats, hf_paged_eviction_eval.settings\n"
+        f"assert 'PagedEvictionCache' in dir(hf_paged_eviction)\n{_HEAVY}"
+    )
+    assert done.stdout == "heavy\n", done.stderr
+
+
+def test_every_name_is_there_when_it_is_taken() -> None:
+    assert set(hf_paged_eviction.__all__) == {*library.__all__, "__version__"}
+    for name in library.__all__:
+        vars(hf_paged_eviction).pop(name, None)
+        assert getattr(hf_paged_eviction, name) is getattr(library, name)
+    assert hf_paged_eviction.policies is sys.modules["hf_paged_eviction.policies"]  # type: ignore[attr-defined]
+    assert "PagedEvictionCache" in vars(hf_paged_eviction), "asked again each time"
+    assert "paged_eviction" in AttentionInterface()
+    for wrong in ("PagedEvictionCash", "__wrapped__"):
+        with pytest.raises(AttributeError, match=wrong):
+            getattr(hf_paged_eviction, wrong)
+
+
+def test_the_table_of_policies_is_that_of_the_registry() -> None:
+    assert asdict(read_policy_table()) == asdict(make_policy_table()), (
+        f"{PATH.name} is old: python -m hf_paged_eviction_eval.policy_table writes it anew"
+    )

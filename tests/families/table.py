@@ -1,0 +1,62 @@
+"""Writes docs/families.md from what the last run over all families left: `python tests/families/table.py`."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import transformers
+
+from families.listing import families
+from families.outcomes import ROWS, Outcome
+
+PAGE = Path(__file__).parents[2] / "docs" / "families.md"
+_LONGEST = 160
+_HEAD = """# Model families
+
+Made by `make test-families`; do not edit. `verify(model)` was run on a tiny random model of every decoder in the tables
+of transformers {version}: causal language models, models that read images or sound beside text (fed with text alone),
+and encoder-decoder models.
+
+{counts}
+
+*exact*: with every attention implementation and mode that is not refused, the logits are those of full attention in
+which the evicted tokens are masked. *refused*: the cache raises an error that says why. *nothing evicts*: all layers
+hold a fixed number of tokens already. *not covered*: there is nothing to compare with, for the reason given. *not
+built*: no tiny model could be made.
+
+| family | model | | why not all is exact |
+|---|---|---|---|
+"""
+
+
+def page(rows: list[Outcome]) -> str:
+    """The page as Markdown."""
+    counts = Counter(row.word for row in rows)
+    listed = ", ".join(f"{count} {word}" for word, count in counts.most_common())
+    head = _HEAD.format(version=transformers.__version__, counts=f"{len(rows)} families: {listed}.")
+    return head + "".join(f"| {row.family} | {row.model} | {row.word} | {_reason(row)} |\n" for row in rows)
+
+
+def _reason(row: Outcome) -> str:
+    if not row.reasons:
+        return ""
+    first = " ".join(row.reasons[0].split()).replace("|", "\\|").replace("<", "&lt;")
+    return first if len(first) <= _LONGEST else first[: _LONGEST - 1].rsplit(" ", 1)[0] + " …"
+
+
+def main() -> None:
+    """Write the page; complain about families that were not run."""
+    paths = {str(family): ROWS / f"{family}.json" for family in families()}
+    missing = [name for name, path in paths.items() if not path.exists()]
+    if missing:
+        sys.exit(f"{len(missing)} families have not been run: {', '.join(missing[:9])} ...")
+    PAGE.write_text(page([Outcome.load(path) for path in paths.values()]), "utf-8")
+    print(f"{PAGE.name}: {len(paths)} families")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,44 @@
+"""The choice of cases that meets every pair of parameter values."""
+
+from __future__ import annotations
+
+from itertools import combinations, product
+from types import SimpleNamespace
+from typing import Any
+
+from covering import covering_cases
+
+
+class Case(SimpleNamespace):
+    """A namespace that may be a key, as an item of pytest may."""
+
+    __hash__ = object.__hash__
+
+
+def cases(test: str, *axes: int) -> list[Any]:
+    """Stand-ins for the items of one test."""
+    values = [[object() for _ in range(count)] for count in axes]
+    parameters = [dict(zip("abcd", chosen, strict=False)) for chosen in product(*values)]
+    return [Case(parent="file", name=test, callspec=SimpleNamespace(params=params)) for params in parameters]
+
+
+def pairs(items: list[Any]) -> set[Any]:
+    return {pair for item in items for pair in combinations(item.callspec.params.items(), 2)}
+
+
+def test_every_pair_is_met_by_fewer_cases() -> None:
+    whole = cases("one", 5, 4, 3, 2)
+    chosen = [item for item in whole if item in covering_cases(whole)]
+    assert pairs(chosen) == pairs(whole)
+    assert 20 <= len(chosen) <= 30 < len(whole) == 120
+
+
+def test_tests_do_not_stand_in_for_each_other() -> None:
+    one, other = cases("one", 2, 2, 2), cases("other", 2, 2, 2)
+    chosen = covering_cases([*one, *other])
+    assert len(chosen & set(one)) == len(chosen & set(other)) == 4
+
+
+def test_products_of_two_are_left_whole() -> None:
+    whole = [*cases("two", 6, 5), *cases("none")]
+    assert covering_cases(whole) == set(whole)
