@@ -119,6 +119,8 @@ class EvictionPolicy(ABC):
             their mean size. Otherwise each is compared in steps of 1/4096 of its own size, so that the smallest keep
             their order; that is right for what is added, multiplied and divided from numbers of one sign, such as
             attention and norms.
+        reads_weights: False if `observe` asks for queries and keys and never for `attention.weights`: then it is shown
+            the queries of a long prompt in few large pieces.
         supports_mla: False if the score is meaningless where a layer caches latents instead of keys and values
             (multi-head latent attention).
     """
@@ -129,6 +131,7 @@ class EvictionPolicy(ABC):
     by_layer: ClassVar[bool] = True
     by_probe: ClassVar[bool] = False
     needs_rotary: ClassVar[bool] = False
+    reads_weights: ClassVar[bool] = True
     absolute_noise: ClassVar[bool] = False
     supports_mla: ClassVar[bool] = True
 

@@ -1,6 +1,6 @@
 """Compactor, arXiv 2507.08143."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -59,6 +59,7 @@ class Compactor(EvictionPolicy):
     paper: ClassVar[str | None] = "2507.08143"
     absolute_noise: ClassVar[bool] = True
     needs_rotary: ClassVar[bool] = True
+    reads_weights: ClassVar[bool] = False
     supports_mla: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -74,7 +75,11 @@ class Compactor(EvictionPolicy):
         return ("received",)
 
     def observe(self, statistics: Statistics, attention: Attention) -> Statistics:
-        return {"received": statistics["received"] + self._received(attention)}
+        received = statistics["received"]
+        queries, asked = attention.queries.split(self.chunk, 2), attention.query_positions.split(self.chunk, 1)
+        for some, positions in zip(queries, asked, strict=True):
+            received = received + self._received(replace(attention, queries=some, query_positions=positions))
+        return {"received": received}
 
     def _received(self, attention: Attention) -> Tensor:
         """`[B, H, T]`, what the queries pay to the tokens of their chunks, mean over a group."""
@@ -120,10 +125,10 @@ class Compactor(EvictionPolicy):
     def _standard(self, scores: Tensor, rivals: Tensor, context: ScoreContext) -> Tensor:
         """Mean 0 and standard deviation 1 over the row's rivals of all heads."""
         gather = context.share.gather
-        everywhere, counted = gather(scores.where(rivals, 0.0)), gather(rivals)
+        everywhere, counted = gather(scores.where(rivals, 0.0)), gather(rivals.float())
         count = counted.sum((1, 2), keepdim=True)
         mean = everywhere.sum((1, 2), keepdim=True) / count.clamp_min(1)
-        variance = (everywhere - mean).square().where(counted, 0.0).sum((1, 2), keepdim=True) / (count - 1).clamp_min(1)
+        variance = ((everywhere - mean).square() * counted).sum((1, 2), keepdim=True) / (count - 1).clamp_min(1)
         # Scores that are all the same but for noise stay so.
         deviation = without_noise(variance.sqrt(), mean.abs())
         return torch.where(deviation > 0, (scores - mean) / deviation, 0.0)

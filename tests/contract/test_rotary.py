@@ -127,6 +127,7 @@ def test_what_verify_says() -> None:
     assert "not known (it caches latents" in str(latent)
 
 
+@pytest.mark.filterwarnings("ignore:.*longrope")
 @pytest.mark.parametrize("case", _UNKNOWN)
 def test_what_cannot_be_undone_is_refused(case: str) -> None:
     model_type, settings, reason = _UNKNOWN[case]
