@@ -132,7 +132,10 @@ class Recorder:
         positions = positions.expand(rows, -1)
         self.new = [
             Column(
-                embeds[:, i], real[:, i].bool().tolist(), positions[:, i], ids=None if ids is None else ids[:, i].clone()
+                embeds[:, i],
+                real[:, i].bool().tolist(),
+                positions[:, i],
+                ids=None if ids is None else ids[:, i].clone(),
             )
             for i in range(count)
         ]
