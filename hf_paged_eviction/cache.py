@@ -40,9 +40,10 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
     """A `DynamicCache` that holds at most `budget` tokens per layer and row (PagedEviction, arXiv 2509.04377).
 
     Pass it as `past_key_values=` to `generate` or to the model. Full-attention layers are paged, also where they hold a
-    linear state next to their keys and values; other layers stay what `DynamicCache` makes of them. Eviction works on what a forward leaves
-    behind: the queries of a forward always attend to all of its own tokens. With `prefill_chunk_size=n` the peak is
-    `budget + n` tokens. Gradients flow through the tokens of one forward of several, not into what earlier ones left.
+    linear state next to their keys and values; other layers stay what `DynamicCache` makes of them. Eviction works on
+    what a forward leaves behind: the queries of a forward always attend to all of its own tokens. With
+    `prefill_chunk_size=n` the peak is `budget + n` tokens. Gradients flow through the tokens of one forward of several,
+    not into what earlier ones left.
 
     Args:
         config: `model.config`; the text part of a multimodal config is found by itself.

@@ -130,15 +130,8 @@ class Recorder:
         if positions is None:
             positions = torch.arange(len(self.columns), len(self.columns) + count)[None]
         positions = positions.expand(rows, -1)
-        self.new = [
-            Column(
-                embeds[:, i],
-                real[:, i].bool().tolist(),
-                positions[:, i],
-                ids=None if ids is None else ids[:, i].clone(),
-            )
-            for i in range(count)
-        ]
+        fed = [None] * count if ids is None else ids.clone().unbind(1)
+        self.new = [Column(embeds[:, i], real[:, i].bool().tolist(), positions[:, i], ids=fed[i]) for i in range(count)]
         self.columns += self.new
         self.forwards.append(count)
 
