@@ -1,8 +1,9 @@
 """Every policy on the embedded model, as a share of the way from random eviction to the oracle.
 
 `python benchmarks/policies.py --workers 2` answers the tasks of the suite at four budgets and block sizes, with the
-question known when the prompt is compressed and without. Rows are written as they are finished, a folder per block size
-and mode; the same command continues, and adds the policies that were not there before. `--quick` takes minutes.
+question known when the prompt is compressed and without. Rows are written as they are finished, a folder per block
+size, mode and seed; the same command continues, and adds the policies and seeds that were not there before. The results
+are those of all seeds together, with the shares of each seed beside them. `--quick` takes minutes.
 """
 
 import argparse
@@ -44,6 +45,8 @@ COMPOSED = (
     "adaptive(keydiff, h2o)",
     *(f"{policy}@{name}" for policy in (ORACLE, "keydiff") for name in ("pyramid", "cake", "d2o", "ada_kv")),
     *(f"snapkv@{name}" for name in ("pyramid", "cake", "ada_kv")),
+    "cake@cake",
+    "kvzip@ada_kv",
 )
 IMAGE = Path(__file__).parents[1] / "notebooks" / "images" / "policies.png"
 
@@ -54,9 +57,10 @@ def main() -> None:
     wanted = [name for name in every if can_be_made(name)]
     wanted = list(dict.fromkeys([RANDOM, ORACLE, *wanted]))
     try:
-        for settings, name in grid(options):
-            for part, path in parts(settings, wanted, options.work, name):
-                evaluate_tasks(part, path, options.workers, Printer(path.name))
+        for runs in grid(options):
+            for settings, name in runs:
+                for part, path in parts(settings, wanted, options.work, name):
+                    evaluate_tasks(part, path, options.workers, Printer(path.name))
     except UserError as error:
         raise SystemExit(str(error)) from error
     if options.quick:
@@ -85,20 +89,22 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--length", type=int, default=1024, help="tokens per prompt")
     parser.add_argument("--blocks", default="1,8,16,32")
     parser.add_argument("--modes", default="aware,agnostic", help="whether the question is in what is compressed")
+    parser.add_argument("--seeds", default="0,1", help="which prompts are drawn; those of all seeds count")
     parser.add_argument("--policies", help="instead of all of them, with ; in between")
     options = parser.parse_args()
     options.budgets, options.tasks = ("6%", "12.5%", "25%", "50%"), TASK_GROUPS["suite"]
     if options.quick:
         options.samples, options.batch_size, options.length, options.blocks = 4, 4, 256, "8"
+        options.seeds = "0"
         options.budgets, options.tasks = ("25%", "50%"), ("kv_recall_many", "span_copy")
     options.work = options.work or Path("results") / ("policies-quick" if options.quick else "policies")
     return options
 
 
-def grid(options: argparse.Namespace) -> Iterator[tuple[TaskSettings, str]]:
-    """The settings of each block size and mode, without policies, and a name for them."""
+def grid(options: argparse.Namespace) -> Iterator[list[tuple[TaskSettings, str]]]:
+    """For each block size and mode the settings of each seed, without policies, and a name for them."""
     for mode, block in product(options.modes.split(","), map(int, options.blocks.split(","))):
-        settings = TaskSettings(
+        first = TaskSettings(
             policies=(),
             budgets=(*options.budgets, FULL),
             block_size=block,
@@ -109,7 +115,8 @@ def grid(options: argparse.Namespace) -> Iterator[tuple[TaskSettings, str]]:
             batch_size=options.batch_size,
             attn_implementation=PAGED_EVICTION,
         )
-        yield settings, f"{mode}-block{block}"
+        seeds = list(map(int, options.seeds.split(",")))
+        yield [(replace(first, seed=seed), f"{mode}-block{block}" + f"-seed{seed}" * bool(seed)) for seed in seeds]
 
 
 def parts(settings: TaskSettings, wanted: Sequence[str], work: Path, name: str) -> Iterator[tuple[TaskSettings, Path]]:
@@ -148,14 +155,16 @@ class Printer:
 def collect(options: argparse.Namespace, target: Path, image: Path) -> None:
     """Everything that is in the work folder, as one file and one plot."""
     runs = []
-    for settings, name in grid(options):
-        rows = [row for path in sorted(options.work.glob(f"{name}-part*")) for row in read_rows(path, row_key)[0]]
+    for seeds in grid(options):
+        by_seed = {settings.seed: rows_of(options.work, name) for settings, name in seeds}
+        rows = [row for each in by_seed.values() for row in each]
         if rows:
-            runs.append(summary(settings, rows))
+            runs.append(summary(seeds[0][0], rows) | ({"by_seed": seed_shares(by_seed)} if len(by_seed) > 1 else {}))
     content = {
         "environment": environment(),
         "command": "python benchmarks/policies.py" + (" --quick" if options.quick else ""),
         "model": "embedded",
+        "seeds": list(map(int, options.seeds.split(","))),
         "length": options.length,
         "tasks": [*options.tasks, ALL_TASKS],
         "columns": "per policy: share of the distance from random (0) to the oracle (1) over all tasks and its "
@@ -168,8 +177,24 @@ def collect(options: argparse.Namespace, target: Path, image: Path) -> None:
     print(f"written: {target}, {image}")
 
 
+def rows_of(work: Path, name: str) -> list[Row]:
+    """All rows of one block size, mode and seed."""
+    return [row for path in sorted(work.glob(f"{name}-part*")) for row in read_rows(path, row_key)[0]]
+
+
+def seed_shares(rows: dict[int, list[Row]]) -> dict[str, dict[str, dict[str, float | None]]]:
+    """Seed -> budget -> policy -> share over all tasks."""
+    found: dict[str, dict[str, dict[str, float | None]]] = {}
+    for seed, own in rows.items():
+        for each in shares(own):
+            if each.task == ALL_TASKS:
+                share = None if each.share is None else round(each.share, 4)
+                found.setdefault(str(seed), {}).setdefault(each.budget, {})[each.policy] = share
+    return found
+
+
 def summary(settings: TaskSettings, rows: Sequence[Row]) -> dict[str, Any]:
-    """One block size and mode."""
+    """One block size and mode, all seeds together."""
     cells = summarise(rows)
     means = {(cell.task, cell.policy, cell.budget): cell for cell in [*cells, *over_tasks(cells)]}
     found = {(each.policy, each.budget): each for each in shares(rows) if each.task in (ALL_TASKS, *_only(settings))}

@@ -5,8 +5,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from matplotlib.figure import Figure
+
 from hf_paged_eviction_eval.budgets import FULL
-from hf_paged_eviction_eval.summaries.plot_style import plt, save
+from hf_paged_eviction_eval.summaries.plot_style import save
 
 #: From light to dark, told apart by shape too.
 COLOURS = ("#E69F00", "#56B4E9", "#0072B2", "#000000")
@@ -33,9 +35,8 @@ def plot_shares(runs: Sequence[dict[str, Any]], path: Path) -> None:
         if len(here) > 1:
             panels.append((f"{name}, budget {budget}", {f"block {n}": _series(here[n], budget) for n in sorted(here)}))
     policies = _by_rank([series for _, lines in panels for series in lines.values()])
-    figure, axes = plt.subplots(
-        1, len(panels), figsize=(2.2 + 2.7 * len(panels), 1.6 + 0.2 * len(policies)), sharey=True, squeeze=False
-    )
+    figure = Figure(figsize=(2.2 + 2.7 * len(panels), 1.6 + 0.2 * len(policies)))
+    axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)
     for panel, (title, lines) in zip(axes[0], panels, strict=True):
         _draw(panel, title, lines, policies)
     figure.supxlabel("share of the distance from random eviction (0) to the oracle (1), all tasks", fontsize=11)

@@ -27,9 +27,9 @@ def content(results: dict[str, Any]) -> str:
     columns += [(False, block, "12.5%") for block in BLOCKS]
     policies = list(dict.fromkeys(name for run in runs.values() for lines in run["budgets"].values() for name in lines))
     lines = {name: [_share(runs, name, column) for column in columns] for name in policies if name != FULL}
-    ranked = sorted(lines, key=lambda name: -_rank(lines[name]))
+    ranked = sorted(lines, key=lambda name: -_rank([share for share, _ in lines[name]]))
     header = ("policy", *(_title(*column) for column in columns))
-    rows = [(f"`{name}`", *("" if share is None else f"{100 * share:.0f}" for share in lines[name])) for name in ranked]
+    rows = [(f"`{name}`", *(_cell(share, error) for share, error in lines[name])) for name in ranked]
     counts = sorted({run["samples"] for run in runs.values()})
     prompts = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     scores = [_score(runs, name, columns[1]) for name in ("random", "oracle", FULL)]
@@ -37,7 +37,7 @@ def content(results: dict[str, Any]) -> str:
         f"**Share of the way from random eviction (0) to the oracle (100)**, `{results['command']}`: the embedded "
         f"model, {len(results['tasks']) - 1} tasks, {prompts} prompts of "
         f"{results['length']} tokens each, blocks of {BLOCK} tokens (b1: of one). *unknown*: the question comes after "
-        f"compression; *known*: it is part of what is compressed. Mean scores at "
+        f"compression; *known*: it is part of what is compressed. Behind ± the standard error. Mean scores at "
         f"{_title(*columns[1])}: random {scores[0]:.2f}, oracle {scores[1]:.2f}, full cache {scores[2]:.2f}. The order "
         "is that of this model; a large one's keys and values can have norms that mean the opposite.\n\n"
         + table(header, rows)
@@ -48,10 +48,16 @@ def _title(aware: bool, block: int, budget: str) -> str:
     return f"{'known' if aware else 'unknown'}, {budget}" + (f", b{block}" if block != BLOCK else "")
 
 
-def _share(runs: Runs, policy: str, column: tuple[bool, int, str]) -> float | None:
+def _cell(share: float | None, error: float | None) -> str:
+    if share is None:
+        return ""
+    return f"{100 * share:.0f}" + ("" if error is None else f" ± {100 * error:.0f}")
+
+
+def _share(runs: Runs, policy: str, column: tuple[bool, int, str]) -> tuple[float | None, float | None]:
     aware, block, budget = column
     numbers = runs.get((aware, block), {"budgets": {}})["budgets"].get(budget, {}).get(policy)
-    return None if numbers is None else numbers[0]
+    return (None, None) if numbers is None else (numbers[0], numbers[1])
 
 
 def _score(runs: Runs, policy: str, column: tuple[bool, int, str]) -> float:

@@ -52,11 +52,11 @@ class Allocation:
         place = self._layers.index(layer)
         if place == 0 and layer.held == 0:
             self.clear()  # another prompt
-        empty = torch.zeros(key_positions.shape, device=key_positions.device)
-        start = {name: empty for name in self._allocator.token_statistics}
+        zero = torch.zeros((), device=key_positions.device)
+        start = {name: zero for name in self._allocator.token_statistics}
         found = fold(self._allocator, start, queries, key_positions, query_positions, layer.share)
         found = {name: layer.share.gather(values) for name, values in found.items()}
-        self._preferences[place] = self._allocator.preference(found, layer.share.gather(key_positions) >= 0)
+        self._preferences[place] = self._allocator.preference(found, layer.share.gather(key_positions))
         self._real = key_positions[:, 0].amax(-1) + 1
         self._share_out(self._real)
         for other in self._layers:
@@ -72,13 +72,15 @@ class Allocation:
     def _share_out(self, real: Tensor) -> None:
         size, smallest = self._budget.block_size, self._budget.smallest
         places = sorted(self._preferences)
-        weights = self._allocator.weights(torch.stack([self._preferences[place] for place in places], dim=1))
+        preferences = torch.stack([self._preferences[place] for place in places], dim=1)
+        weights = self._allocator.weights(preferences, self._budget.capacity)
         total = self._budget.capacity // size * len(self._layers)
         most = (-(-real // size)).cpu()
         blocks = share_out(weights, total, smallest // size, most)
         if len(places) < len(self._layers):
             blocks = blocks.minimum(most.clamp_min(smallest // size)[:, None])
-        self._shares = {place: blocks[:, at : at + 1] * size for at, place in enumerate(places)}
+        shares = (blocks * size).to(real.device)
+        self._shares = {place: shares[:, at : at + 1] for at, place in enumerate(places)}
 
     def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
         """Apply an indexing of dimension 0 to all that belongs to a row."""

@@ -125,12 +125,13 @@ def paged_eviction_attention(
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
+    dropout: float = 0.0,
     scaling: float | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attention of one layer, as transformers calls it.
+    """Attention of one layer, as transformers calls it, or whoever wraps its functions and gives `dropout` in order.
 
     Args:
         query: `[batch, query_heads, q, dim]`.
@@ -155,6 +156,7 @@ def paged_eviction_attention(
             attention_mask = _last_rows(query, key)
     output: tuple[Tensor, Tensor | None]
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    kwargs["dropout"] = dropout
     if softcap is None and s_aux is None:
         output = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
     else:

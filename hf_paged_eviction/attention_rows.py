@@ -75,7 +75,25 @@ class Attention:
             self._weights = self._softmax()
         return self._weights
 
+    def largest_weights(self) -> Tensor:
+        """`[batch, kv_heads, q, tokens]` float32: softmax of the largest logit of a group's query heads.
+
+        A logit that belongs to no token (sinks) takes no part. Worked out anew each time.
+        """
+        weights = self._products().amax(2).softmax(-1)
+        return weights * self.counts[:, None, :, None]
+
     def _softmax(self) -> Tensor:
+        products = self._products()
+        if self.logits.sinks is not None:
+            sinks = self.logits.sinks.float().view(1, products.shape[1], -1, 1, 1).expand(*products.shape[:-1], 1)
+            products = torch.cat([products, sinks], dim=-1)
+        weights = products.softmax(-1)[..., : self.key_positions.shape[-1]]
+        counted: Tensor = weights.mul_(self.counts[:, None, None, :, None])
+        return counted
+
+    def _products(self) -> Tensor:
+        """Logits `[batch, kv_heads, G, q, tokens]` float32, far below any other where a token is not visible."""
         heads = self.key_positions.shape[1]
         # One product per key head, the queries of its group below each other: no key is copied. Then in place, since
         # this is most of what observing costs.
@@ -88,13 +106,8 @@ class Attention:
         if self.logits.softcap is not None:
             products = products.div_(self.logits.softcap).tanh_().mul_(self.logits.softcap)
         # The smaller of both, not their sum: a logit that overflowed at an invisible token would survive a sum.
-        torch.minimum(products, self._ceiling, out=products)
-        if self.logits.sinks is not None:
-            sinks = self.logits.sinks.float().view(1, heads, -1, 1, 1).expand(*products.shape[:-1], 1)
-            products = torch.cat([products, sinks], dim=-1)
-        weights = products.softmax(-1)[..., : self.key_positions.shape[-1]]
-        counted: Tensor = weights.mul_(self.counts[:, None, None, :, None])
-        return counted
+        limited: Tensor = torch.minimum(products, self._ceiling, out=products)
+        return limited
 
     @property
     def _ceiling(self) -> Tensor:

@@ -1,6 +1,7 @@
 """One layer of the cache: keys and values in a fixed storage, evicted block by block."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -65,7 +66,7 @@ class PagedLayer(StoredLayer):
         self.policy = policy
         self.heads: Heads = heads
         self.layer_idx = layer_idx
-        self._score = Scorer(policy, heads, layer_idx, share, rotary)
+        self._scorer = Scorer(policy, heads, layer_idx, share, rotary)
         self.padding = padding if padding is not None else Padding()
         self._table: BlockTable | None = None
         self._pending: Pending | None = None
@@ -97,12 +98,12 @@ class PagedLayer(StoredLayer):
     @property
     def share(self) -> HeadShare:
         """Which of the layer's KV heads this process holds."""
-        return self._score.share
+        return self._scorer.share
 
     @property
     def rotary(self) -> Rotary | None:
         """How the layer turns keys by position, where the policy asks for it."""
-        return self._score.rotary
+        return self._scorer.rotary
 
     @property
     def all_real(self) -> bool:
@@ -317,7 +318,7 @@ class PagedLayer(StoredLayer):
         least = self._slots_for(keys.shape[2])
         if not self._serves(keys, values, least, capacity):
             self._set_storage(*self._new_storage(keys, values, least))
-        sets = self._score.sets(keys.shape[1])
+        sets = self._scorer.sets(keys.shape[1])
         policy = self.policy
         self._table = BlockTable(
             self.budget,
@@ -367,9 +368,25 @@ class PagedLayer(StoredLayer):
             other.share,
         )
 
+    @property
+    def _room(self) -> int | Tensor:
+        """Tokens that the layer may hold, as policies are told: see `ScoreContext.budget`."""
+        return self._asked.tokens or self.budget.capacity
+
+    def _scores(
+        self,
+        keys: Tensor,
+        values: Tensor,
+        positions: Tensor,
+        seen: Tensor,
+        statistics: Mapping[str, Tensor] = MappingProxyType({}),
+        observed: QueryCount | None = None,
+    ) -> Tensor:
+        return self._scorer(keys, values, positions, seen, statistics, observed, self._room)
+
     def score_alike(self, keys: Tensor, values: Tensor, positions: Tensor, seen: Tensor) -> Tensor:
         """Scores of tokens of this layer and of layers like it, see `Scorer`; for policies that know no layers."""
-        return self._score(keys, values, positions, seen)
+        return self._scores(keys, values, positions, seen)
 
     def score_slots(self, slots: Tensor | None) -> Tensor:
         """Scores `[B, S, n]` of the tokens in the slots `[B, S, n]`, or of all that are held."""
@@ -377,9 +394,9 @@ class PagedLayer(StoredLayer):
         table, positions = self.table, self.table.positions
         seen, known, observed = table.seen - table.pads, self._statistics(slots), self.queries_observed
         if slots is None:
-            return self._score(keys[:, :, : table.held], values[:, :, : table.held], positions, seen, known, observed)
+            return self._scores(keys[:, :, : table.held], values[:, :, : table.held], positions, seen, known, observed)
         keys, values = gather_slots(keys, slots), gather_slots(values, slots)
-        return self._score(keys, values, positions.gather(-1, slots), seen, known, observed)
+        return self._scores(keys, values, positions.gather(-1, slots), seen, known, observed)
 
     @property
     def queries_observed(self) -> QueryCount | None:
@@ -394,9 +411,9 @@ class PagedLayer(StoredLayer):
         table = self.table
         seen = positions[:, 0].amax(-1) + 1
         if not self.policy.token_local or table.held == 0:
-            return self._score(keys, values, positions, seen)
+            return self._scores(keys, values, positions, seen)
         table.refresh_scores(self.score_slots)
-        new = self._score(keys[:, :, -count:], values[:, :, -count:], positions[..., -count:], seen)
+        new = self._scores(keys[:, :, -count:], values[:, :, -count:], positions[..., -count:], seen)
         return torch.cat([table.scores, new], dim=-1)
 
     # ---- taking back ----------------------------------------------------------------------------------------------

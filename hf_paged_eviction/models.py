@@ -54,6 +54,8 @@ _SLOT_DEPENDENT = {
     "xlnet": "a relative position bias",
 }
 _RECURRENT = ("linear_attention", "conv", "mamba", "recurrent", "hybrid")
+# Models that take keys and values out of the cache's layers themselves, unused slots included.
+_READS_STORAGE = ("diffusion_gemma", "diffusion_gemma_text")
 # Attention weights of one KV head meet values of others in these models.
 _MIXING_HEADS = {
     "diffllama": "weighs the values of two KV heads with the keys of one",
@@ -118,6 +120,11 @@ def _model_classes(*configs: Any) -> list[Any]:
 
 
 def _check_positions(config: Any) -> None:
+    if config.model_type in _READS_STORAGE:
+        raise ValueError(
+            f"{config.model_type} reads keys and values from the layers of its cache by itself, so it would see slots "
+            "that are not in use and give wrong results without a message. Use DynamicCache for this model."
+        )
     reason = _SLOT_DEPENDENT.get(config.model_type)
     if reason is None and getattr(config, "alibi", False):
         reason = "ALiBi"
@@ -235,7 +242,7 @@ def _types_of(text: Any, plan: list[Any], which: Callable[[Any], bool]) -> str:
     types = getattr(text, "layer_types", None) or []
     cross_attention = set(getattr(text, "cross_attention_layers", None) or [])
     found = [
-        types[index] if index < len(types) else type(layer).__name__
+        types[index] if index < len(types) else "sliding_attention"  # what a window makes of a layer without a name
         for index, layer in enumerate(plan)
         if not is_paged(layer) and index not in cross_attention and which(layer)
     ]

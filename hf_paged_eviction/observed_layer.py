@@ -166,7 +166,7 @@ class ObservedLayer(PagedLayer):
         held = positions.shape[-1] - count
         self._observer.observe_many(self._queries, positions, self._step_positions, held, self._step_real is None)
         seen = positions[:, 0].amax(-1) + 1
-        return self._score(keys, values, positions, seen, self._observer.statistics(positions), self._observer.count)
+        return self._scores(keys, values, positions, seen, self._observer.statistics(positions), self._observer.count)
 
     def _statistics(self, slots: Tensor | None) -> dict[str, Tensor]:
         return self._observer.statistics(self.table.positions, slots)

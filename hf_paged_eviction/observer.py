@@ -18,7 +18,7 @@ from .policies import EvictionPolicy, QueryCount, Statistics
 from .rotary import Rotary
 from .storage import byte_count, gather_slots
 
-#: Attention weights that exist at one time, in bytes: long prompts are observed in pieces of this size.
+#: Attention weights, or queries, that exist at one time, in bytes: long prompts are observed in pieces of this size.
 _PIECE = 64 * 2**20
 
 
@@ -63,6 +63,7 @@ def fold(
     query_positions: Tensor,
     share: HeadShare = WHOLE,
     rotary: Rotary | None = None,
+    weights: bool = True,
 ) -> Statistics:
     """Statistics `found` after the last `window` queries of a forward, shown in pieces.
 
@@ -71,15 +72,16 @@ def fold(
         query_positions: `[B, q]`, -1 for queries that do not count.
         share: which of the layer's KV heads these are.
         rotary: the layer's rotation, where the watcher asks for it.
+        weights: whether the watcher asks for attention weights, for which pieces are smaller.
     """
     key = queries.key.detach()
-    for query, positions in _pieces(watcher.window, queries, query_positions):
+    for query, positions in _pieces(watcher.window, queries, query_positions, weights):
         seen = Attention(query, key, positions, key_positions, queries.logits, share, rotary)
         found = watcher.observe(found, seen)
     return found
 
 
-def _pieces(window: int | None, queries: Queries, positions: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+def _pieces(window: int | None, queries: Queries, positions: Tensor, weights: bool) -> Iterator[tuple[Tensor, Tensor]]:
     query = queries.query.detach()
     if window is not None and window < query.shape[2]:
         # The last real ones of each row; pads may stand behind them.
@@ -87,8 +89,8 @@ def _pieces(window: int | None, queries: Queries, positions: Tensor) -> Iterator
         chosen = order.topk(window, dim=-1).values.sort(dim=-1).values
         positions = positions.gather(-1, chosen.clamp_min(0)).masked_fill(chosen < 0, -1)
         query = gather_slots(query, chosen.clamp_min(0)[:, None])
-    rows, heads, count, _ = query.shape
-    size = max(1, _PIECE // (4 * rows * heads * queries.key.shape[2]))
+    rows, heads, count, dim = query.shape
+    size = max(1, _PIECE // (4 * rows * heads * (queries.key.shape[2] if weights else dim)))
     for start in range(0, count, size):
         yield query[:, :, start : start + size], positions[:, start : start + size]
 
@@ -262,7 +264,10 @@ class Observer:
             self._drop_kept(len(self._kept) if all_real or bool(goes_on.all()) else 0)
         for name in self.policy.token_statistics:
             found[name] = torch.nn.functional.pad(found[name], (0, new))
-        found = fold(self.policy, found, queries, key_positions, query_positions, self.share, self.rotary)
+        policy = self.policy
+        found = fold(
+            policy, found, queries, key_positions, query_positions, self.share, self.rotary, policy.reads_weights
+        )
         self._tokens = {name: found[name] for name in self.policy.token_statistics}
         self._rows = {name: found[name] for name in self.policy.row_statistics}
         self._observed(torch.maximum(self.until, query_positions.amax(-1) + 1))

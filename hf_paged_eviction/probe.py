@@ -13,6 +13,9 @@ from .cache import PagedEvictionCache
 from .layer import PagedLayer
 from .observed_layer import ObservedLayer
 
+#: What KVzip asks of the model.
+REPEAT = "\n\nRepeat the previous context exactly."
+
 
 @torch.no_grad()
 def compress_by_probe(
@@ -51,8 +54,7 @@ def compress_by_probe(
         budget: tokens held per layer and row in the end, see `PagedEvictionCache.shrink`.
         input_ids: `[rows, length]`, left-padded.
         attention_mask: `[rows, length]`, nonzero = real token; None = all are.
-        probe_ids: what asks to repeat, such as the ids of "\\n\\nRepeat the previous context exactly.", without special
-            tokens.
+        probe_ids: what asks to repeat, such as the ids of `REPEAT`, without special tokens.
         chunk_size: tokens fed at once. Chunks are counted from the end, so that rows of a batch are cut as if alone.
 
     Raises:

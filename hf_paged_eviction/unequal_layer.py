@@ -1,5 +1,6 @@
 """A layer whose share of the budget is decided by what it has read."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -34,6 +35,8 @@ class UnequalLayer(ObservedLayer):
         super().__init__(*args, **kwargs)
         self._allocation = allocation
         self._head_allocator = head_allocator
+        # Scores of the tokens held, as of the forward that goes on: what neighbours or sums were before it evicted.
+        self._decided: Tensor | None = None
         if allocation is not None:
             allocation.add(self)
 
@@ -59,6 +62,11 @@ class UnequalLayer(ObservedLayer):
         most = -(-real // size)
         return share_out(weights, blocks * sets, self._asked.smallest // size, most).to(positions.device) * size
 
+    @property
+    def _room(self) -> int | Tensor:
+        share = None if self._allocation is None else self._allocation.share(self)
+        return self._asked.capacity if share is None else share[..., None]
+
     def resize(self) -> None:
         """Give up, or get room for, tokens: the share has changed. Tokens that wait for `crop` are decided on later."""
         if self._table is not None and self._pending is None:
@@ -66,7 +74,8 @@ class UnequalLayer(ObservedLayer):
 
     def _fit(self) -> None:
         table = self.table
-        positions, scores = table.positions, self.score_slots(None)
+        positions = table.positions
+        scores = self.score_slots(None) if self._decided is None else self._decided
         limits = self._limits(scores, positions)
         if table.limits is None or not torch.equal(limits, table.limits):
             keys, values = (states[:, :, : table.held] for states in self.storage)
@@ -85,6 +94,7 @@ class UnequalLayer(ObservedLayer):
     # ---- update ---------------------------------------------------------------------------------------------------
 
     def _take(self, keys: Tensor, values: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
+        self._decided = None
         if keys.shape[2] > 1:
             self._prepare(keys.shape[2], real)
             if self._allocation is not None and self._queries is not None:
@@ -102,7 +112,30 @@ class UnequalLayer(ObservedLayer):
         keys.copy_(gather_slots(full_k, kept))
         values.copy_(gather_slots(full_v, kept))
         self._set_storage(keys, values)
-        local_scores = scores.gather(-1, kept) if self.policy.token_local else None
+        self._decided = scores.gather(-1, kept)
+        local_scores = self._decided if self.policy.token_local else None
         self.budget = self.budget.of(capacity)
         self.table.replace(positions, local_scores, count, real, limits)
         self._kept(kept)
+
+    def forget_attention(self) -> None:
+        """See `ObservedLayer.forget_attention`."""
+        super().forget_attention()
+        self._decided = None
+
+    def observe_waiting(self) -> None:
+        """See `ObservedLayer.observe_waiting`."""
+        super().observe_waiting()
+        self._decided = None
+
+    def _moved(self, order: Tensor | None, count: int) -> None:
+        super()._moved(order, count)
+        self._decided = None
+
+    def _map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
+        super()._map_rows(change)
+        self._decided = None
+
+    def _clear(self) -> None:
+        super()._clear()
+        self._decided = None

@@ -17,6 +17,7 @@ from hf_paged_eviction.rotary import Rotary
 
 Vector = list[float]
 GROUP = 2
+BUDGET = 8  # tokens that the layer may hold
 #: Of the six channels of a key, 0 turns with 2 and 1 with 3; the last two stay. Rotated states are 1.25 times as long.
 SPEEDS = (0.7, 0.05)
 STRETCH = 1.25
@@ -82,7 +83,15 @@ class Text:
         none = torch.zeros_like(seen)
         observed = QueryCount(seen if pieces else none, none, none)
         return ScoreContext(
-            self.keys, self.values, self.positions, seen, 1, statistics, observed=observed, rotary=self.rotary
+            self.keys,
+            self.values,
+            self.positions,
+            seen,
+            1,
+            statistics,
+            observed=observed,
+            budget=BUDGET,
+            rotary=self.rotary,
         )
 
     def all_pieces(self, policy: EvictionPolicy, size: int | None = None) -> list[list[int]]:

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import torch
 
-from policy_inputs import Head, Vector, turned
+from policy_inputs import BUDGET, Head, Vector, turned
 from slow_self_calibrated import SPELLED, self_calibrated
 
 #: head, first query observed -> a score per token
@@ -32,8 +32,16 @@ def paid(head: Head, token: int, first: int = 0) -> Vector:
     return [mean([w[q][token] for w in head.weights]) for q in range(max(first, token), head.length)]
 
 
-def h2o_raw(head: Head, first: int) -> Vector:
-    return [sum(paid(head, t)) for t in range(head.length)]
+def h2o(head: Head, first: int) -> Vector:
+    """The newest half of the budget is safe."""
+    recent = head.length - BUDGET // 2
+    return [math.inf if t >= recent else sum(paid(head, t)) for t in range(head.length)]
+
+
+def h2o_mean(head: Head, first: int) -> Vector:
+    """A quarter of the budget is recent."""
+    recent = head.length - BUDGET // 4
+    return [math.inf if t >= recent else score for t, score in enumerate(attention_mean(head, first))]
 
 
 def attention_mean(head: Head, first: int) -> Vector:
@@ -66,14 +74,28 @@ def _pool(scores: Vector, before: int, kernel: int, reduce: Callable[[Vector], f
     return [reduce(padded[t : t + kernel]) for t in range(before)] + scores[before:]
 
 
+def _pinned(scores: Vector, first: int) -> Vector:
+    return [math.inf if t >= first else score for t, score in enumerate(scores)]
+
+
 def snapkv(head: Head, first: int) -> Vector:
     """Window 6, kernel 3, average."""
-    return _pool(_window(head, first, mean), max(first, 0), 3, mean)
+    return _pinned(_pool(_window(head, first, mean), first, 3, mean), first)
 
 
 def snapkv_max(head: Head, first: int) -> Vector:
     """Window 6, kernel 5, maximum."""
-    return _pool(_window(head, first, mean), max(first, 0), 5, max)
+    return _pinned(_pool(_window(head, first, mean), first, 5, max), first)
+
+
+def cake(head: Head, first: int) -> Vector:
+    """Window 6, kernel 3, gamma 5; the variance over all queries of all heads of the group."""
+    scores = []
+    for t in range(head.length):
+        pays = [w[q][t] for w in head.weights for q in range(first, head.length)]
+        variance = mean([(pay - mean(pays)) ** 2 for pay in pays]) * 6 / 5
+        scores.append(mean(pays) + 5 * variance)
+    return _pinned(_pool(scores, first, 3, mean), first)
 
 
 def redundancy(head: Head) -> Vector:
@@ -88,12 +110,18 @@ def redundancy(head: Head) -> Vector:
 
 def r_kv(head: Head, first: int) -> Vector:
     """Window 8, kernel 7."""
-    attention = _window(head, first, max)
-    attention = [a / sum(attention) for a in attention]
-    attention = _pool(attention, max(first, 0), 7, max)
+    rows = []
+    for q in range(first, head.length):
+        largest = [
+            max(0.4 * sum(a * b for a, b in zip(one[q], key, strict=True)) for one in head.queries)
+            for key in head.keys[:first]
+        ]
+        rows.append([math.exp(x) / sum(map(math.exp, largest)) for x in largest])
+    attention = [mean([row[t] for row in rows]) for t in range(first)] + [0.0] * (head.length - first)
+    attention = _pool(attention, first, 7, max)
     logits = redundancy(head)
     softmax = [math.exp(x) / sum(map(math.exp, logits)) for x in logits]
-    return [0.1 * a - 0.9 * r for a, r in zip(attention, softmax, strict=True)]
+    return _pinned([0.1 * a - 0.9 * r for a, r in zip(attention, softmax, strict=True)], first)
 
 
 def roco(head: Head, first: int) -> Vector:
@@ -355,14 +383,15 @@ def adaptive(head: Head, first: int) -> Vector:
 #: A policy as text -> the loop.
 SLOW_ATTENTION_POLICIES: dict[str, Slow] = {
     SPELLED: self_calibrated,
-    "h2o": attention_mean,
-    "h2o(normalised=False)": h2o_raw,
+    "h2o": h2o,
+    "h2o(normalised=True, recent=0.25)": h2o_mean,
     "attention_mean": attention_mean,
     "kvzip": kvzip,
     "sage_kv": sage_kv,
     "tova": tova,
     "snapkv(window=6, kernel=3)": snapkv,
     "snapkv(window=6, pooling=max)": snapkv_max,
+    "cake(window=6, kernel=3, gamma=5)": cake,
     "r_kv": r_kv,
     "roco": roco,
     "lru(top=3)": lru,
@@ -378,8 +407,8 @@ SLOW_ATTENTION_POLICIES: dict[str, Slow] = {
     "lagkv(lag=4, n_sink=2, value_weight=0.5)": lagkv,
     "leverage": leverage,
     "compactor(chunk=5, n_sink=1, n_recent=2, blending=0.7)": compactor,
-    "hybrid(h2o, recency, weights=(2, 1))": hybrid,
-    "caote(h2o)": caote,
-    "graphkv(h2o, sources=0.4, neighbours=2)": graphkv,
-    "adaptive(h2o, recency, threshold=0.6, horizon=5)": adaptive,
+    "hybrid(attention_mean, recency, weights=(2, 1))": hybrid,
+    "caote(attention_mean)": caote,
+    "graphkv(attention_mean, sources=0.4, neighbours=2)": graphkv,
+    "adaptive(attention_mean, recency, threshold=0.6, horizon=5)": adaptive,
 }

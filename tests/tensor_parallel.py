@@ -33,6 +33,9 @@ MIXING = [
     ("adaptive(key_norm, recency, threshold=0.56)", "shared", "uniform"),
     ("adaptive(key_norm, recency, threshold=0.56)", "separate", "uniform"),
     ("h2o", "shared", "cake"),
+    ("expected_attention", "separate", "uniform"),
+    ("compactor(n_sink=2, n_recent=2)", "shared", "uniform"),
+    ("compactor(n_sink=2, n_recent=2)", "separate", "uniform"),
 ]
 Case = tuple[str, str, str]
 

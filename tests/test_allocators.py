@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
+from dataclasses import replace
 
 import pytest
 import torch
@@ -52,7 +54,7 @@ def test_shares_are_proportional_within_their_bounds() -> None:
 
 def test_pyramid_is_the_papers() -> None:
     """Linear from `2 (C - w) - (C - w) / beta` down to `(C - w) / beta`, beside the window."""
-    budget, layers, beta, window = 512, 8, 20, 32
+    budget, layers, beta, window = 512, 8, 20, 8
     low = (budget - window) / beta
     high = 2 * (budget - window) - low
     expected = [window + high - layer * (high - low) / (layers - 1) for layer in range(layers)]
@@ -78,38 +80,45 @@ def attention(rows: int = 2, queries: int = 6, tokens: int = 9) -> Attention:
 
 
 def watched(allocator: Cake | D2O, given: Attention) -> torch.Tensor:
-    start = {name: torch.zeros(given.key_positions.shape) for name in allocator.token_statistics}
-    return allocator.preference(allocator.observe(start, given), given.key_positions >= 0)
+    """Preferences, the queries shown one by one."""
+    found = {name: torch.zeros(()) for name in allocator.token_statistics}
+    for at in range(given.queries.shape[2]):
+        queries, positions = given.queries[:, :, at : at + 1], given.query_positions[:, at : at + 1]
+        found = allocator.observe(found, replace(given, queries=queries, query_positions=positions))
+    return allocator.preference(found, given.key_positions)
 
 
 def test_cake_is_entropy_times_variance() -> None:
+    """Of the tokens before the window of six queries."""
     given = attention()
-    allocator = Cake(tau1=1.3, tau2=0.7)
+    allocator = Cake(tau1=1.3, tau2=0.7, observed=6)
     weights = given.weights
     for row, found in enumerate(watched(allocator, given).tolist()):
         entropy = spread = 0.0
-        for head in range(2):
-            for token in range(9):
-                pays = [weights[row, head, :, query, token].mean().item() for query in range(6)]
-                mean = sum(pays) / 6
-                spread += sum((pay - mean) ** 2 for pay in pays) / 6
-                for group in range(2):
-                    for query in range(6):
-                        weight = weights[row, head, group, query, token].item()
-                        entropy -= weight * math.log(weight) / 2 if weight > 0 else 0.0
+        for head, group, token in itertools.product(range(2), range(2), range(2 * row, 3)):
+            pays = weights[row, head, group, :, token].tolist()
+            spread += statistics.pvariance(pays)
+            entropy -= sum(pay * math.log(pay) for pay in pays)
         assert found == pytest.approx(entropy ** (1 / 1.3) * spread ** (1 / 0.7), rel=1e-3)
 
 
+def test_cake_shares_out_what_is_beside_the_window() -> None:
+    weights = Cake(observed=8).weights(torch.tensor([[1.0, 3.0], [0.0, 0.0]]), 24)
+    assert weights.tolist() == [[8 + 8, 8 + 24], [8, 8]]
+    assert Cake(observed=8).weights(torch.tensor([[1.0, 3.0]]), 6).tolist() == [[6, 6]]
+
+
 def test_d2o_is_the_variance_of_received_attention() -> None:
+    """Per query head, scaled over the heads."""
     given = attention()
     found = watched(D2O(), given)
     for row in range(2):
-        received = [given.weights[row, :, :, :, token].sum().item() / 4 for token in range(2 * row, 9)]
-        low, high = min(received), max(received)
-        scaled = [(value - low) / (high - low) for value in received]
-        mean = sum(scaled) / len(scaled)
-        assert found[row].item() == pytest.approx(sum((value - mean) ** 2 for value in scaled) / len(scaled), rel=1e-4)
-    weights = D2O().weights(torch.tensor([[0.1, 0.3]]))
+        received = given.weights[row].sum(2).flatten(0, 1)[:, 2 * row :].tolist()
+        variances = [statistics.variance(head) for head in received]
+        low, high = min(variances), max(variances)
+        scaled = [(value - low) / (high - low + 1e-6) for value in variances]
+        assert found[row].item() == pytest.approx(sum(scaled) / len(scaled), rel=1e-4)
+    weights = D2O().weights(torch.tensor([[0.1, 0.3]]), 64)
     assert weights[0, 0] / weights[0, 1] == pytest.approx(math.exp(0.2))
 
 

@@ -70,13 +70,22 @@ def test_raw_h2o_is_the_column_sum_and_favours_the_old() -> None:
     tokens = 12
     even = torch.ones(tokens, tokens).tril() / torch.arange(1, tokens + 1)[:, None]
     states = torch.ones(tokens, 2)
-    raw, fair = H2O(normalised=False), H2O()
+    raw, fair = H2O(recent=0), H2O(normalised=True, recent=0)
     zero = {name: torch.zeros(1, 1, tokens) for name in raw.token_statistics}
     seen = raw.observe(zero, attention_of(even))
     given = replace(context_of(states), statistics=seen)
     torch.testing.assert_close(raw.score(given)[0, 0], even.sum(0))
     assert (raw.score(given)[0, 0].diff() < 0).all()
     torch.testing.assert_close(fair.score(given)[0, 0], even.sum(0) / torch.arange(tokens, 0, -1))
+
+
+def test_h2o_pins_the_newest_half_of_the_budget() -> None:
+    """A share of what the layer may hold, which allocators may decide row by row; of nothing known, nothing."""
+    given = context_of(torch.ones(12, 2), attention=torch.arange(12.0))
+    assert H2O().score(given).isfinite().all()
+    for budget in (6, torch.tensor([[[7]]])):
+        assert H2O().score(replace(given, budget=budget))[0, 0].isposinf().tolist() == [False] * 9 + [True] * 3
+    assert H2O(recent=1).score(replace(given, budget=5)).isposinf().sum() == 5
 
 
 def test_tova_is_one_set_for_all_heads() -> None:
@@ -116,12 +125,13 @@ def test_snapkv_keeps_clusters_together() -> None:
     given = text(rows=1, heads=1, tokens=30, seed=3)
     policy = SnapKV(window=4, kernel=3, pooling="max")
     context = given.context(policy, given.all_pieces(policy))
-    plain = replace(policy, kernel=1).score(context)[0, 0]
-    pooled = policy.score(context)[0, 0]
+    plain = replace(policy, kernel=1).attention(context)[0, 0]
+    pooled = policy.attention(context)[0, 0]
     best = int(plain[:26].argmax())
     for neighbour in {max(best - 1, 0), min(best + 1, 25)}:
         assert pooled[neighbour] == plain[best]
     torch.testing.assert_close(pooled[26:], plain[26:])
+    assert policy.score(context)[0, 0].isposinf().tolist() == [False] * 26 + [True] * 4
 
 
 @pytest.mark.parametrize("fed", [[16, 4, 4, 4, 4], [10, 2, 1, 6, 3, 8, 2], [5, 27]], ids=str)
@@ -144,7 +154,7 @@ def test_the_window_slides_on(fed: list[int]) -> None:
     share = torch.where(span == newest, 1.0, torch.where(span == newest - 1, (8 - filled) / 8, 0.0)) * (query >= 0)
     expected = (weights * share[:, None]).sum(2)
     later = (context.seen[:, None, None] - context.positions).clamp(1, 8)
-    torch.testing.assert_close((policy.score(context) * later)[context.valid], expected[context.valid])
+    torch.testing.assert_close((policy.attention(context) * later)[context.valid], expected[context.valid])
 
 
 def test_the_window_of_a_prompt_is_exact_after_another_forward() -> None:
@@ -205,7 +215,7 @@ def test_the_latest_of_several_copies_survives() -> None:
     torch.manual_seed(0)
     keys = torch.nn.functional.normalize(torch.randn(12, 32), dim=-1) * 4
     keys[[2, 5, 8, 11]] = keys[2].clone()
-    given = context_of(keys, current=torch.zeros(12), previous=torch.zeros(12))
+    given = context_of(keys, **{name: torch.zeros(12) for name in RKV().token_statistics})
     scores = RKV(balance=0.0).score(given)[0, 0]
     assert scores[11] >= scores[8] > scores[5]
     assert scores[11] > scores[2]

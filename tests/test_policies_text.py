@@ -26,7 +26,7 @@ from hf_paged_eviction.policies import (
 
 WRITTEN: list[tuple[str, EvictionPolicy]] = [
     ("h2o", H2O()),
-    ("h2o(normalised=False)", H2O(normalised=False)),
+    ("h2o(normalised=True, recent=0)", H2O(normalised=True, recent=0)),
     ("snapkv(window=16)", SnapKV(window=16)),
     ("snapkv(window=16, pooling=max)", SnapKV(window=16, pooling="max")),
     ("streaming_llm(n_sink=8)", StreamingLLM(n_sink=8)),
@@ -56,7 +56,7 @@ def test_a_name_alone_is_its_own_label(name: str) -> None:
 @pytest.mark.parametrize(
     ("text", "label"),
     [
-        ("  caote( h2o( normalised = True ) )", "caote(h2o)"),
+        ("  caote( h2o( normalised = False ) )", "caote(h2o)"),
         ("snapkv(pooling='max')", "snapkv(pooling=max)"),
         ("snapkv(window=32, kernel=5)", "snapkv"),
         ("graphkv(keydiff,sources=.25,)", "graphkv(keydiff, sources=0.25)"),
@@ -123,6 +123,9 @@ def test_positions_count_characters() -> None:
     ("text", "message"),
     [
         ("h2o(normalised=1)", "True or False"),
+        ("h2o(recent=1.5)", "recent"),
+        ("cake(window=1)", "window"),
+        ("cake(gamma=-1)", "gamma"),
         ("snapkv(window=0)", "window"),
         ("snapkv(window=True)", "window"),
         ("snapkv(window=2.5)", "window"),

@@ -120,8 +120,8 @@ def _reads(policy: EvictionPolicy) -> str:
         return ", ".join(["its parts", *found])
     if policy.needs_queries:
         shown = _attributes_of("attention", cls)
-        plain = {"queries", "unrotated_queries"} & shown and "weights" not in shown
-        found.insert(0, "queries" if plain else "attention")
+        weighs = bool(shown & {"weights", "largest_weights"})
+        found.insert(0, "queries" if {"queries", "unrotated_queries"} & shown and not weighs else "attention")
     return ", ".join(found) or "positions"
 
 

@@ -123,10 +123,11 @@ class Part:
         prompts = [self.batch.prompts[row] for row in group.rows]
         # Where the question decides what is evicted, no two questions share a context.
         inputs = self.reader.inputs(prompts, apart=group.variant.is_oracle)
-        cache = self._cache(group, inputs, source)
-        if source is not None and not source.fills(cache):
+        probed = self._probed(group, inputs)
+        cache = self._cache(group, inputs, source, probed)
+        if source is not None and (probed or not source.fills(cache)):
             source = None
-        start = self.reader.start(inputs, cache, source)
+        start = self.reader.start(inputs, cache, source, group.tokens if probed else None)
         del cache
         # Decoding uses it up.
         compressed = deepcopy(start.cache) if self.settings.agreement and not group.is_full else None
@@ -150,10 +151,18 @@ class Part:
             for prompt, tokens, cost, compared in zip(prompts, decoding.answers, decoding.costs, agreement, strict=True)
         ]
 
-    def _cache(self, group: Group, inputs: Inputs, source: Source | None) -> DynamicCache:
+    def _probed(self, group: Group, inputs: Inputs) -> bool:
+        """Whether the cache is compressed by a probe, which needs room for all that is read first."""
+        return group.variant.by_probe and group.tokens is not None and self.reader.probed(inputs) > group.tokens
+
+    def _cache(self, group: Group, inputs: Inputs, source: Source | None, probed: bool) -> DynamicCache:
         # The full cache needs no copy where it can go on in the source and be cut back afterwards.
         if group.is_full and source is not None and source.serves_as(inputs):
             return source.cache
+        if probed:
+            size = self.settings.block_size
+            room = -(-self.reader.probed(inputs) // size) * size
+            return make_cache(self.model, self.settings, group.variant, room, inputs.context_mask)
         policy = self._policy(group, inputs, source)
         return make_cache(self.model, self.settings, group.variant, group.tokens, inputs.context_mask, policy)
 

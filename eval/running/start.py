@@ -12,6 +12,7 @@ from transformers import DynamicCache
 
 from hf_paged_eviction.observed_layer import ObservedLayer
 from hf_paged_eviction.observer import Queries
+from hf_paged_eviction.probe import REPEAT, compress_by_probe
 
 from ..prompting.prompts import Prompt
 from ..settings import TaskSettings
@@ -128,10 +129,20 @@ class Reader:
         kept = {index: replace(found, key=found.key.new_empty(0)) for index, found in kept.items()}
         return Source(cache, inputs, first, watch.lap(), kept)
 
-    def start(self, inputs: Inputs, cache: DynamicCache, source: Source | None) -> Start:
-        """Bring a cache to the end of the prompts: an empty one, or that of a source that serves as it is."""
+    def probed(self, inputs: Inputs) -> int:
+        """Columns that a probe compresses: all that is to be compressed, but a token is left to answer from."""
+        return inputs.context_ids.shape[1] - self.settings.question_aware
+
+    def start(self, inputs: Inputs, cache: DynamicCache, source: Source | None, probe_to: int | None = None) -> Start:
+        """Bring a cache to the end of the prompts: an empty one, or that of a source that serves as it is.
+
+        Args:
+            probe_to: budget to which a probe compresses an empty `PagedEvictionCache` that has room for more.
+        """
         watch = Stopwatch(self.device)
         with timed_updates(cache) as updates:
+            if probe_to is not None:
+                self._probe(inputs, cache, probe_to)
             first = self._fill(inputs, cache, source)
             seconds = watch.lap()
         shared = 0.0 if source is None else source.seconds
@@ -139,7 +150,7 @@ class Reader:
 
     def _fill(self, inputs: Inputs, cache: DynamicCache, source: Source | None) -> First:
         if source is None:
-            if not self.settings.question_aware:
+            if not self.settings.question_aware and not cache.get_seq_length():
                 chunk = self.settings.prefill_chunk_size
                 read(self.model, inputs.context_ids, inputs.context_mask, cache, chunk)
         elif cache is not source.cache:
@@ -149,6 +160,13 @@ class Reader:
         if source is None or source.first is None:
             return self._first(inputs, cache)
         return source.first.of(source.rows(inputs))
+
+    def _probe(self, inputs: Inputs, cache: Any, budget: int) -> None:
+        columns = self.probed(inputs)
+        ids, mask = inputs.context_ids[:, :columns], inputs.context_mask[:, :columns]
+        probe = self.generator.tokenizer.encode(REPEAT, add_special_tokens=False)
+        chunk = self.settings.prefill_chunk_size or 2048
+        compress_by_probe(self.model, cache, budget, ids, mask, probe_ids=probe, chunk_size=chunk)
 
     def _first(self, inputs: Inputs, cache: DynamicCache) -> First:
         chunk = self.settings.prefill_chunk_size if self.settings.question_aware else None

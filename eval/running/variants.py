@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from transformers import DynamicCache
 
-from hf_paged_eviction import EvictionPolicy, PagedEvictionCache
+from hf_paged_eviction import EvictionPolicy, PagedEvictionCache, make_policy
 from hf_paged_eviction.allocators import HeadAllocator, make_allocator
 
 from ..budgets import FULL, Budget
@@ -62,6 +62,11 @@ class Variant:
             return not self.budget.is_full and needs_queries(self.policy)
         except ValueError as error:
             raise UserError(f"{self.policy} at {self.budget.label}: {error}") from error
+
+    @property
+    def by_probe(self) -> bool:
+        """Whether a probe of the model decides what is kept."""
+        return not self.budget.is_full and self.scorer != ORACLE and make_policy(self.scorer).by_probe
 
     def key(self, batch: Batch, prompt: Prompt) -> RowKey:
         """The row of one prompt."""

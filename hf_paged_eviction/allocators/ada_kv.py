@@ -24,7 +24,8 @@ class AdaKV(HeadAllocator):
     suits it best.
 
     Args:
-        floor: weight of the equal share, 0 to 1.
+        floor: weight of the equal share, 0 to 1. The authors advise 0.2 where query heads share KV heads; their
+            readme has 0.5.
 
     Raises:
         ValueError: a parameter is out of range.
@@ -32,7 +33,7 @@ class AdaKV(HeadAllocator):
 
     paper: ClassVar[str | None] = "2407.11550"
 
-    floor: float = 0.5
+    floor: float = 0.2
 
     def __post_init__(self) -> None:
         if not 0 <= self.floor <= 1:

@@ -46,18 +46,30 @@ class LayerAllocator(BudgetAllocator, ABC):
     @property
     @abstractmethod
     def token_statistics(self) -> tuple[str, ...]:
-        """Names of the numbers kept per token while a forward's queries are looked at."""
+        """Names of the numbers kept while a forward's queries are looked at."""
 
     @abstractmethod
     def observe(self, statistics: Statistics, attention: Attention) -> Statistics:
-        """As `EvictionPolicy.observe`; the statistics live for one forward."""
+        """As `EvictionPolicy.observe`; the statistics live for one forward.
+
+        They start as a zero without dimensions and become what is returned, of any shape `[batch, kv_heads, ...]`.
+        """
 
     @abstractmethod
-    def preference(self, statistics: Statistics, valid: Tensor) -> Tensor:
-        """What a layer's attention says of it, `[batch]` float32; `valid` `[batch, kv_heads, tokens]` bool."""
+    def preference(self, statistics: Statistics, positions: Tensor) -> Tensor:
+        """What a layer's attention says of it, `[batch]` float32.
 
-    def weights(self, preferences: Tensor) -> Tensor:
-        """Preferences `[batch, layers]` as numbers proportional to the shares, same shape."""
+        Args:
+            statistics: of all KV heads, in dimension 1.
+            positions: `[batch, kv_heads, tokens]` int64, -1 for pads.
+        """
+
+    def weights(self, preferences: Tensor, budget: int) -> Tensor:
+        """Preferences `[batch, layers]` as numbers proportional to the shares, same shape.
+
+        Args:
+            budget: mean share of a layer in tokens.
+        """
         return preferences
 
 

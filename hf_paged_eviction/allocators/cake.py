@@ -16,15 +16,16 @@ from .registry import register_allocator
 class Cake(LayerAllocator):
     r"""Layers whose attention is spread out, and shifts from query to query, get more.
 
-    .. math:: b_\ell \propto H_\ell^{1/\tau_1} V_\ell^{1/\tau_2}
+    .. math:: b_\ell = w + (\bar b - w) L \frac{P_\ell}{\sum_m P_m}, \quad P_\ell = H_\ell^{1/\tau_1} V_\ell^{1/\tau_2}
 
-    Preference `H ** (1 / tau1) * V ** (1 / tau2)` over the last `window` queries: `H` the entropy of their attention
-    (summed over heads and queries), `V` the variance of each token's attention across the queries (summed over tokens
-    and heads). The paper sums over the batch as well; here each row has shares of its own.
+    `H` is the entropy of the attention that the last `w` queries pay the tokens before them (summed over heads and
+    queries), `V` the variance of each token's attention across these queries (summed over tokens and heads). Every
+    layer has `w` tokens to begin with. The authors' code sums over the batch as well; here each row has its own shares.
 
     Args:
-        tau1, tau2: weight of entropy and of variance; small = strong. The paper tunes them per model and budget.
-        observed: queries looked at.
+        tau1, tau2: weight of entropy and of variance; small = strong. The authors tune them per model and budget, and
+            take 1 where they have not.
+        observed: queries looked at, `w`.
 
     Raises:
         ValueError: a parameter is out of range.
@@ -32,8 +33,8 @@ class Cake(LayerAllocator):
 
     paper: ClassVar[str | None] = "2503.12491"
 
-    tau1: float = 1.6
-    tau2: float = 0.4
+    tau1: float = 1.0
+    tau2: float = 1.0
     observed: int = 32
 
     def __post_init__(self) -> None:
@@ -51,19 +52,27 @@ class Cake(LayerAllocator):
         return ("sum", "squares", "entropy", "queries")
 
     def observe(self, statistics: Statistics, attention: Attention) -> Statistics:
-        weights = attention.weights
+        weights = attention.weights  # [B, H, G, q, T]
         entropy = -(weights * weights.clamp_min(1e-30).log())
+        queries = attention.counts.sum(-1)[:, None, None, None].expand(-1, weights.shape[1], -1, -1)
         return {
-            "sum": statistics["sum"] + weights.mean(2).sum(2),
-            "squares": statistics["squares"] + weights.mean(2).square().sum(2),
-            "entropy": statistics["entropy"] + entropy.mean(2).sum(2),
-            "queries": statistics["queries"] + attention.counts.sum(-1)[:, None, None],
+            "sum": statistics["sum"] + weights.sum(3),
+            "squares": statistics["squares"] + weights.square().sum(3),
+            "entropy": statistics["entropy"] + entropy.sum(3),
+            "queries": statistics["queries"] + queries,
         }
 
-    def preference(self, statistics: Statistics, valid: Tensor) -> Tensor:
+    def preference(self, statistics: Statistics, positions: Tensor) -> Tensor:
+        newest = positions.amax((1, 2), keepdim=True)
+        before = ((positions >= 0) & (positions <= newest - self.observed))[:, :, None]
         queries = statistics["queries"].clamp_min(1)
         mean = statistics["sum"] / queries
         variance = (statistics["squares"] / queries - mean.square()).clamp_min(0)
-        entropy = statistics["entropy"].masked_fill(~valid, 0).sum((1, 2))
-        spread: Tensor = variance.masked_fill(~valid, 0).sum((1, 2))
+        entropy = (statistics["entropy"] * before).sum((1, 2, 3))
+        spread = (variance * before).sum((1, 2, 3))
         return entropy.clamp_min(0) ** (1 / self.tau1) * spread ** (1 / self.tau2)
+
+    def weights(self, preferences: Tensor, budget: int) -> Tensor:
+        window = min(self.observed, budget)
+        shares = preferences / preferences.sum(-1, keepdim=True).clamp_min(1e-30)
+        return window + shares * (budget - window) * preferences.shape[-1]

@@ -14,15 +14,16 @@ from .registry import register_allocator
 @register_allocator("d2o")
 @dataclass(frozen=True)
 class D2O(LayerAllocator):
-    r"""Layers whose attention is spread evenly get more: `softmax(-variance)` over the layers.
+    r"""Layers in which few heads concentrate their attention get more: `softmax(-v)` over the layers.
 
     .. math::
 
-        b_\ell \propto \exp(-\operatorname{var}_t r_{\ell,t}), \quad
-        r_{\ell,t} \text{ attention received, scaled to } [0, 1]
+        b_\ell \propto \exp(-v_\ell), \quad v_\ell = \operatorname{mean}_h \hat\sigma^2_{\ell,h}, \quad
+        \sigma^2_{\ell,h} = \operatorname{var}_t \sum_q a^h_{q,t}
 
-    The variance is that of the attention each token receives from the whole prompt, summed over queries and scaled to
-    [0, 1]. The published code leaves the first two layers and the last one uncompressed; here all share one total.
+    The variance over tokens of the attention that each receives from the whole prompt in a query head, scaled to [0, 1]
+    over the heads of the layer as in the authors' code, so shares differ by a factor of e at most. That code leaves the
+    first two layers and the last one uncompressed; here all share one total.
     """
 
     paper: ClassVar[str | None] = "2406.13035"
@@ -32,19 +33,16 @@ class D2O(LayerAllocator):
         return ("received",)
 
     def observe(self, statistics: Statistics, attention: Attention) -> Statistics:
-        return {"received": statistics["received"] + attention.weights.mean(2).sum(2)}
+        return {"received": statistics["received"] + attention.weights.sum(3)}  # [B, H, G, T]
 
-    def preference(self, statistics: Statistics, valid: Tensor) -> Tensor:
-        received = statistics["received"].mean(1)
-        valid = valid[:, 0]
-        low = received.masked_fill(~valid, float("inf")).amin(-1, keepdim=True)
-        high = received.masked_fill(~valid, float("-inf")).amax(-1, keepdim=True)
-        scaled = ((received - low) / (high - low).clamp_min(1e-12)).masked_fill(~valid, 0)
+    def preference(self, statistics: Statistics, positions: Tensor) -> Tensor:
+        valid = (positions >= 0)[:, :, None]
+        received = statistics["received"] * valid
         count = valid.sum(-1, keepdim=True).clamp_min(1)
-        mean = scaled.sum(-1, keepdim=True) / count
-        deviation = (scaled - mean).masked_fill(~valid, 0)
-        variance: Tensor = deviation.square().sum(-1) / count[:, 0]
-        return variance
+        deviation = (received - received.sum(-1, keepdim=True) / count) * valid
+        variance = (deviation.square().sum(-1) / (count[..., 0] - 1).clamp_min(1)).flatten(1)  # [B, query heads]
+        low, high = variance.amin(-1, keepdim=True), variance.amax(-1, keepdim=True)
+        return ((variance - low) / (high - low + 1e-6)).mean(-1)
 
-    def weights(self, preferences: Tensor) -> Tensor:
+    def weights(self, preferences: Tensor, budget: int) -> Tensor:
         return (-preferences).softmax(-1)

@@ -23,7 +23,7 @@ class Pyramid(FixedAllocator):
 
     Args:
         beta: how steep; 1 = equal shares.
-        window: tokens that do not take part.
+        window: tokens that do not take part; 8 in the authors' runs.
 
     Raises:
         ValueError: a parameter is out of range.
@@ -32,7 +32,7 @@ class Pyramid(FixedAllocator):
     paper: ClassVar[str | None] = "2406.02069"
 
     beta: float = 20.0
-    window: int = 32
+    window: int = 8
 
     def __post_init__(self) -> None:
         if self.beta < 1:

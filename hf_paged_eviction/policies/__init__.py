@@ -4,6 +4,7 @@ from .adaptive import Adaptive
 from .attention_mean import AttentionMean
 from .attention_policy import AttentionPolicy
 from .base import EvictionPolicy, QueryCount, ScoreContext, Statistics
+from .cake import Cake
 from .calibrated import Calibrated
 from .caote import Caote
 from .compactor import Compactor
@@ -47,6 +48,7 @@ __all__ = [
     "Adaptive",
     "AttentionMean",
     "AttentionPolicy",
+    "Cake",
     "Calibrated",
     "Caote",
     "Compactor",

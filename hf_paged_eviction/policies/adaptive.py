@@ -59,6 +59,11 @@ class Adaptive(Modifier):
         return self.focused, self.spread
 
     @property
+    def reads_weights(self) -> bool:  # type: ignore[override]
+        """True: for the entropy."""
+        return True
+
+    @property
     def row_statistics(self) -> tuple[str, ...]:
         return (*super().row_statistics, "newest", "entropy", "weight")
 

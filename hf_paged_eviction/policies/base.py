@@ -54,6 +54,8 @@ class ScoreContext:
             parallelism gave later heads.
         observed: queries observed, by row; None where the policy observes nothing.
         share: gathers from the KV heads that tensor parallelism gave to other processes.
+        budget: tokens that the layer may hold per KV head, 0 where that is not known; int64 `[batch, 1, 1]` where an
+            allocator decides it row by row. Under an allocator that shares out among heads: their mean.
         rotary: the layer's rotation, for policies that say `needs_rotary`; None where the layer does not rotate its
             keys (absolute positions, layers without positions).
     """
@@ -67,6 +69,7 @@ class ScoreContext:
     first_head: int = 0
     observed: QueryCount | None = None
     share: HeadShare = WHOLE
+    budget: int | Tensor = 0
     rotary: Rotary | None = None
 
     @property
@@ -108,6 +111,7 @@ class EvictionPolicy(ABC):
             is asked again about all held tokens at every eviction.
         by_layer: False if a score does not depend on `layer_idx`, so that one call may score the tokens of several
             layers, stacked as rows. Asked of token-local policies only.
+        by_probe: True if the score is made for the queries of a probe: see `hf_paged_eviction.probe`.
         needs_rotary: True if the policy undoes or foresees the rotation of queries and keys. A model whose rotation is
             not known is then refused when the cache is made.
         absolute_noise: True if scores are differences, such as cosines, deviations from a mean or weighted sums of both
@@ -115,6 +119,8 @@ class EvictionPolicy(ABC):
             their mean size. Otherwise each is compared in steps of 1/4096 of its own size, so that the smallest keep
             their order; that is right for what is added, multiplied and divided from numbers of one sign, such as
             attention and norms.
+        reads_weights: False if `observe` asks for queries and keys and never for `attention.weights`: then it is shown
+            the queries of a long prompt in few large pieces.
         supports_mla: False if the score is meaningless where a layer caches latents instead of keys and values
             (multi-head latent attention).
     """
@@ -123,7 +129,9 @@ class EvictionPolicy(ABC):
     paper: ClassVar[str | None] = None
     token_local: ClassVar[bool] = False
     by_layer: ClassVar[bool] = True
+    by_probe: ClassVar[bool] = False
     needs_rotary: ClassVar[bool] = False
+    reads_weights: ClassVar[bool] = True
     absolute_noise: ClassVar[bool] = False
     supports_mla: ClassVar[bool] = True
 

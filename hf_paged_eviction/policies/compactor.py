@@ -1,6 +1,6 @@
 """Compactor, arXiv 2507.08143."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -9,6 +9,7 @@ from torch.nn.functional import pad
 
 from ..attention_rows import Attention
 from ..calibration.moments import exact
+from ..ranking import without_noise
 from .base import EvictionPolicy, ScoreContext, Statistics
 from .checks import check_between, check_count, check_kernel, check_positive
 from .leverage import leverage
@@ -58,6 +59,7 @@ class Compactor(EvictionPolicy):
     paper: ClassVar[str | None] = "2507.08143"
     absolute_noise: ClassVar[bool] = True
     needs_rotary: ClassVar[bool] = True
+    reads_weights: ClassVar[bool] = False
     supports_mla: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -73,7 +75,11 @@ class Compactor(EvictionPolicy):
         return ("received",)
 
     def observe(self, statistics: Statistics, attention: Attention) -> Statistics:
-        return {"received": statistics["received"] + self._received(attention)}
+        received = statistics["received"]
+        queries, asked = attention.queries.split(self.chunk, 2), attention.query_positions.split(self.chunk, 1)
+        for some, positions in zip(queries, asked, strict=True):
+            received = received + self._received(replace(attention, queries=some, query_positions=positions))
+        return {"received": received}
 
     def _received(self, attention: Attention) -> Tensor:
         """`[B, H, T]`, what the queries pay to the tokens of their chunks, mean over a group."""
@@ -119,15 +125,20 @@ class Compactor(EvictionPolicy):
     def _standard(self, scores: Tensor, rivals: Tensor, context: ScoreContext) -> Tensor:
         """Mean 0 and standard deviation 1 over the row's rivals of all heads."""
         gather = context.share.gather
-        everywhere, counted = gather(scores.where(rivals, 0.0)), gather(rivals)
+        everywhere, counted = gather(scores.where(rivals, 0.0)), gather(rivals.float())
         count = counted.sum((1, 2), keepdim=True)
         mean = everywhere.sum((1, 2), keepdim=True) / count.clamp_min(1)
-        variance = (everywhere - mean).square().where(counted, 0.0).sum((1, 2), keepdim=True) / (count - 1).clamp_min(1)
-        return (scores - mean) / variance.sqrt().clamp_min(1e-6)
+        variance = ((everywhere - mean).square() * counted).sum((1, 2), keepdim=True) / (count - 1).clamp_min(1)
+        # Scores that are all the same but for noise stay so.
+        deviation = without_noise(variance.sqrt(), mean.abs())
+        return torch.where(deviation > 0, (scores - mean) / deviation, 0.0)
 
 
 def _centred(keys: Tensor, rivals: Tensor) -> Tensor:
     """The keys less the mean of the rivals, zero where a token is none."""
     keys = keys.where(rivals[..., None], 0.0)
     mean = keys.sum(2, keepdim=True) / rivals.sum(2)[..., None, None].clamp_min(1)
-    return (keys - mean).where(rivals[..., None], 0.0)
+    centred = (keys - mean).where(rivals[..., None], 0.0)
+    # Keys that are all the same but for noise have no directions.
+    spread = without_noise(l2_norm(centred).amax(-1), l2_norm(keys).amax(-1))
+    return centred * (spread > 0)[..., None, None]

@@ -58,6 +58,7 @@ class ExpectedAttention(AttentionPolicy):
 
     paper: ClassVar[str | None] = "2510.00636"
     needs_rotary: ClassVar[bool] = True
+    reads_weights: ClassVar[bool] = False
     supports_mla: ClassVar[bool] = False
 
     def __post_init__(self) -> None:

@@ -6,7 +6,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from .base import ScoreContext
-from .checks import check_flag
+from .checks import check_between, check_flag
 from .registry import register_policy
 from .running_attention import RunningAttention
 
@@ -14,27 +14,37 @@ from .running_attention import RunningAttention
 @register_policy("h2o")
 @dataclass(frozen=True)
 class H2O(RunningAttention):
-    r"""All the attention that a token has received so far, summed over queries and averaged over query heads.
+    r"""Recent tokens, and of the others the heavy hitters: all the attention that a token has received so far.
 
-    .. math:: s_t = \frac{1}{n_t} \sum_q a_{q,t}, \quad \text{with normalised=False: } s_t = \sum_q a_{q,t}
+    .. math::
 
-    The sum favours early tokens: more queries could see them. `normalised` divides it by their number. The paper's
-    sum is not divided, and its recent half of the budget is here what the cache protects (the newest block). The paper
-    evicts a token at every step, the cache a block when one is full.
+        s_t = \begin{cases} \infty & p_t \ge \text{seen} - \text{recent} \cdot \text{budget} \\
+        \sum_q a_{q,t} & \text{otherwise} \end{cases}
+
+    Query heads of a group are averaged. As published, half of the budget is recent and the sum is not divided, which
+    favours early tokens: more queries could see them. `h2o(normalised=True, recent=0)` is the mean attention per query,
+    `attention_mean`. The paper evicts a token at every step, the cache a block when one is full.
 
     Args:
         normalised: divide by the number of queries that could see the token.
+        recent: share of the budget that the newest tokens have for themselves.
 
     Raises:
-        ValueError: `normalised` is neither True nor False.
+        ValueError: a parameter is out of range.
     """
 
-    normalised: bool = True
+    normalised: bool = False
+    recent: float = 0.5
 
     paper: ClassVar[str | None] = "2306.14048"
 
     def __post_init__(self) -> None:
         check_flag("normalised", self.normalised)
+        check_between("recent", self.recent, 0, 1)
 
     def attention(self, context: ScoreContext) -> Tensor:
         return self.mean(context) if self.normalised else context.statistics["attention"]
+
+    def score(self, context: ScoreContext) -> Tensor:
+        first = context.seen[:, None, None] - self.recent * context.budget
+        return self.attention(context).masked_fill(context.positions >= first, float("inf"))

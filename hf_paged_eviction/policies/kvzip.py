@@ -22,11 +22,13 @@ class KVzip(AttentionPolicy):
     This is KVzip's score if the queries are those of a probe ("repeat the previous context", then the context itself)
     that runs over the whole cache before anything is evicted. `hf_paged_eviction.probe.compress_by_probe` does that:
     make a cache with this policy, heads="separate" and room for the context, and it is read, probed and shrunk.
-    Without it the queries are the text's own, and the score is the same formula on ordinary attention. KVzip also
-    shares one budget among all layers and heads; here each layer has its own, or what an allocator gives it.
+    `paged-eviction eval` does so by itself. Without it the queries are the text's own, and the score is the same
+    formula on ordinary attention. KVzip also shares one budget among all layers and heads; here each layer has its
+    own, or what an allocator gives it.
     """
 
     paper: ClassVar[str | None] = "2505.23416"
+    by_probe: ClassVar[bool] = True
 
     @property
     def token_statistics(self) -> tuple[str, ...]:

@@ -33,8 +33,9 @@ class LagKV(EvictionPolicy):
     In each channel a token is scaled to the range (minimum to maximum) of the next part; the deviation over channels
     says how much it differs. As published, tokens compete within their part: keys' and values' deviations go through a
     softmax over the part and are added, and the rank there is the score, so that each part keeps the same share. The
-    last part and what remains behind it have nothing to be compared with: they score 1, above all others. A channel
-    that is constant in the next part says nothing and counts as 0.
+    last part and what remains behind it have nothing to be compared with: they score 1, above all others. Where the
+    budget does not reach for them the newest stay, so `lag` should be well below the budget. A channel that is constant
+    in the next part says nothing and counts as 0.
 
     With `scope="all"`, which is ours, the deviations themselves are the score, compared across parts. Where parts are
     no longer than blocks they have to be: all blocks would have the same mean rank. `lagkv(lag=16, scope=all)` judges

@@ -63,6 +63,11 @@ class Modifier(EvictionPolicy):
         return any(part.needs_rotary for part in self.parts)
 
     @property
+    def reads_weights(self) -> bool:  # type: ignore[override]  # depends on the parts
+        """Whether any part that observes does."""
+        return any(part.reads_weights for part in self.parts if part.needs_queries)
+
+    @property
     def absolute_noise(self) -> bool:  # type: ignore[override]  # depends on the parts
         """Whether the scores of some part have it."""
         return any(part.absolute_noise for part in self.parts)

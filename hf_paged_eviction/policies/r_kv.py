@@ -1,29 +1,32 @@
 """R-KV, arXiv 2505.24133."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
-from .base import ScoreContext
+from ..attention_rows import Attention
+from .base import ScoreContext, Statistics
 from .checks import check_between, check_count, check_kernel
+from .recent_window import RecentWindow
 from .redundancy import redundancy
 from .registry import register_policy
-from .window_attention import WindowAttention
 
 
 @register_policy("r_kv")
 @dataclass(frozen=True)
-class RKV(WindowAttention):
+class RKV(RecentWindow):
     r"""Attention of the last queries minus redundancy of the key: of near duplicates, the latest is worth most.
 
     .. math:: s_t = \lambda I_t - (1 - \lambda) R_t, \quad \lambda = \text{balance}
 
-    `balance * I - (1 - balance) * R`. `I` is the attention of the last `window` queries, the largest of the query heads
-    of a group, brought to a sum of one and max-pooled over neighbours; the authors' code takes the maximum and the
-    softmax the other way round. `R` is the softmax over tokens of each key's mean cosine similarity to the others,
-    where each token spares the latest of those more similar than `threshold`. It compares all tokens held with each
-    other: the most expensive of all policies. Acts when a block is full, not every 128 tokens.
+    `I` is what the last `window` queries pay the tokens before them: the mean of their softmaxes, max-pooled over
+    neighbours; of the query heads of a group the largest logit counts. `R` is the softmax over tokens of each key's
+    mean cosine similarity to the others, where each token spares the latest of those more similar than `threshold`. It
+    compares all tokens held with each other: the most expensive of all policies. The tokens of the window are pinned,
+    so a budget should be well above it. Keeps a number per token, KV head and query of the window. Acts when a block
+    is full, not every 128 tokens.
 
     Args:
         balance: weight of attention, 0.1 in the authors' readme (0.07 in their code).
@@ -49,15 +52,37 @@ class RKV(WindowAttention):
         check_kernel("kernel", self.kernel)
         check_between("threshold", self.threshold, -1, 1)
 
-    def summed(self, weights: Tensor, chosen: Tensor) -> Tensor:
-        return chosen[:, None] @ weights.amax(2)
+    @property
+    def token_statistics(self) -> tuple[str, ...]:
+        """What each query of the window pays, by its position modulo `window`; zero where it is not known."""
+        return tuple(f"query{at}" for at in range(self.window))
+
+    @property
+    def row_statistics(self) -> tuple[str, ...]:
+        return ("newest",)
+
+    def observe(self, statistics: Statistics, attention: Attention) -> Statistics:
+        positions = attention.query_positions
+        before = statistics.get("newest", torch.full((len(positions),), -1.0, device=positions.device))
+        places = torch.arange(self.window, device=positions.device)
+        fits = (positions[:, :, None] % self.window == places) & attention.counts[:, :, None]
+        last, at = positions[:, :, None].masked_fill(~fits, -1).max(1)  # [B, window]
+        index = at[:, None, :, None].expand(-1, attention.queries.shape[1], -1, attention.queries.shape[-1])
+        newest = replace(attention, queries=attention.queries.gather(2, index), query_positions=last)
+        weights = newest.largest_weights()
+        after = {"newest": torch.maximum(before, positions.amax(-1).float())}
+        for place, name in enumerate(self.token_statistics):
+            after[name] = weights[:, :, place].where((last[:, place] >= 0)[:, None, None], statistics[name])
+        return after
 
     def attention(self, context: ScoreContext) -> Tensor:
-        mean = self.mean(context) * context.valid
-        shares = mean / mean.sum(-1, keepdim=True).clamp_min(1e-20)
+        before = self.before(context)
+        paid = torch.stack([context.statistics[name] * before for name in self.token_statistics])
+        total = paid.sum(-1, keepdim=True)
+        shares = (paid / total.clamp_min(1e-30)).sum(0) / (total > 0).sum(0).clamp_min(1)
         return self.pooled(shares, context, self.kernel, "max")
 
     def score(self, context: ScoreContext) -> Tensor:
         similar = redundancy(context.keys, context.positions, self.threshold)
         redundant = similar.masked_fill(~context.valid, float("-inf")).softmax(-1).nan_to_num(0.0)
-        return self.balance * self.attention(context) - (1 - self.balance) * redundant
+        return self.with_window(self.balance * self.attention(context) - (1 - self.balance) * redundant, context)

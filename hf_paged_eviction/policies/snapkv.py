@@ -19,10 +19,9 @@ class SnapKV(WindowAttention):
 
     .. math:: s_t = \operatorname{pool}_{u \text{ near } t} \frac{1}{n_u} \sum_{q \in \text{window}} a_{q,u}
 
-    Neighbours are the nearest tokens held, in the order of the text. Query heads of a group are averaged. The paper
-    evicts once, at the end of the prompt, and keeps the window whatever it scores; here the window slides on in decode
-    (its older part estimated), its tokens compete with their own attention per query that could see them, and what
-    is safe is the cache's newest block.
+    Neighbours are the nearest tokens held, in the order of the text. Query heads of a group are averaged. The tokens of
+    the window itself are pinned, so a budget should be well above it: below, only recent tokens stay. The paper evicts
+    once, at the end of the prompt; here the window slides on in decode (its older part estimated).
 
     Args:
         window: queries observed.
@@ -47,3 +46,6 @@ class SnapKV(WindowAttention):
 
     def attention(self, context: ScoreContext) -> Tensor:
         return self.pooled(self.mean(context), context, self.kernel, self.pooling)
+
+    def score(self, context: ScoreContext) -> Tensor:
+        return self.with_window(self.attention(context), context)

@@ -1,17 +1,14 @@
 """Attention of the last few queries."""
 
-from abc import abstractmethod
-
 import torch
 from torch import Tensor
 
 from ..attention_rows import Attention
-from .attention_policy import AttentionPolicy
 from .base import ScoreContext, Statistics
-from .text_order import Pooling, pool
+from .recent_window import RecentWindow
 
 
-class WindowAttention(AttentionPolicy):
+class WindowAttention(RecentWindow):
     """Keeps the attention of the row's last `window` queries.
 
     Summed in spans of `window` positions: the span that is being filled and the one before it. What the current span
@@ -21,11 +18,6 @@ class WindowAttention(AttentionPolicy):
     """
 
     @property
-    @abstractmethod
-    def window(self) -> int:
-        """Number of queries."""
-
-    @property
     def token_statistics(self) -> tuple[str, ...]:
         return ("current", "previous")
 
@@ -33,19 +25,17 @@ class WindowAttention(AttentionPolicy):
     def row_statistics(self) -> tuple[str, ...]:
         return ("newest", "current_queries", "previous_queries")
 
-    def summed(self, weights: Tensor, chosen: Tensor) -> Tensor:
+    def summed(self, attention: Attention, chosen: Tensor) -> dict[str, Tensor]:
         """Join query heads and add up queries.
 
         Args:
-            weights: `[batch, kv_heads, G, q, tokens]`.
+            attention: `q` queries.
             chosen: `[batch, sums, q]`, 1 for a query that counts and 0 for the others.
 
         Returns:
-            `[batch, kv_heads, sums, tokens]`.
+            `[batch, kv_heads, sums, tokens]` for each kind of sum; "" is the attention itself.
         """
-        group = weights.shape[2]
-        # One product over query heads and queries, which reads the weights once.
-        return (chosen / group).repeat(1, 1, group)[:, None] @ weights.flatten(2, 3)
+        return {"": over_group(attention.weights, chosen)}
 
     def observe(self, statistics: Statistics, attention: Attention) -> Statistics:
         positions = attention.query_positions
@@ -58,16 +48,18 @@ class WindowAttention(AttentionPolicy):
         kept, aged = (steps == 0).float(), (steps == 1).float()
         after = {"newest": newest}
         chosen = torch.stack([spans == span[:, None], spans == span[:, None] - 1], dim=1) & attention.counts[:, None]
-        sums, queries = self.summed(attention.weights, chosen.float()), chosen.sum(-1).float()
+        sums, queries = self.summed(attention, chosen.float()), chosen.sum(-1).float()
         for at, name in enumerate(("current", "previous")):
-            after[name] = sums[:, :, at] + statistics[name] * kept[:, :, None]
+            for kind, numbers in sums.items():
+                after[name + kind] = numbers[:, :, at] + statistics[name + kind] * kept[:, :, None]
             after[f"{name}_queries"] = queries[:, at] + statistics.get(f"{name}_queries", none) * kept[:, 0]
-        after["previous"] = after["previous"] + statistics["current"] * aged[:, :, None]
+        for kind in sums:
+            after["previous" + kind] = after["previous" + kind] + statistics["current" + kind] * aged[:, :, None]
         after["previous_queries"] = after["previous_queries"] + statistics.get("current_queries", none) * aged[:, 0]
         return after
 
-    def mean(self, context: ScoreContext) -> Tensor:
-        """Attention per query of the window that could see the token, `[batch, kv_heads, tokens]`."""
+    def mean(self, context: ScoreContext, kind: str = "") -> Tensor:
+        """One kind of sum per query of the window that could see the token, `[batch, kv_heads, tokens]`."""
         known = context.statistics
         if "newest" not in known:
             return torch.zeros(context.positions.shape, device=context.positions.device)
@@ -75,13 +67,20 @@ class WindowAttention(AttentionPolicy):
         share = (missing / known["previous_queries"].clamp_min(1)).clamp_max(1)
         queries = known["current_queries"] + share * known["previous_queries"]
         later = known["newest"][:, None, None] + 1 - context.positions
-        total = known["current"] + share[:, None, None] * known["previous"]
+        total = known["current" + kind] + share[:, None, None] * known["previous" + kind]
         return total / torch.minimum(later, queries[:, None, None]).clamp_min(1)
 
-    def pooled(self, values: Tensor, context: ScoreContext, kernel: int, pooling: Pooling) -> Tensor:
-        """Pool along the text before the window; the tokens of the window itself stay as they are."""
-        newest = context.statistics.get("newest")
-        if newest is None:
-            return values
-        before = context.valid & (context.positions <= newest[:, None, None] - self.window)
-        return torch.where(before, pool(values * before, context.positions, kernel, pooling), values)
+
+def over_group(weights: Tensor, chosen: Tensor) -> Tensor:
+    """Mean over the query heads of a group, sum over the chosen queries.
+
+    Args:
+        weights: `[batch, kv_heads, G, q, tokens]`.
+        chosen: `[batch, sums, q]`, 1 or 0.
+
+    Returns:
+        `[batch, kv_heads, sums, tokens]`.
+    """
+    group = weights.shape[2]
+    # One product over query heads and queries, which reads the weights once.
+    return (chosen / group).repeat(1, 1, group)[:, None] @ weights.flatten(2, 3)

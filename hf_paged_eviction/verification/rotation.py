@@ -59,7 +59,7 @@ def look_at_rotation(model: Any) -> Rotation:
 
 
 @torch.no_grad()
-def rotary_error(model: Any, tokens: int = 48, token_id: int = 5) -> float | None:
+def rotary_error(model: Any, tokens: int = 48, token_id: int | None = None) -> float | None:
     """How far unrotated keys of equal tokens are from being equal, relative to their size, in the worst layer.
 
     Each attention layer is given the hidden state of its first token at all positions. Then its keys differ by their
@@ -69,7 +69,7 @@ def rotary_error(model: Any, tokens: int = 48, token_id: int = 5) -> float | Non
     Args:
         model: on its device; its keys are looked at as a plain cache gets them.
         tokens: length of the row, at least 2.
-        token_id: the token, which is repeated.
+        token_id: the token, which is repeated; None = one from the middle of the vocabulary.
 
     Returns:
         The error; None where no layer shows anything.
@@ -79,7 +79,9 @@ def rotary_error(model: Any, tokens: int = 48, token_id: int = 5) -> float | Non
     """
     layers = [index for index, layer in enumerate(layer_plan(model.config)) if layer is None]
     rotaries = layer_rotaries(model.config, layers)
-    ids = torch.full((1, tokens), token_id, device=model.get_input_embeddings().weight.device)
+    embeddings = model.get_input_embeddings().weight
+    token_id = len(embeddings) // 3 if token_id is None else token_id
+    ids = torch.full((1, tokens), token_id, device=embeddings.device)
     cache = DynamicCache(config=model.config)
     with _equal_states(model, set(rotaries)):
         model(input_ids=ids, past_key_values=cache, use_cache=True)

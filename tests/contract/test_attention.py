@@ -13,6 +13,7 @@ from transformers.modeling_utils import AttentionInterface
 import models
 import modes
 from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction.attention import paged_eviction_attention
 from reference import Recorder, assert_evicted, assert_exact
 
 pytestmark = pytest.mark.contract
@@ -94,3 +95,15 @@ def test_flex_is_exact(mode: str, padded: bool) -> None:
         modes.run(model, cache, mode, *modes.batch(mode, padded))
     assert_evicted(recorder)
     assert_exact(model, recorder)
+
+
+def test_dropout_may_be_given_in_order() -> None:
+    """As transformers' own functions take it; software that wraps them all calls them so."""
+    torch.manual_seed(0)
+    module = torch.nn.Module()
+    module.num_key_value_groups = 1
+    module.is_causal = True
+    states = [torch.randn(1, 2, 5, 4) for _ in range(3)]
+    named, _ = paged_eviction_attention(module, *states, None, dropout=0.0, scaling=0.3)
+    in_order, _ = paged_eviction_attention(module, *states, None, 0.0, 0.3)
+    assert torch.equal(named, in_order)

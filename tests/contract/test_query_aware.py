@@ -125,6 +125,36 @@ def test_pieces_of_a_long_prompt_add_up(monkeypatch: pytest.MonkeyPatch) -> None
     torch.testing.assert_close(found[0], found[1])
 
 
+@pytest.mark.parametrize(
+    ("policy", "pieces"),
+    [
+        ("expected_attention", 2),
+        ("compactor", 2),
+        ("h2o", 9),
+        ("hybrid(h2o, compactor)", 9),
+        ("adaptive(keydiff, compactor)", 9),
+    ],
+)
+def test_who_reads_no_weights_gets_larger_pieces(policy: str, pieces: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """60 queries of 4 heads with 8 channels see 60 tokens; a piece has room for 7 rows of weights, or 52 queries."""
+    model, ids = models.shared("llama", OURS), torch.cat(models.prompts([60]))[None]
+    monkeypatch.setattr("hf_paged_eviction.observer._PIECE", 4 * 4 * 60 * 7)
+    cache = PagedEvictionCache(model.config, budget=24, block_size=4, policy=policy)
+    seen = []
+    observe = type(cache.policy).observe
+
+    def counted(self: Any, statistics: Any, attention: Any) -> Any:
+        seen.append(attention.query_positions.shape[1])
+        return observe(self, statistics, attention)
+
+    monkeypatch.setattr(type(cache.policy), "observe", counted)
+    with torch.no_grad():
+        model(ids, past_key_values=cache)
+    layers = model.config.num_hidden_layers
+    assert sum(seen) == 60 * layers
+    assert len(seen) == pieces * layers
+
+
 # ---- exact, bounded, protected, whatever the mode --------------------------------------------------------------------
 
 

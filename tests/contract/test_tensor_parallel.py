@@ -150,7 +150,7 @@ def test_tensor_parallelism_within_copies_is_refused_where_decisions_are_shared(
     feed(PagedEvictionCache(config, budget=24, block_size=4, heads="separate"), 1)
 
 
-@pytest.mark.parametrize("policy", ["tova", "adaptive(key_norm, recency)"])
+@pytest.mark.parametrize("policy", ["tova", "adaptive(key_norm, recency)", "compactor"])
 def test_what_mixes_heads_needs_all_of_them(world: Any, policy: str) -> None:
     """With heads of their own the scores stay here, but not what these policies make them of."""
     world(4)

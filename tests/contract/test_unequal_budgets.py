@@ -93,7 +93,9 @@ def test_rows_do_not_depend_on_their_batch(name: str, budget: int, turns: list[i
 @pytest.mark.parametrize("name", SHARED)
 def test_the_total_is_that_of_equal_shares(name: str, padded: bool) -> None:
     model = models.shared("llama", OURS)
-    cache = PagedEvictionCache(model.config, **{"budget": 24, "block_size": BLOCK, "policy": "h2o", **SHARED[name]})
+    cache = PagedEvictionCache(
+        model.config, **{"budget": 24, "block_size": BLOCK, "policy": "attention_mean", **SHARED[name]}
+    )
     modes.run(model, cache, "greedy", *modes.batch("greedy", padded))
     found = shares(cache)
     layers = torch.stack([share.double().mean(1) for share in found])  # [layers, rows]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,8 +10,13 @@ import torch
 from torch import Tensor
 
 from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction.attention import PAGED_EVICTION
 from hf_paged_eviction.probe import compress_by_probe
 from hf_paged_eviction_eval import embedded
+from hf_paged_eviction_eval.evaluation import evaluate_tasks
+from hf_paged_eviction_eval.running.variants import row_key
+from hf_paged_eviction_eval.settings import TaskSettings
+from hf_paged_eviction_eval.store.results import read_rows
 from hf_paged_eviction_eval.tasks import get_task, make_samples
 
 MODEL, TOKENIZER = embedded.load(attn_implementation="paged_eviction")
@@ -57,3 +63,28 @@ def test_probed_contexts_answer_what_random_ones_cannot(task: str) -> None:
     assert found["probe"] >= 0.75
     assert found["random"] <= 0.4
     assert found["kvzip"] <= 0.4, "without the probe the same formula does not know what is to be asked"
+
+
+@pytest.mark.parametrize("aware", [False, True])
+def test_an_evaluation_probes_by_itself(tmp_path: Path, aware: bool) -> None:
+    """Where there is something to evict; then no prefill is shared."""
+    settings = TaskSettings(
+        policies=("kvzip", "random"),
+        budgets=("64", "512"),
+        tasks=("passkey",),
+        lengths=(256,),
+        limit=4,
+        batch_size=4,
+        question_aware=aware,
+        heads="separate",
+        attn_implementation=PAGED_EVICTION,
+    )
+    evaluate_tasks(settings, tmp_path, None, lambda progress: None)
+    scores: dict[tuple[str, str], float] = {}
+    for row in read_rows(tmp_path, row_key)[0]:
+        key = row["policy"], row["budget"]
+        scores[key] = scores.get(key, 0) + row["score"]
+        assert row["efficiency"]["shared_prefill"] is (key != ("kvzip", "64"))
+    assert scores["kvzip", "64"] >= 3
+    assert scores["random", "64"] <= 2
+    assert scores["kvzip", "512"] == 4

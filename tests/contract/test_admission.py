@@ -1,0 +1,241 @@
+"""Models that this cache, or the attention implementation "paged_eviction", would serve wrongly are refused."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import nn
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
+
+import models
+import modes
+from hf_paged_eviction import PagedEvictionCache, paged_encoder_decoder_cache
+from hf_paged_eviction.attention import paged_eviction_attention
+from reference import Recorder, assert_evicted, assert_exact
+
+pytestmark = pytest.mark.contract
+
+TOKENS = {"vocab_size": models.VOCABULARY, "pad_token_id": models.PAD, "bos_token_id": 1, "eos_token_id": None}
+_WIDE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+_GPT = {"n_embd": 32, "n_layer": 2, "n_head": 4}
+#: Models with eager attention of their own, which know nothing of other implementations.
+OF_THEIR_OWN: dict[str, dict[str, Any]] = {
+    "big_bird": {**_WIDE, "is_decoder": True, "attention_type": "original_full"},
+    "codegen": {**_GPT, "rotary_dim": 4},
+    "gpt_neox_japanese": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4},
+    "megatron-bert": {**_WIDE, "is_decoder": True},
+    "rembert": {**_WIDE, "is_decoder": True},
+    "roformer": {**_WIDE, "is_decoder": True},
+    "trocr": {"d_model": 32, "decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 48},
+    "xglm": {"d_model": 32, "num_layers": 2, "attention_heads": 4, "ffn_dim": 48},
+}
+
+
+def config_of(family: str, **settings: Any) -> Any:
+    if family not in CONFIG_MAPPING:
+        pytest.skip(f"transformers {transformers.__version__} has no {family}")
+    return AutoConfig.for_model(family, **{**TOKENS, **settings})
+
+
+def refusal(config: Any, **settings: Any) -> str:
+    with pytest.raises(ValueError) as caught:
+        PagedEvictionCache(config, **{"budget": 64, **settings})
+    return str(caught.value)
+
+
+# ---- attention that depends on slots ------------------------------------------------------------------------------
+
+
+def test_gpt_neo_with_local_layers() -> None:
+    sizes = {"hidden_size": 32, "num_layers": 2, "num_heads": 4}
+    assert "local layers" in refusal(config_of("gpt_neo", **sizes, attention_types=[[["global", "local"], 1]]))
+
+
+@pytest.mark.parametrize("mode", ["greedy", "direct"])
+def test_gpt_neo_without_local_layers_is_exact(mode: str) -> None:
+    if models.VERSION < (5, 14):
+        pytest.skip("builds its masks by itself, see test_models_of_their_own.py")
+    sizes = {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "attention_types": [[["global"], 2]]}
+    config = config_of("gpt_neo", **sizes, max_position_embeddings=256)
+    model = models.randomise(AutoModelForCausalLM.from_config(config, attn_implementation="eager"), 0)
+    ids, mask = modes.batch(mode, padded=True)
+    cache = PagedEvictionCache(model.config, budget=24, block_size=4)
+    said = modes.run(model, cache, mode, ids, mask)
+    assert cache.stats().evicted_tokens > 0
+    whole = PagedEvictionCache(model.config, budget=128, block_size=4)
+    expected = modes.run(model, modes.dynamic(model), mode, ids, mask)
+    assert (modes.run(model, whole, mode, ids, mask) == expected).all()
+    assert said.shape == expected.shape
+
+
+def test_prophetnet() -> None:
+    config = config_of("prophetnet")
+    with pytest.raises(ValueError, match="relative position bias"):
+        paged_encoder_decoder_cache(config, budget=64)
+    config.is_encoder_decoder = False
+    assert "relative position bias" in refusal(config)
+
+
+@pytest.mark.parametrize("family", ["inkling_text", "inkling2_text"])
+def test_the_text_part_alone_is_refused_too(family: str) -> None:
+    assert "relative position bias" in refusal(config_of(family))
+
+
+def test_diffusion_gemma() -> None:
+    assert "by itself" in refusal(config_of("diffusion_gemma_text"))
+
+
+# ---- heads --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["diffllama", "doge"])
+def test_heads_that_are_mixed_cannot_evict_on_their_own(family: str) -> None:
+    if family not in CONFIG_MAPPING:
+        pytest.skip(f"transformers {transformers.__version__} has no {family}")
+    config = models.family_config(family) if family == "diffllama" else config_of(family, **_WIDE)
+    assert "heads='shared'" in refusal(config, heads="separate")
+    assert PagedEvictionCache(config, budget=64).paged_layers
+
+
+# ---- the attention implementation ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", ["key_norm", "h2o"])
+@pytest.mark.parametrize("family", OF_THEIR_OWN)
+def test_models_with_attention_of_their_own(family: str, policy: str) -> None:
+    config = config_of(family, **OF_THEIR_OWN[family])
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="paged_eviction")
+    assert "code of its own" in refusal(model.config, policy=policy)
+    # Without it the cache serves the model, and says so where a policy needs queries.
+    model.config._attn_implementation = "eager"
+    if policy == "h2o":
+        message = refusal(model.config, policy=policy)
+        assert "code of its own" in message
+        assert "set_attn_implementation" not in message
+    else:
+        PagedEvictionCache(model.config, budget=64, policy=policy)
+
+
+@pytest.mark.parametrize("family", ["falcon", "gptj"])
+def test_no_advice_that_cannot_be_followed(family: str) -> None:
+    """transformers raises a bare KeyError when these are loaded with the name of another implementation."""
+    config = config_of(family)
+    config._attn_implementation = "eager"
+    assert "set_attn_implementation" not in refusal(config, policy="h2o")
+
+
+def test_models_that_transformers_knows_to_need_eager_attention() -> None:
+    config = config_of("git")
+    config._attn_implementation = "paged_eviction"
+    assert "cannot be computed by other implementations" in refusal(config)
+
+
+def test_compressed_keys_beside_those_of_the_cache() -> None:
+    module = pytest.importorskip("transformers.models.deepseek_v4.modeling_deepseek_v4")
+    config = module.DeepseekV4Config()
+    config._attn_implementation = "paged_eviction"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that no layer evicts
+        assert "compressed keys" in refusal(config, policy="keydiff")
+
+
+class Attention(nn.Module):
+    """As transformers calls it."""
+
+    layer_idx = 0
+    is_causal = True
+    num_key_value_groups = 1
+
+
+@pytest.mark.parametrize("name", ["sinks", "position_bias", "indices", "block_indices", "anything"])
+def test_arguments_that_sdpa_would_leave_out(name: str) -> None:
+    states = torch.randn(1, 2, 5, 8)
+    with pytest.raises(ValueError, match=f"Attention hands {name}="):
+        paged_eviction_attention(Attention(), states, states, states, None, **{name: torch.ones(2)})
+    output, _ = paged_eviction_attention(Attention(), states, states, states, None, **{name: None})
+    assert output.shape == (1, 5, 2, 8)
+
+
+def test_arguments_that_change_nothing() -> None:
+    states = torch.randn(1, 2, 5, 8)
+    given = {"position_ids": torch.arange(5)[None], "sliding_window": 4, "use_cache": True, "output_attentions": False}
+    plain, _ = paged_eviction_attention(Attention(), states, states, states, None)
+    assert torch.equal(plain, paged_eviction_attention(Attention(), states, states, states, None, **given)[0])
+
+
+def test_the_last_queries_of_a_prompt_are_aligned_with_the_last_keys() -> None:
+    states = torch.randn(1, 2, 7, 8)
+    whole, _ = paged_eviction_attention(Attention(), states, states, states, None)
+    last, _ = paged_eviction_attention(Attention(), states[:, :, -3:], states, states, None)
+    assert torch.allclose(last, whole[:, -3:], atol=1e-6)
+
+
+def test_a_model_that_never_calls_attention_is_noticed() -> None:
+    """Code of somebody's own, which transformers cannot know."""
+    model = models.build("llama", "paged_eviction")
+    cache = PagedEvictionCache(model.config, budget=64)
+    ids, mask = modes.batch("direct", padded=False)
+
+    def of_its_own(*args: Any, past_key_values: Any, hidden_states: Any = None, **kwargs: Any) -> Any:
+        states = torch.zeros(len(ids), 2, hidden_states.shape[1], 8)
+        past_key_values.update(states, states, 0)
+        return hidden_states, None
+
+    model.model.layers[0].self_attn.forward = of_its_own
+    model.model.layers = model.model.layers[:1]
+    modes.forward(model, cache, ids, mask, 0, 20)
+    with pytest.raises(RuntimeError, match="no attention followed"):
+        modes.forward(model, cache, ids, mask, 20, 21)
+    cache.reset()
+    modes.forward(model, cache, ids, mask, 0, 20)
+
+
+# ---- looped layers ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
+@pytest.mark.parametrize("settings", [{}, {"policy": "h2o"}, {"allocator": "cake"}], ids=str)
+def test_looped_layers_are_exact(settings: dict[str, Any], padded: bool) -> None:
+    """hrm_text runs its few layers several times, each time with a cache layer of its own."""
+    if reason := models.unavailable("hrm_text"):
+        pytest.skip(reason)
+    model = models.build("hrm_text", "paged_eviction")
+    cache = PagedEvictionCache(model.config, budget=24, block_size=4, **settings)
+    assert len(cache.paged_layers) == 4
+    ids, mask = modes.batch("direct", padded)
+    with Recorder(model, cache) as recorder:
+        modes.run(model, cache, "direct", ids, mask, steps=8)
+    assert_evicted(recorder)
+    assert_exact(model, recorder, 1e-4)
+
+
+# ---- what is said of layers that are not paged --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "says"),
+    [
+        ("mistral", {"sliding_window": 8}, "'sliding_attention' hold a fixed number"),
+        ("mamba", {}, "'linear_attention' hold a fixed number"),
+        ("deepseek_v32", {}, "'indexed_attention' are not paged: they grow with the text without limit"),
+    ],
+)
+def test_the_warning_says_what_happens(family: str, settings: dict[str, Any], says: str) -> None:
+    if not models.HAS_HYBRID_CACHE:
+        pytest.skip("has other layer types")
+    with pytest.warns(UserWarning, match="No layer of this") as caught:
+        PagedEvictionCache(config_of(family, **settings), budget=64, policy="keydiff")
+    assert says in str(caught[0].message)
+
+
+def test_layers_that_grow_beside_those_that_are_paged() -> None:
+    if "deepseek_v32" not in CONFIG_MAPPING:
+        pytest.skip(f"transformers {transformers.__version__} has no such layers")
+    config = config_of("llama", **_WIDE)
+    config.layer_types = ["full_attention", "indexed_attention"]
+    with pytest.warns(UserWarning, match="'indexed_attention' of this llama model are not paged: they grow"):
+        PagedEvictionCache(config, budget=64)

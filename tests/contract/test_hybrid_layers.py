@@ -1,0 +1,187 @@
+"""Layers that hold a linear state next to keys and values: the state stays what it is, the rest is paged."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+import models
+import modes
+from hf_paged_eviction import PagedEvictionCache
+from reference import Recorder, assert_evicted, assert_exact
+
+pytestmark = [
+    pytest.mark.contract,
+    pytest.mark.skipif(not models.HAS_HYBRID_CACHE, reason="such models bring caches of their own"),
+]
+
+
+@pytest.fixture(scope="module", params=models.LINEAR_AND_FULL)
+def family(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+def cache_of(model: Any, budget: int = 24, **settings: Any) -> PagedEvictionCache:
+    return PagedEvictionCache(model.config, budget=budget, block_size=4, **settings)
+
+
+@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
+@pytest.mark.parametrize("mode", ["greedy", "beam", "direct", "two_turns", "chunked_prefill"])
+def test_whole_in_the_budget_is_dynamic_cache(family: str, mode: str, padded: bool) -> None:
+    model = models.shared(family)
+    ids, mask = modes.batch(mode, padded)
+    expected = modes.run(model, modes.dynamic(model), mode, ids, mask)
+    assert (modes.run(model, cache_of(model, 128), mode, ids, mask) == expected).all()
+
+
+@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
+@pytest.mark.parametrize("mode", ["greedy", "direct", "two_turns", "chunked_prefill"])
+def test_exact(family: str, mode: str, padded: bool) -> None:
+    model = models.shared(family)
+    cache = cache_of(model, heads="separate" if padded else "shared")
+    ids, mask = modes.batch(mode, padded)
+    with Recorder(model, cache, poison=True) as recorder:
+        modes.run(model, cache, mode, ids, mask)
+    assert_evicted(recorder)
+    assert_exact(model, recorder, 1e-4, replayed=True)
+
+
+@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
+def test_beams_move_both_halves(family: str, padded: bool) -> None:
+    model = models.shared(family)
+    cache = cache_of(model)
+    ids, mask = modes.batch("beam", padded)
+    with Recorder(model, cache) as recorder:
+        modes.run(model, cache, "beam", ids, mask)
+    assert_evicted(recorder)
+    assert_exact(model, recorder, 1e-4, replayed=True)
+
+
+def test_a_state_left_behind_would_be_noticed(family: str) -> None:
+    model = models.shared(family)
+    cache = cache_of(model)
+    for index, paged in cache.paged_layers:
+        cache.layers[index].reorder_cache = paged.reorder_cache
+    ids, mask = modes.batch("beam", padded=True)
+    with Recorder(model, cache) as recorder:
+        modes.run(model, cache, "beam", ids, mask)
+    with pytest.raises(AssertionError, match="logits differ"):
+        assert_exact(model, recorder, 1e-1, replayed=True)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"policy": "h2o"}, {"budget": [20, 36]}, {"allocator": "cake"}, {"allocator": "ada_kv", "heads": "separate"}],
+    ids=str,
+)
+def test_policies_that_decide_by_attention(family: str, settings: dict[str, Any]) -> None:
+    model = models.shared(family, "paged_eviction")
+    cache = PagedEvictionCache(model.config, **{"budget": 24, "block_size": 4, **settings})
+    ids, mask = modes.batch("direct", padded=True)
+    with Recorder(model, cache) as recorder:
+        modes.run(model, cache, "direct", ids, mask, steps=8)
+    assert_evicted(recorder)
+    assert_exact(model, recorder, 1e-4, replayed=True)
+
+
+def test_a_row_does_not_depend_on_its_batch(family: str) -> None:
+    model = models.shared(family)
+    rows = models.prompts([30, 19])
+    ids, mask = models.left_pad(rows)
+    together = modes.run(model, cache_of(model), "greedy", ids, mask)
+    for row, alone in enumerate(rows):
+        ids = alone[None]
+        assert (modes.run(model, cache_of(model), "greedy", ids, torch.ones_like(ids)) == together[row]).all()
+
+
+def test_bounded_and_counted(family: str) -> None:
+    model = models.shared(family)
+    cache = cache_of(model)
+    ids, mask = modes.batch("greedy", padded=True)
+    modes.run(model, cache, "greedy", ids, mask)
+    stats = cache.stats()
+    paged = [index for index, layer in enumerate(cache.layers) if type(layer).__name__ == "HybridLayer"]
+    assert [index for index, _ in cache.paged_layers] == paged == [layer.layer_idx for layer in stats.layers]
+    assert (stats.held, stats.budget, stats.seen) == (24, 24, ids.shape[1] + modes.STEPS - 1)
+    assert stats.evicted_tokens > 0
+    assert stats.storage_bytes == sum(states.nbytes for index in paged for states in kept(cache, index))
+    assert all(states.shape[2] == 24 for index in paged for states in kept(cache, index))
+    assert cache.get_seq_length() == stats.seen
+    assert cache.has_previous_state()
+    assert cache.is_linear == modes.dynamic(model).is_linear
+    assert cache.block_table(paged[0]).shape[2:] == (6, 4)
+
+
+def kept(cache: PagedEvictionCache, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return cache.layers[index].keys, cache.layers[index].values
+
+
+def test_reset_release_and_copies(family: str) -> None:
+    model = models.shared(family)
+    cache = cache_of(model)
+    ids, mask = modes.batch("greedy", padded=True)
+    first = modes.run(model, cache, "greedy", ids, mask)
+    cache.reset()
+    assert cache.get_seq_length() == 0
+    assert not cache.has_previous_state()
+    assert (modes.run(model, cache, "greedy", ids, mask) == first).all()
+    cache.release()
+    modes.forward(model, cache, ids, mask, 0, ids.shape[1])
+    twin = copy.deepcopy(cache)
+    step = modes.extend(mask, 1)
+    more = torch.cat([ids, ids[:, -1:]], dim=1)
+    said = modes.forward(model, cache, more, step, ids.shape[1], more.shape[1])
+    assert torch.equal(modes.forward(model, twin, more, step, ids.shape[1], more.shape[1]), said)
+
+
+@pytest.mark.parametrize("family", ["falcon_h1", "zaya"], scope="module")  # all layers are of this kind
+def test_rows(family: str) -> None:
+    model = models.shared(family)
+    ids, mask = modes.batch("greedy", padded=True)
+
+    def after(change: Any) -> torch.Tensor:
+        cache = cache_of(model)
+        modes.forward(model, cache, ids, mask, 0, ids.shape[1])
+        change(cache)
+        now = modes.extend(mask[picked], 1)
+        return modes.forward(model, cache, torch.cat([ids, tokens], dim=1)[picked], now, ids.shape[1], now.shape[1])
+
+    def by_number(cache: PagedEvictionCache) -> None:
+        cache.batch_repeat_interleave(2)
+        cache.batch_select_indices(torch.tensor([4, 1]))
+
+    def by_mark(cache: PagedEvictionCache) -> None:
+        cache.batch_select_indices(torch.tensor([True, False, True]))
+        cache.reorder_cache(torch.tensor([1, 0]))
+
+    tokens, picked = torch.tensor([[5], [6], [7]]), torch.tensor([0, 1, 2])
+    whole = after(lambda cache: None)
+    picked = torch.tensor([2, 0])
+    for change in (by_number, by_mark):
+        assert (after(change) - whole[picked]).abs().max() < 1e-4
+
+
+def test_a_recurrent_state_cannot_be_taken_back(family: str) -> None:
+    if family in ("zamba", "zamba2"):
+        pytest.skip("its first layer is linear alone, and transformers refuses")
+    model = models.shared(family)
+    cache = cache_of(model)
+    ids, mask = modes.batch("greedy", padded=False)
+    cache.activate_past_recording()
+    modes.forward(model, cache, ids, mask, 0, ids.shape[1])
+    with pytest.raises(RuntimeError, match="recurrent state"):
+        cache.crop(-2)
+    assert cache.get_seq_length() == ids.shape[1]
+
+
+@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
+def test_static(family: str, padded: bool) -> None:
+    model = models.shared(family)
+    ids, mask = modes.batch("greedy", padded)
+    static = cache_of(model, static=True)
+    assert static.is_compileable
+    said = modes.run(model, static, "greedy", ids, mask)
+    assert (said == modes.run(model, cache_of(model), "greedy", ids, mask)).all()
