@@ -67,7 +67,8 @@ def _rotates(text: Any, index: int) -> bool:
     switches = getattr(text, "no_rope_layers", None)
     if switches:
         return bool(switches[index])  # 1 = rotates, whatever the name says
-    if getattr(text, "alibi", False):
+    bases = getattr(text, "layer_rope_theta", None)
+    if getattr(text, "alibi", False) or (bases and not bases[index]):
         return False
     if getattr(text, "position_embedding_type", "rope") not in ("rope", "rotary") or text.model_type in _FULL_WITHOUT:
         return False
