@@ -80,6 +80,7 @@ def _learn(config: Any, text: Any, kind: str | None, head_dim: int) -> Rotary | 
     module = _module(config, text)
     names = [name for name in vars(module) if "rotary" in name.lower() or re.search(r"(^|_)rope(_|$)", name.lower())]
     if not names:
+        _refuse_methods(module)
         return None
     parameters = _parameters(text, kind)
     rope_type = parameters.get("rope_type", parameters.get("type", "default"))
@@ -98,6 +99,14 @@ def _learn(config: Any, text: Any, kind: str | None, head_dim: int) -> Rotary | 
         if rotary is not None:
             return rotary
     raise UnknownRotaryError("its code does something else than turn pairs of channels by position times frequency")
+
+
+def _refuse_methods(module: Any) -> None:
+    """RoFormer rotates in a method of its attention."""
+    for value in vars(module).values():
+        own = inspect.isclass(value) and value.__module__ == module.__name__
+        if own and any("rotary" in name for name in vars(value)):
+            raise UnknownRotaryError(f"its {value.__name__} rotates by a method of its own")
 
 
 def _module(config: Any, text: Any) -> Any:

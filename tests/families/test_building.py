@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from itertools import chain
+from pathlib import Path
 
 import pytest
 from transformers import AutoConfig
@@ -66,3 +68,11 @@ def test_a_default_of_gigabytes_is_not_built(monkeypatch: pytest.MonkeyPatch) ->
 def test_the_same_weights_for_the_same_seed() -> None:
     first, second = (building.build(BY_NAME["gpt_oss"]).state_dict() for _ in range(2))
     assert all(first[name].equal(second[name]) for name in first)
+
+
+def test_the_readme_counts_as_the_list_does() -> None:
+    root = Path(__file__).parents[2]
+    listed = re.search(r"\n\d+ families: .*\.\n", (root / "docs" / "families.md").read_text("utf-8"))
+    assert listed is not None
+    assert listed.group().strip() in (root / "README.md").read_text("utf-8")
+    assert "wrong" not in listed.group()
