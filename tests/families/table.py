@@ -24,8 +24,8 @@ and encoder-decoder models.
 
 {counts}
 
-*exact*: wherever evictions could be compared, in every attention implementation and mode that is not refused, logits are
-those of full attention in which the evicted tokens are masked. *refused*: the cache raises an error that says why.
+*exact*: wherever evictions could be compared, in every attention implementation and mode that is not refused, logits
+are those of full attention in which the evicted tokens are masked. *refused*: the cache raises an error that says why.
 *nothing evicts*: no layer of such a model can lose tokens. *not covered*: there is nothing to compare with, for the
 reason given. *not built*: no tiny model could be made.
 
