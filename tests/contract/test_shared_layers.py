@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
 import models
 import modes
@@ -17,6 +18,8 @@ from reference import Recorder, assert_evicted, assert_exact, shared_layers
 
 pytestmark = pytest.mark.contract
 
+#: Without a cache nothing is shared before transformers 5.
+REPLAYED = models.VERSION < (5, 0)
 #: Layers or heads hold different numbers, so that each layer makes its mask itself.
 UNEQUAL: dict[str, dict[str, Any]] = {
     "list": {"budget": [28]},
@@ -61,7 +64,7 @@ def test_exact(model: Any, name: str, mode: str, padded: bool) -> None:
     with Recorder(model, cache) as recorder:
         modes.run(model, cache, mode, ids, mask, steps=8)
     assert_evicted(recorder)
-    assert_exact(model, recorder, 1e-4)
+    assert_exact(model, recorder, 1e-4, replayed=REPLAYED)
 
 
 @pytest.mark.parametrize("mode", ["greedy", "direct"])
@@ -82,7 +85,7 @@ def test_one_budget(model: Any, policy: str) -> None:
     with Recorder(model, cache) as recorder:
         modes.run(model, cache, "direct", ids, mask, steps=8)
     assert_evicted(recorder)
-    assert_exact(model, recorder, 1e-4)
+    assert_exact(model, recorder, 1e-4, replayed=REPLAYED)
 
 
 @pytest.mark.parametrize("kept", [1, 3])
@@ -125,10 +128,12 @@ def test_keys_attended_to_twice(settings: dict[str, Any], padded: bool) -> None:
     """diffllama calls attention twice per layer, once for each half of the values."""
     if reason := models.unavailable("diffllama"):
         pytest.skip(reason)
+    if not transformers.DiffLlamaForCausalLM._can_set_attn_implementation():
+        pytest.skip("computes attention by code of its own in this transformers release")
     model = models.build("diffllama", "paged_eviction")
     cache = PagedEvictionCache(model.config, **{"budget": 24, "block_size": 4, **settings})
     ids, mask = modes.batch("direct", padded)
     with Recorder(model, cache) as recorder:
         modes.run(model, cache, "direct", ids, mask, steps=8)
     assert_evicted(recorder)
-    assert_exact(model, recorder, 1e-4)
+    assert_exact(model, recorder, 1e-4, replayed=REPLAYED)
