@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from hf_paged_eviction import available_policies, make_policy
 from hf_paged_eviction.allocators import make_allocator
 
+from . import embedded  # noqa: F401 (it names the calibration of the embedded model)
 from .budgets import FULL
 from .errors import UserError
 

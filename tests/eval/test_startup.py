@@ -50,7 +50,7 @@ def test_commands_without_a_model_import_no_torch(tmp_path: Path) -> None:
         make_row(task, variant, index) for task in ("qasper", "gov_report") for variant in VARIANTS for index in (0, 1)
     ]
     (tmp_path / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
-    names = ["eval", "chat", "score", "report", "calibrate", "bench", "tasks", "policies"]
+    names = ["eval", "chat", "score", "report", "calibrate", "bench", "verify", "tasks", "policies"]
     words = [["--help"], ["--version"], ["tasks"], ["policies"], *([name, "--help"] for name in names)]
     words += [["score", str(tmp_path)], ["report", str(tmp_path)]]
     done = python(_COMMANDS, json.dumps(words))
@@ -102,3 +102,8 @@ def test_the_table_of_policies_is_that_of_the_registry() -> None:
     assert asdict(read_policy_table()) == asdict(make_policy_table()), (
         f"{PATH.name} is old: python -m hf_paged_eviction_eval.policy_table writes it anew"
     )
+
+
+def test_the_calibration_of_the_embedded_model_is_known_before_the_model_is_loaded() -> None:
+    found = "from hf_paged_eviction_eval.policy_names import needs_queries; print(needs_queries('calibrated:embedded'))"
+    assert python(found).stdout.split() == ["False"]
