@@ -426,17 +426,36 @@ class SlowRow:
     pending: list[Token | None] = field(default_factory=list)  # None = pad
 
 
-def rank(scores: list[float], positions: list[int]) -> list[tuple[int, int]]:
-    """Keys whose order decides: the lowest goes first. Scores of all, protected ones too, set the scale."""
-    finite = [abs(s) for s in scores if math.isfinite(s)]
+def rank(scores: list[float], positions: list[int], absolute_noise: bool = False) -> list[tuple[float, int]]:
+    """Keys whose order decides: the lowest goes first. Scores of all, protected ones too, set the scale, if there is
+    one."""
+    levels = _steps_of_scale(scores) if absolute_noise else [_level(score) for score in scores]
+    return list(zip(levels, positions, strict=True))
+
+
+def _level(score: float) -> float:
+    """The place of the score among all numbers that have 12 bits after their leading one; nan is below all."""
+    if math.isnan(score):
+        return -math.inf
+    if math.isinf(score) or score == 0:
+        return score
+    fraction, exponent = math.frexp(abs(score))  # 0.5 <= fraction < 1
+    if exponent < -125:  # below the smallest float32 of full precision, places are evenly spaced
+        place = math.floor(abs(score) * 2.0**138 + 0.5)
+    else:
+        place = (exponent + 126) * 4096 + math.floor((2 * fraction - 1) * 4096 + 0.5)
+    return math.copysign(place, score)
+
+
+def _steps_of_scale(scores: list[float]) -> list[float]:
+    """In steps of 1/4096 of the power of two at or above the mean size."""
+    finite = [abs(score) for score in scores if math.isfinite(score)]
     mean = sum(finite) / len(finite) if finite else 0.0
-    scale = 2.0 ** math.ceil(math.log2(mean)) if mean > 0 else 1.0
+    fraction, exponent = math.frexp(mean)
+    scale = 2.0 ** max(exponent - (fraction == 0.5), -100) if mean else 2.0**-100
     limit = 2**30
-    keys = []
-    for score, position in zip(scores, positions, strict=True):
-        scaled = score * 4096 / scale
-        keys.append((round(max(-limit, min(limit, scaled))), position))
-    return keys
+    lowest_if_unknown = [-limit if math.isnan(score) else score * 4096 / scale for score in scores]
+    return [round(max(-limit, min(limit, scaled))) for scaled in lowest_if_unknown]
 
 
 class SlowLayer:
@@ -447,6 +466,7 @@ class SlowLayer:
     ) -> None:
         self.budget, self.block_size, self.protected = budget, block_size, protected
         self.score, self.shared, self.layer_idx = score, shared, layer_idx
+        self.absolute_noise = score in DIFFERENCES
         self.rows: list[SlowRow] = []
         self.held = 0
         self.recording = False
@@ -565,7 +585,7 @@ class SlowLayer:
         newest = blocks - 1 if group.victim is None else group.victim
         scores = self._scores(group, group.tokens)
         means = [sum(scores[at : at + size]) / size for at in range(0, self.budget, size)]
-        keys = rank(means, [group.tokens[block * size].position for block in range(blocks)])
+        keys = rank(means, [group.tokens[block * size].position for block in range(blocks)], self.absolute_noise)
         candidates = [block for block in range(-(-self.protected // size), blocks) if block != newest]
         return min(candidates, key=keys.__getitem__)
 
@@ -580,7 +600,7 @@ class SlowLayer:
         candidates = [
             at for at, token in enumerate(tokens) if self.protected <= token.position < last - self.block_size
         ]
-        keys = rank(scores, [token.position for token in tokens])
+        keys = rank(scores, [token.position for token in tokens], self.absolute_noise)
         losers = set(sorted(candidates, key=keys.__getitem__)[: excess - from_pads])
         assert len(losers) == excess - from_pads
         group.tokens = [token for at, token in enumerate(tokens) if at not in losers]
@@ -670,3 +690,6 @@ SLOW_POLICIES: dict[str, SlowScore] = {
     "recency": slow_recency,
     "random": slow_random,
 }
+
+#: Scores whose noise does not shrink with them.
+DIFFERENCES: tuple[SlowScore, ...] = (slow_keydiff,)
