@@ -11,9 +11,9 @@ import torch
 from common import interleaved, ratio, save
 from transformers.cache_utils import CacheLayerMixin, DynamicLayer
 
-from hf_paged_eviction.budget import BlockBudget
 from hf_paged_eviction.layer import PagedLayer
 from hf_paged_eviction.policies import available_policies, make_policy
+from hf_paged_eviction.table.budget import BlockBudget
 
 HEADS, WIDTH = 8, 128
 

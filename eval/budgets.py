@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 
-from hf_paged_eviction.budget import BlockBudget
+from hf_paged_eviction.table.budget import BlockBudget
 
 from .errors import UserError
 

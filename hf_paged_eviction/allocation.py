@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from .allocators import LayerAllocator, share_out
-from .budget import BlockBudget
 from .observer import Queries, fold
+from .table.budget import BlockBudget
 
 if TYPE_CHECKING:
     from .unequal_layer import UnequalLayer

@@ -18,10 +18,10 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from .attention_rows import Logits
 from .layer import PagedLayer
-from .layer_group import LayerGroup
 from .mask_channel import is_plain_causal
 from .observed_layer import ObservedLayer
 from .observer import Queries
+from .table.cohort import Cohorts
 
 #: For `model.set_attn_implementation` and `from_pretrained(attn_implementation=...)`.
 PAGED_EVICTION = "paged_eviction"
@@ -95,15 +95,15 @@ def hand_over(layer: PagedLayer, keys: Tensor) -> None:
     _handover.layer, _handover.keys = layer, keys
 
 
-def unattended(group: LayerGroup) -> PagedLayer | None:
-    """The layer of this group whose keys were handed over and not attended to so far."""
+def unattended(cohorts: Cohorts[PagedLayer]) -> PagedLayer | None:
+    """The layer of these cohorts whose keys were handed over and not attended to so far."""
     layer = _handover.layer
-    return layer if layer is not None and layer.group is group else None
+    return layer if layer is not None and layer.cohorts is cohorts else None
 
 
-def forget_handover(group: LayerGroup) -> None:
-    """The layers of this group start anew: what one of them handed over will not be attended to."""
-    if unattended(group) is not None:
+def forget_handover(cohorts: Cohorts[PagedLayer]) -> None:
+    """The layers of these cohorts start anew: what one of them handed over will not be attended to."""
+    if unattended(cohorts) is not None:
         _handover.layer = _handover.keys = None
 
 

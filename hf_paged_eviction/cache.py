@@ -13,11 +13,9 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from .allocators import BudgetAllocator, Given, Uniform, make_allocator
 from .arguments import check_config, check_flag, check_instance
 from .attention import PAGED_EVICTION, ModelAttention, forget_handover, hand_over, unattended
-from .budget import BlockBudget
 from .hybrid_layer import HybridLayer, paged_part
 from .layer import PagedLayer
 from .layer_builder import LayerBuilder, given_shares, layer_budgets
-from .layer_group import LayerGroup
 from .mask_channel import MaskWatch, TellingOffset, open_channel
 from .models import (
     asks_for_mask_sizes,
@@ -29,13 +27,15 @@ from .models import (
 )
 from .padding import Padding
 from .policies import EvictionPolicy, make_policy
-from .rollback import crop_all_or_none
 from .scoring import Heads
 from .static_layer import refusal
 from .static_setup import check_static, check_static_attention, make_steps
 from .stats import CacheStats, LayerStats, readable_bytes
 from .storage import byte_count
 from .storage_pool import StoragePool
+from .table.budget import BlockBudget
+from .table.cohort import Cohorts
+from .table.takeback import crop_all_or_none
 
 
 class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
@@ -130,9 +130,9 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         builder = LayerBuilder(sizes, scorer, heads, shares, static)
         self._allocation = builder.allocation
         Cache.__init__(self, layers=builder.fill(plan, self._padding, config))
-        self._group = LayerGroup([layer for _, layer in self.paged_layers])
-        for layer in self._group.layers:
-            layer.group, layer.pool = self._group, pool
+        self._cohorts = Cohorts([layer for _, layer in self.paged_layers])
+        for layer in self._cohorts.layers:
+            layer.cohorts, layer.pool = self._cohorts, pool
         self.pool = pool
         self._steps = make_steps([paged_part(layer) or layer for layer in self.layers]) if static else None
         self._mask_was_made = False
@@ -305,7 +305,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
 
     def _check_attended(self) -> None:
         """Between forwards: did attention follow the last update?"""
-        skipped = unattended(self._group) if self._mask_was_made else None
+        skipped = unattended(self._cohorts) if self._mask_was_made else None
         self._mask_was_made = True
         if skipped is not None:
             raise RuntimeError(
@@ -456,7 +456,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         self._masks = MaskWatch()
         if self._allocation is not None:
             self._allocation.clear()
-        forget_handover(self._group)
+        forget_handover(self._cohorts)
         super().reset()
 
     def release(self) -> None:

@@ -7,19 +7,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .blocks import BlockTable
-from .budget import BlockBudget
-from .layer_group import LayerGroup
 from .padding import Padding
 from .parallel import WHOLE, HeadShare
 from .pending import Pending
 from .policies import EvictionPolicy, QueryCount
-from .ranking import KEEP, best_tokens, rank_keys
-from .rollback import order_without
 from .rotary import Rotary
 from .scoring import Heads, Scorer
 from .storage import gather_slots, slot_index
 from .stored_layer import StoredLayer
+from .table.budget import BlockBudget
+from .table.cohort import Cohorts
+from .table.ranking import KEEP, best_tokens, rank_keys
+from .table.table import BlockTable
+from .table.takeback import order_without
 
 
 class PagedLayer(StoredLayer):
@@ -32,7 +32,7 @@ class PagedLayer(StoredLayer):
         keys, values: storage `[batch, kv_heads, slots, head_dim]`, of which the first `held` slots are in use; it grows
             until there are as many slots as the budget. None before the first forward.
         record_past: while True, new tokens wait in a buffer until `crop` or the next forward commits them.
-        group: layers whose victims are chosen with this one's; the layer alone until a cache says otherwise.
+        cohorts: of the layers that may choose victims with this one; the layer alone until a cache says otherwise.
 
     Args:
         budget: sizes in tokens.
@@ -70,7 +70,7 @@ class PagedLayer(StoredLayer):
         self.padding = padding if padding is not None else Padding()
         self._table: BlockTable | None = None
         self._pending: Pending | None = None
-        self.group = LayerGroup([self])
+        self.cohorts: Cohorts[PagedLayer] = Cohorts([self])
 
     def __repr__(self) -> str:
         size = self.budget.tokens if self.budget.tokens is not None else f"{self.budget.keep_ratio:.0%} of the prompt"
@@ -212,8 +212,8 @@ class PagedLayer(StoredLayer):
     def _overwrite(self, keys: Tensor, values: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
         table = self.table
         storage_k, storage_v = self.storage
-        if table.turn_due:
-            self.group.choose_victims(self, real)
+        if table.victims_due:
+            self.cohorts.of(self).choose_victims(real)
         slot = table.next_slot()
         index_k = slot_index(slot, storage_k)
         index_v = index_k if storage_v.shape == storage_k.shape else slot_index(slot, storage_v)
@@ -356,7 +356,7 @@ class PagedLayer(StoredLayer):
 
     # ---- scores ---------------------------------------------------------------------------------------------------
 
-    def turns_with(self, other: "PagedLayer") -> bool:
+    def alike(self, other: "PagedLayer") -> bool:
         """Whether victims of both can be chosen together now. Reads no tensor."""
         if other is self:
             return True
@@ -531,7 +531,7 @@ class PagedLayer(StoredLayer):
 
     def block_table(self) -> Tensor:
         """`[batch, kv_heads, blocks, block_size]` int64 positions in logical order, -1 where no real token is."""
-        table = self.table.table()
+        table = self.table.blocks()
         return table.expand(-1, self.storage[0].shape[1], -1, -1)
 
     def block_scores(self) -> Tensor:

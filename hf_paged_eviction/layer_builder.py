@@ -9,7 +9,6 @@ from transformers.cache_utils import DynamicSlidingWindowLayer
 
 from .allocation import Allocation
 from .allocators import BudgetAllocator, FixedAllocator, Given, HeadAllocator, LayerAllocator, Uniform, share_out
-from .budget import BlockBudget, whole_number
 from .hybrid_layer import HybridLayer
 from .layer import PagedLayer
 from .model_rotary import UnknownRotaryError, layer_rotaries
@@ -22,6 +21,7 @@ from .rotary import Rotary
 from .scoring import Heads
 from .static_layer import StaticLayer, StaticObservedLayer
 from .static_sliding_layer import StaticSlidingLayer
+from .table.budget import BlockBudget, whole_number
 from .unequal_layer import UnequalLayer
 
 

@@ -5,10 +5,10 @@ from typing import Any
 
 from torch import Tensor
 
-from .budget import BlockBudget
 from .layer import PagedLayer
 from .observer import Observer, Queries
 from .policies import QueryCount
+from .table.budget import BlockBudget
 
 
 class ObservedLayer(PagedLayer):

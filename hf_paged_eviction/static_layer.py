@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from .attention_rows import Logits
-from .blocks import BlockTable
 from .layer import PagedLayer
 from .observed_layer import ObservedLayer
 from .observer import Queries
 from .static_steps import StaticRun, StaticSteps, outside_graphs, static, static_zeros
 from .storage import gather_slots, storage_shape
+from .table.table import BlockTable
 
 
 def refusal(what: str) -> ValueError:

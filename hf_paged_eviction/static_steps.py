@@ -6,13 +6,13 @@ once per block. So the graph holds no counter and no branch, and it serves any p
 """
 
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from typing import TYPE_CHECKING, ParamSpec, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from .layer_group import score_together
-from .merged_table import MergedTable
+from .table.cohort import Cohort, Cohorts
 
 if TYPE_CHECKING:
     from .static_layer import StaticLayer
@@ -56,29 +56,28 @@ class StaticRun:
             tokens and kept until the next, because a graph has either a mask or none.
     """
 
-    def __init__(self, layers: "Sequence[StaticLayer]", slots: Tensor | None) -> None:
-        self.layers = list(layers)
-        self.merged = MergedTable([layer.table for layer in layers])
-        table = self.merged.table
-        shape = (*table.full_at.shape, 1)
+    def __init__(self, cohort: "Cohort[StaticLayer]", slots: Tensor | None) -> None:
+        self.cohort = cohort
+        table = cohort.table
+        shape = (*table.phase.full_at.shape, 1)
         fits = slots is not None and (tuple(slots.shape), slots.device) == (shape, table.device)
         self.slots = slots if slots is not None and fits else static_zeros(shape, table.device)
         self.all_real = table.full and table.all_real
 
     def prepare(self) -> None:
         """Choose victims where they are due, and say where the next token goes."""
-        table = self.merged.table
+        table = self.cohort.table
         if not table.full:
             self.slots.fill_(table.held)
             return
-        if table.turn_due:
-            self.merged.choose_victims(score_together(self.layers), None)
+        if table.victims_due:
+            self.cohort.choose_victims()
         self.slots.copy_(table.next_slot())
 
     def advance(self) -> None:
         """A token was written."""
-        self.merged.advance()
-        for layer in self.layers:
+        self.cohort.advance()
+        for layer in self.cohort.layers:
             layer.written()
 
 
@@ -119,6 +118,7 @@ class StaticSteps:
         self._runs: list[StaticRun] = []
         self._joined = False
         self._paged, self._sliding = list(paged), list(sliding)
+        self._cohorts = Cohorts(paged)
         self._layers: list[SteppingLayer] = [*paged, *sliding]
         self._last = last
         for layer in self._layers:
@@ -164,15 +164,10 @@ class StaticSteps:
         return self._layers[0].get_seq_length()
 
     def _join(self) -> None:
-        rest, runs = list(self._paged), list[StaticRun]()
-        while rest:
-            alike = [other for other in rest if rest[0].turns_with(other)]
-            rest = [other for other in rest if other not in alike]
-            old = self._runs[len(runs)].slots if len(runs) < len(self._runs) else None
-            runs.append(StaticRun(alike, old))
-        self._runs = runs
-        for run in runs:
-            for index, member in enumerate(run.layers):
+        old = [run.slots for run in self._runs]
+        self._runs = [StaticRun(cohort, slots) for cohort, slots in zip_longest(self._cohorts.all(), old) if cohort]
+        for run in self._runs:
+            for index, member in enumerate(run.cohort.layers):
                 member.join(run, index)
         for layer in self._layers:
             if layer.device not in self.seen:

@@ -10,8 +10,8 @@ from .allocation import Allocation
 from .allocators import HeadAllocator, share_out
 from .observed_layer import ObservedLayer
 from .observer import Queries
-from .ranking import best_within
 from .storage import gather_slots
+from .table.ranking import best_within
 
 
 class UnequalLayer(ObservedLayer):

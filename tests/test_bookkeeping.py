@@ -11,13 +11,13 @@ from torch import Tensor
 
 import models
 from hf_paged_eviction import EvictionPolicy, PagedEvictionCache, ScoreContext, StoragePool
-from hf_paged_eviction.budget import BlockBudget
 from hf_paged_eviction.layer import PagedLayer
-from hf_paged_eviction.layer_group import LayerGroup
 from hf_paged_eviction.padding import Padding
 from hf_paged_eviction.static_layer import StaticLayer
 from hf_paged_eviction.static_sliding_layer import StaticSlidingLayer
 from hf_paged_eviction.static_steps import StaticSteps
+from hf_paged_eviction.table.budget import BlockBudget
+from hf_paged_eviction.table.cohort import Cohorts
 
 BLOCK, BUDGET = 4, 24
 
@@ -98,7 +98,7 @@ def test_reserve_in_half_precision() -> None:
 def test_layers_that_chose_together_in_inference_mode_and_go_on_out_of_it() -> None:
     """What they share then is written to in either mode."""
     one, other, alone = make(), make(), make()
-    one.group = other.group = LayerGroup([one, other])
+    one.cohorts = other.cohorts = Cohorts([one, other])
     with torch.inference_mode():
         text = torch.randn(2, 1, 1, 60, 2)
     for start, stop in [(0, 30), *((at, at + 1) for at in range(30, 60))]:
@@ -161,10 +161,10 @@ def test_layers_that_choose_together_tell_what_each_row_has_seen() -> None:
     mask[0, :3] = False
     policy, padding = Following(), Padding(mask)
     layers = [make(policy, padding), make(policy, padding)]
-    group = LayerGroup(layers)
+    cohorts = Cohorts(layers)
     for start, stop in [(0, 30), *((at, at + 1) for at in range(30, 35))]:
         for layer in layers:
-            layer.group = group
+            layer.cohorts = cohorts
             layer.update(states(stop - start, rows=2), states(stop - start, rows=2))
     assert policy.seen == [[27, 30]] * 2 + [[27, 30] * 2, [31, 34] * 2]
 

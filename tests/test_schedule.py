@@ -13,10 +13,10 @@ import models
 import rows
 from evicting import check
 from hf_paged_eviction import EvictionPolicy, PagedEvictionCache, ScoreContext, make_policy
-from hf_paged_eviction.budget import BlockBudget
 from hf_paged_eviction.layer import PagedLayer
 from hf_paged_eviction.policies import LazyEviction
-from hf_paged_eviction.ranking import rank_keys
+from hf_paged_eviction.table.budget import BlockBudget
+from hf_paged_eviction.table.ranking import rank_keys
 
 BLOCK, BUDGET = 4, 32
 

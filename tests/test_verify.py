@@ -17,10 +17,10 @@ from transformers.masking_utils import AttentionMaskInterface
 
 import models
 from hf_paged_eviction import EvictionPolicy, PagedEvictionCache, ScoreContext, Verification, attention, layer, verify
-from hf_paged_eviction.blocks import BlockTable
-from hf_paged_eviction.budget import BlockBudget
 from hf_paged_eviction.layer import PagedLayer
 from hf_paged_eviction.padding import Padding
+from hf_paged_eviction.table.budget import BlockBudget
+from hf_paged_eviction.table.table import BlockTable
 from hf_paged_eviction.verification.plan import make_plan
 
 pytestmark = pytest.mark.skipif(models.VERSION < (5, 14), reason="older releases refuse static caches")

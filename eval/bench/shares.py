@@ -7,8 +7,8 @@ put; a static cache chooses its victims between the steps. For a cache that evic
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from statistics import median
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -16,16 +16,10 @@ from unittest.mock import patch
 import torch
 
 from hf_paged_eviction import PagedEvictionCache
-from hf_paged_eviction.layer_group import LayerGroup
-from hf_paged_eviction.merged_table import MergedTable
+from hf_paged_eviction.table.cohort import Cohort
 
 from ..running.efficiency import UpdateTime, timed_updates
 from .decoder import Decoder
-
-#: Who scores what is new and chooses the next block to be overwritten, and by which method: the first calls the second,
-#: but for a static cache.
-_CHOICES = ((LayerGroup, "choose_victims"), (MergedTable, "choose_victims"))
-
 
 _RUNS = 5
 
@@ -55,22 +49,10 @@ def _measure(decoder: Decoder, steps: int, compiled: bool) -> Shares:
 
 @contextmanager
 def _timed_choices(device: torch.device) -> Iterator[UpdateTime]:
-    spent, place, inside = UpdateTime(), torch.empty(0, device=device), False
+    spent, place, choose = UpdateTime(), torch.empty(0, device=device), Cohort.choose_victims
 
-    def clocked(choose: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            nonlocal inside
-            if inside:
-                return choose(*args, **kwargs)
-            inside = True
-            try:
-                return spent.measure(lambda _: choose(*args, **kwargs), place)
-            finally:
-                inside = False
+    def clocked(cohort: Cohort[Any], real: torch.Tensor | None = None) -> None:
+        spent.measure(lambda _: choose(cohort, real), place)
 
-        return call
-
-    with ExitStack() as stack:
-        for owner, name in _CHOICES:
-            stack.enter_context(patch.object(owner, name, clocked(getattr(owner, name))))
+    with patch.object(Cohort, "choose_victims", clocked):
         yield spent

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hf_paged_eviction import EvictionPolicy, PagedEvictionCache, make_policy
 from hf_paged_eviction.allocators import BudgetAllocator, Uniform, make_allocator
-from hf_paged_eviction.budget import BlockBudget
+from hf_paged_eviction.table.budget import BlockBudget
 
 from ..errors import UserError
 

@@ -11,11 +11,11 @@ from transformers.cache_utils import DynamicLayer
 
 from hf_paged_eviction.attention import PAGED_EVICTION, hand_over
 from hf_paged_eviction.attention_rows import Logits
-from hf_paged_eviction.budget import BlockBudget
 from hf_paged_eviction.models import is_latent_attention
 from hf_paged_eviction.observed_layer import ObservedLayer
 from hf_paged_eviction.observer import Queries
 from hf_paged_eviction.policies import Recency
+from hf_paged_eviction.table.budget import BlockBudget
 
 
 class Listener(ObservedLayer):

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ..budget import BlockBudget
+from ..table.budget import BlockBudget
 from .base import BudgetAllocator
 
 

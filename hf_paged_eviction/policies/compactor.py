@@ -9,7 +9,7 @@ from torch.nn.functional import pad
 
 from ..attention_rows import Attention
 from ..calibration.moments import exact
-from ..ranking import without_noise
+from ..table.ranking import without_noise
 from .base import EvictionPolicy, ScoreContext, Statistics
 from .checks import check_between, check_count, check_kernel, check_positive
 from .leverage import leverage

@@ -6,7 +6,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from ..attention_rows import Attention
-from ..ranking import without_noise
+from ..table.ranking import without_noise
 from .base import ScoreContext, Statistics
 from .checks import check_between
 from .registry import register_policy

@@ -14,8 +14,7 @@ from torch import Tensor
 import models
 import modes
 from hf_paged_eviction import EvictionPolicy, PagedEvictionCache, ScoreContext, available_policies
-from hf_paged_eviction.blocks import BlockTable
-from hf_paged_eviction.layer_group import LayerGroup
+from hf_paged_eviction.table.cohort import Cohort, Cohorts
 
 pytestmark = pytest.mark.contract
 
@@ -51,7 +50,7 @@ def pair(model: Any, **settings: Any) -> tuple[PagedEvictionCache, PagedEviction
         PagedEvictionCache(model.config, **{"budget": 24, "block_size": 4, **settings}) for _ in range(2)
     )
     for _, layer in apart.paged_layers:
-        layer.group = LayerGroup([layer])
+        layer.cohorts = Cohorts([layer])
     return together, apart
 
 
@@ -73,14 +72,14 @@ def compare(model: Any, run: Callable[[PagedEvictionCache], Tensor], **settings:
 @contextmanager
 def choices() -> Iterator[list[int]]:
     """How many rows each choice of victims was made for."""
-    choose, rows = BlockTable.choose_victims, []
+    choose, rows = Cohort.choose_victims, []
 
-    def counted(self: BlockTable, *args: Any, **kwargs: Any) -> None:
-        rows.append(self.rows)
+    def counted(self: Cohort, *args: Any, **kwargs: Any) -> None:
+        rows.append(self.table.rows)
         choose(self, *args, **kwargs)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(BlockTable, "choose_victims", counted)
+        patch.setattr(Cohort, "choose_victims", counted)
         yield rows
 
 

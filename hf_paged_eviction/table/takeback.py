@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor, arange
 
-from .blocks import BlockTable
 from .ranking import KEEP
+from .table import BlockTable
 
 
 def order_without(table: BlockTable, count: int, pads: Tensor) -> Tensor | None:
@@ -22,7 +22,7 @@ def order_without(table: BlockTable, count: int, pads: Tensor) -> Tensor | None:
     Raises:
         ValueError: some of these tokens have been evicted.
     """
-    if table.in_arrival_order:
+    if table.counters.in_arrival_order:
         return None
     if table.limits is not None:
         raise ValueError(

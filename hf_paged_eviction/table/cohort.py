@@ -1,0 +1,213 @@
+"""Layers of one cache that choose their victims together: all that are equally far and equally large."""
+
+from collections.abc import Sequence
+from copy import copy
+from dataclasses import replace
+from operator import is_not
+from typing import Any, Generic, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from ..storage import gather_slots
+from .ranking import KEEP
+from .state import TableState, join
+from .table import BlockTable, ScoreSlots
+
+
+class Member(Protocol):
+    """What a cohort asks of a layer."""
+
+    policy: Any
+
+    @property
+    def rotary(self) -> Any: ...
+
+    @property
+    def table(self) -> BlockTable: ...
+
+    @property
+    def storage(self) -> tuple[Tensor, Tensor]: ...
+
+    def alike(self, other: Any) -> bool: ...
+
+    def score_slots(self, slots: Tensor | None) -> Tensor: ...
+
+    def score_alike(self, keys: Tensor, values: Tensor, positions: Tensor, seen: Tensor) -> Tensor: ...
+
+
+_Layer = TypeVar("_Layer", bound=Member)
+
+
+class Cohort(Generic[_Layer]):
+    """Chooses victims once for several alike layers, and counts for them between compiled steps.
+
+    Its table has the rows of all layers, layer by layer; the layers' own tables are views of its memory. A layer that
+    is alone is a cohort of one, with its own table.
+
+    Args:
+        layers: alike, in the order of the model.
+    """
+
+    def __init__(self, layers: Sequence[_Layer]) -> None:
+        self.layers = list(layers)
+        self._tables = [layer.table for layer in layers]
+        self._given: list[TableState] = []
+        self.table = self._tables[0]
+        if len(self._tables) > 1:
+            self.table = copy(self.table)
+            self.table.give(join([table.state for table in self._tables]))
+            self._hand_out()
+
+    def serves(self, layers: Sequence[_Layer]) -> bool:
+        """Whether these layers still use what they were given: not after a forward of several tokens."""
+        tables = [layer.table for layer in layers]
+        if len(tables) != len(self._tables) or any(map(is_not, tables, self._tables)):
+            return False
+        # A cohort of one was given nothing.
+        return all(
+            table.tokens is given.tokens and table.phase is given.phase and table.choice is given.choice
+            for table, given in zip(tables, self._given, strict=False)
+        )
+
+    def take_counters(self) -> None:
+        """Copy the counters of the layers' tables."""
+        if self._given:
+            self.table.counters = replace(self._tables[0].counters)
+
+    # ---- choosing -----------------------------------------------------------------------------------------------
+
+    def choose_victims(self, real: Tensor | None = None) -> None:
+        """Choose the next block to be overwritten, wherever one is used up.
+
+        Args:
+            real: `[B, 1]` bool, rows of one layer whose next token is no pad; None = all rows.
+        """
+        if not self._given:
+            _choose(self.table, self.layers[0].score_slots, real)
+            return
+        self.table.write_back()
+        self._hand_counters()
+        _choose(self.table, _score_together(self.layers), None if real is None else real.repeat(len(self.layers), 1))
+        self._hand_out()
+        self._hand_counters()
+
+    # ---- counting between compiled steps ------------------------------------------------------------------------
+
+    def advance(self) -> None:
+        """A real token was written in every row of every layer."""
+        if self.table.full:
+            self.table.overwritten(None)
+        else:
+            self.table.append(1, None)
+            if self.table.full:
+                self._hand_out()
+        self._hand_counters()
+
+    def _hand_out(self) -> None:
+        if len(self._tables) == 1:
+            return
+        self._given = self.table.state.split(self._tables[0].rows)
+        for table, state in zip(self._tables, self._given, strict=True):
+            table.give(state)
+
+    def _hand_counters(self) -> None:
+        for table in self._tables:
+            if table is not self.table:
+                table.counters = replace(self.table.counters)
+
+
+class Cohorts(Generic[_Layer]):
+    """The cohorts of a cache, as its layers are now.
+
+    All layers end a step before the first of them begins the next, so the first one that needs a victim may choose
+    for all that are like it.
+
+    Args:
+        layers: of one cache, in the order of the model.
+    """
+
+    def __init__(self, layers: Sequence[_Layer]) -> None:
+        self.layers = list(layers)
+        # By the layers that were alike: with budgets of several sizes there are several such sets.
+        self._found: dict[tuple[int, ...], Cohort[_Layer]] = {}
+
+    def of(self, layer: _Layer) -> Cohort[_Layer]:
+        """The cohort of this layer."""
+        return self._cohort(tuple(at for at, other in enumerate(self.layers) if layer.alike(other)))
+
+    def _cohort(self, places: tuple[int, ...]) -> Cohort[_Layer]:
+        layers = [self.layers[place] for place in places]
+        cohort = self._found.get(places)
+        if cohort is None or not cohort.serves(layers):
+            cohort = self._found[places] = Cohort(layers)
+        cohort.take_counters()
+        return cohort
+
+    def all(self) -> list[Cohort[_Layer]]:
+        """Every layer in one cohort."""
+        rest, cohorts = list(range(len(self.layers))), list[Cohort[_Layer]]()
+        while rest:
+            places = tuple(place for place in rest if self.layers[rest[0]].alike(self.layers[place]))
+            rest = [place for place in rest if place not in places]
+            cohorts.append(self._cohort(places))
+        return cohorts
+
+
+def _choose(table: BlockTable, score_slots: ScoreSlots, real: Tensor | None) -> None:
+    counters, phase = table.counters, table.phase
+    counters.chosen_at = counters.seen
+    table.refresh_scores(score_slots)
+    full = phase.full_at <= counters.seen
+    used_up = (counters.seen - phase.full_at) % table.block_size == 0
+    if real is not None:
+        used_up = used_up & real
+    victim = _next_victim(table, used_up & full)
+    if phase.order is not None:
+        # A row that still holds pads goes on to its next logical block, which lies in the pads' slots.
+        victim = torch.where(full, victim, table.block_of_pads())
+    evicted_blocks = table.choice.evicted_blocks + (used_up & full).any(-1)
+    table.choice = replace(table.choice, evicted_blocks=evicted_blocks)
+    table.begin(torch.where(used_up, victim, table.choice.block))
+
+
+def _next_victim(table: BlockTable, moving: Tensor) -> Tensor:
+    """`[B, S]` the next block to be overwritten, where `moving` `[B, S]` says that one is due."""
+    ranks = table.rank_of_blocks()
+    if table.blocks_ahead == 1:
+        return ranks.argmin(-1)
+    choice = table.choice
+    renewed = moving & (choice.left == 0)
+    lowest = ranks.topk(min(table.blocks_ahead, ranks.shape[-1]), dim=-1, largest=False).indices
+    # Half of what may go at most, so that a choice always leaves something to choose from.
+    count = ((ranks < KEEP).sum(-1) // 2).clamp(1, lowest.shape[-1])
+    ahead = torch.where(renewed[..., None], lowest, choice.ahead)
+    left = torch.where(renewed, count, choice.left)
+    taken = torch.where(renewed, 0, choice.taken)
+    victim = ahead.gather(-1, taken[..., None])[..., 0]
+    taken = (taken + moving.long()).clamp_max(lowest.shape[-1] - 1)
+    table.choice = replace(choice, ahead=ahead, left=left - moving.long(), taken=taken)
+    return victim
+
+
+def _score_together(layers: Sequence[Member]) -> ScoreSlots:
+    """The `score_slots` of alike layers as one: rows are those of all layers, layer by layer."""
+    first = layers[0]
+
+    def one_by_one(slots: Tensor | None) -> Tensor:
+        parts = [None] * len(layers) if slots is None else slots.split(first.table.rows)
+        return torch.cat([layer.score_slots(part) for layer, part in zip(layers, parts, strict=True)])
+
+    def at_once(slots: Tensor | None) -> Tensor:
+        if slots is None:
+            return one_by_one(None)
+        parts = slots.split(first.table.rows)
+        return first.score_alike(
+            torch.cat([gather_slots(layer.storage[0], part) for layer, part in zip(layers, parts, strict=True)]),
+            torch.cat([gather_slots(layer.storage[1], part) for layer, part in zip(layers, parts, strict=True)]),
+            torch.cat([layer.table.positions.gather(-1, part) for layer, part in zip(layers, parts, strict=True)]),
+            torch.cat([layer.table.seen - layer.table.pads for layer in layers]),
+        )
+
+    stackable = first.policy.token_local and not first.policy.by_layer
+    return at_once if stackable and all(layer.rotary is first.rotary for layer in layers) else one_by_one

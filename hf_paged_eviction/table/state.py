@@ -1,0 +1,141 @@
+"""The tensors and counters of a table.
+
+Shapes: `B` rows, `S` sets of victims (1 where all KV heads share theirs, else the number of KV heads), `C` slots, `P`
+block size.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from ..parts import map_tensors, persistent
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """What each slot holds. Written in place.
+
+    Attributes:
+        positions: `[B, S, C]` int64, -1 where no real token is.
+        scores: `[B, S, C]` float32, nan where none is kept.
+    """
+
+    positions: Tensor
+    scores: Tensor
+
+
+@dataclass(frozen=True)
+class Phase:
+    """How far each row is.
+
+    Attributes:
+        pads: `[B]` int64, pads among the columns seen.
+        full_at: `[B, S]` int64, columns seen at which the set holds as many real tokens as it may.
+        limits: `[B, S]` int64, multiples of `P`: slots that a set may use, the others are dead; None = all of them.
+        order: `[B, S, C]` int64, slot of each logical place; None where they are the same.
+    """
+
+    pads: Tensor
+    full_at: Tensor
+    limits: Tensor | None = None
+    order: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The block that each set overwrites, and the victims chosen with it.
+
+    Attributes:
+        block: `[B, S]` int64, logical block being overwritten: the newest one.
+        slots: `[B, S, P]` int64, its slots.
+        ahead: `[B, S, n]` int64, blocks chosen together.
+        left, taken: `[B, S]` int64, how many of them are left, and how many were taken.
+        evicted_blocks: `[B]` int64, blocks whose overwriting has begun.
+    """
+
+    block: Tensor
+    slots: Tensor
+    ahead: Tensor
+    left: Tensor
+    taken: Tensor
+    evicted_blocks: Tensor
+
+
+@dataclass(frozen=True)
+class TableState:
+    """All tensors of a table; dimension 0 is the row."""
+
+    tokens: Tokens
+    phase: Phase
+    choice: Choice
+
+    @classmethod
+    def empty(cls, rows: int, sets: int, slots: int, block_size: int, ahead: int, device: torch.device) -> "TableState":
+        """Nothing has been seen."""
+        none = torch.zeros(rows, dtype=torch.int64, device=device)
+        block = torch.zeros(rows, sets, dtype=torch.int64, device=device)
+        return cls(
+            empty_tokens(rows, sets, slots, device),
+            Phase(none, torch.full_like(block, slots)),
+            Choice(block, _repeated(block, block_size), _repeated(block, ahead), block, block, none),
+        )
+
+    def map_rows(self, change: Callable[[Tensor], Tensor]) -> "TableState":
+        """The same with the rows indexed."""
+        tokens = map_tensors(lambda states: persistent(change(states)), self.tokens)
+        return TableState(tokens, map_tensors(change, self.phase), map_tensors(change, self.choice))
+
+    def split(self, rows: int) -> "list[TableState]":
+        """Views of so many rows each."""
+        starts = range(0, len(self.phase.pads), rows)
+        return [map_tensors(lambda states, at=start: states[at : at + rows], self) for start in starts]
+
+
+def join(states: Sequence[TableState]) -> TableState:
+    """One state whose rows are those of all, one after the other."""
+    joined = map_tensors(lambda *tensors: torch.cat(tensors), *states)
+    return replace(joined, tokens=map_tensors(persistent, joined.tokens))
+
+
+def _repeated(numbers: Tensor, times: int) -> Tensor:
+    return numbers[..., None].expand(-1, -1, times)
+
+
+def empty_tokens(rows: int, sets: int, slots: int, device: torch.device) -> Tokens:
+    """Slots that hold nothing."""
+    positions = torch.full((rows, sets, slots), -1, dtype=torch.int64, device=device)
+    return Tokens(persistent(positions), persistent(torch.full(positions.shape, float("nan"), device=device)))
+
+
+@dataclass
+class Counters:
+    """What is equal in all rows, and known without reading a tensor.
+
+    Attributes:
+        full_at_values: the values that `Phase.full_at` has, or more: it stays true when rows are permuted.
+        residues: these modulo the block size: when blocks are full.
+        held: slots in use.
+        seen: columns seen, pads included.
+        in_arrival_order: whether column `n` of the batch lies in slot `n`.
+        overwriting: whether all slots are in use.
+        positions_until: columns whose positions are written. They are written once per block, not once per token.
+        scored: whether only the newest block lacks scores.
+        chosen_at: value of `seen` for which victims have been chosen.
+    """
+
+    full_at_values: frozenset[int] = frozenset()
+    residues: frozenset[int] = field(default=frozenset())
+    held: int = 0
+    seen: int = 0
+    in_arrival_order: bool = True
+    overwriting: bool = False
+    positions_until: int = 0
+    scored: bool = False
+    chosen_at: int = -1
+
+    def know(self, full_at_values: Iterable[int], block_size: int) -> None:
+        """Take note of when rows are full."""
+        self.full_at_values = frozenset(full_at_values)
+        self.residues = frozenset(value % block_size for value in self.full_at_values)

@@ -1,0 +1,432 @@
+"""The bookkeeping of one layer: which token sits in which slot, which block is overwritten next.
+
+Two orders. *Slots* are where keys and values lie. *Logical* order is the arrival order of a row's real tokens; blocks,
+scores and victims live there. They are the same unless the row still holds `p` pads when the storage is full:
+logical `l` then lies in slot `l + p`, and the last `p` logical places in slots `p - 1 .. 0`. New tokens therefore take
+the pads' slots from right to left, and the pads that remain are the lowest slots, which transformers' own mask hides.
+
+All rows of a layer hold equally many slots; each row has its own phase inside its current block. A row's phase
+follows from one number, `full_at`: the count of columns seen at which the row holds `budget` real tokens.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from .budget import BlockBudget
+from .ranking import KEEP, rank_keys
+from .state import Choice, Counters, Phase, TableState, Tokens, empty_tokens
+
+ScoreSlots = Callable[[Tensor | None], Tensor]
+
+
+class BlockTable:
+    """Positions, scores and victims of one layer, or of several alike layers whose rows follow each other.
+
+    Shapes: `B` rows, `S` sets of victims (1 where all KV heads share theirs, else the number of KV heads), `C` budget,
+    `P` block size.
+
+    Attributes:
+        blocks_ahead: victims that are chosen together.
+        tokens, phase, choice: its tensors, see `state`.
+        counters: what is equal in all rows; read instead of a tensor.
+
+    Args:
+        budget: sizes in tokens.
+        rows, sets: `B`, `S`.
+        device: of all tensors.
+        token_local: whether the score of a token is worked out once.
+        interval: tokens between two choices of victims; where it is several blocks, so many are chosen together.
+        absolute_noise: of the policy's scores, see `rank_keys`.
+    """
+
+    def __init__(
+        self,
+        budget: BlockBudget,
+        rows: int,
+        sets: int,
+        device: torch.device,
+        token_local: bool,
+        interval: int = 1,
+        absolute_noise: bool = False,
+    ) -> None:
+        self.capacity = budget.capacity
+        self.block_size = budget.block_size
+        self.device = device
+        self._protected_blocks = budget.protected_blocks
+        self._token_local = token_local
+        self._absolute_noise = absolute_noise
+        self.blocks_ahead = max(1, interval // self.block_size)
+        self.counters = Counters()
+        self.counters.know({self.capacity}, self.block_size)
+        self.give(TableState.empty(rows, sets, self.capacity, self.block_size, self.blocks_ahead, device))
+
+    @property
+    def state(self) -> TableState:
+        """All tensors."""
+        return TableState(self.tokens, self.phase, self.choice)
+
+    def give(self, state: TableState) -> None:
+        """Take these tensors as its own."""
+        self.tokens: Tokens = state.tokens
+        self.phase: Phase = state.phase
+        self.choice: Choice = state.choice
+
+    @property
+    def held(self) -> int:
+        """Slots in use, equal in all rows."""
+        return self.counters.held
+
+    @property
+    def seen(self) -> int:
+        """Columns seen, pads included."""
+        return self.counters.seen
+
+    @property
+    def pads(self) -> Tensor:
+        """`[B]` int64, pads among the columns seen."""
+        return self.phase.pads
+
+    @property
+    def limits(self) -> Tensor | None:
+        """`[B, S]` int64, multiples of `P`: slots that a set may use, the others are dead; None = all of them."""
+        return self.phase.limits
+
+    @property
+    def evicted_blocks(self) -> Tensor:
+        """`[B]` int64, blocks whose overwriting has begun."""
+        return self.choice.evicted_blocks
+
+    @property
+    def rows(self) -> int:
+        """Rows of the batch."""
+        return self.phase.pads.shape[0]
+
+    def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
+        """Apply an indexing of dimension 0 to all that belongs to a row."""
+        self.give(self.state.map_rows(change))
+
+    # ---- growing -------------------------------------------------------------------------------------------------
+
+    def append(self, count: int, real: Tensor | None) -> None:
+        """`count` columns were written to the next free slots. `real` `[B, count]` bool, None = all of them."""
+        counters = self.counters
+        if real is not None:
+            self.write_back()
+            stop = counters.held + count
+            self.tokens.positions[:, :, counters.held : stop] = self.new_positions(count, real)
+        self._count(count, real)
+        counters.held += count
+        if real is not None:
+            counters.positions_until = counters.seen
+        if counters.held == self.capacity:
+            self._start_overwriting()
+
+    def new_positions(self, count: int, real: Tensor | None) -> Tensor:
+        """Positions of the next `count` columns, `[B, 1, count]`."""
+        first = (self.counters.seen - self.phase.pads)[:, None]
+        if real is None:
+            return (first + torch.arange(count, device=self.device))[:, None]
+        return (first + real.cumsum(-1) - 1).masked_fill(~real, -1)[:, None]
+
+    def _count(self, count: int, real: Tensor | None) -> None:
+        self.counters.seen += count
+        if real is None:
+            return
+        pads = (~real).sum(-1)
+        phase = self.phase
+        self._enter(replace(phase, full_at=phase.full_at + pads[:, None], pads=phase.pads + pads))
+
+    def _enter(self, phase: Phase) -> None:
+        """Rows are in another phase. Reads a tensor."""
+        self.phase = phase
+        self.counters.know(phase.full_at.flatten().tolist(), self.block_size)
+
+    @property
+    def in_step(self) -> bool:
+        """Whether the blocks of all rows are known to be full at the same time. Reads no tensor."""
+        return len(self.counters.residues) == 1
+
+    def block_filled(self) -> Tensor | None:
+        """`[B]` bool, rows in which some newest block is full; None where it is known that there is none."""
+        if self.counters.seen % self.block_size not in self.counters.residues:
+            return None
+        return ((self.counters.seen - self.phase.full_at) % self.block_size == 0).any(-1)
+
+    # ---- overwriting, one token at a time -----------------------------------------------------------------------
+
+    def _start_overwriting(self) -> None:
+        """All slots are in use. The row's newest block is its last one."""
+        self.write_back()
+        counters, usable = self.counters, self._usable
+        full_at = self.phase.full_at.clamp_min(counters.seen)
+        counters.know((max(value, counters.seen) for value in counters.full_at_values), self.block_size)
+        held_pads = (full_at - counters.seen).minimum(usable)
+        order = self._logical_order(held_pads) if max(counters.full_at_values) > counters.seen else None
+        self.phase = replace(self.phase, full_at=full_at, order=order)
+        counters.overwriting = True
+        counters.chosen_at = -1
+        none = torch.zeros_like(full_at)
+        blocks = min(self.blocks_ahead, self.capacity // self.block_size)
+        self.choice = replace(self.choice, left=none, taken=none, ahead=none[..., None].expand(-1, -1, blocks))
+        self.begin((usable - held_pads - 1).clamp_min(0) // self.block_size)
+
+    @property
+    def _usable(self) -> Tensor:
+        """`[B, S]` slots that are not dead."""
+        limits = self.phase.limits
+        return torch.full_like(self.phase.full_at, self.capacity) if limits is None else limits
+
+    def _logical_order(self, held_pads: Tensor) -> Tensor:
+        logical, usable = torch.arange(self.capacity, device=self.device), self._usable[..., None]
+        shifted = logical + held_pads[..., None]
+        order = torch.where(shifted < usable, shifted, usable - 1 - logical)
+        return torch.where(logical < usable, order, logical)
+
+    def begin(self, block: Tensor) -> None:
+        """The next tokens overwrite this logical block, `[B, S]`."""
+        slots = block[..., None] * self.block_size + torch.arange(self.block_size, device=self.device)
+        if self.phase.order is not None:
+            slots = self.phase.order.gather(-1, slots)
+        self.choice = replace(self.choice, block=block, slots=slots)
+
+    def block_of_pads(self) -> Tensor:
+        """`[B, S]` logical block that lies in the slots of pads, for sets that still hold some."""
+        return (self._usable - (self.phase.full_at - self.counters.seen)).clamp_min(0) // self.block_size
+
+    @property
+    def full(self) -> bool:
+        """Whether all slots are in use, so that the next single token overwrites one."""
+        return self.counters.overwriting
+
+    @property
+    def victims_due(self) -> bool:
+        """Whether victims must be chosen before the next token is written. Reads no tensor."""
+        counters = self.counters
+        return (
+            counters.overwriting
+            and counters.seen % self.block_size in counters.residues
+            and counters.chosen_at != counters.seen
+        )
+
+    def next_slot(self) -> Tensor:
+        """Slot the next token goes to, `[B, S, 1]`."""
+        counters = self.counters
+        if len(counters.residues) == 1:
+            (residue,) = counters.residues
+            return self.choice.slots.narrow(2, (counters.seen - residue) % self.block_size, 1)
+        place = (counters.seen - self.phase.full_at) % self.block_size
+        return self.choice.slots.gather(2, place[..., None])
+
+    def overwritten(self, real: Tensor | None) -> None:
+        """The slot given by `next_slot` was written; `real` `[B, 1]` bool, rows whose token was no pad, None = all."""
+        self.counters.in_arrival_order = False
+        if real is not None:
+            self.write_back()
+        self._count(1, real)
+        if real is not None:
+            # A row whose token was a pad kept what it held: only the others moved on.
+            self._write_newest(self.tokens.positions, 1, real[:, :1])
+            self.counters.positions_until = self.counters.seen
+
+    def alike(self, other: "BlockTable") -> bool:
+        """Whether both are as far and as large, so that their victims can be chosen together. Reads no tensor."""
+        mine, theirs = self.phase, other.phase
+        return (
+            self.counters == other.counters
+            and self.device == other.device
+            and self.tokens.positions.shape == other.tokens.positions.shape
+            and (mine.limits is None and theirs.limits is None)
+            and (mine.order is None) == (theirs.order is None)
+        )
+
+    # ---- replacing everything at once ---------------------------------------------------------------------------
+
+    def replace(
+        self,
+        positions: Tensor,
+        scores: Tensor | None,
+        count: int,
+        real: Tensor | None,
+        limits: Tensor | None = None,
+    ) -> None:
+        """`count` columns arrived and every slot was rewritten.
+
+        Args:
+            positions: `[B, S, C]` in slot order: pads, then real tokens by position, then dead slots (-1). The number
+                of slots may change.
+            scores: `[B, S, C]`, or None where they are worked out afresh at each eviction.
+            limits: `[B, S]`, see the attribute.
+        """
+        counters = self.counters
+        counters.in_arrival_order = False
+        self._count(count, real)
+        self.phase = replace(self.phase, limits=limits)
+        if limits is not None or positions.shape[-1] != self.capacity:
+            self._make_room(positions.shape[-1])
+            self._enter(replace(self.phase, full_at=self._work_out_full_at(positions)))
+        self.tokens.positions.copy_(positions)
+        if scores is not None:
+            self.tokens.scores.copy_(scores)
+        counters.scored = scores is not None
+        counters.positions_until = counters.seen
+        counters.held = self.capacity
+        self._start_overwriting()
+
+    def _make_room(self, capacity: int) -> None:
+        if capacity != self.capacity:
+            self.capacity = capacity
+            rows, sets, _ = self.tokens.positions.shape
+            self.tokens = empty_tokens(rows, sets, capacity, self.device)
+
+    def _work_out_full_at(self, positions: Tensor) -> Tensor:
+        """`Phase.full_at` from the positions held, `[B, S, held]`."""
+        return self.counters.seen + self._usable - (positions >= 0).sum(-1)
+
+    def _grow_again(self, pads: Tensor) -> None:
+        """There are free slots; `pads` `[B]` among the columns that remain."""
+        counters = self.counters
+        full_at = self._work_out_full_at(self.tokens.positions[:, :, : counters.held])
+        self._enter(replace(self.phase, full_at=full_at, pads=pads, order=None))
+        counters.scored = counters.overwriting = False
+        counters.chosen_at = -1
+
+    def resize(self, capacity: int) -> None:
+        """Another number of slots, more than are in use; the tokens stay in theirs."""
+        self.write_back()
+        positions = self.tokens.positions[:, :, : self.held]
+        self._make_room(capacity)
+        self.tokens.positions[:, :, : self.held] = positions
+        self._grow_again(self.pads)
+
+    def shrink(self, order: Tensor | None, count: int, pads: Tensor) -> None:
+        """The last `count` columns were taken back.
+
+        Args:
+            order: `[B, S, held]`, slot each remaining token moved from (the removed ones last); None = none moved.
+            pads: `[B]` pads among the remaining columns.
+        """
+        self.write_back()
+        counters = self.counters
+        if order is not None:
+            held = self.tokens.positions[:, :, : counters.held]
+            held.copy_(held.gather(-1, order))
+        counters.held -= count
+        counters.seen -= count
+        counters.positions_until = counters.seen
+        self._grow_again(pads)
+
+    # ---- positions and scores -----------------------------------------------------------------------------------
+
+    def write_back(self) -> None:
+        """Write down the positions of the tokens that came since the last time (all of them real)."""
+        self._write_since(self.tokens.positions)
+        self.counters.positions_until = self.counters.seen
+
+    def _write_since(self, positions: Tensor) -> None:
+        counters = self.counters
+        count = counters.seen - counters.positions_until
+        if count == 0:
+            return
+        if counters.overwriting:
+            self._write_newest(positions, count, None)
+        else:
+            columns = torch.arange(counters.positions_until, counters.seen, device=self.device)
+            new = (columns - self.phase.pads[:, None])[:, None]
+            positions[:, :, counters.held - count : counters.held] = new
+
+    def _write_newest(self, positions: Tensor, count: int, real: Tensor | None) -> None:
+        """Write the positions of the last `count` columns, which all lie in the current blocks."""
+        seen, slots = self.counters.seen, self.choice.slots
+        filled = (seen - 1 - self.phase.full_at) % self.block_size + 1  # [B, S] new tokens of the current block
+        place = torch.arange(self.block_size, device=self.device)
+        behind = filled[..., None] - 1 - place  # how many columns ago the token at this place came
+        fresh = (behind >= 0) & (behind < count)
+        if real is not None:
+            fresh &= real[..., None]
+        newest = (seen - self.phase.pads)[:, None, None] - 1 - behind
+        positions.scatter_(-1, slots, torch.where(fresh, newest, positions.gather(-1, slots)))
+
+    def _all_positions(self) -> Tensor:
+        """`[B, S, C]` in slot order, with those that are not written down yet."""
+        if self.counters.positions_until == self.counters.seen:
+            return self.tokens.positions
+        positions = self.tokens.positions.clone()
+        self._write_since(positions)
+        return positions
+
+    @property
+    def positions(self) -> Tensor:
+        """`[B, S, held]` in slot order."""
+        return self._all_positions()[:, :, : self.held]
+
+    def positions_with(self, new: Tensor) -> Tensor:
+        """`[B, S, held + n]` in slot order, and behind them those of new tokens `[B, n]`, the same for all sets."""
+        held = self.positions
+        return torch.cat([held, new[:, None].expand(-1, held.shape[1], -1)], dim=-1)
+
+    def refresh_scores(self, score_slots: ScoreSlots) -> None:
+        """Score what came since the last eviction: the current block, or everything where that is not enough.
+
+        Args:
+            score_slots: scores `[B, S, n]` of the tokens in the slots `[B, S, n]`, or of all slots for None.
+        """
+        self.write_back()
+        counters, scores, slots = self.counters, self.tokens.scores, self.choice.slots
+        if counters.scored:
+            scores.scatter_(-1, slots, score_slots(slots))
+        else:
+            scores[:, :, : counters.held] = score_slots(None)
+        counters.scored = counters.overwriting and self._token_local
+
+    @property
+    def scores(self) -> Tensor:
+        """`[B, S, held]` in slot order, as of the last `refresh_scores`."""
+        return self.tokens.scores[:, :, : self.held]
+
+    @property
+    def all_real(self) -> bool:
+        """Whether every slot is known to hold a real token. Reads no tensor."""
+        counters = self.counters
+        return self.phase.limits is None and max(counters.full_at_values) <= max(counters.seen, self.capacity)
+
+    @property
+    def evicted_tokens(self) -> Tensor:
+        """`[B]` int64, real tokens seen and no longer held; a mean where sets hold different numbers."""
+        positions = self.positions
+        return self.seen - self.pads - (positions >= 0).sum((1, 2)) // positions.shape[1]
+
+    # ---- blocks -------------------------------------------------------------------------------------------------
+
+    def blocks(self) -> Tensor:
+        """`[B, S, C / P, P]` positions in logical order; -1 where no real token is."""
+        return self._in_blocks(self._all_positions(), -1)
+
+    def block_scores(self) -> Tensor:
+        """`[B, S, C / P]` means over each block's tokens as of `refresh_scores`; nan for blocks not yet filled."""
+        scores = self.tokens.scores
+        if not (self.full and self.all_real):
+            scores = scores.masked_fill(self._all_positions() < 0, float("nan"))
+        return self._in_blocks(scores, float("nan")).mean(-1)
+
+    def rank_of_blocks(self) -> Tensor:
+        """`[B, S, C / P]` int64: the lowest goes first, `KEEP` for blocks that may not go."""
+        scores, positions = self.block_scores(), self.blocks()
+        keys = rank_keys(scores, positions[..., 0], scores.isnan().logical_not(), self._absolute_noise)
+        blocks = torch.arange(keys.shape[-1], device=self.device)
+        safe = (blocks < self._protected_blocks) | (blocks == self.choice.block[..., None])
+        if self.limits is not None:
+            safe |= blocks >= self.limits[..., None] // self.block_size
+        return keys.masked_fill(safe, KEEP)
+
+    def _in_blocks(self, slots: Tensor, missing: float) -> Tensor:
+        if not self.full:
+            used = torch.arange(self.capacity, device=self.device) < self.held
+            positions = self._all_positions()
+            positions = positions.masked_fill(~used | (positions < 0), KEEP)
+            slots = slots.masked_fill(~used, missing).gather(-1, positions.argsort(stable=True, dim=-1))
+        elif self.phase.order is not None:
+            slots = slots.gather(-1, self.phase.order)
+        return slots.view(*slots.shape[:-1], -1, self.block_size)
