@@ -17,8 +17,8 @@ from common import save
 from torch import Tensor
 
 from hf_paged_eviction import PagedEvictionCache
-from hf_paged_eviction.attention import PAGED_EVICTION
-from hf_paged_eviction.observed_layer import ObservedLayer
+from hf_paged_eviction.layer import PagedLayer
+from hf_paged_eviction.queries.attention import PAGED_EVICTION
 from hf_paged_eviction_eval import embedded
 from hf_paged_eviction_eval.budgets import parse_budget
 from hf_paged_eviction_eval.perplexity import make_text_jobs, token_losses
@@ -33,11 +33,11 @@ from hf_paged_eviction_eval.tasks import TASK_GROUPS
 WAYS = ("lazy", "at once")
 
 
-class DropAtOnce(ObservedLayer):
+class DropAtOnce(PagedLayer):
     """Hides the tokens of the victim that are not overwritten yet."""
 
     def mask(self, query_length: int) -> Tensor | None:
-        """See `ObservedLayer.mask`."""
+        """See `PagedLayer.mask`."""
         mask = super().mask(query_length)
         if query_length > 1:
             return mask  # a forward of several tokens is decided on afterwards

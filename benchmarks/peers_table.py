@@ -23,7 +23,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from hf_paged_eviction import PagedEvictionCache
-from hf_paged_eviction.attention import PAGED_EVICTION
+from hf_paged_eviction.queries.attention import PAGED_EVICTION
 from hf_paged_eviction_eval import embedded
 from hf_paged_eviction_eval.prompting.prompts import Prompt, make_batches
 from hf_paged_eviction_eval.prompting.suites import score

@@ -18,7 +18,7 @@ from common import RESULTS, environment
 from policies_plot import plot_shares
 
 from hf_paged_eviction import available_policies
-from hf_paged_eviction.attention import PAGED_EVICTION
+from hf_paged_eviction.queries.attention import PAGED_EVICTION
 from hf_paged_eviction_eval.budgets import FULL
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.evaluation import evaluate_tasks

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Table
 
 from hf_paged_eviction.calibration import save_calibration
-from hf_paged_eviction.calibration.fit import DISTANCE, Fitted, LayerReport, Window, fit, read_tokens
+from hf_paged_eviction.recipes.fit import DISTANCE, Fitted, LayerReport, Window, fit, read_tokens
 
 from . import models
 from .budgets import FULL

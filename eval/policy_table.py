@@ -35,7 +35,7 @@ def read_policy_table() -> PolicyTable:
 def make_policy_table() -> PolicyTable:
     """The table as the registry has it; imports torch."""
     from hf_paged_eviction import available_allocators, available_modifiers, available_policies, make_policy
-    from hf_paged_eviction.attention import PAGED_EVICTION
+    from hf_paged_eviction.queries.attention import PAGED_EVICTION
 
     seen: list[list[str]] = []
     asked: list[list[str]] = []

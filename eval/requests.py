@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 import torch
 
 from hf_paged_eviction import available_policies
-from hf_paged_eviction.attention import PAGED_EVICTION
+from hf_paged_eviction.queries.attention import PAGED_EVICTION
 
 from .budgets import FULL, Budget, parse_budgets
 from .environment import best_device

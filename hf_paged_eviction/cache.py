@@ -12,12 +12,10 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from .allocators import BudgetAllocator, Given, Uniform, make_allocator
 from .arguments import check_config, check_flag, check_instance
-from .attention import PAGED_EVICTION, ModelAttention, forget_handover, hand_over, unattended
+from .build import LayerBuilder, check_static, check_static_attention, given_shares, layer_budgets, make_steps
 from .hybrid_layer import HybridLayer, paged_part
-from .layer import PagedLayer
-from .layer_builder import LayerBuilder, given_shares, layer_budgets
-from .mask_channel import MaskWatch, TellingOffset, open_channel
-from .models import (
+from .integration.masks import MaskWatch, TellingOffset, open_channel
+from .integration.models import (
     asks_for_mask_sizes,
     check_model,
     is_latent_attention,
@@ -25,16 +23,17 @@ from .models import (
     warn_of_surprises,
     why_not_ours,
 )
-from .padding import Padding
+from .integration.padding import Padding
+from .layer import PagedLayer
 from .policies import EvictionPolicy, make_policy
-from .scoring import Heads
-from .static_layer import refusal
-from .static_setup import check_static, check_static_attention, make_steps
+from .policies.scorer import Heads
+from .queries.attention import PAGED_EVICTION, ModelAttention, forget_handover, hand_over, unattended
 from .stats import CacheStats, LayerStats, readable_bytes
-from .storage import byte_count
-from .storage_pool import StoragePool
+from .store.pool import StoragePool
+from .store.tensors import byte_count
 from .table.budget import BlockBudget
 from .table.cohort import Cohorts
+from .table.steps import refusal
 from .table.takeback import crop_all_or_none
 
 
@@ -128,11 +127,11 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         self._padding = Padding(attention_mask, expected=not _inside_encoder_decoder)
         self._masks = MaskWatch()
         builder = LayerBuilder(sizes, scorer, heads, shares, static)
-        self._allocation = builder.allocation
+        self._cascade = builder.cascade
         Cache.__init__(self, layers=builder.fill(plan, self._padding, config))
         self._cohorts = Cohorts([layer for _, layer in self.paged_layers])
         for layer in self._cohorts.layers:
-            layer.cohorts, layer.pool = self._cohorts, pool
+            layer.cohorts, layer.store.pool = self._cohorts, pool
         self.pool = pool
         self._steps = make_steps([paged_part(layer) or layer for layer in self.layers]) if static else None
         self._mask_was_made = False
@@ -305,7 +304,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
 
     def _check_attended(self) -> None:
         """Between forwards: did attention follow the last update?"""
-        skipped = unattended(self._cohorts) if self._mask_was_made else None
+        skipped = unattended(self._cohorts.layers) if self._mask_was_made else None
         self._mask_was_made = True
         if skipped is not None:
             raise RuntimeError(
@@ -358,8 +357,8 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         batch = next((layer.table.rows for _, layer in self.paged_layers if layer.get_seq_length()), None)
         if batch is not None:
             self._padding.map_rows(change, batch)
-            if self._allocation is not None:
-                self._allocation.map_rows(lambda rows: change(rows.to("cpu")))
+            if self._cascade is not None:
+                self._cascade.map_rows(lambda rows: change(rows.to("cpu")))
 
     def activate_past_recording(self) -> None:
         """From now on new tokens wait until `crop` (or the next forward) commits them, so they can be taken back."""
@@ -410,8 +409,8 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         for layer in paged:
             layer.commit()
         self._sizes = sizes
-        if self._allocation is not None:
-            self._allocation.shrink(sizes)
+        if self._cascade is not None:
+            self._cascade.shrink(sizes)
         for layer, share in zip(paged, layer_budgets(sizes, self._allocator, len(paged)), strict=True):
             layer.shrink(share)
 
@@ -454,9 +453,9 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         """Forget all tokens and the attention mask; keep the storage for the next prompt of the same shape."""
         self._padding.reset()
         self._masks = MaskWatch()
-        if self._allocation is not None:
-            self._allocation.clear()
-        forget_handover(self._cohorts)
+        if self._cascade is not None:
+            self._cascade.clear()
+        forget_handover(self._cohorts.layers)
         super().reset()
 
     def release(self) -> None:

@@ -1,38 +1,47 @@
 """One layer of the cache: keys and values in a fixed storage, evicted block by block."""
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.cache_utils import CacheLayerMixin
 
-from .padding import Padding
-from .parallel import WHOLE, HeadShare
-from .pending import Pending
+from .allocators.quota import Quota
+from .integration.heads import WHOLE, HeadShare
+from .integration.padding import Padding
 from .policies import EvictionPolicy, QueryCount
+from .policies.scorer import Heads, Scorer
+from .queries.listener import Listener
+from .queries.observer import Observer, Queries
+from .queries.ring import QueryRing
 from .rotary import Rotary
-from .scoring import Heads, Scorer
-from .storage import gather_slots, slot_index
-from .stored_layer import StoredLayer
+from .store.fixed import FixedStore
+from .store.pending import Pending
+from .store.store import Store
+from .store.tensors import gather_slots
 from .table.budget import BlockBudget
 from .table.cohort import Cohorts
-from .table.ranking import KEEP, best_tokens, rank_keys
+from .table.ranking import KEEP, best_tokens, best_within, rank_keys
+from .table.steps import StaticRun, StaticSteps, outside_graphs, refusal
 from .table.table import BlockTable
 from .table.takeback import order_without
 
 
-class PagedLayer(StoredLayer):
+class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     """Holds at most `budget` tokens per row after every forward.
 
     A new token is appended until the storage is full; from then on it overwrites one token of the block with the
     lowest score. Attention always sees the new tokens next to everything held: use, then evict.
 
+    What differs between layers is in their parts: where keys and values lie (`store`), which token is where (`table`),
+    what attention says of them (`listener`), and how many there may be (`quota`).
+
     Attributes:
-        keys, values: storage `[batch, kv_heads, slots, head_dim]`, of which the first `held` slots are in use; it grows
-            until there are as many slots as the budget. None before the first forward.
         record_past: while True, new tokens wait in a buffer until `crop` or the next forward commits them.
         cohorts: of the layers that may choose victims with this one; the layer alone until a cache says otherwise.
+        steps: what the layers of a static cache share; None in any other.
+        quota: how many tokens each row or head may hold; all as many as `budget` says until a cache says otherwise.
 
     Args:
         budget: sizes in tokens.
@@ -42,9 +51,11 @@ class PagedLayer(StoredLayer):
         padding: what is known of the batch's pads; shared by the layers of a cache.
         share: which of the layer's KV heads this process holds.
         rotary: how the layer turns keys by position, where the policy asks for it; None = it does not.
+        masks_itself: the model's own mask does not fit this layer, whose number of tokens is not that of the others.
+        static: take single tokens without a branch or a counter, see `StaticSteps`. A single token then gets the whole
+            storage back, slots that are not in use yet included: the mask hides them.
     """
 
-    is_compileable = False
     is_sliding = False
     # Rolling back without a trace needs recording, which costs a copy per step: not worth it for a stop check.
     is_croppable = False
@@ -59,8 +70,12 @@ class PagedLayer(StoredLayer):
         padding: Padding | None = None,
         share: HeadShare = WHOLE,
         rotary: Rotary | None = None,
+        *,
+        masks_itself: bool = False,
+        static: bool = False,
     ) -> None:
-        super().__init__()
+        self.is_initialized = False
+        self.is_compileable = static
         self.record_past = False
         self._asked = self.budget = budget
         self.policy = policy
@@ -68,9 +83,18 @@ class PagedLayer(StoredLayer):
         self.layer_idx = layer_idx
         self._scorer = Scorer(policy, heads, layer_idx, share, rotary)
         self.padding = padding if padding is not None else Padding()
+        self.store: Store | FixedStore = FixedStore() if static else Store()
+        self.quota = Quota()
+        self.listener: Listener | None = None
+        if policy.needs_queries or masks_itself:
+            self.listener = Listener(Observer(policy, budget.block_size, share, rotary), masks_itself)
+        self._ring = QueryRing() if static and policy.needs_queries else None
         self._table: BlockTable | None = None
         self._pending: Pending | None = None
         self.cohorts: Cohorts[PagedLayer] = Cohorts([self])
+        self.steps: StaticSteps | None = None
+        self._run: StaticRun | None = None
+        self._first_row = 0
 
     def __repr__(self) -> str:
         size = self.budget.tokens if self.budget.tokens is not None else f"{self.budget.keep_ratio:.0%} of the prompt"
@@ -79,50 +103,56 @@ class PagedLayer(StoredLayer):
     # ---- what transformers asks -----------------------------------------------------------------------------------
 
     @property
-    def table(self) -> BlockTable:
-        """The bookkeeping. Exists from the first forward on."""
-        if self._table is None:
-            raise RuntimeError("The cache is empty: run a forward first.")
-        return self._table
+    def keys(self) -> Tensor | None:
+        """`[batch, kv_heads, slots, head_dim]`, of which the first `held` slots are in use; the slots become more until
+        there are as many as the budget. None before the first forward."""
+        return self.store.keys
 
     @property
-    def held(self) -> int:
-        """Tokens held per row, pads included, without those still waiting for `crop`."""
-        return 0 if self._table is None else self.table.held
+    def values(self) -> Tensor | None:
+        """As `keys`."""
+        return self.store.values
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """Of keys and values."""
+        return self.store.dtype
+
+    @property
+    def device(self) -> torch.device | None:
+        """Of keys and values."""
+        return self.store.device
 
     def get_seq_length(self) -> int:
-        """Tokens seen per row, pads included: what positions continue from, never what is held."""
+        """Tokens seen per row, pads included: what positions continue from, never what is held. Within a compiled step
+        of a static cache a tensor."""
+        if self.steps is not None and torch.compiler.is_compiling() and self._table is not None:
+            return self.steps.seen_on(self.table_device)  # type: ignore[return-value]
         seen = 0 if self._table is None else self.table.seen
         return seen + self._waiting
 
-    @property
-    def share(self) -> HeadShare:
-        """Which of the layer's KV heads this process holds."""
-        return self._scorer.share
-
-    @property
-    def rotary(self) -> Rotary | None:
-        """How the layer turns keys by position, where the policy asks for it."""
-        return self._scorer.rotary
-
-    @property
-    def all_real(self) -> bool:
-        """Whether every slot that the last `update` returned is known to hold a real token. Reads no tensor."""
-        return self._table is not None and self._pending is None and self.table.all_real
-
-    @property
-    def _waiting(self) -> int:
-        return 0 if self._pending is None else self._pending.count
-
     def get_mask_sizes(self, query_length: int | Tensor) -> tuple[int, int]:
-        """Length of what the next `update` returns, and the column of its first slot: `(kv_length, kv_offset)`."""
+        """Length of what the next `update` returns, and the column of its first slot: `(kv_length, kv_offset)`.
+
+        Where the model's mask is not used, one that is too narrow is asked for.
+        """
         count = query_length if isinstance(query_length, int) else query_length.shape[0]
+        if count == 1 and self.steps is not None and self._table is not None:
+            return self._static_mask_sizes(self.steps)
         held, seen = self.held + self._waiting, self.get_seq_length()
+        if seen and self.masks_itself:
+            return 1, seen
         if self.budget.tokens is not None:
             held = min(held, self.budget.tokens)
             if count == 1 and held == self.budget.tokens and not self.record_past:
                 return held, seen + 1 - held
         return held + count, seen - held
+
+    def _static_mask_sizes(self, steps: StaticSteps) -> tuple[int, int]:
+        capacity = self.budget.capacity
+        if torch.compiler.is_compiling():
+            return capacity, steps.seen_on(self.table_device).add(1 - capacity).clamp_min(0)  # type: ignore[return-value]
+        return capacity, max(self.get_seq_length() + 1 - capacity, 0)
 
     def get_max_length(self) -> int:
         """-1: any number of tokens may be fed."""
@@ -138,59 +168,186 @@ class PagedLayer(StoredLayer):
         Raises:
             ValueError: for tensors without tokens where a `keep_ratio` waits for its prompt.
         """
-        self.dtype, self.device = key_states.dtype, key_states.device
+        self.store.dtype, self.store.device = key_states.dtype, key_states.device
         self.is_initialized = True
         if key_states.shape[2] == 0 and value_states is not None and key_states.shape[0]:
             if self.budget.tokens is None:
                 raise ValueError("keep_ratio= needs a prompt before its storage can be made: give budget= instead.")
-            self._set_storage(*self._new_storage(key_states, value_states, self.budget.capacity))
+            self.store.put(*self.store.new(key_states, value_states, self.budget.capacity))
+
+    # ---- what is known --------------------------------------------------------------------------------------------
+
+    @property
+    def table(self) -> BlockTable:
+        """The bookkeeping, as of the last token. Exists from the first forward on."""
+        if self.steps is not None:
+            self.steps.settle()
+        if self._table is None:
+            raise RuntimeError("The cache is empty: run a forward first.")
+        return self._table
+
+    @property
+    def table_device(self) -> torch.device:
+        """Where the tokens lie."""
+        return self.storage[0].device
+
+    @property
+    def storage(self) -> tuple[Tensor, Tensor]:
+        """Keys and values, `[batch, kv_heads, slots, dim]`, used or not."""
+        return self.store.tensors
+
+    @property
+    def storage_bytes(self) -> int:
+        """Bytes of key and value storage, used or not."""
+        return self.store.bytes
+
+    @property
+    def held(self) -> int:
+        """Tokens held per row, pads included, without those still waiting for `crop`."""
+        return 0 if self._table is None else self.table.held
+
+    @property
+    def _waiting(self) -> int:
+        return 0 if self._pending is None else self._pending.count
+
+    @property
+    def share(self) -> HeadShare:
+        """Which of the layer's KV heads this process holds."""
+        return self._scorer.share
+
+    @property
+    def rotary(self) -> Rotary | None:
+        """How the layer turns keys by position, where the policy asks for it."""
+        return self._scorer.rotary
+
+    @property
+    def all_real(self) -> bool:
+        """Whether every slot that the last `update` returned is known to hold a real token. Reads no tensor."""
+        if self.steps is not None:
+            return self.steps.all_real
+        return self._table is not None and self._pending is None and self.table.all_real
 
     # ---- update ---------------------------------------------------------------------------------------------------
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Take in new tokens and return what their queries may attend to.
 
+        Where attention is listened to, `attended` must follow.
+
         Args:
             key_states, value_states: `[batch, kv_heads, new, dim]`.
 
         Returns:
             Keys and values `[batch, kv_heads, held + new, dim]`; `[batch, kv_heads, budget, dim]` for a single token
-            once the storage is full.
+            once the storage is full (of a static cache: always).
 
         Raises:
             ValueError: another number of rows than the cache holds.
+            RuntimeError: attention did not tell of the last forward.
         """
+        if self.steps is None:
+            return self._take_in(key_states, value_states)
+        if key_states.shape[2] != 1 or self._table is None:
+            return self._several(self.steps, key_states, value_states)
+        self.steps.check_ready()
+        return self._write(self.steps, key_states, value_states)
+
+    def _take_in(self, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
+        if self.listener is None:
+            return self._use_then_evict(key_states, value_states)
+        self.listener.check_told(self.layer_idx)
+        keys, values = self._use_then_evict(key_states, value_states)
+        if key_states.shape[2]:
+            self.listener.expect()
+        if self.masks_itself and keys is self.keys:
+            keys = keys[:]  # attention notes on them what may be seen, which the storage must not keep
+        return keys, values
+
+    def _use_then_evict(self, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        keys, values = self._detached(key_states, value_states)
+        keys, values = self.store.detached(key_states, value_states)
         count = keys.shape[2]
         if count == 0:
-            return self._with_held(keys, values)
+            return self.store.with_held(self.held, keys, values)
         self.commit()
-        self._make_storage(keys, values)
+        self._start(keys, values)
         table = self.table
         real = self.padding.columns(table.seen, table.seen + count, keys.shape[0], keys.device)
         if self._holds_back(count):
             self._pending = Pending(keys, values, real)
-            return self._with_held(key_states, value_states)
+            return self.store.with_held(table.held, key_states, value_states)
         if count == 1 or (table.seen and not key_states.requires_grad):
             return self._take(keys, values, real)
         # The caller's own tensors carry a gradient, the storage does not.
-        attended = self._with_held(key_states, value_states)
+        attended = self.store.with_held(table.held, key_states, value_states)
         self._take(keys, values, real)
         return attended
 
+    def _start(self, keys: Tensor, values: Tensor) -> None:
+        """Make store and table, if this is the first forward."""
+        if self._table is not None:
+            self._check_rows(keys.shape[0])
+            return
+        rows, heads, count, _ = keys.shape
+        self.quota.check(heads, self.share)
+        self.budget = self.budget.resolve(count)
+        capacity, policy = self.budget.capacity, self.policy
+        least = self.store.slots_to_begin_with(count, self.budget.block_size, capacity)
+        self.store.start(keys, values, least, capacity)
+        sets, interval = self._scorer.sets(heads), policy.decision_interval
+        self._table = BlockTable(
+            self.budget, rows, sets, keys.device, policy.token_local, interval, policy.absolute_noise
+        )
+        if rows > 1:
+            self.padding.warn_if_unknown()
+        if self.listener is not None:
+            self.listener.observer.start(rows, heads, capacity, keys.device)
+
+    def _check_rows(self, rows: int) -> None:
+        held = self.table.rows
+        if rows != held:
+            raise ValueError(
+                f"The cache holds {held} rows but got {rows}. Use a new cache or `cache.reset()` for another batch, "
+                "`batch_repeat_interleave` or `batch_select_indices` to change the rows of this one."
+            )
+
     def _holds_back(self, count: int) -> bool:
         """Whether `count` new tokens wait outside the storage for now."""
-        return self.record_past
+        return self.record_past or (self.listener is not None and (count > 1 or self._overflows(count)))
+
+    def commit(self) -> None:
+        """Take in the tokens that wait for `crop` or for attention, evicting as needed."""
+        if self.listener is not None:
+            self.listener.check_told(self.layer_idx)
+        pending, self._pending = self._pending, None
+        if pending is not None and pending.count:
+            self._take(pending.keys, pending.values, pending.real)
+        if self.listener is not None:
+            self.listener.queries = None
+
+    # ---- append, overwrite, overflow ------------------------------------------------------------------------------
 
     def _take(self, keys: Tensor, values: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
-        table, count = self.table, keys.shape[2]
-        if count == 1 and table.held == table.capacity:
-            return self._overwrite(keys, values, real)
+        table, count, listener = self.table, keys.shape[2], self.listener
+        self.quota.scores = None
+        waited = None if listener is None else listener.queries
+        if listener is not None:
+            listener.prepare(table, count, real)
+        if count > 1 and self.quota.unequal and listener is not None:
+            if listener.queries is not None:
+                positions = table.positions_with(listener.positions).expand(-1, keys.shape[1], -1)
+                self.quota.decide(self, listener.queries, positions, listener.positions)
+            return self._overflow(keys, values, real)
         if self._overflows(count):
             return self._overflow(keys, values, real)
-        return self._append(keys, values, real)
+        if count == 1 and table.held == table.capacity:
+            returned = self._overwrite(keys, values, real)
+        else:
+            returned = self._append(keys, values, real)
+        if waited is not None and listener is not None and count == 1:
+            listener.observe_waiting_step(table, waited)
+        return returned
 
     def _overflows(self, count: int) -> bool:
         """Whether `count` new tokens make the layer choose anew all that it holds."""
@@ -202,34 +359,26 @@ class PagedLayer(StoredLayer):
         return room < 0 or (room == 0 and self.padding.irregular)
 
     def _append(self, keys: Tensor, values: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
-        table, count = self.table, keys.shape[2]
-        storage_k, storage_v = self._storage_for(table.held + count)
-        storage_k.narrow(2, table.held, count).copy_(keys)
-        storage_v.narrow(2, table.held, count).copy_(values)
+        table, count, held = self.table, keys.shape[2], self.held
+        self.store.grow(held, held + count, self.budget.block_size, self.budget.capacity)
+        self.store.append(held, keys, values)
         table.append(count, real)
-        return storage_k[:, :, : table.held], storage_v[:, :, : table.held]
+        if self.listener is not None:
+            self.listener.observe_appended(table, held, count)
+        return self.store.first(table.held)
 
     def _overwrite(self, keys: Tensor, values: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
         table = self.table
-        storage_k, storage_v = self.storage
         if table.victims_due:
             self.cohorts.of(self).choose_victims(real)
-        slot = table.next_slot()
-        index_k = slot_index(slot, storage_k)
-        index_v = index_k if storage_v.shape == storage_k.shape else slot_index(slot, storage_v)
-        if real is not None:  # a pad evicts nothing
-            written = real[:, None, :, None]
-            keys = torch.where(written, keys, storage_k.gather(2, index_k))
-            values = torch.where(written, values, storage_v.gather(2, index_v))
-        storage_k.scatter_(2, index_k, keys)
-        storage_v.scatter_(2, index_v, values)
+        self.store.overwrite(table.next_slot(), keys, values, real)  # a pad evicts nothing
         table.overwritten(real)
-        return storage_k, storage_v
+        return self.store.tensors
 
     def _overflow(self, keys: Tensor, values: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
         table, count = self.table, keys.shape[2]
         positions = table.positions_with(table.new_positions(count, real)[:, 0])
-        full_k, full_v = self._with_held(keys, values)
+        full_k, full_v = self.store.with_held(table.held, keys, values)
         scores = self._score_overflow(full_k, full_v, positions, count)
         self._keep_best(full_k, full_v, positions, scores, count, real)
         return full_k, full_v
@@ -237,50 +386,25 @@ class PagedLayer(StoredLayer):
     def _keep_best(
         self, full_k: Tensor, full_v: Tensor, positions: Tensor, scores: Tensor, count: int, real: Tensor | None
     ) -> None:
-        table = self.table
-        kept = best_tokens(self._rank(scores, positions), positions, self.budget.capacity)
-        storage_k, storage_v = keys, values = self.storage
-        if count == 0 or keys.shape[2] != self.budget.capacity:  # without new tokens, these are views of the storage
-            storage_k, storage_v = self._new_storage(keys, values, self.budget.capacity)
-        torch.gather(full_k, 2, slot_index(kept, full_k), out=storage_k)
-        torch.gather(full_v, 2, slot_index(kept, full_v), out=storage_v)
-        self._set_storage(storage_k, storage_v)
-        local_scores = scores.gather(-1, kept) if self.policy.token_local else None
-        table.replace(positions.gather(-1, kept), local_scores, count, real)
-        self._kept(kept)
-
-    def _kept(self, kept: Tensor | None) -> None:
-        """For layers that remember more of a token: `kept` `[B, S, C]` of the held and new tokens stay; None = all."""
-
-    # ---- shrinking ------------------------------------------------------------------------------------------------
-
-    def shrink(self, budget: BlockBudget) -> None:
-        """Hold at most `budget` tokens from now on: evict at once what is too much, and give up the storage for it.
-
-        Tokens that wait for `crop` are taken in first.
-        """
-        self.commit()
-        self._asked = self.budget = budget
-        if self._table is None:
-            self._set_storage(None, None)  # room that an earlier prompt left
+        """Of the `held + count` tokens in these states, keep the best."""
+        limits, rank = self._limits(scores, positions), self._rank(scores, positions)
+        if limits is None:
+            kept = best_tokens(rank, positions, self.budget.capacity)
+            positions = positions.gather(-1, kept)
         else:
-            self.prefetch()
-            self._fit()
+            self.budget = self.budget.of(int(limits.max()))
+            kept, positions = best_within(rank, positions, limits, self.budget.capacity)
+        # Without new tokens, these states are views of the storage.
+        self.store.keep(full_k, full_v, kept, anew=count == 0 or self.store.slots != self.budget.capacity)
+        scores = scores.gather(-1, kept)
+        self.quota.scores = scores if limits is not None else None
+        self.table.replace(positions, scores if self.policy.token_local else None, count, real, limits)
+        self._settle(kept)
 
-    def _fit(self) -> None:
-        """Bring tokens and storage in line with the budget, which has changed."""
-        table = self.table
-        if table.capacity == self.budget.capacity:
-            return
-        if table.held >= self.budget.capacity:
-            table.refresh_scores(self.score_slots)
-            keys, values = (states[:, :, : table.held] for states in self.storage)
-            self._keep_best(keys, values, table.positions, table.scores, 0, None)
-            return
-        if self.storage[0].shape[2] > self.budget.capacity:
-            self._move_storage(self.budget.capacity, table.held)
-        table.resize(self.budget.capacity)
-        self._kept(None)
+    def _settle(self, kept: Tensor | None) -> None:
+        """Of the held and new tokens `kept` `[B, S, C]` stay; None = all."""
+        if self.listener is not None:
+            self.listener.observer.settle(kept, self.table.capacity)
 
     def _rank(self, scores: Tensor, positions: Tensor) -> Tensor:
         """`[B, S, tokens]` int64: the order in which tokens go, the protected ones last."""
@@ -292,67 +416,81 @@ class PagedLayer(StoredLayer):
         newest = positions.amax(-1, keepdim=True) - self.budget.block_size
         return (positions >= 0) & ((positions < self.budget.protected) | (positions > newest))
 
-    def _with_held(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        if self.held == 0:
-            return keys, values
-        storage_k, storage_v = self.storage
-        held_k, held_v = storage_k[:, :, : self.held], storage_v[:, :, : self.held]
-        return torch.cat([held_k, keys], dim=2), torch.cat([held_v, values], dim=2)
+    def _limits(self, scores: Tensor, positions: Tensor) -> Tensor | None:
+        if not self.quota.unequal:
+            return None
+        pinned = scores.masked_fill(self._protected(positions), float("inf"))
+        return self.quota.limits(self._asked, pinned.masked_fill(positions < 0, float("-inf")), positions)
 
-    def _detached(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        # Asking is cheaper than a call that changes nothing, and this happens for every token and layer.
-        if keys.requires_grad or values.requires_grad:
-            keys, values = keys.detach(), values.detach()
-        if keys.dtype != self.dtype or values.dtype != self.dtype:
-            keys, values = keys.to(self.dtype), values.to(self.dtype)
-        return keys, values
+    # ---- attention ------------------------------------------------------------------------------------------------
 
-    # ---- storage --------------------------------------------------------------------------------------------------
+    @property
+    def masks_itself(self) -> bool:
+        """Whether the model's own mask does not fit this layer."""
+        return self.listener is not None and self.listener.masks_itself
 
-    def _make_storage(self, keys: Tensor, values: Tensor) -> None:
-        if self._table is not None:
-            self._check_rows(keys.shape[0])
+    def mask(self, query_length: int) -> Tensor | None:
+        """What the queries of the last `update` may attend to, see `QueryListener.mask`; where `masks_itself`."""
+        return None if self.listener is None else self.listener.mask(self.table, self._pending, query_length)
+
+    def attended(self, queries: Queries) -> None:
+        """The queries of the last forward, and what they were compared with."""
+        listener = self.listener
+        if listener is None:
             return
-        self.budget = self.budget.resolve(keys.shape[2])
-        capacity = self.budget.capacity
-        least = self._slots_for(keys.shape[2])
-        if not self._serves(keys, values, least, capacity):
-            self._set_storage(*self._new_storage(keys, values, least))
-        sets = self._scorer.sets(keys.shape[1])
-        policy = self.policy
-        self._table = BlockTable(
-            self.budget,
-            keys.shape[0],
-            sets,
-            keys.device,
-            policy.token_local,
-            policy.decision_interval,
-            policy.absolute_noise,
-        )
-        if keys.shape[0] > 1:
-            self.padding.warn_if_unknown()
+        if self._ring is not None and self.steps is not None:
+            if queries.query.shape[2] == 1 and self._run is not None:
+                listener.told(None)
+                self._ring.put(self.steps.seen[self.table_device], queries.query)
+                return
+            self._several_attended(listener, self._ring, queries)
+            return
+        self._observe(listener, queries)
 
-    def _slots_for(self, tokens: int) -> int:
-        """Slots to begin with: what the prompt needs, so that a large budget and a short prompt waste nothing."""
-        if self.pool is not None:
-            return self.budget.capacity
-        blocks = -(-(tokens + 1) // self.budget.block_size)
-        return min(blocks * self.budget.block_size, self.budget.capacity)
+    def _observe(self, listener: Listener, queries: Queries) -> None:
+        if self._pending is None:
+            listener.told(None)
+            listener.observe_step(self.table, queries)
+            return
+        listener.told(queries)
+        if not self.record_past:
+            self.commit()
 
-    def _storage_for(self, tokens: int) -> tuple[Tensor, Tensor]:
-        """Storage with room for so many tokens; where there is less, it at least doubles."""
-        slots = self.storage[0].shape[2]
-        if tokens > slots:
-            self._move_storage(min(max(2 * slots, self._slots_for(tokens)), self.budget.capacity), self.held)
-        return self.storage
+    @property
+    def observer_bytes(self) -> int:
+        """Bytes of statistics and of kept queries."""
+        return 0 if self.listener is None else self.listener.bytes
 
-    def _check_rows(self, rows: int) -> None:
-        held = self.table.rows
-        if rows != held:
-            raise ValueError(
-                f"The cache holds {held} rows but got {rows}. Use a new cache or `cache.reset()` for another batch, "
-                "`batch_repeat_interleave` or `batch_select_indices` to change the rows of this one."
-            )
+    @property
+    def observed(self) -> dict[str, Tensor]:
+        """The policy's statistics by name: `[batch, kv_heads, held]` in slot order, or `[batch, ...]`."""
+        return self._statistics(None)
+
+    @property
+    def queries_observed(self) -> QueryCount | None:
+        """How many queries the policy has observed."""
+        return None if self.listener is None else self.listener.count
+
+    def _statistics(self, slots: Tensor | None) -> dict[str, Tensor]:
+        """What the policy knows of the tokens in these slots `[B, S, n]`, or in all that are held."""
+        return {} if self.listener is None else self.listener.statistics(self.table, slots)
+
+    def forget_attention(self) -> None:
+        """Forget what has been observed, as if the tokens held had met no query yet."""
+        self.commit()
+        self.quota.scores = None
+        if self.listener is not None and self._table is not None:
+            self.listener.observer.forget(self.table.seen - self.table.pads)
+
+    def observe_waiting(self) -> None:
+        """Let the queries of the tokens that wait count for those held, whether or not `crop` takes them back.
+
+        Raises:
+            RuntimeError: no tokens wait, or attention has not told of their queries.
+        """
+        self.quota.scores = None
+        if self.listener is not None:
+            self.listener.observe_passing(self.table, self._pending)
 
     # ---- scores ---------------------------------------------------------------------------------------------------
 
@@ -360,7 +498,7 @@ class PagedLayer(StoredLayer):
         """Whether victims of both can be chosen together now. Reads no tensor."""
         if other is self:
             return True
-        if other._table is None or type(other) is not type(self) or not self.table.alike(other.table):
+        if other._table is None or not self.table.alike(other.table):
             return False
         mine, theirs = self.storage, other.storage
         return (mine[0].shape, mine[1].shape, mine[0].device, self.share) == (
@@ -368,65 +506,99 @@ class PagedLayer(StoredLayer):
             other.share,
         )
 
-    @property
-    def _room(self) -> int | Tensor:
-        """Tokens that the layer may hold, as policies are told: see `ScoreContext.budget`."""
-        return self._asked.tokens or self.budget.capacity
-
-    def _scores(
-        self,
-        keys: Tensor,
-        values: Tensor,
-        positions: Tensor,
-        seen: Tensor,
-        statistics: Mapping[str, Tensor] = MappingProxyType({}),
-        observed: QueryCount | None = None,
-    ) -> Tensor:
-        return self._scorer(keys, values, positions, seen, statistics, observed, self._room)
-
     def score_alike(self, keys: Tensor, values: Tensor, positions: Tensor, seen: Tensor) -> Tensor:
         """Scores of tokens of this layer and of layers like it, see `Scorer`; for policies that know no layers."""
-        return self._scores(keys, values, positions, seen)
+        return self._scorer(keys, values, positions, seen, budget=self._room)
 
     def score_slots(self, slots: Tensor | None) -> Tensor:
         """Scores `[B, S, n]` of the tokens in the slots `[B, S, n]`, or of all that are held."""
-        keys, values = self.storage
-        table, positions = self.table, self.table.positions
-        seen, known, observed = table.seen - table.pads, self._statistics(slots), self.queries_observed
-        if slots is None:
-            return self._scores(keys[:, :, : table.held], values[:, :, : table.held], positions, seen, known, observed)
-        keys, values = gather_slots(keys, slots), gather_slots(values, slots)
-        return self._scores(keys, values, positions.gather(-1, slots), seen, known, observed)
+        table = self.table
+        positions, keys, values = table.positions, *self.store.first(table.held)
+        if slots is not None:
+            positions, keys, values = (
+                positions.gather(-1, slots),
+                gather_slots(keys, slots),
+                gather_slots(values, slots),
+            )
+        known, seen = self._statistics(slots), table.seen - table.pads
+        return self._scorer(keys, values, positions, seen, known, self.queries_observed, self._room)
 
     @property
-    def queries_observed(self) -> QueryCount | None:
-        """How many queries the policy has observed."""
-        return None
-
-    def _statistics(self, slots: Tensor | None) -> dict[str, Tensor]:
-        """What the policy knows of the tokens in these slots `[B, S, n]`, or in all that are held."""
-        return {}
+    def _room(self) -> int | Tensor:
+        return self.quota.room(self._asked, self.budget)
 
     def _score_overflow(self, keys: Tensor, values: Tensor, positions: Tensor, count: int) -> Tensor:
-        table = self.table
+        table, listener = self.table, self.listener
         seen = positions[:, 0].amax(-1) + 1
+        if listener is not None:
+            listener.observe_overflow(positions, table.held)
+            known = listener.observer.statistics(positions)
+            return self._scorer(keys, values, positions, seen, known, listener.count, self._room)
         if not self.policy.token_local or table.held == 0:
-            return self._scores(keys, values, positions, seen)
+            return self.score_alike(keys, values, positions, seen)
         table.refresh_scores(self.score_slots)
-        new = self._scores(keys[:, :, -count:], values[:, :, -count:], positions[..., -count:], seen)
+        new = self.score_alike(keys[:, :, -count:], values[:, :, -count:], positions[..., -count:], seen)
         return torch.cat([table.scores, new], dim=-1)
+
+    # ---- another budget -------------------------------------------------------------------------------------------
+
+    def shrink(self, budget: BlockBudget) -> None:
+        """Hold at most `budget` tokens from now on: evict at once what is too much, and give up the storage for it.
+
+        Tokens that wait for `crop` are taken in first. Queries of the block that is being filled count at the end of
+        the next one.
+        """
+        self.commit()
+        self._asked = self.budget = budget
+        if self._table is None:
+            self.store.put(None, None)  # room that an earlier prompt left
+            return
+        self.store.prefetch()
+        self._fit()
+        if self.listener is not None:
+            self.listener.observer.delay()
+
+    def resize(self) -> None:
+        """Give up, or get room for, tokens: the quota has changed. Tokens that wait for `crop` are decided on later."""
+        if self._table is not None and self._pending is None:
+            self._fit()
+
+    def _fit(self) -> None:
+        """Bring tokens and storage in line with the budget, or the quota, which has changed."""
+        table = self.table
+        if self.quota.unequal:
+            self._fit_quota(table)
+        elif table.capacity == self.budget.capacity:
+            return
+        elif table.held >= self.budget.capacity:
+            table.refresh_scores(self.score_slots)
+            self._keep_best(*self.store.first(table.held), table.positions, table.scores, 0, None)
+        else:
+            if self.store.slots > self.budget.capacity:
+                self.store.move(self.budget.capacity, table.held)
+            table.resize(self.budget.capacity)
+            self._settle(None)
+
+    def _fit_quota(self, table: BlockTable) -> None:
+        positions = table.positions
+        scores = None if self.policy.reads_budget else self.quota.scores
+        scores = self.score_slots(None) if scores is None else scores
+        limits = self._limits(scores, positions)
+        if limits is not None and (table.limits is None or not torch.equal(limits, table.limits)):
+            self._keep_best(*self.store.first(table.held), positions, scores, 0, None)
+        self.budget = self.budget.of(table.capacity)
 
     # ---- taking back ----------------------------------------------------------------------------------------------
 
     def activate_past_recording(self) -> None:
-        """From now on new tokens wait until `crop` (or the next forward) commits them."""
-        self.record_past = True
+        """From now on new tokens wait until `crop` (or the next forward) commits them.
 
-    def commit(self) -> None:
-        """Take in the tokens that wait for `crop`, evicting as needed."""
-        pending, self._pending = self._pending, None
-        if pending is not None and pending.count:
-            self._take(pending.keys, pending.values, pending.real)
+        Raises:
+            ValueError: the cache is static.
+        """
+        if self.is_compileable:
+            raise refusal("take tokens back, which assisted decoding and record_past need")
+        self.record_past = True
 
     def crop(self, tokens_to_remove: int) -> None:
         """Take back the newest tokens.
@@ -436,8 +608,9 @@ class PagedLayer(StoredLayer):
                 to 5.12 calls it so).
 
         Raises:
-            ValueError: some of these tokens have been evicted already and nothing was recorded.
+            ValueError: some of these tokens have been evicted already and nothing was recorded, or the cache is static.
         """
+        self.check_crop(tokens_to_remove)
         count = self._columns_to_remove(tokens_to_remove)
         if self._pending is not None:
             dropped = min(count, self._waiting)
@@ -449,6 +622,8 @@ class PagedLayer(StoredLayer):
 
     def check_crop(self, tokens_to_remove: int) -> None:
         """Raise the `ValueError` of `crop`, if it would, before anything is changed."""
+        if self.is_compileable:
+            raise refusal("take tokens back (crop)")
         count = self._columns_to_remove(tokens_to_remove) - self._waiting  # what waits can always be dropped
         if self._table is not None and 0 < count < self.table.seen:
             order_without(self.table, count, self._pads_without(count))
@@ -463,15 +638,17 @@ class PagedLayer(StoredLayer):
             self._clear()
             return
         pads = self._pads_without(count)
-        order = order_without(table, count, pads)
-        if order is not None:
-            for states in self.storage:
-                states[:, :, : table.held] = gather_slots(states, order)
-        table.shrink(order, count, pads)
-        self._moved(order, count)
+        self._move(order_without(table, count, pads), count, pads)
 
-    def _moved(self, order: Tensor | None, count: int) -> None:
-        """For layers that remember more of a token: `count` were taken back, the others moved as `order` says."""
+    def _move(self, order: Tensor | None, count: int, pads: Tensor) -> None:
+        """Take back `count` columns, the others being moved as `order` `[B, S, held]` says; see `BlockTable.shrink`."""
+        table, held = self.table, self.held
+        if order is not None:
+            self.store.reorder(order)
+        table.shrink(order, count, pads)
+        self.quota.scores = None
+        if self.listener is not None:
+            self.listener.observer.move(order, held, table.seen - table.pads, count)
 
     def _pads_without(self, count: int) -> Tensor:
         """`[B]` pads among all but the last `count` columns."""
@@ -479,15 +656,71 @@ class PagedLayer(StoredLayer):
         later = self.padding.columns(table.seen - count, table.seen, table.rows, table.device)
         return table.pads if later is None else table.pads - (~later).sum(-1)
 
+    # ---- compiled steps -------------------------------------------------------------------------------------------
+
+    @outside_graphs
+    def _several(self, steps: StaticSteps, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
+        steps.interrupt()
+        return self._take_in(key_states, value_states)
+
+    @outside_graphs
+    def _several_attended(self, listener: Listener, ring: QueryRing, queries: Queries) -> None:
+        ring.note(queries)
+        self._observe(listener, queries)
+
+    def _write(self, steps: StaticSteps, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
+        """Take in a single token, within a graph."""
+        if self.listener is not None:
+            self.listener.check_told(self.layer_idx)
+            self.listener.expect()
+        rows = self.storage[0].shape[0]
+        if self._run is None or key_states.shape[0] != rows:
+            self._check_rows(key_states.shape[0])
+            raise RuntimeError(f"Layer {self.layer_idx} was left out of the forward before this one.")
+        slots = self._run.slots[self._first_row : self._first_row + rows, :, 0]
+        self.store.write(slots, key_states, value_states)
+        steps.took(self)
+        return self.storage
+
+    def join(self, run: StaticRun, index: int) -> None:
+        """Take single tokens as layer `index` of this run."""
+        rows = self.storage[0].shape[0]
+        self._run, self._first_row = run, index * rows
+        if self._ring is not None:
+            self._ring.make(rows, self.budget.block_size)
+
+    def written(self) -> None:
+        """The host has counted a token that a graph has written."""
+        if self.listener is not None and self._ring is not None:
+            table = self.table
+            self.listener.prepare(table, 1, None)
+            self.listener.observe_step(table, self._ring.take(table.seen, self.store.first(table.held)[0]))
+
+    def sort_pads(self) -> bool:
+        """Bring pads in the middle of the text to the lowest slots, if the next token takes the last free slot.
+
+        Returns:
+            Whether anything was moved.
+        """
+        if not self.padding.irregular or self.table.held + 1 != self.table.capacity:
+            return False
+        self._move(self.table.positions.argsort(stable=True, dim=-1), 0, self.table.pads)
+        return True
+
     # ---- rows -----------------------------------------------------------------------------------------------------
 
     def _map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
+        if self.steps is not None:
+            self.steps.interrupt()
         if self._table is None:
             return
-        self._map_storage(change)
+        self.store.map_rows(change)
         self._table.map_rows(change)
+        self.quota.scores = None
         if self._pending is not None:
             self._pending = self._pending.map_rows(change)
+        if self.listener is not None:
+            self.listener.map_rows(change)
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Row `i` becomes what row `beam_idx[i]` was."""
@@ -506,9 +739,14 @@ class PagedLayer(StoredLayer):
     # ---- life -----------------------------------------------------------------------------------------------------
 
     def _clear(self) -> None:
+        if self.steps is not None:
+            self.steps.interrupt()
         self.budget = self._asked
-        self._table = None
-        self._pending = None
+        self._table = self._pending = self._run = None
+        self.quota.scores = None
+        self.store.clear()
+        if self.listener is not None:
+            self.listener.clear()
 
     def reset(self) -> None:
         """Forget every token. The storage stays and serves the next prompt of the same shape."""
@@ -517,8 +755,16 @@ class PagedLayer(StoredLayer):
     def release(self) -> None:
         """Forget every token and give the storage up, to the pool if there is one."""
         self.reset()
-        self._set_storage(None, None)
+        self.store.put(None, None)
         self.is_initialized = False
+
+    def offload(self) -> None:
+        """Move keys and values to the CPU; the (small) bookkeeping stays."""
+        self.store.offload()
+
+    def prefetch(self) -> None:
+        """Bring keys and values back."""
+        self.store.prefetch()
 
     # ---- reading --------------------------------------------------------------------------------------------------
 
@@ -544,9 +790,12 @@ class PagedLayer(StoredLayer):
 
         Returns:
             `[batch, n]` bool, where `n` is the held part of `get_mask_sizes(query_length)`; for a single token that
-            will overwrite a slot, `n` counts that slot too.
+            will overwrite a slot, `n` counts that slot too. Slots of a static cache that are not in use yet are left to
+            causality.
         """
         visible = self.table.positions[:, 0] >= 0
+        if query_length == 1 and self.steps is not None and not self.table.full:
+            return visible
         kv_length, _ = self.get_mask_sizes(query_length)
         if kv_length == self.held + self._waiting + query_length:
             return visible

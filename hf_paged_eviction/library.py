@@ -2,7 +2,6 @@
 
 from .allocators import available_allocators, make_allocator
 from .cache import PagedEvictionCache
-from .encoder_decoder import paged_encoder_decoder_cache
 from .policies import (
     EvictionPolicy,
     ScoreContext,
@@ -11,8 +10,10 @@ from .policies import (
     make_policy,
     register_policy,
 )
+from .recipes.encoder_decoder import paged_encoder_decoder_cache
+from .recipes.probe import compress_by_probe
 from .stats import CacheStats, LayerStats
-from .storage_pool import StoragePool
+from .store.pool import StoragePool
 from .verification import Verification, verify
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "available_allocators",
     "available_modifiers",
     "available_policies",
+    "compress_by_probe",
     "make_allocator",
     "make_policy",
     "paged_encoder_decoder_cache",

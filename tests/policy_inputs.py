@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from hf_paged_eviction import EvictionPolicy, ScoreContext
-from hf_paged_eviction.attention_rows import Attention, Logits
 from hf_paged_eviction.policies import QueryCount
+from hf_paged_eviction.queries.weights import Attention, Logits
 from hf_paged_eviction.rotary import Rotary
 
 Vector = list[float]

@@ -24,7 +24,7 @@ from hf_paged_eviction.allocators import (
     register_allocator,
     share_out,
 )
-from hf_paged_eviction.attention_rows import Attention, Logits
+from hf_paged_eviction.queries.weights import Attention, Logits
 
 
 @given(

@@ -11,13 +11,12 @@ from torch import Tensor
 
 import models
 from hf_paged_eviction import EvictionPolicy, PagedEvictionCache, ScoreContext, StoragePool
+from hf_paged_eviction.integration.padding import Padding
 from hf_paged_eviction.layer import PagedLayer
-from hf_paged_eviction.padding import Padding
-from hf_paged_eviction.static_layer import StaticLayer
-from hf_paged_eviction.static_sliding_layer import StaticSlidingLayer
-from hf_paged_eviction.static_steps import StaticSteps
+from hf_paged_eviction.store.sliding import StaticSlidingLayer
 from hf_paged_eviction.table.budget import BlockBudget
 from hf_paged_eviction.table.cohort import Cohorts
+from hf_paged_eviction.table.steps import StaticSteps
 
 BLOCK, BUDGET = 4, 24
 
@@ -109,9 +108,9 @@ def test_layers_that_chose_together_in_inference_mode_and_go_on_out_of_it() -> N
     assert torch.equal(other.block_scores(), alone.block_scores())
 
 
-def static_pair(window: int = 8, padding: Padding | None = None) -> tuple[StaticLayer, StaticSlidingLayer]:
+def static_pair(window: int = 8, padding: Padding | None = None) -> tuple[PagedLayer, StaticSlidingLayer]:
     """A paged and a sliding layer that take steps together, the sliding one last."""
-    paged = StaticLayer(SIZES, Counting(), padding=padding)
+    paged = PagedLayer(SIZES, Counting(), padding=padding, static=True)
     sliding = StaticSlidingLayer(window)
     StaticSteps([paged], [sliding], sliding)
     return paged, sliding

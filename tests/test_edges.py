@@ -14,12 +14,12 @@ from torch import Tensor
 import models
 import modes
 from hf_paged_eviction import EvictionPolicy, PagedEvictionCache, ScoreContext, make_policy
-from hf_paged_eviction.attention import PAGED_EVICTION, _additive
 from hf_paged_eviction.calibration import load_calibration
 from hf_paged_eviction.calibration.files import FILE_NAME, find_file
-from hf_paged_eviction.calibration.fit import Window, fit
-from hf_paged_eviction.parallel import HeadShare
-from hf_paged_eviction.probe import compress_by_probe
+from hf_paged_eviction.integration.heads import HeadShare
+from hf_paged_eviction.queries.attention import PAGED_EVICTION, _additive
+from hf_paged_eviction.recipes.fit import Window, fit
+from hf_paged_eviction.recipes.probe import compress_by_probe
 from policy_inputs import text
 
 
@@ -70,7 +70,7 @@ def test_prefetch_goes_to_the_layers_own_device() -> None:
     layer = cache.layers[0]
     layer.prefetch()
     assert layer.keys.device.type == layer.values.device.type == "cpu"
-    layer.device = torch.device("meta")
+    layer.store.device = torch.device("meta")
     layer.prefetch()
     assert layer.keys.device.type == layer.values.device.type == "meta"
 
@@ -183,12 +183,11 @@ def test_an_additive_mask_stays() -> None:
 
 
 def test_a_forward_of_several_is_scored_after_its_attention() -> None:
-    layer = make(attention=PAGED_EVICTION, policy="h2o").layers[0]
-    states = torch.zeros(1, 2, 30, 8)
+    listener = make(attention=PAGED_EVICTION, policy="h2o").layers[0].listener
     with pytest.raises(RuntimeError, match="scored after its attention only"):
-        layer._score_overflow(states, states, torch.zeros(1, 1, 30, dtype=torch.int64), 30)
+        listener.observe_overflow(torch.zeros(1, 1, 30, dtype=torch.int64), 0)
     with pytest.raises(RuntimeError, match="has not been started"):
-        _ = layer._observer.count
+        _ = listener.observer.count
 
 
 # ---- policies -----------------------------------------------------------------------------------------------------

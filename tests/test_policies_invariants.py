@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from hf_paged_eviction import EvictionPolicy, ScoreContext, make_policy
-from hf_paged_eviction.attention_rows import Attention, Logits
 from hf_paged_eviction.policies import (
     H2O,
     RKV,
@@ -29,6 +28,7 @@ from hf_paged_eviction.policies import (
 )
 from hf_paged_eviction.policies.attention_policy import AttentionPolicy
 from hf_paged_eviction.policies.heads import mean_over_heads
+from hf_paged_eviction.queries.weights import Attention, Logits
 from policy_inputs import text
 
 

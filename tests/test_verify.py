@@ -16,9 +16,10 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface
 
 import models
-from hf_paged_eviction import EvictionPolicy, PagedEvictionCache, ScoreContext, Verification, attention, layer, verify
+from hf_paged_eviction import EvictionPolicy, PagedEvictionCache, ScoreContext, Verification, layer, verify
+from hf_paged_eviction.integration.padding import Padding
 from hf_paged_eviction.layer import PagedLayer
-from hf_paged_eviction.padding import Padding
+from hf_paged_eviction.queries import attention
 from hf_paged_eviction.table.budget import BlockBudget
 from hf_paged_eviction.table.table import BlockTable
 from hf_paged_eviction.verification.plan import make_plan
@@ -37,8 +38,9 @@ def outcomes(report: Verification) -> set[str]:
 def test_a_right_cache_is_exact(family: str) -> None:
     report = verify(models.shared(family))
     assert report.ok and outcomes(report) == {"exact"}, str(report)
-    assert report.noise <= report.tolerance == 1e-4
-    assert all(check.error is not None and check.error <= 1e-4 for check in report.checks)
+    assert report.noise <= report.tolerance
+    assert 1e-4 <= report.tolerance < 2e-4
+    assert all(check.error is not None and check.error <= report.tolerance for check in report.checks)
     # The comparison had something to find.
     assert min(check.effect for check in report.checks if check.effect is not None) > 0.2
 

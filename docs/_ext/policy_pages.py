@@ -10,8 +10,8 @@ import measured
 from myst_text import autoclass, paper_link, table
 
 from hf_paged_eviction import EvictionPolicy, available_modifiers, available_policies, make_policy
-from hf_paged_eviction.attention import PAGED_EVICTION
 from hf_paged_eviction.policies import Modifier
+from hf_paged_eviction.queries.attention import PAGED_EVICTION
 from hf_paged_eviction_eval import embedded
 
 PAGES = {"keys-and-values": "keys-values", "attention": "attention", "modifiers": "modifiers"}
@@ -105,7 +105,7 @@ def _facts(name: str, policy: EvictionPolicy) -> str:
     if policy.needs_rotary:
         lines.append(("Rotary embedding", "undone: models whose rotation cannot be learned are refused"))
     if _can_be_probed(policy):
-        lines.append(("Probe", "{py:func}`~hf_paged_eviction.probe.compress_by_probe` takes it"))
+        lines.append(("Probe", "{py:func}`~hf_paged_eviction.compress_by_probe` takes it"))
     if costs := measured.costs(name):
         lines.append(("Measured cost", "; ".join(costs)))
     return table(("", ""), lines, numbers_from=2)

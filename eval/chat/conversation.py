@@ -13,7 +13,7 @@ from transformers import DynamicCache
 
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.allocators import HeadAllocator, make_allocator
-from hf_paged_eviction.attention import PAGED_EVICTION
+from hf_paged_eviction.queries.attention import PAGED_EVICTION
 
 from ..errors import UserError
 from ..policy_names import needs_queries, split_name

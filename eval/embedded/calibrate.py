@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_paged_eviction.calibration import save_calibration
-from hf_paged_eviction.calibration.fit import Fitted, Window, fit
+from hf_paged_eviction.recipes.fit import Fitted, Window, fit
 
 from . import calibration_path, path
 from .corpus import Corpus

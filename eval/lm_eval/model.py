@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from hf_paged_eviction import PagedEvictionCache, __version__, make_policy
 from hf_paged_eviction.allocators import make_allocator
-from hf_paged_eviction.attention import PAGED_EVICTION
+from hf_paged_eviction.queries.attention import PAGED_EVICTION
 
 from .. import embedded
 from ..errors import UserError

@@ -13,9 +13,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from hf_paged_eviction.layer import PagedLayer
-from hf_paged_eviction.observed_layer import ObservedLayer
-from hf_paged_eviction.observer import Queries
-from hf_paged_eviction.unequal_layer import UnequalLayer
+from hf_paged_eviction.queries.observer import Queries
 
 from ..prompting.prompts import Prompt
 
@@ -120,7 +118,7 @@ def read(model: Any, ids: Tensor, mask: Tensor, cache: DynamicCache, chunk: int 
 
 def can_share(cache: DynamicCache) -> bool:
     """Whether keys, values and queries are all that the layers of this cache remember of a prompt, in or out of use."""
-    return all(type(layer) in (DynamicLayer, PagedLayer, ObservedLayer, UnequalLayer) for layer in cache.layers)
+    return all(type(layer) in (DynamicLayer, PagedLayer) and not layer.is_compileable for layer in cache.layers)
 
 
 @torch.inference_mode()
@@ -142,6 +140,6 @@ def replay(
     for index, layer in enumerate(source.layers):
         keys, _ = target.update(part(layer.keys), part(layer.values), index)
         observed = target.layers[index]
-        if isinstance(observed, ObservedLayer):
+        if isinstance(observed, PagedLayer) and observed.listener is not None:
             # As attention does: after this layer's update, before the next one's.
             observed.attended(Queries(part(queries[index].query), keys, queries[index].logits))

@@ -9,17 +9,15 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from hf_paged_eviction.attention import PAGED_EVICTION, hand_over
-from hf_paged_eviction.attention_rows import Logits
-from hf_paged_eviction.models import is_latent_attention
-from hf_paged_eviction.observed_layer import ObservedLayer
-from hf_paged_eviction.observer import Queries
-from hf_paged_eviction.policies import Recency
-from hf_paged_eviction.table.budget import BlockBudget
+from hf_paged_eviction.integration.models import is_latent_attention
+from hf_paged_eviction.queries.attention import PAGED_EVICTION
+from hf_paged_eviction.queries.bystander import Bystander, OverheardCache
+from hf_paged_eviction.queries.observer import Queries
+from hf_paged_eviction.queries.weights import Logits
 
 
-class Listener(ObservedLayer):
-    """Stands where the attention implementation "paged_eviction" expects a layer, and keeps what it is told.
+class QueryKeeper(Bystander):
+    """Keeps what it is told.
 
     Args:
         layer_idx: index in the model.
@@ -27,15 +25,10 @@ class Listener(ObservedLayer):
     """
 
     def __init__(self, layer_idx: int, since: int = 0) -> None:
-        super().__init__(BlockBudget(None, 1, protected=1), Recency(), layer_idx=layer_idx)
+        super().__init__(layer_idx)
         self.since = since
         self._told: list[Tensor] = []
         self._last: tuple[Tensor, Logits] | None = None
-
-    @property
-    def all_real(self) -> bool:
-        """The model's own mask is the one that counts."""
-        return False
 
     def attended(self, queries: Queries) -> None:
         """Keep the queries of one forward."""
@@ -54,7 +47,7 @@ class Listener(ObservedLayer):
         return Queries(whole, *self._last)
 
 
-class RecordingCache(DynamicCache):  # type: ignore[misc]
+class RecordingCache(OverheardCache):
     """A `DynamicCache` whose full-attention layers are listened to until `stop` is called.
 
     The model must use the attention implementation "paged_eviction".
@@ -65,25 +58,15 @@ class RecordingCache(DynamicCache):  # type: ignore[misc]
     """
 
     def __init__(self, config: Any, since: int = 0) -> None:
-        super().__init__(config=config)
-        self._listeners = {
-            index: Listener(index, since) for index, layer in enumerate(self.layers) if type(layer) is DynamicLayer
-        }
-        self._listening = True
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        """Take in a layer's new keys and values."""
-        updated: tuple[Tensor, Tensor] = super().update(key_states, value_states, layer_idx, *args, **kwargs)
-        if self._listening and layer_idx in self._listeners:
-            hand_over(self._listeners[layer_idx], updated[0])
-        return updated
+        layers = DynamicCache(config=config).layers
+        full = [index for index, layer in enumerate(layers) if type(layer) is DynamicLayer]
+        self._keepers = {index: QueryKeeper(index, since) for index in full}
+        super().__init__(config, self._keepers)
 
     def stop(self) -> dict[int, Queries]:
         """Keep no more queries; those of the layers that have shown any, by index."""
-        self._listening = False
-        found = {index: listener.queries for index, listener in self._listeners.items()}
+        self.bystanders.clear()
+        found = {index: keeper.queries for index, keeper in self._keepers.items()}
         return {index: queries for index, queries in found.items() if queries is not None}
 
 

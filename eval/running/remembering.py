@@ -7,9 +7,9 @@ from copy import copy
 from typing import Any
 
 from hf_paged_eviction import EvictionPolicy
-from hf_paged_eviction.attention_rows import Attention
-from hf_paged_eviction.observer import Queries
 from hf_paged_eviction.policies import Statistics
+from hf_paged_eviction.queries.observer import Queries
+from hf_paged_eviction.queries.weights import Attention
 
 
 class Memory:

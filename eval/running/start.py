@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from hf_paged_eviction.observed_layer import ObservedLayer
-from hf_paged_eviction.observer import Queries
-from hf_paged_eviction.probe import REPEAT, compress_by_probe
+from hf_paged_eviction.layer import PagedLayer
+from hf_paged_eviction.queries.observer import Queries
+from hf_paged_eviction.recipes.probe import REPEAT, compress_by_probe
 
 from ..prompting.prompts import Prompt
 from ..settings import TaskSettings
@@ -62,7 +62,9 @@ class Source:
     def fills(self, cache: DynamicCache) -> bool:
         """Whether an empty cache can be brought to the state in which reading by itself would leave it."""
         return can_share(cache) and all(
-            index in self.queries for index, layer in enumerate(cache.layers) if isinstance(layer, ObservedLayer)
+            index in self.queries
+            for index, layer in enumerate(cache.layers)
+            if isinstance(layer, PagedLayer) and layer.listener is not None
         )
 
     def rows(self, inputs: Inputs) -> Tensor:

@@ -5,8 +5,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from ..attention_rows import Attention
 from ..policies import Statistics
+from ..queries.weights import Attention
 
 
 class BudgetAllocator:

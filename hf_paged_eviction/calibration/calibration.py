@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..recipes.monotone import bend
 from .features import SCALARS, Folded, Means
-from .monotone import bend
 
 #: What must be the same in two models for one to use the scores of the other, as named in a configuration.
 FINGERPRINT = (

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ..attention_rows import Attention
-from ..parallel import WHOLE, HeadShare
+from ..integration.heads import WHOLE, HeadShare
+from ..queries.weights import Attention
 from ..rotary import Rotary
 from .spelling import spell
 
@@ -111,7 +111,7 @@ class EvictionPolicy(ABC):
             is asked again about all held tokens at every eviction.
         by_layer: False if a score does not depend on `layer_idx`, so that one call may score the tokens of several
             layers, stacked as rows. Asked of token-local policies only.
-        by_probe: True if the score is made for the queries of a probe: see `hf_paged_eviction.probe`.
+        by_probe: True if the score is made for the queries of a probe: see `hf_paged_eviction.recipes.probe`.
         needs_rotary: True if the policy undoes or foresees the rotation of queries and keys. A model whose rotation is
             not known is then refused when the cache is made.
         absolute_noise: True if scores are differences, such as cosines, deviations from a mean or weighted sums of both
@@ -121,6 +121,8 @@ class EvictionPolicy(ABC):
             attention and norms.
         reads_weights: False if `observe` asks for queries and keys and never for `attention.weights`: then it is shown
             the queries of a long prompt in few large pieces.
+        reads_budget: True if a score depends on `ScoreContext.budget`, so that it has to be worked out again where an
+            allocator changes what a layer may hold.
         supports_mla: False if the score is meaningless where a layer caches latents instead of keys and values
             (multi-head latent attention).
     """
@@ -133,6 +135,7 @@ class EvictionPolicy(ABC):
     needs_rotary: ClassVar[bool] = False
     reads_weights: ClassVar[bool] = True
     absolute_noise: ClassVar[bool] = False
+    reads_budget: ClassVar[bool] = False
     supports_mla: ClassVar[bool] = True
 
     @property

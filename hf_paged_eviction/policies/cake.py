@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from ..attention_rows import Attention
+from ..queries.weights import Attention
 from .base import ScoreContext
 from .checks import check_between, check_count, check_kernel
 from .registry import register_policy

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from ..attention_rows import Attention
+from ..queries.weights import Attention
 from .base import Statistics
 
 

@@ -37,6 +37,7 @@ class H2O(RunningAttention):
     recent: float = 0.5
 
     paper: ClassVar[str | None] = "2306.14048"
+    reads_budget: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_flag("normalised", self.normalised)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from ..parallel import WHOLE, HeadShare
+from ..integration.heads import WHOLE, HeadShare
 
 
 def mean_over_heads(values: Tensor, positions: Tensor, share: HeadShare = WHOLE) -> Tensor:

@@ -5,7 +5,7 @@ from abc import abstractmethod
 import torch
 from torch import Tensor
 
-from ..attention_rows import Attention
+from ..queries.weights import Attention
 from .base import EvictionPolicy, ScoreContext, Statistics
 
 #: Weights closer than this, relatively, are equal: the last bits must not decide.

@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..attention_rows import Attention
+from ..queries.weights import Attention
 from .attention_policy import AttentionPolicy
 from .base import ScoreContext, Statistics
 from .registry import register_policy
@@ -20,7 +20,7 @@ class KVzip(AttentionPolicy):
     .. math:: s_t = \max_{q, h} a^h_{q,t}
 
     This is KVzip's score if the queries are those of a probe ("repeat the previous context", then the context itself)
-    that runs over the whole cache before anything is evicted. `hf_paged_eviction.probe.compress_by_probe` does that:
+    that runs over the whole cache before anything is evicted. `recipes.probe.compress_by_probe` does that:
     make a cache with this policy, heads="separate" and room for the context, and it is read, probed and shrunk.
     `paged-eviction eval` does so by itself. Without it the queries are the text's own, and the score is the same
     formula on ordinary attention. KVzip also shares one budget among all layers and heads; here each layer has its

@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ..attention_rows import Attention
+from ..queries.weights import Attention
 from .attention_policy import AttentionPolicy
 from .base import Statistics
 

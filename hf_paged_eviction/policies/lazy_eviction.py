@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..attention_rows import Attention
+from ..queries.weights import Attention
 from .base import EvictionPolicy, ScoreContext, Statistics
 from .checks import check_between, check_count
 from .registry import register_policy

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ..attention_rows import Attention
+from ..queries.weights import Attention
 from .checks import check_count
 from .hits import LastHit, among_the_top
 from .registry import register_policy

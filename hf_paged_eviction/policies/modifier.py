@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from ..attention_rows import Attention
+from ..queries.weights import Attention
 from .base import EvictionPolicy, ScoreContext, Statistics
 from .spelling import spell
 
@@ -71,6 +71,11 @@ class Modifier(EvictionPolicy):
     def absolute_noise(self) -> bool:  # type: ignore[override]  # depends on the parts
         """Whether the scores of some part have it."""
         return any(part.absolute_noise for part in self.parts)
+
+    @property
+    def reads_budget(self) -> bool:  # type: ignore[override]  # depends on the parts
+        """Whether the scores of some part depend on it."""
+        return any(part.reads_budget for part in self.parts)
 
     @property
     def supports_mla(self) -> bool:  # type: ignore[override]  # depends on the parts

@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..attention_rows import Attention
+from ..queries.weights import Attention
 from .base import ScoreContext, Statistics
 from .checks import check_between, check_count, check_kernel
 from .recent_window import RecentWindow

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from ..attention_rows import Attention
+from ..queries.weights import Attention
 from ..table.ranking import without_noise
 from .base import ScoreContext, Statistics
 from .checks import check_between

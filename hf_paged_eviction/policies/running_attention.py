@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from ..attention_rows import Attention
+from ..queries.weights import Attention
 from .attention_policy import AttentionPolicy
 from .base import ScoreContext, Statistics
 

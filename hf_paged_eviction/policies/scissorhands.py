@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from ..attention_rows import Attention
+from ..queries.weights import Attention
 from .checks import check_count
 from .hits import LastHit, above_percentile
 from .registry import register_policy

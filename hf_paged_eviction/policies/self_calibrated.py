@@ -6,9 +6,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..attention_rows import Attention
 from ..calibration.features import unit
-from ..calibration.moments import exact, shrunk_line
+from ..queries.weights import Attention
+from ..recipes.moments import exact, shrunk_line
 from .base import EvictionPolicy, ScoreContext, Statistics
 from .checks import check_count, check_positive
 from .norms import l2_norm

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from ..attention_rows import Attention
+from ..queries.weights import Attention
 from .base import ScoreContext, Statistics
 from .recent_window import RecentWindow
 

@@ -9,7 +9,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from ..storage import gather_slots
+from ..store.tensors import gather_slots
 from .ranking import KEEP
 from .state import TableState, join
 from .table import BlockTable, ScoreSlots

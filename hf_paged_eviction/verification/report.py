@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ..scoring import Heads
+from ..policies.scorer import Heads
 from .rotation import Rotation
 
 Question = Literal["same as DynamicCache", "exact for what it holds", "row as alone"]

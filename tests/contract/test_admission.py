@@ -14,7 +14,7 @@ from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 import models
 import modes
 from hf_paged_eviction import PagedEvictionCache, paged_encoder_decoder_cache
-from hf_paged_eviction.attention import paged_eviction_attention
+from hf_paged_eviction.queries.attention import paged_eviction_attention
 from reference import Recorder, assert_evicted, assert_exact
 
 pytestmark = pytest.mark.contract

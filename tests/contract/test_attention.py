@@ -13,7 +13,7 @@ from transformers.modeling_utils import AttentionInterface
 import models
 import modes
 from hf_paged_eviction import PagedEvictionCache
-from hf_paged_eviction.attention import paged_eviction_attention
+from hf_paged_eviction.queries.attention import paged_eviction_attention
 from reference import Recorder, assert_evicted, assert_exact
 
 pytestmark = pytest.mark.contract

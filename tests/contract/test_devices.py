@@ -11,9 +11,8 @@ import torch
 import models
 import modes
 from hf_paged_eviction import PagedEvictionCache, available_policies
-from hf_paged_eviction.attention_rows import Logits
-from hf_paged_eviction.observed_layer import ObservedLayer
-from hf_paged_eviction.observer import Queries
+from hf_paged_eviction.queries.observer import Queries
+from hf_paged_eviction.queries.weights import Logits
 
 pytestmark = [pytest.mark.contract, pytest.mark.filterwarnings("ignore:A batch of several rows arrived")]
 
@@ -38,7 +37,7 @@ def feed(cache: PagedEvictionCache, index: int, count: int, device: torch.device
     states = torch.randn(2, 2, count, 8).to(device)
     keys, values = cache.update(states, states, index)
     assert keys.device == values.device == device
-    if isinstance(layer := cache.layers[index], ObservedLayer):
+    if (layer := cache.layers[index]).listener is not None:
         layer.attended(Queries(torch.randn(2, 4, count, 8).to(device), keys, Logits(8**-0.5)))
 
 

@@ -12,7 +12,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import models
 from hf_paged_eviction import EvictionPolicy, PagedEvictionCache, ScoreContext
-from hf_paged_eviction.model_rotary import UnknownRotaryError, layer_rotaries
+from hf_paged_eviction.integration.model_rotary import UnknownRotaryError, layer_rotaries
+from hf_paged_eviction.integration.models import why_not_ours
 from hf_paged_eviction.rotary import Rotary
 from hf_paged_eviction.verification import Rotation, rotary_error, verify
 from hf_paged_eviction.verification.rotation import look_at_rotation
@@ -134,6 +135,8 @@ def test_what_cannot_be_undone_is_refused(case: str) -> None:
     config = config_of(model_type, settings)
     with pytest.raises(UnknownRotaryError, match=reason):
         layer_rotaries(config, [0, 1])
+    if why_not_ours(config) is not None:
+        return  # refused before anybody asks for its rotation
     config._attn_implementation = "paged_eviction"
     with pytest.raises(ValueError, match=f"'expected_attention' reads .*{reason}.*keydiff"):
         PagedEvictionCache(config, budget=64, policy="expected_attention")

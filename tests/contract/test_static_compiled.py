@@ -267,7 +267,7 @@ def test_eager_and_compiled_steps_by_turns() -> None:
     assert graphs() == 1
 
 
-@pytest.mark.parametrize("policy", ["paged_eviction", "h2o"])
+@pytest.mark.parametrize("policy", ["paged_eviction", "attention_mean"])
 def test_a_cache_and_its_copy_by_turns(policy: str) -> None:
     """One graph serves both, and neither sees what the other is told."""
     model = models.shared("llama", "paged_eviction")

@@ -16,9 +16,9 @@ import torch.distributed as dist
 import models
 import tensor_parallel
 from hf_paged_eviction import PagedEvictionCache
-from hf_paged_eviction.attention_rows import Logits
-from hf_paged_eviction.observer import Queries
-from hf_paged_eviction.parallel import HeadShare
+from hf_paged_eviction.integration.heads import HeadShare
+from hf_paged_eviction.queries.observer import Queries
+from hf_paged_eviction.queries.weights import Logits
 
 pytestmark = [
     pytest.mark.contract,

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from hf_paged_eviction import PagedEvictionCache
-from hf_paged_eviction.attention import PAGED_EVICTION
+from hf_paged_eviction.queries.attention import PAGED_EVICTION
 from reference import masked_logits
 
 BUDGET, BLOCK, PROMPT, LENGTH = 24, 4, 41, 70

@@ -13,7 +13,7 @@ import torch
 from batches import IdTokenizer, all_rows, make_batch, said, without_costs
 
 from hf_paged_eviction import PagedEvictionCache, ScoreContext, available_policies
-from hf_paged_eviction.attention import PAGED_EVICTION
+from hf_paged_eviction.queries.attention import PAGED_EVICTION
 from hf_paged_eviction_eval import embedded, requests
 from hf_paged_eviction_eval.commands.options import Options
 from hf_paged_eviction_eval.errors import UserError

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from hf_paged_eviction import PagedEvictionCache
-from hf_paged_eviction.attention import PAGED_EVICTION
-from hf_paged_eviction.probe import compress_by_probe
+from hf_paged_eviction.queries.attention import PAGED_EVICTION
+from hf_paged_eviction.recipes.probe import compress_by_probe
 from hf_paged_eviction_eval import embedded
 from hf_paged_eviction_eval.evaluation import evaluate_tasks
 from hf_paged_eviction_eval.running.variants import row_key

@@ -12,10 +12,10 @@ from batches import all_rows, make_batch, without_costs
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, DynamicCache
 
 from hf_paged_eviction import available_policies, make_policy
-from hf_paged_eviction.attention import PAGED_EVICTION
-from hf_paged_eviction.attention_rows import Attention, Logits
-from hf_paged_eviction.observer import Queries
 from hf_paged_eviction.policies import H2O
+from hf_paged_eviction.queries.attention import PAGED_EVICTION
+from hf_paged_eviction.queries.observer import Queries
+from hf_paged_eviction.queries.weights import Attention, Logits
 from hf_paged_eviction_eval.running.prefill import can_share, feed, pad_left, replay
 from hf_paged_eviction_eval.running.recording import RecordingCache, shows_queries
 from hf_paged_eviction_eval.running.remembering import Memory, remembering

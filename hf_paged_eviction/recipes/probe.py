@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .cache import PagedEvictionCache
-from .layer import PagedLayer
-from .observed_layer import ObservedLayer
+from ..cache import PagedEvictionCache
+from ..layer import PagedLayer
 
 #: What KVzip asks of the model.
 REPEAT = "\n\nRepeat the previous context exactly."
@@ -70,15 +69,13 @@ def compress_by_probe(
         _feed(model, cache, input_ids[:, start:stop], mask[:, :stop])
     layers = [layer for _, layer in cache.paged_layers]
     for layer in layers:
-        if isinstance(layer, ObservedLayer):
-            layer.forget_attention()
+        layer.forget_attention()
     for start, stop in chunks:
         ids, real = _repeat(probe, input_ids[:, start:stop], mask[:, start:stop])
         with _taken_back(cache):
             _feed(model, cache, ids, torch.cat([mask, real], dim=1))
             for layer in layers:
-                if isinstance(layer, ObservedLayer):
-                    layer.observe_waiting()
+                layer.observe_waiting()
                 layer.crop(-ids.shape[1])
     cache.shrink(budget)
 

@@ -7,9 +7,9 @@ from typing import Literal
 
 from torch import Tensor
 
-from .parallel import WHOLE, HeadShare
-from .policies import EvictionPolicy, QueryCount, ScoreContext
-from .rotary import Rotary
+from ..integration.heads import WHOLE, HeadShare
+from ..policies import EvictionPolicy, QueryCount, ScoreContext
+from ..rotary import Rotary
 
 #: "shared": the KV heads of a layer evict the same tokens. "separate": each evicts its own.
 Heads = Literal["shared", "separate"]

@@ -12,11 +12,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from .attention_rows import Attention, Logits
-from .parallel import WHOLE, HeadShare
-from .policies import EvictionPolicy, QueryCount, Statistics
-from .rotary import Rotary
-from .storage import byte_count, gather_slots
+from ..integration.heads import WHOLE, HeadShare
+from ..policies import EvictionPolicy, QueryCount, Statistics
+from ..rotary import Rotary
+from ..store.tensors import byte_count, gather_slots
+from .weights import Attention, Logits
 
 #: Attention weights, or queries, that exist at one time, in bytes: long prompts are observed in pieces of this size.
 _PIECE = 64 * 2**20

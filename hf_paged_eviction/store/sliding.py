@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
-from .static_layer import refusal
-from .static_steps import StaticSteps, outside_graphs, static, static_zeros
-from .storage import serves, storage_shape
+from ..table.steps import StaticSteps, outside_graphs, refusal
+from .fixed import static, static_zeros
+from .tensors import serves, storage_shape
 
 
 class StaticSlidingLayer(CacheLayerMixin):  # type: ignore[misc]

@@ -7,15 +7,13 @@ once per block. So the graph holds no counter and no branch, and it serves any p
 
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
-from typing import TYPE_CHECKING, ParamSpec, Protocol, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from .table.cohort import Cohort, Cohorts
-
-if TYPE_CHECKING:
-    from .static_layer import StaticLayer
+from ..store.fixed import static_zeros
+from .cohort import Cohort, Cohorts, Member
 
 _FORGOTTEN = (
     "A step was compiled without this cache knowing of it. generate() tells it by itself; in a loop of your own call "
@@ -33,18 +31,31 @@ def outside_graphs(call: Callable[_P, _T]) -> Callable[_P, _T]:
     return disabled
 
 
-def static(tensor: Tensor) -> Tensor:
-    """Tell compiled graphs that this tensor stays where it is."""
-    if not torch.compiler.is_compiling():
-        # Not guarded by identity, so that the next cache of the same shape runs the same graph.
-        torch._dynamo.mark_static_address(tensor, guard=False)
-    return tensor
+def refusal(what: str) -> ValueError:
+    """The error for what a static cache cannot do."""
+    return ValueError(f"A static cache cannot {what}: its tensors stay where they are. Use static=False.")
 
 
-def static_zeros(shape: Sequence[int], device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
-    """A static tensor that may be written to in and out of `torch.inference_mode`."""
-    with torch.inference_mode(False):
-        return static(torch.zeros(tuple(shape), dtype=dtype, device=device))
+class SteppingLayer(Protocol):
+    """A layer that takes single tokens in compiled code."""
+
+    steps: Any
+
+    @property
+    def device(self) -> torch.device | None: ...
+
+    def get_seq_length(self) -> int: ...
+
+    def written(self) -> None:
+        """The host has counted a token."""
+
+
+class PagedMember(SteppingLayer, Member, Protocol):
+    """A paged one."""
+
+    def sort_pads(self) -> bool: ...
+
+    def join(self, run: "StaticRun", index: int) -> None: ...
 
 
 class StaticRun:
@@ -56,7 +67,7 @@ class StaticRun:
             tokens and kept until the next, because a graph has either a mask or none.
     """
 
-    def __init__(self, cohort: "Cohort[StaticLayer]", slots: Tensor | None) -> None:
+    def __init__(self, cohort: Cohort[PagedMember], slots: Tensor | None) -> None:
         self.cohort = cohort
         table = cohort.table
         shape = (*table.phase.full_at.shape, 1)
@@ -81,17 +92,6 @@ class StaticRun:
             layer.written()
 
 
-class SteppingLayer(Protocol):
-    """A layer that takes single tokens in compiled code."""
-
-    steps: "StaticSteps"
-    device: torch.device
-
-    def get_seq_length(self) -> int: ...
-
-    def written(self) -> None: ...
-
-
 class StaticSteps:
     """All layers of a static cache that hold tokens.
 
@@ -108,7 +108,7 @@ class StaticSteps:
 
     def __init__(
         self,
-        paged: "Sequence[StaticLayer]",
+        paged: Sequence[PagedMember],
         sliding: Sequence[SteppingLayer],
         last: SteppingLayer | None,
     ) -> None:
@@ -170,7 +170,7 @@ class StaticSteps:
             for index, member in enumerate(run.cohort.layers):
                 member.join(run, index)
         for layer in self._layers:
-            if layer.device not in self.seen:
+            if layer.device is not None and layer.device not in self.seen:
                 self.seen[layer.device] = static_zeros((), layer.device)
         self._joined = True
 

@@ -1,20 +1,31 @@
 """The shares of a cache's layers, decided while a forward walks through them."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from .allocators import LayerAllocator, share_out
-from .observer import Queries, fold
-from .table.budget import BlockBudget
+from ..integration.heads import HeadShare
+from ..queries.observer import Queries, fold
+from ..table.budget import BlockBudget
+from .base import LayerAllocator
+from .share import share_out
 
-if TYPE_CHECKING:
-    from .unequal_layer import UnequalLayer
+
+class Sharer(Protocol):
+    """A layer that holds as much as it is told."""
+
+    @property
+    def held(self) -> int: ...
+
+    @property
+    def share(self) -> HeadShare: ...
+
+    def resize(self) -> None: ...
 
 
-class Allocation:
+class Cascade:
     """What each layer may hold (CAKE's cascade, arXiv 2503.12491).
 
     The total is shared out among the layers that have attended so far. Each new one takes from the others, so their sum
@@ -28,20 +39,20 @@ class Allocation:
     def __init__(self, allocator: LayerAllocator, budget: BlockBudget) -> None:
         self._allocator = allocator
         self._budget = budget
-        self._layers: list[UnequalLayer] = []
+        self._layers: list[Sharer] = []
         self._preferences: dict[int, Tensor] = {}  # by place, [B]
         self._shares: dict[int, Tensor] = {}  # by place, [B, 1] tokens
         self._real: Tensor | None = None  # [B] real tokens in the last forward of several tokens
 
-    def add(self, layer: "UnequalLayer") -> None:
+    def add(self, layer: Sharer) -> None:
         """One more layer, in the order of the model."""
         self._layers.append(layer)
 
-    def share(self, layer: "UnequalLayer") -> Tensor | None:
+    def share(self, layer: Sharer) -> Tensor | None:
         """`[B, 1]` tokens that the layer may hold; None before anything was decided."""
         return self._shares.get(self._layers.index(layer))
 
-    def attended(self, layer: "UnequalLayer", queries: Queries, key_positions: Tensor, query_positions: Tensor) -> None:
+    def attended(self, layer: Sharer, queries: Queries, key_positions: Tensor, query_positions: Tensor) -> None:
         """Share out anew; the other layers are resized at once, so that the total holds.
 
         Args:

@@ -1,12 +1,14 @@
 """The attention implementation "paged_eviction": sdpa that tells the cache of the queries.
 
 A cache sees keys and values only. `PagedEvictionCache.update` leaves its layer here, per thread; the attention call
-that follows picks it up. Keys may be attended to again, by layers that share them: what may be seen of keys that only
-their layer can mask is noted on the tensor. Registering a name changes nothing for models that do not ask for it.
+that follows picks it up and tells it of the queries. Keys may be attended to again, by layers that share them: what
+may be seen of keys that only their layer can mask is noted on the tensor. Registering a name changes nothing for
+models that do not ask for it.
 """
 
 import sys
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,12 +18,10 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-from .attention_rows import Logits
-from .layer import PagedLayer
-from .mask_channel import is_plain_causal
-from .observed_layer import ObservedLayer
+from ..integration.masks import is_plain_causal
+from .listener import QueryListener
 from .observer import Queries
-from .table.cohort import Cohorts
+from .weights import Logits
 
 #: For `model.set_attn_implementation` and `from_pretrained(attn_implementation=...)`.
 PAGED_EVICTION = "paged_eviction"
@@ -53,7 +53,7 @@ _HARMLESS = frozenset(
 
 @dataclass
 class _Handover(threading.local):
-    layer: PagedLayer | None = None
+    listener: QueryListener | None = None
     keys: Tensor | None = None
 
 
@@ -90,33 +90,33 @@ class ModelAttention:
         return self  # a copied cache serves the same model
 
 
-def hand_over(layer: PagedLayer, keys: Tensor) -> None:
-    """The attention call that follows belongs to this layer, which returned `keys` `[batch, heads, tokens, dim]`."""
-    _handover.layer, _handover.keys = layer, keys
+def hand_over(listener: QueryListener, keys: Tensor) -> None:
+    """The attention call that follows compares with these keys, `[batch, heads, tokens, dim]`: let it tell this one."""
+    _handover.listener, _handover.keys = listener, keys
 
 
-def unattended(cohorts: Cohorts[PagedLayer]) -> PagedLayer | None:
-    """The layer of these cohorts whose keys were handed over and not attended to so far."""
-    layer = _handover.layer
-    return layer if layer is not None and layer.cohorts is cohorts else None
+def unattended(listeners: Iterable[QueryListener]) -> QueryListener | None:
+    """The one of these whose keys were handed over and not attended to so far."""
+    waiting = _handover.listener
+    return next((listener for listener in listeners if listener is waiting), None)
 
 
-def forget_handover(cohorts: Cohorts[PagedLayer]) -> None:
-    """The layers of these cohorts start anew: what one of them handed over will not be attended to."""
-    if unattended(cohorts) is not None:
-        _handover.layer = _handover.keys = None
+def forget_handover(listeners: Iterable[QueryListener]) -> None:
+    """These start anew: what one of them handed over will not be attended to."""
+    if unattended(listeners) is not None:
+        _handover.listener = _handover.keys = None
 
 
-def _receive(module: torch.nn.Module, key: Tensor) -> PagedLayer | None:
-    layer, keys = _handover.layer, _handover.keys
-    _handover.layer = _handover.keys = None
-    if layer is None or keys is None or keys is key:
-        return layer
+def _receive(module: torch.nn.Module, key: Tensor) -> QueryListener | None:
+    listener, keys = _handover.listener, _handover.keys
+    _handover.listener = _handover.keys = None
+    if listener is None or keys is None or keys is key:
+        return listener
     # Latent attention (MLA) expands what the cache returned. Otherwise it was left over from a forward that failed, or
     # this call has nothing to do with the cache (cross-attention).
     if (keys.shape[0], keys.shape[2]) != (key.shape[0], key.shape[2]):
         return None
-    return layer if getattr(module, "layer_idx", layer.layer_idx) == layer.layer_idx else None
+    return listener if getattr(module, "layer_idx", listener.layer_idx) == listener.layer_idx else None
 
 
 def paged_eviction_attention(
@@ -143,15 +143,15 @@ def paged_eviction_attention(
         ValueError: the model hands over an argument that sdpa would leave out, or a mask that fits no layer.
     """
     _check_understood(module, kwargs)
-    layer = _receive(module, key)
-    if isinstance(layer, ObservedLayer) and layer.masks_itself:
-        key.seen_by_queries = _Seen(_own_mask(attention_mask, layer, query.shape[2]))  # type: ignore[attr-defined]
+    listener = _receive(module, key)
+    if listener is not None and listener.masks_itself:
+        key.seen_by_queries = _Seen(_own_mask(attention_mask, listener, query.shape[2]))  # type: ignore[attr-defined]
     seen = getattr(key, "seen_by_queries", None)
     if seen is not None:
         attention_mask = _per_head(seen.mask, query)
         kwargs["is_causal"] = False  # some models work it out from the mask that was not used
     else:
-        attention_mask = _fitting(attention_mask, layer, query, key)
+        attention_mask = _fitting(attention_mask, listener, query, key)
         if attention_mask is None and 1 < query.shape[2] < key.shape[2] and _is_causal(module, kwargs):
             attention_mask = _last_rows(query, key)
     output: tuple[Tensor, Tensor | None]
@@ -163,8 +163,8 @@ def paged_eviction_attention(
         eager = sys.modules[type(module).__module__].eager_attention_forward
         mask = _additive(attention_mask, query, key, _is_causal(module, kwargs))
         output = eager(module, query, key, value, mask, scaling=scaling, softcap=softcap, s_aux=s_aux, **kwargs)
-    if isinstance(layer, ObservedLayer):
-        layer.attended(Queries(query, key, Logits(scaling, softcap, s_aux)))
+    if listener is not None:
+        listener.attended(Queries(query, key, Logits(scaling, softcap, s_aux)))
     return output
 
 
@@ -200,7 +200,7 @@ def _last_rows(query: Tensor, key: Tensor) -> Tensor:
     return torch.ones(count, tokens, dtype=torch.bool, device=query.device).tril(tokens - count)[None, None]
 
 
-def _fitting(mask: Tensor | None, layer: PagedLayer | None, query: Tensor, key: Tensor) -> Tensor | None:
+def _fitting(mask: Tensor | None, listener: QueryListener | None, query: Tensor, key: Tensor) -> Tensor | None:
     """The model's mask, or none where none is needed."""
     if mask is not None and mask.shape[-1] < key.shape[2]:
         raise ValueError(
@@ -208,12 +208,12 @@ def _fitting(mask: Tensor | None, layer: PagedLayer | None, query: Tensor, key: 
             "model share keys and lie on several devices, use allocator='uniform' and one number as budget."
         )
     # In this order: compiled code would be bound to where the mask came from even where that does not matter.
-    return None if query.shape[2] == 1 and layer is not None and layer.all_real and _is_ours(mask) else mask
+    return None if query.shape[2] == 1 and listener is not None and listener.all_real and _is_ours(mask) else mask
 
 
-def _own_mask(mask: Tensor | None, layer: ObservedLayer, count: int) -> Tensor | None:
+def _own_mask(mask: Tensor | None, listener: QueryListener, count: int) -> Tensor | None:
     """The mask of a layer that holds another number of tokens than the others."""
-    if not layer.held and getattr(mask, "of_other_tokens", False):
+    if not listener.held and getattr(mask, "of_other_tokens", False):
         return mask  # nothing was held before: the model's mask fits, and it may see more than causality
     if not _is_ours(mask):
         raise ValueError(
@@ -221,7 +221,7 @@ def _own_mask(mask: Tensor | None, layer: ObservedLayer, count: int) -> Tensor |
             "different numbers of tokens, so no mask fits them all. Use allocator='uniform', or pass the 2-D "
             "attention_mask."
         )
-    return layer.mask(count)
+    return listener.mask(count)
 
 
 def _per_head(mask: Tensor | None, query: Tensor) -> Tensor | None:

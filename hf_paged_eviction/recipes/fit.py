@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from .. import __version__
-from ..attention import PAGED_EVICTION
-from ..models import is_latent_attention
-from .calibration import Calibration, LayerScore, fingerprint
+from ..calibration.calibration import Calibration, LayerScore, fingerprint
+from ..calibration.features import SCALARS, Means, features, unit
+from ..integration.models import is_latent_attention
+from ..queries.attention import PAGED_EVICTION
 from .correlation import pearson, spearman
-from .features import SCALARS, Means, features, unit
 from .future import Seen, shows_queries, watch
 from .moments import Line, Moments
 from .monotone import fit_curve

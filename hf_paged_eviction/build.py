@@ -1,28 +1,27 @@
-"""Which kind of layer a cache needs, and how much each may hold."""
+"""From a configuration and options to layers: which parts each needs, and how much it may hold."""
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
-from transformers.cache_utils import DynamicSlidingWindowLayer
+from transformers.cache_utils import Cache, DynamicSlidingWindowLayer
 
-from .allocation import Allocation
 from .allocators import BudgetAllocator, FixedAllocator, Given, HeadAllocator, LayerAllocator, Uniform, share_out
+from .allocators.cascade import Cascade
+from .allocators.quota import HeadQuota, RowQuota
 from .hybrid_layer import HybridLayer
+from .integration.heads import HeadShare
+from .integration.model_rotary import UnknownRotaryError, layer_rotaries
+from .integration.models import asks_for_mask_sizes, is_latent_attention, is_paged
+from .integration.padding import Padding
 from .layer import PagedLayer
-from .model_rotary import UnknownRotaryError, layer_rotaries
-from .models import is_paged
-from .observed_layer import ObservedLayer
-from .padding import Padding
-from .parallel import HeadShare
 from .policies import EvictionPolicy
+from .policies.scorer import Heads
+from .queries.attention import PAGED_EVICTION
 from .rotary import Rotary
-from .scoring import Heads
-from .static_layer import StaticLayer, StaticObservedLayer
-from .static_sliding_layer import StaticSlidingLayer
+from .store.sliding import StaticSlidingLayer
 from .table.budget import BlockBudget, whole_number
-from .unequal_layer import UnequalLayer
+from .table.steps import StaticSteps
 
 
 class LayerBuilder:
@@ -54,19 +53,21 @@ class LayerBuilder:
                 "allocator='uniform' and one number as budget."
             )
         self._sizes, self._policy, self._allocator, self._static = sizes, policy, allocator, static
-        self.allocation = Allocation(allocator, sizes) if isinstance(allocator, LayerAllocator) else None
-        self._make = partial(self._class_for(policy), policy=policy, heads=heads)
+        self.cascade = Cascade(allocator, sizes) if isinstance(allocator, LayerAllocator) else None
+        self._heads: Heads = heads
 
-    def _class_for(self, policy: EvictionPolicy) -> Any:
-        if self.allocation is not None:
-            return partial(UnequalLayer, masks_itself=True, allocation=self.allocation)
-        if isinstance(self._allocator, HeadAllocator):
-            return partial(UnequalLayer, masks_itself=True, head_allocator=self._allocator)
-        if not isinstance(self._allocator, Uniform):
-            return partial(ObservedLayer, masks_itself=True)
-        if self._static:
-            return StaticObservedLayer if policy.needs_queries else StaticLayer
-        return ObservedLayer if policy.needs_queries else PagedLayer
+    def _make(self, budget: BlockBudget, index: int, padding: Padding, share: HeadShare, rotary: Rotary | None) -> Any:
+        own_size = not isinstance(self._allocator, Uniform)
+        layer = PagedLayer(
+            *(budget, self._policy, self._heads, index, padding, share, rotary),
+            masks_itself=own_size,
+            static=self._static,
+        )
+        if self.cascade is not None:
+            layer.quota = RowQuota(self.cascade, layer)
+        elif isinstance(self._allocator, HeadAllocator):
+            layer.quota = HeadQuota(self._allocator)
+        return layer
 
     def fill(self, plan: Sequence[Any], padding: Padding, config: Any) -> list[Any]:
         """The layers of the model: those of `plan`, and paged ones where it says so.
@@ -81,7 +82,7 @@ class LayerBuilder:
         for index, layer in enumerate(plan):
             if index in budgets:
                 share, rotary = HeadShare.of(config, index), rotaries.get(index)
-                made = self._make(budgets[index], layer_idx=index, padding=padding, share=share, rotary=rotary)
+                made = self._make(budgets[index], index, padding, share, rotary)
                 layers.append(made if layer is None else HybridLayer(made, layer))
             else:
                 layers.append(static_layer(layer, index) if self._static else layer)
@@ -149,3 +150,56 @@ def given_shares(tokens: Sequence[int], allocator: BudgetAllocator) -> tuple[int
         raise ValueError("budget= is an empty list: give one number per paged layer.")
     counts = tuple(whole_number(f"budget[{at}]", count, 1) for at, count in enumerate(tokens))
     return min(counts), Given(counts)
+
+
+# ---- static caches ---------------------------------------------------------------------------------------------------
+
+#: Attention implementations that hide slots which are not in use yet.
+_MASKING = ("sdpa", "eager", PAGED_EVICTION)
+
+
+def check_static(config: Any, attention: str | None, policy: EvictionPolicy) -> None:
+    """Refuse what a static cache cannot serve.
+
+    Raises:
+        ValueError: with the reason and the way out.
+    """
+    if not hasattr(Cache, "get_query_offset"):
+        raise ValueError("static=True needs transformers 5.14 or later. Upgrade, or use static=False.")
+    if config.is_encoder_decoder or not asks_for_mask_sizes(config):
+        raise ValueError(
+            f"static=True: {config.model_type} does not ask its cache for the size of its masks. Use static=False."
+        )
+    if policy.needs_queries and is_latent_attention(config):
+        raise ValueError(
+            f"static=True: {policy.label!r} compares queries with keys, and this model caches latents (MLA). Use "
+            "static=False or a policy that reads keys and values."
+        )
+    check_static_attention(attention)
+
+
+def check_static_attention(name: str | None) -> None:
+    """Refuse an attention implementation that would see slots which are not in use yet.
+
+    Raises:
+        ValueError: with those that fit.
+    """
+    if name is not None and name not in _MASKING:
+        raise ValueError(
+            f"static=True does not work with the attention implementation {name!r}, which would see unused slots. Call "
+            f"model.set_attn_implementation({PAGED_EVICTION!r}) (or 'sdpa', 'eager'), or use static=False."
+        )
+
+
+def make_steps(layers: Sequence[Any]) -> StaticSteps:
+    """What the layers of a static cache share.
+
+    Raises:
+        ValueError: no layer is paged.
+    """
+    paged = [layer for layer in layers if isinstance(layer, PagedLayer)]
+    if not paged:
+        raise ValueError("static=True: no layer of this model can evict. Use transformers' StaticCache.")
+    sliding = [layer for layer in layers if isinstance(layer, StaticSlidingLayer)]
+    last = next((layer for layer in reversed(layers) if layer in paged or layer in sliding), None)
+    return StaticSteps(paged, sliding, last)

@@ -9,7 +9,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
-from .storage import byte_count, make_storage
+from .tensors import byte_count, make_storage
 
 _Kind = tuple[torch.Size, torch.dtype, torch.device]
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from .parallel import WHOLE, HeadShare
-from .rotary import Rotary
+from ..integration.heads import WHOLE, HeadShare
+from ..rotary import Rotary
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..attention import PAGED_EVICTION
-from ..attention_rows import Attention
-from ..cache import PagedEvictionCache
-from ..hybrid_layer import HybridLayer
-from ..observed_layer import ObservedLayer
-from ..observer import Queries
-from ..policies import Recency
+from ..integration.models import is_paged, layer_plan
+from ..queries.attention import PAGED_EVICTION
+from ..queries.bystander import Bystander, OverheardCache
+from ..queries.observer import Queries
+from ..queries.weights import Attention
 
 #: Attention weights that exist at one time, in bytes.
 _PIECE = 64 * 2**20
@@ -74,22 +72,28 @@ def far(attention: Attention, distance: int) -> Tensor:
     return attention.weights.mean(2) * away
 
 
-class WatchedLayer(ObservedLayer):
-    """Tells of keys, values and queries of each forward."""
+class _Watcher(Bystander):
+    """Tells of keys, values and queries of a forward.
 
-    visit: Visit
-    distance: int
+    Args:
+        layer_idx: index in the model.
+        positions: `[batch, tokens]`, -1 for a pad.
+        distance: see `future_attention`.
+        visit: is told.
+    """
+
+    def __init__(self, layer_idx: int, positions: Tensor, distance: int, visit: Visit) -> None:
+        super().__init__(layer_idx)
+        self._positions, self._distance, self._visit = positions, distance, visit
+        self.layer: Any = None
 
     def attended(self, queries: Queries) -> None:
-        """See `ObservedLayer.attended`."""
-        pending = self._pending
-        if pending is not None:
-            held = self.table.new_positions(pending.count, pending.real)
-            positions = held.expand(-1, pending.keys.shape[1], -1)
-            future = future_attention(queries, positions, held[:, 0], self.distance)
-            usable = (held[:, 0] >= 0) & (held[:, 0] <= held[:, 0].amax(-1, keepdim=True) - self.distance)
-            self.visit(Seen(self.layer_idx, pending.keys, pending.values, positions, future, usable))
-        super().attended(queries)
+        """See `Bystander.attended`."""
+        keys, values, asked = self.layer.keys, self.layer.values, self._positions
+        positions = asked[:, None].expand(-1, keys.shape[1], -1)
+        future = future_attention(queries, positions, asked, self._distance)
+        usable = (asked >= 0) & (asked <= asked.amax(-1, keepdim=True) - self._distance)
+        self._visit(Seen(self.layer_idx, keys, values, positions, future, usable))
 
 
 def watch(model: Any, tokens: Tensor, mask: Tensor | None, distance: int, visit: Visit) -> None:
@@ -100,16 +104,13 @@ def watch(model: Any, tokens: Tensor, mask: Tensor | None, distance: int, visit:
         mask: `[rows, tokens]`, 0 for pads on the left; None = no pads.
         distance: see `future_attention`.
     """
-    block = 16
-    room = (tokens.shape[1] // block + 4) * block  # nothing is ever evicted
-    cache = PagedEvictionCache(model.config, budget=room, block_size=block, policy=Recency(), attention_mask=mask)
-    for index, layer in cache.paged_layers:
-        watched = WatchedLayer(layer.budget, layer.policy, layer.heads, index, layer.padding)
-        watched.visit, watched.distance = visit, distance
-        if isinstance(cache.layers[index], HybridLayer):
-            cache.layers[index].paged = watched
-        else:
-            cache.layers[index] = watched
+    real = torch.ones_like(tokens) if mask is None else mask
+    places = (real.cumsum(-1) - 1).masked_fill(real == 0, -1)
+    plan = layer_plan(model.config)
+    watchers = {index: _Watcher(index, places, distance, visit) for index, layer in enumerate(plan) if is_paged(layer)}
+    cache = OverheardCache(model.config, watchers)
+    for index, watcher in watchers.items():
+        watcher.layer = cache.layers[index]
     optional = {"logits_to_keep": 1, "position_ids": _positions(mask)}
     accepted = inspect.signature(model.forward).parameters
     known = {name: value for name, value in optional.items() if name in accepted and value is not None}

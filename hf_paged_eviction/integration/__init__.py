@@ -1,0 +1,1 @@
+"""What this package knows of transformers: its models, masks, pads and heads."""

@@ -1,0 +1,193 @@
+"""What one layer does with the queries that attention shows."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ..policies import QueryCount
+from ..store.pending import Pending
+from ..table.table import BlockTable
+from .observer import Observer, Queries
+
+
+class QueryListener(Protocol):
+    """Whom the attention implementation "paged_eviction" asks for a mask and tells of the queries.
+
+    Whoever hands keys over (`hand_over`) is one: the layer of a cache, or what stands beside it and records.
+
+    Attributes:
+        layer_idx: index in the model.
+        masks_itself: the model's own mask does not fit these keys; `mask` is used.
+        held: tokens held before this forward, or after it.
+        all_real: whether a single query may see all keys, so that it needs no mask.
+    """
+
+    layer_idx: int
+
+    @property
+    def masks_itself(self) -> bool: ...
+
+    @property
+    def held(self) -> int: ...
+
+    @property
+    def all_real(self) -> bool: ...
+
+    def mask(self, query_length: int) -> Tensor | None:
+        """`[batch, 1 or kv_heads, query_length, tokens]` bool; None where every query sees all."""
+
+    def attended(self, queries: Queries) -> None:
+        """These queries were compared with the keys that were handed over."""
+
+
+class Listener:
+    """Lets a layer's observer see queries at the right moment, and says what they may see.
+
+    Attention runs after `update`, so a forward of several tokens is held back until its queries are known: it is
+    evicted between this layer's attention and the next layer's `update`. A single token is taken in at once; its
+    query counts from the next choice of a victim on.
+
+    Attributes:
+        observer: statistics of attention.
+        masks_itself: the model's own mask does not fit this layer, whose number of tokens is not that of the others.
+        queries: of the tokens that wait; None where attention has not told of them.
+        positions: `[B, q]` int64 of the tokens that are being taken in, -1 for pads.
+    """
+
+    def __init__(self, observer: Observer, masks_itself: bool) -> None:
+        self.observer = observer
+        self.masks_itself = masks_itself
+        self.queries: Queries | None = None
+        self.positions = torch.empty(0, 0, dtype=torch.int64)
+        self._real: Tensor | None = None
+        self._expected = False
+
+    # ---- one forward ----------------------------------------------------------------------------------------------
+
+    def expect(self) -> None:
+        """Attention must tell of the queries of these tokens."""
+        self._expected = True
+
+    def check_told(self, layer_idx: int) -> None:
+        """Was attention told of, since the last `expect`?
+
+        Raises:
+            RuntimeError: no.
+        """
+        if self._expected:
+            raise RuntimeError(
+                f"The policy {self.observer.policy.label!r} decides by attention, but the model did not show any to "
+                f"layer {layer_idx}. Call model.set_attn_implementation('paged_eviction') before the first forward."
+            )
+
+    def told(self, queries: Queries | None) -> None:
+        """Attention has told; keep the queries of tokens that wait."""
+        self._expected = False
+        if queries is not None:
+            self.queries = queries
+
+    def prepare(self, table: BlockTable, count: int, real: Tensor | None) -> None:
+        """The next `count` tokens are being taken in."""
+        self._real = real
+        if count > 1 or self.masks_itself or self.queries is not None:
+            self.positions = table.new_positions(count, real)[:, 0]
+        if self.queries is not None:
+            self.queries = self.queries.first(count)
+
+    def observe_appended(self, table: BlockTable, held: int, count: int) -> None:
+        """`count` tokens were written behind the `held` ones."""
+        if self.queries is not None and count > 1:
+            self.observer.observe_many(self.queries, table.positions, self.positions, held, self._real is None)
+            self.observer.settle(None, table.capacity)
+
+    def observe_overflow(self, positions: Tensor, held: int) -> None:
+        """Tokens at `positions` `[B, S, held + n]` are to be chosen from.
+
+        Raises:
+            RuntimeError: attention has not told of their queries.
+        """
+        if self.queries is None:
+            raise RuntimeError("A forward of several tokens is scored after its attention only.")
+        self.observer.observe_many(self.queries, positions, self.positions, held, self._real is None)
+
+    def observe_step(self, table: BlockTable, queries: Queries) -> None:
+        """A single token was taken in."""
+        self.observer.keep(queries, self._real)
+        due = table.block_filled()
+        if due is not None:
+            seen = table.seen - table.pads
+            self.observer.observe_block(queries.key, table.positions, seen, due, table.in_step)
+
+    def observe_waiting_step(self, table: BlockTable, waiting: Queries) -> None:
+        """As `observe_step`, of a token that waited: it was compared with [held, new]; now it lies in a slot of its
+        own."""
+        held, queries = table.held, waiting.first(1)
+        if queries.key.shape[2] != held:
+            place = (table.positions == self.positions[:, None]).float().argmax(-1)  # [B, S]
+            key, new = queries.key[:, :, :held].clone(), queries.key[:, :, -1:]
+            index = place.repeat_interleave(key.shape[1] // place.shape[1], dim=1)[:, :, None, None]
+            key.scatter_(2, index.expand(-1, -1, 1, key.shape[-1]), new)
+            queries = Queries(queries.query, key, queries.logits)
+        self.observe_step(table, queries)
+
+    def observe_passing(self, table: BlockTable, pending: Pending | None) -> None:
+        """Let the queries of the tokens that wait count for those held, whether or not they are taken back.
+
+        Raises:
+            RuntimeError: no tokens wait, or attention has not told of their queries.
+        """
+        if pending is None or self.queries is None:
+            raise RuntimeError("No tokens wait: record_past must be on, and their forward must be through.")
+        asked = table.new_positions(pending.count, pending.real)[:, 0]
+        self.observer.observe_passing(self.queries, table.positions_with(asked), asked, table.held, table.capacity)
+
+    # ---- mask -----------------------------------------------------------------------------------------------------
+
+    def mask(self, table: BlockTable, pending: Pending | None, query_length: int) -> Tensor | None:
+        """What the queries of the last `update` may attend to, of the tokens that it returned.
+
+        Returns:
+            `[batch, 1 or kv_heads, query_length, tokens]` bool; None where a single token sees all.
+        """
+        if pending is None:
+            keys, queries = table.positions, self.positions
+            if table.all_real:
+                return None
+        else:
+            queries = table.new_positions(pending.count, pending.real)[:, 0]
+            keys = table.positions_with(queries)
+        keys, queries = keys[:, :, None, :], queries[:, None, -query_length:, None]
+        visible = (keys >= 0) & (keys <= queries)
+        # A pad sees everything: a softmax over nothing would be nan, and nobody looks at what it says.
+        return visible | (queries < 0)
+
+    # ---- what is known --------------------------------------------------------------------------------------------
+
+    @property
+    def bytes(self) -> int:
+        """Of statistics and of kept queries."""
+        return self.observer.bytes
+
+    @property
+    def count(self) -> QueryCount:
+        """How many queries the policy has observed."""
+        return self.observer.count
+
+    def statistics(self, table: BlockTable, slots: Tensor | None) -> dict[str, Tensor]:
+        """What the policy knows of the tokens in these slots `[B, S, n]`, or in all that are held."""
+        return self.observer.statistics(table.positions, slots)
+
+    # ---- rows and life --------------------------------------------------------------------------------------------
+
+    def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
+        """Apply an indexing of dimension 0 to everything."""
+        self.observer.map_rows(change)
+        self.queries = None if self.queries is None else self.queries.map_rows(change)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.observer.clear()
+        self.queries = None
+        self._expected = False

@@ -1,0 +1,173 @@
+"""Where a layer keeps its keys and values."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from .pool import StoragePool
+from .tensors import byte_count, gather_slots, make_storage, serves, slot_index, storage_shape
+
+
+class Store:
+    """Keys and values in one tensor each, which is made anew as rarely as possible. It grows as it fills.
+
+    Attributes:
+        keys, values: `[batch, kv_heads, slots, dim]`, used or not; None before the first forward.
+        pool: where tensors come from and go to; None = they are made for this layer.
+        dtype, device: of keys and values, None before the first forward.
+    """
+
+    def __init__(self) -> None:
+        self.keys: Tensor | None = None
+        self.values: Tensor | None = None
+        self.pool: StoragePool | None = None
+        self.dtype: torch.dtype | None = None
+        self.device: torch.device | None = None
+
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor]:
+        """Keys and values, `[batch, kv_heads, slots, dim]`, used or not."""
+        if self.keys is None or self.values is None:
+            raise RuntimeError("The cache is empty: run a forward first.")
+        return self.keys, self.values
+
+    @property
+    def bytes(self) -> int:
+        """Of all slots, used or not."""
+        return byte_count(self.keys, self.values)
+
+    @property
+    def slots(self) -> int:
+        """How many there are."""
+        return self.tensors[0].shape[2]
+
+    # ---- room -----------------------------------------------------------------------------------------------------
+
+    def slots_to_begin_with(self, tokens: int, block_size: int, most: int) -> int:
+        """What a prompt of so many tokens needs, so that a large budget and a short prompt waste nothing."""
+        if self.pool is not None:
+            return most
+        blocks = -(-(tokens + 1) // block_size)
+        return min(blocks * block_size, most)
+
+    def start(self, keys: Tensor, values: Tensor, least: int, most: int) -> None:
+        """Make room for `least` tokens of states like these, unless what an earlier prompt left has it."""
+        if not (serves(self.keys, keys, least, most) and serves(self.values, values, least, most)):
+            self.put(*self.new(keys, values, least))
+
+    def new(self, keys: Tensor, values: Tensor, slots: int) -> tuple[Tensor, Tensor]:
+        """Room, with any content, for `slots` tokens of states like these."""
+        make = make_storage if self.pool is None else self.pool.take
+        return (
+            make(storage_shape(keys, slots), keys.dtype, keys.device),
+            make(storage_shape(values, slots), values.dtype, values.device),
+        )
+
+    def put(self, keys: Tensor | None, values: Tensor | None) -> None:
+        """Use these tensors from now on; the old ones go back to the pool."""
+        if self.pool is not None:
+            old = [states for states in (self.values, self.keys) if states is not None]
+            self.pool.give(*(states for states in old if states is not keys and states is not values))
+        self.keys, self.values = keys, values
+
+    def move(self, slots: int, held: int) -> None:
+        """To tensors of another size, with the first `held` slots."""
+        old = self.tensors
+        new = self.new(*old, slots)
+        for target, states in zip(new, old, strict=True):
+            target[:, :, :held] = states[:, :, :held]
+        self.put(*new)
+
+    def grow(self, held: int, tokens: int, block_size: int, most: int) -> None:
+        """Make room for so many tokens; where there is less, it at least doubles."""
+        if tokens > self.slots:
+            self.move(min(max(2 * self.slots, self.slots_to_begin_with(tokens, block_size, most)), most), held)
+
+    # ---- tokens ---------------------------------------------------------------------------------------------------
+
+    def detached(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """New states without a gradient and in the type of those that are held."""
+        # Asking is cheaper than a call that changes nothing, and this happens for every token and layer.
+        if keys.requires_grad or values.requires_grad:
+            keys, values = keys.detach(), values.detach()
+        if self.dtype is not None and (keys.dtype != self.dtype or values.dtype != self.dtype):
+            keys, values = keys.to(self.dtype), values.to(self.dtype)
+        return keys, values
+
+    def first(self, held: int) -> tuple[Tensor, Tensor]:
+        """Views of the first `held` slots."""
+        keys, values = self.tensors
+        return keys[:, :, :held], values[:, :, :held]
+
+    def with_held(self, held: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """The first `held` slots with new states behind them."""
+        if held == 0:
+            return keys, values
+        held_k, held_v = self.first(held)
+        return torch.cat([held_k, keys], dim=2), torch.cat([held_v, values], dim=2)
+
+    def append(self, start: int, keys: Tensor, values: Tensor) -> None:
+        """Write new states to the slots from `start` on."""
+        count = keys.shape[2]
+        storage_k, storage_v = self.tensors
+        storage_k.narrow(2, start, count).copy_(keys)
+        storage_v.narrow(2, start, count).copy_(values)
+
+    def overwrite(self, slot: Tensor, keys: Tensor, values: Tensor, real: Tensor | None) -> None:
+        """Write a single token to the slot `[batch, sets, 1]`; not in rows that `real` `[batch, 1]` says are pads."""
+        storage_k, storage_v = self.tensors
+        index_k = slot_index(slot, storage_k)
+        index_v = index_k if storage_v.shape == storage_k.shape else slot_index(slot, storage_v)
+        if real is not None:
+            written = real[:, None, :, None]
+            keys = torch.where(written, keys, storage_k.gather(2, index_k))
+            values = torch.where(written, values, storage_v.gather(2, index_v))
+        storage_k.scatter_(2, index_k, keys)
+        storage_v.scatter_(2, index_v, values)
+
+    def write(self, slot: Tensor, keys: Tensor, values: Tensor) -> None:
+        """As `overwrite`, to the slot `[batch, sets]`, for compiled code."""
+        for states, new in zip(self.tensors, (keys, values), strict=True):
+            rows, heads = states.shape[:2]
+            row, head = torch.arange(rows, device=states.device)[:, None], torch.arange(heads, device=states.device)
+            # Not scatter_, for which inductor copies the whole storage.
+            states.index_put_((row, head, slot), new.detach().to(states.dtype)[:, :, 0])
+
+    def keep(self, keys: Tensor, values: Tensor, kept: Tensor, anew: bool) -> None:
+        """Hold what stands at `kept` `[batch, sets, n]` in these states, and nothing else.
+
+        Args:
+            anew: whether other tensors are needed: for another number of slots, or where the states are views of these.
+        """
+        storage_k, storage_v = self.new(*self.tensors, kept.shape[-1]) if anew else self.tensors
+        torch.gather(keys, 2, slot_index(kept, keys), out=storage_k)
+        torch.gather(values, 2, slot_index(kept, values), out=storage_v)
+        self.put(storage_k, storage_v)
+
+    def reorder(self, order: Tensor) -> None:
+        """Bring the first slots into another order, `[batch, sets, held]`."""
+        for states in self.tensors:
+            states[:, :, : order.shape[-1]] = gather_slots(states, order)
+
+    # ---- rows and life --------------------------------------------------------------------------------------------
+
+    def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
+        """Apply an indexing of dimension 0."""
+        keys, values = self.tensors
+        self.put(change(keys), change(values))
+
+    def clear(self) -> None:
+        """The tokens are forgotten; the tensors wait for the next prompt."""
+
+    def offload(self) -> None:
+        """Move keys and values to the CPU."""
+        if self.keys is not None and self.values is not None:
+            self.keys = self.keys.to("cpu", non_blocking=True)
+            self.values = self.values.to("cpu", non_blocking=True)
+
+    def prefetch(self) -> None:
+        """Bring keys and values back."""
+        if self.keys is not None and self.values is not None and self.keys.device != self.device:
+            self.keys = self.keys.to(self.device, non_blocking=True)
+            self.values = self.values.to(self.device, non_blocking=True)
