@@ -41,6 +41,7 @@ def load_model(settings: Settings, kind: Any = AutoModelForCausalLM) -> Any:
     os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "1")
     # Its bars would be drawn over the progress of the run.
     disable_progress_bar()
+    _check_adapter(settings)
     try:
         model = kind.from_pretrained(source(settings.model), **_arguments(settings))
         # A model that is split is where it belongs, and must not be moved.
@@ -106,16 +107,27 @@ def load_tokenizer(settings: Settings) -> Any:
         raise UserError(f"cannot load a tokenizer from {name!r} ({_EXPECTED}): {error}") from error
 
 
+def _check_adapter(settings: Settings) -> None:
+    """transformers reads the weights of an adapter (PEFT) whatever their format is."""
+    pickled, safe = (Path(settings.model) / f"adapter_model.{kind}" for kind in ("bin", "safetensors"))
+    if pickled.exists() and not safe.exists() and not settings.allow_pickle:
+        raise _only_pickles(f"the adapter in {settings.model!r}")
+
+
 def _model_error(settings: Settings, error: Exception) -> UserError:
     name = f"the model {settings.model!r}"
     if _wants_code(settings, error):
         return _brings_code(name)
     if _wants_pickle(settings, error):
-        return UserError(
-            f"{name} has no weights in safetensors: others are pickles, which can hold code. Convert it "
-            "(in transformers: from_pretrained, then save_pretrained), or add --allow-pickle, which reads tensors only"
-        )
+        return _only_pickles(name)
     return UserError(f"cannot load {name} ({_EXPECTED}): {error}")
+
+
+def _only_pickles(name: str) -> UserError:
+    return UserError(
+        f"{name} has no weights in safetensors: others are pickles, which can hold code. Convert it "
+        "(in transformers: from_pretrained, then save_pretrained), or add --allow-pickle, which reads tensors only"
+    )
 
 
 def _wants_code(settings: Settings, error: Exception) -> bool:

@@ -157,6 +157,17 @@ def test_pickled_weights_are_read_on_request_only(model_folder: str, model: Any,
     assert torch.equal(loaded.lm_head.weight, model.lm_head.weight.float())
 
 
+def test_a_pickled_adapter_is_read_on_request_only(model_folder: str, mark: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "adapted"
+    shutil.copytree(model_folder, folder)
+    (folder / "adapter_config.json").write_text("{}")
+    (folder / "adapter_model.bin").write_bytes(pickle.dumps(Bomb(mark)))
+    settings = TaskSettings(policies=(), budgets=("full",), tasks=("passkey",), model=str(folder))
+    with pytest.raises(UserError, match=r"adapter in .* --allow-pickle"):
+        models.load_model(settings)
+    assert not mark.exists()
+
+
 def test_an_allowed_pickle_holds_tensors_only(model_folder: str, tmp_path: Path, mark: Path) -> None:
     folder = tmp_path / "pickled"
     shutil.copytree(model_folder, folder)
