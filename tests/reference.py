@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
+import models
+
 Visible = list[list[set[int]]]  # [row][kv head] -> columns
 
 
@@ -359,8 +361,12 @@ def _parameters(module: torch.nn.Module) -> Any:
     return inspect.signature(module.forward).parameters
 
 
+#: A wrong token moves logits by whole units. Rounding alone was seen to move them by 1.6e-5 on transformers 4.
+ROUNDING = 1e-5 if models.VERSION >= (5, 0) else 3e-5
+
+
 def assert_exact(
-    model: torch.nn.Module, recorder: Recorder, tolerance: float = 1e-5, *, replayed: bool = False
+    model: torch.nn.Module, recorder: Recorder, tolerance: float = ROUNDING, *, replayed: bool = False
 ) -> None:
     """Every logit of the run equals the reference (promise 2)."""
     expected = replayed_logits(model, recorder) if replayed else reference_logits(model, recorder)
