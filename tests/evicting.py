@@ -5,7 +5,7 @@ from __future__ import annotations
 import models
 import modes
 from hf_paged_eviction import PagedEvictionCache
-from reference import Recorder, assert_evicted, assert_exact
+from reference import ROUNDING, Recorder, assert_evicted, assert_exact
 
 #: Modes whose rows can be followed column by column (sampling and embeddings feed the cache like greedy).
 FOLLOWED = (
@@ -19,7 +19,7 @@ FOLLOWED = (
     "prompt_lookup",
     "assisted",
 )
-TOLERANCE = 1e-5
+TOLERANCE = ROUNDING
 
 
 def binding(model: object, mode: str, **settings: object) -> PagedEvictionCache:
