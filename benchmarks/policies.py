@@ -79,7 +79,7 @@ def can_be_made(policy: str) -> bool:
     return True
 
 
-def arguments() -> argparse.Namespace:
+def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="two tasks, few short prompts, one block size")
     parser.add_argument("--work", type=Path, help="folder of the rows (default: results/policies)")
@@ -91,7 +91,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--modes", default="aware,agnostic", help="whether the question is in what is compressed")
     parser.add_argument("--seeds", default="0,1", help="which prompts are drawn; those of all seeds count")
     parser.add_argument("--policies", help="instead of all of them, with ; in between")
-    options = parser.parse_args()
+    options = parser.parse_args(words)
     options.budgets, options.tasks = ("6%", "12.5%", "25%", "50%"), TASK_GROUPS["suite"]
     if options.quick:
         options.samples, options.batch_size, options.length, options.blocks = 4, 4, 256, "8"
@@ -162,7 +162,7 @@ def collect(options: argparse.Namespace, target: Path, image: Path) -> None:
             runs.append(summary(seeds[0][0], rows) | ({"by_seed": seed_shares(by_seed)} if len(by_seed) > 1 else {}))
     content = {
         "environment": environment(),
-        "command": "python benchmarks/policies.py" + (" --quick" if options.quick else ""),
+        "command": command(options),
         "model": "embedded",
         "seeds": list(map(int, options.seeds.split(","))),
         "length": options.length,
@@ -175,6 +175,14 @@ def collect(options: argparse.Namespace, target: Path, image: Path) -> None:
     target.write_text(compact(content) + "\n")
     plot_shares(runs, image)
     print(f"written: {target}, {image}")
+
+
+def command(options: argparse.Namespace) -> str:
+    """What gives these results, without what does not change them."""
+    usual = arguments([])
+    names = ("samples", "length", "blocks", "modes", "seeds", "policies")
+    asked = [f"--{name} {getattr(options, name)}" for name in names if getattr(options, name) != getattr(usual, name)]
+    return " ".join(["python benchmarks/policies.py", *(["--quick"] if options.quick else asked)])
 
 
 def rows_of(work: Path, name: str) -> list[Row]:

@@ -24,7 +24,7 @@ def content(results: dict[str, Any]) -> str:
     """A line per policy, the best first: shares in percent, and below it what they are."""
     runs: Runs = {(run["question_aware"], run["block_size"]): run for run in results["runs"]}
     columns = [(aware, BLOCK, budget) for aware in (False, True) for budget in BUDGETS]
-    columns += [(False, block, "12.5%") for block in BLOCKS]
+    columns += [(False, block, "12.5%") for block in BLOCKS if (False, block) in runs]
     policies = list(dict.fromkeys(name for run in runs.values() for lines in run["budgets"].values() for name in lines))
     lines = {name: [_share(runs, name, column) for column in columns] for name in policies if name != FULL}
     ranked = sorted(lines, key=lambda name: -_rank([share for share, _ in lines[name]]))
@@ -36,7 +36,7 @@ def content(results: dict[str, Any]) -> str:
     return (
         f"**Share of the way from random eviction (0) to the oracle (100)**, `{results['command']}`: the embedded "
         f"model, {len(results['tasks']) - 1} tasks, {prompts} prompts of "
-        f"{results['length']} tokens each, blocks of {BLOCK} tokens (b1: of one). *unknown*: the question comes after "
+        f"{results['length']} tokens each, blocks of {BLOCK} tokens. *unknown*: the question comes after "
         f"compression; *known*: it is part of what is compressed. Behind ± the standard error. Mean scores at "
         f"{_title(*columns[1])}: random {scores[0]:.2f}, oracle {scores[1]:.2f}, full cache {scores[2]:.2f}. The order "
         "is that of this model; a large one's keys and values can have norms that mean the opposite.\n\n"
