@@ -14,11 +14,9 @@ def begin(pipe: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is interrupted too, and ends this process
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
-        run, settings = pipe.recv()  # imports the modules that they are from, torch among them
+        work, run, settings = pipe.recv()  # imports the modules that they are from, torch among them
     except EOFError:
         return
-    from .workers import work
-
     work(pipe, run, settings)
 
 

@@ -100,7 +100,7 @@ def _run_in_processes(run: RunJob[Any, Any], settings: Settings, jobs: Sequence[
             ours, theirs = context.Pipe()
             process = context.Process(target=begin, args=(theirs,), daemon=True)
             process.start()
-            ours.send((run, settings))
+            ours.send((work, run, settings))
             # A pipe ends when nobody holds its other end: without this, a killed child would be waited for for ever.
             theirs.close()
             processes.append(process)

@@ -34,7 +34,7 @@ from .store.tensors import byte_count
 from .table.budget import BlockBudget
 from .table.cohort import Cohorts
 from .table.steps import refusal
-from .table.takeback import crop_all_or_none
+from .table.takeback import columns_to_remove, crop_all_or_none
 
 
 class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
@@ -376,8 +376,8 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             ValueError: some of these tokens have been evicted already and nothing was recorded. By a layer that is not
                 paged also RuntimeError: it recorded nothing, or too little. Nothing has changed then.
         """
-        seen, paged = self.get_seq_length(), [layer for _, layer in self.paged_layers]
-        count = max(seen - tokens_to_remove, 0) if tokens_to_remove > 0 else min(-tokens_to_remove, seen)
+        paged = [layer for _, layer in self.paged_layers]
+        count = columns_to_remove(tokens_to_remove, self.get_seq_length())
         for layer in paged:
             layer.check_crop(-count)
         others = [layer for layer in self.layers if not isinstance(layer, PagedLayer)]

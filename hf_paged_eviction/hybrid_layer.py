@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from .layer import PagedLayer
+from .table.takeback import columns_to_remove
 
 try:
     from transformers.cache_utils import LinearAttentionAndFullAttentionLayer, LinearAttentionLayer
@@ -93,8 +94,7 @@ class HybridLayer(LinearAttentionAndFullAttentionLayer):  # type: ignore[misc]
 
     def crop(self, tokens_to_remove: int) -> None:
         """See `PagedLayer.crop` and `crop_state`."""
-        seen = self.get_seq_length()
-        count = max(seen - tokens_to_remove, 0) if tokens_to_remove > 0 else -tokens_to_remove
+        count = columns_to_remove(tokens_to_remove, self.get_seq_length())
         self.paged.check_crop(-count)
         if count or self.record_past:
             self.crop_state(-count)

@@ -25,7 +25,7 @@ from .table.cohort import Cohorts
 from .table.ranking import KEEP, best_tokens, best_within, rank_keys
 from .table.steps import StaticRun, StaticSteps, outside_graphs, refusal
 from .table.table import BlockTable
-from .table.takeback import order_without
+from .table.takeback import columns_to_remove, order_without
 
 
 class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
@@ -611,7 +611,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             ValueError: some of these tokens have been evicted already and nothing was recorded, or the cache is static.
         """
         self.check_crop(tokens_to_remove)
-        count = self._columns_to_remove(tokens_to_remove)
+        count = columns_to_remove(tokens_to_remove, self.get_seq_length())
         if self._pending is not None:
             dropped = min(count, self._waiting)
             self._pending = self._pending.first(self._waiting - dropped)
@@ -624,13 +624,11 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         """Raise the `ValueError` of `crop`, if it would, before anything is changed."""
         if self.is_compileable:
             raise refusal("take tokens back (crop)")
-        count = self._columns_to_remove(tokens_to_remove) - self._waiting  # what waits can always be dropped
+        count = (
+            columns_to_remove(tokens_to_remove, self.get_seq_length()) - self._waiting
+        )  # what waits can always be dropped
         if self._table is not None and 0 < count < self.table.seen:
             order_without(self.table, count, self._pads_without(count))
-
-    def _columns_to_remove(self, tokens_to_remove: int) -> int:
-        seen = self.get_seq_length()
-        return max(seen - tokens_to_remove, 0) if tokens_to_remove > 0 else min(-tokens_to_remove, seen)
 
     def _remove(self, count: int) -> None:
         table = self.table

@@ -1,10 +1,10 @@
 """Parts of a layer: each keeps its tensors in dataclasses, rows first, so that one loop serves them all.
 
-What belongs to a row follows it through beams, selection and repetition, is counted in bytes, copied and moved. None of
-this is written down tensor by tensor: these functions walk through whatever a part is made of.
+What belongs to a row follows it through beams, selection and repetition. None of this is written down tensor by tensor:
+`map_tensors` walks through whatever a part is made of.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import is_dataclass, replace
 from typing import Any, TypeVar
 
@@ -42,19 +42,3 @@ def map_tensors(change: Callable[..., Tensor], part: _T, *others: _T) -> _T:
 
 def _map_items(change: Callable[..., Tensor], *parts: Mapping[str, Any]) -> dict[str, Any]:
     return {name: map_tensors(change, *(part[name] for part in parts)) for name in parts[0]}
-
-
-def tensors_of(part: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Every tensor in a part with its name, such as `choice.slots`."""
-    if isinstance(part, Tensor):
-        yield name, part
-        return
-    below: Iterator[tuple[Any, Any]] = iter(())
-    if isinstance(part, Mapping):
-        below = iter(part.items())
-    elif is_dataclass(part):
-        below = iter(vars(part).items())
-    elif isinstance(part, list | tuple):
-        below = enumerate(part)
-    for own, value in below:
-        yield from tensors_of(value, f"{name}.{own}" if name else f"{own}")

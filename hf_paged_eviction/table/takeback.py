@@ -10,6 +10,15 @@ from .ranking import KEEP
 from .table import BlockTable
 
 
+def columns_to_remove(tokens_to_remove: int, seen: int) -> int:
+    """What `crop` is asked to take back of the columns `seen`.
+
+    Args:
+        tokens_to_remove: `-n` or 0 removes `n` tokens; `n > 0` keeps `n` of those seen (transformers up to 5.12).
+    """
+    return max(seen - tokens_to_remove, 0) if tokens_to_remove > 0 else min(-tokens_to_remove, seen)
+
+
 def order_without(table: BlockTable, count: int, pads: Tensor) -> Tensor | None:
     """The order of the slots in which the last `count` columns come last.
 

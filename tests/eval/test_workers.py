@@ -30,7 +30,7 @@ if __name__ == "__main__":
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     context.Process(target=begin, args=(theirs,)).start()
-    ours.send((for_ever.run, None))
+    ours.send((None, for_ever.run, None))
     time.sleep(3600)
 """
 
