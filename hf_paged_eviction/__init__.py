@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .library import (
         CacheStats,
+        Disposal,
         EvictionPolicy,
         LayerStats,
         PagedEvictionCache,
@@ -20,10 +21,12 @@ if TYPE_CHECKING:
         StoragePool,
         Verification,
         available_allocators,
+        available_disposals,
         available_modifiers,
         available_policies,
         compress_by_probe,
         make_allocator,
+        make_disposal,
         make_policy,
         paged_encoder_decoder_cache,
         register_policy,
@@ -34,6 +37,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "CacheStats",
+    "Disposal",
     "EvictionPolicy",
     "LayerStats",
     "PagedEvictionCache",
@@ -42,10 +46,12 @@ __all__ = [
     "Verification",
     "__version__",
     "available_allocators",
+    "available_disposals",
     "available_modifiers",
     "available_policies",
     "compress_by_probe",
     "make_allocator",
+    "make_disposal",
     "make_policy",
     "paged_encoder_decoder_cache",
     "register_policy",
