@@ -1,0 +1,5 @@
+"""Blocks that were evicted are brought back when a query needs them."""
+
+from .recall import Recall
+
+__all__ = ["Recall"]

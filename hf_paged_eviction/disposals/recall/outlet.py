@@ -1,0 +1,265 @@
+"""What recall keeps of one layer, and how blocks come back."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ...parts import map_tensors
+from ...queries.parts import Part
+from ...store.host import HostBlocks
+from ...table.ranking import DROP, KEEP, rank_keys
+from ...table.table import BlockTable
+from ..base import Asked, Held, Outlet, Site
+from .frames import Frames
+from .summaries import Kind, Summaries
+from .swap import Swap
+
+
+class Settings(Protocol):
+    """The parameters of `Recall`."""
+
+    @property
+    def blocks(self) -> int | str: ...
+
+    @property
+    def every(self) -> int: ...
+
+    @property
+    def summary(self) -> Kind: ...
+
+    @property
+    def round(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """What belongs to rows, on the layer's device.
+
+    Attributes:
+        stored: `[B]` int64, blocks in host memory.
+        wanted_at: `[B, S, F]` int64, tokens seen when the block in this frame was last asked for.
+        due: `[B]` int64, tokens seen from which on blocks are chosen anew.
+    """
+
+    stored: Tensor
+    wanted_at: Tensor
+    due: Tensor
+
+
+class RecallOutlet(Outlet):
+    """Copies every block that is full to host memory, and brings back those that queries ask for.
+
+    Nothing is copied while all tokens fit the budget. From then on host memory has every full block, also those that
+    are in the slots: a block in the slots may be overwritten at any time.
+
+    Attributes:
+        fetched: blocks that came back from host memory, of all rows and heads (or sets of heads).
+
+    Args:
+        settings: parameters.
+        site: the layer.
+    """
+
+    plans = reads = ranks = True
+
+    def __init__(self, settings: Settings, site: Site) -> None:
+        self.settings, self.site = settings, site
+        self.clear()
+
+    def clear(self) -> None:
+        """See `Outlet.clear`."""
+        self.host: HostBlocks | None = None
+        self.summaries: Summaries | None = None
+        self._rows: _Rows | None = None
+        self._resting = 0  # steps that are known to need no choice
+        self.fetched = 0
+
+    @property
+    def device_bytes(self) -> int:
+        return 0 if self.summaries is None else self.summaries.bytes
+
+    @property
+    def host_bytes(self) -> int:
+        return 0 if self.host is None else self.host.bytes
+
+    def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
+        """See `Outlet.map_rows`."""
+        if self.host is None or self.summaries is None or self._rows is None:
+            return
+        rows = change(torch.arange(len(self._rows.stored), device=self._rows.stored.device))
+        self.host.select(rows)
+        self.summaries.select(rows)
+        self._rows = map_tensors(change, self._rows)
+
+    # ---- to host memory -------------------------------------------------------------------------------------------
+
+    def plan(self, slots: Tensor, begins: Tensor, held: Held) -> None:
+        """A block is full: copy it."""
+        self._save(held)
+
+    def overflow(self, tokens: Held, leaves: Tensor) -> Held:
+        """Copy all blocks that are full. They are put to other slots, so nothing is known of when they were needed."""
+        rows = self._save(tokens)
+        self._rows = _Rows(rows.stored, torch.zeros_like(rows.wanted_at[..., :0]), torch.zeros_like(rows.due))
+        self._resting = 0
+        return tokens
+
+    def _save(self, held: Held) -> _Rows:
+        """Copy the tokens of blocks that are not in host memory yet, and sum those blocks up."""
+        host, summaries, rows = self._ready(held)
+        size = host.block_size
+        heads = held.keys.shape[1]
+        seen = held.positions.amax((1, 2)) + 1
+        now = seen // size
+        host.reserve(int(now.max()))
+        summaries.reserve(host.blocks)
+        missing = (held.positions >= rows.stored[:, None, None] * size) & (held.positions < now[:, None, None] * size)
+        row, head, at = missing.expand(-1, heads, -1).nonzero(as_tuple=True)
+        position = held.positions.expand(-1, heads, -1)[row, head, at]
+        host.write(row, head, position, held.keys[row, head, at], held.values[row, head, at])
+        count = now - rows.stored
+        first = count.cumsum(0) - count  # of each row's new blocks among those of all rows
+        blocks = torch.arange(host.blocks, device=now.device)
+        new_row, new_block = ((blocks >= rows.stored[:, None]) & (blocks < now[:, None])).nonzero(as_tuple=True)
+        keys = held.keys.new_empty(len(new_row), heads, size, held.keys.shape[-1])
+        keys[first[row] + position // size - rows.stored[row], head, position % size] = held.keys[row, head, at]
+        summaries.put(new_row, new_block, keys)
+        self._rows = _Rows(now, rows.wanted_at, rows.due)
+        return self._rows
+
+    def _ready(self, held: Held) -> tuple[HostBlocks, Summaries, _Rows]:
+        size = self.site.block_size
+        if self.host is None or self.summaries is None or self._rows is None:
+            self.host = HostBlocks(held.keys, held.values, size)
+            self.summaries = Summaries(self.settings.summary, held.keys)
+            none = torch.zeros(len(held.positions), dtype=torch.int64, device=held.positions.device)
+            sets = held.positions.shape[1]
+            self._rows = _Rows(none, none[:, None, None].expand(-1, sets, 0), none)
+        return self.host, self.summaries, self._rows
+
+    # ---- which block makes room -----------------------------------------------------------------------------------
+
+    def _wanted_at(self, rows: _Rows, frames: Frames) -> Tensor:
+        """`_Rows.wanted_at`; after a forward of several tokens nothing was asked for yet."""
+        return rows.wanted_at if rows.wanted_at.shape == frames.ids.shape else torch.zeros_like(frames.ids)
+
+    def frame_ranks(self, table: BlockTable) -> Tensor:
+        """The block that was asked for longest ago goes next; of several, the oldest."""
+        frames = Frames.of(table)
+        if self._rows is None:
+            return frames.ids.float()
+        wanted_at = self._wanted_at(self._rows, frames).masked_fill(frames.newest, KEEP)
+        return _order(wanted_at, frames.ids).float()
+
+    # ---- back from host memory ------------------------------------------------------------------------------------
+
+    def beside(self, asked: Asked) -> Iterable[Part] | None:
+        """A single query brings back what it needs; several attend to everything, as does one of blocks="all"."""
+        if self.host is None or self.summaries is None or self._rows is None:
+            return None
+        if asked.queries.query.shape[2] > 1 or self.settings.blocks == "all":
+            return self._rounds(asked, self.host, self._rows)
+        if self._resting and asked.real is None:
+            self._resting -= 1
+        else:
+            self._recall(asked, self.host, self.summaries, self._rows)
+        return None
+
+    def _recall(self, asked: Asked, host: HostBlocks, summaries: Summaries, rows: _Rows) -> None:
+        table = asked.table
+        frames = Frames.of(table)
+        due = frames.away & (frames.count >= rows.due)
+        if asked.real is not None:
+            due = due & asked.real[:, 0]
+        chosen, ids = self._choose(asked, summaries, frames, rows, due)
+        present = torch.zeros_like(chosen).scatter(-1, frames.ids.clamp_min(0), frames.ids >= 0)
+        present[..., 0] |= (frames.ids == 0).any(-1)
+        newest = frames.newest & frames.away[:, None, None]
+        wanted = (frames.ids >= 0) & chosen.gather(-1, frames.ids.clamp_min(0))
+        wanted_at = torch.where(wanted | newest, frames.count[:, None, None], self._wanted_at(rows, frames))
+        missing = chosen.gather(-1, ids) & ~present.gather(-1, ids)
+        # The one moment in which the host waits for the device.
+        any_missing, in_step = torch.stack([missing.any(), due.all()]).tolist()
+        if any_missing:
+            kept = (
+                wanted | frames.newest | (frames.ids < 0) | frames.pinned(self.site.protected_blocks, table.block_size)
+            )
+            order = _order(wanted_at, frames.ids).masked_fill(kept, KEEP).argsort(dim=-1)
+            first = (~missing).long().argsort(dim=-1, stable=True)
+            come, make_room = missing.gather(-1, first), order[..., : ids.shape[-1]]
+            swap = Swap(ids.gather(-1, first), make_room, come, table, frames, asked.queries.key.shape[1])
+            swap.carry_out(host, self._storages(asked))
+            self.fetched += swap.count
+            at = torch.where(come, frames.count[:, None, None], wanted_at.gather(-1, make_room))
+            wanted_at = wanted_at.scatter(-1, make_room, at)
+        every = self.settings.every
+        self._rows = _Rows(rows.stored, wanted_at, torch.where(due, frames.count + every, rows.due))
+        self._resting = every - 1 if in_step else 0
+
+    def _choose(
+        self, asked: Asked, summaries: Summaries, frames: Frames, rows: _Rows, due: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Blocks that the query needs: `[B, S, N]` bool, and candidates `[B, S, K]`, the best first."""
+        scores = summaries.scores(asked.queries.query)
+        if self.site.heads == "shared":
+            scores = self.site.share.gather(scores).mean(1, keepdim=True)
+        blocks = torch.arange(scores.shape[-1], device=scores.device).expand_as(scores)
+        newest = (frames.count // asked.table.block_size - 1)[:, None, None]
+        there = (blocks < rows.stored[:, None, None]) & (blocks < newest) & (blocks >= self.site.protected_blocks)
+        keys = rank_keys(scores, blocks, there & due[:, None, None], absolute_noise=True)
+        best, ids = keys.topk(min(int(self.settings.blocks), keys.shape[-1]), dim=-1)
+        chosen = torch.zeros_like(there).scatter(-1, ids, best > DROP)
+        return chosen, ids
+
+    def _storages(self, asked: Asked) -> list[tuple[Tensor, Tensor]]:
+        """All keys and values in which the slots have to change: the store's, and the copies that wait.
+
+        Raises:
+            RuntimeError: attention was given something else than the cache returned.
+        """
+        stored = self.site.store.tensors
+        given = asked.queries.key, asked.values
+        if asked.waiting:
+            return [stored, given]
+        if any(theirs.data_ptr() != ours.data_ptr() for ours, theirs in zip(stored, given, strict=True)):
+            raise RuntimeError(
+                "recall changes keys and values in place, and this model changes them on the way from the cache to "
+                "attention. Use disposal='drop'."
+            )
+        return [stored]
+
+    def check_crop(self, count: int) -> None:
+        """See `Outlet.check_crop`."""
+        if self.host is not None:
+            raise ValueError(
+                f"Cannot take back {count} tokens: blocks have been moved to host memory since. Call "
+                "`cache.activate_past_recording()` before the forward that may be taken back."
+            )
+
+    # ---- everything -----------------------------------------------------------------------------------------------
+
+    def _rounds(self, asked: Asked, host: HostBlocks, rows: _Rows) -> Iterator[Part]:
+        """All tokens that are not in the slots, a few blocks at a time."""
+        positions, size = asked.table.positions, host.block_size
+        stored = int(rows.stored.max())
+        away = torch.arange(stored * size, device=positions.device) < rows.stored[:, None, None] * size
+        away = away.expand(-1, positions.shape[1], -1)
+        inside = (positions >= 0) & (positions < stored * size)
+        here = torch.zeros_like(away, dtype=torch.int64)
+        here = here.scatter_add(-1, positions.clamp(0, max(stored * size - 1, 0)), inside.long())
+        away = away & (here == 0)
+        for first in range(0, stored, self.settings.round):
+            last = min(first + self.settings.round, stored)
+            seen = away[..., first * size : last * size]
+            if bool(seen.any()):
+                yield Part(*host.span(first, last), torch.where(seen, 0.0, float("-inf"))[:, :, None])
+
+
+def _order(wanted_at: Tensor, ids: Tensor) -> Tensor:
+    """Places in the order of going: least recently wanted first, then by block."""
+    by_block = ids.argsort(dim=-1, stable=True)
+    order = by_block.gather(-1, wanted_at.gather(-1, by_block).argsort(dim=-1, stable=True))
+    return order.argsort(dim=-1)

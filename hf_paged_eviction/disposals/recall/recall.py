@@ -1,0 +1,110 @@
+"""The choice to keep everything in host memory."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from ...table.budget import BlockBudget
+from ..base import Disposal, Outlet, Site, Surroundings
+from ..registry import register_disposal
+from .outlet import RecallOutlet
+from .summaries import Kind
+
+
+@register_disposal("recall")
+@dataclass(frozen=True)
+class Recall(Disposal):
+    """Nothing is lost: evicted blocks lie in host memory, and those that a query needs are brought back.
+
+    The device holds the budget's slots and a summary of each block of the text. Each step's query scores the
+    summaries; blocks of the best `blocks` that are missing overwrite blocks in the slots that are not among them, and
+    attention runs over all slots, in place. A forward of several tokens (a chunk, a second turn) attends to the whole
+    text: blocks in host memory are read in rounds, and the outputs are joined by the sums of their exponentials.
+
+    After a forward of several tokens, the policy's scores say which blocks stay in the slots at first. From then on
+    the query says so.
+
+    Differences: Quest (2406.10774) keeps everything on the device, chooses per query head and attends to the chosen
+    blocks alone; here, as in ArkVale (NeurIPS 2024), the KV heads of a layer, or with heads="separate" each, choose by
+    the mean of their query heads, and attention sees all that is in the slots.
+
+    Args:
+        blocks: how many blocks each query asks for, beside those that are always there; "all" reads the whole text at
+            every step.
+        every: choose anew every so many tokens.
+        summary: "box" (largest and smallest number of each channel, a bound of every product) or "vector" (MPCache,
+            2501.06807: half the memory, no bound).
+        round: blocks that are read from host memory at one time, where all are attended to.
+
+    Raises:
+        ValueError: a value is out of range.
+    """
+
+    blocks: int | Literal["all"] = 8
+    every: int = 1
+    summary: Kind = "box"
+    round: int = 64
+    paper: ClassVar[str | None] = "2406.10774"
+    needs_queries: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        for name in ("blocks", "every", "round"):
+            value = getattr(self, name)
+            if name == "blocks" and value == "all":
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                also = ' or "all"' if name == "blocks" else ""
+                raise ValueError(f"recall: {name} must be a whole number of at least 1{also}, got {value!r}.")
+        if self.summary not in ("box", "vector"):
+            raise ValueError(f'recall: summary must be "box" or "vector", got {self.summary!r}.')
+
+    def outlet(self, site: Site) -> Outlet:
+        """See `Disposal.outlet`."""
+        return RecallOutlet(self, site)
+
+    def check(self, around: Surroundings) -> None:
+        """See `Disposal.check`."""
+        config, policy = around.config, around.policy
+        reasons = [
+            (around.static, "static=True: a compiled step cannot ask host memory. Use static=False"),
+            (
+                not around.uniform,
+                "an allocator: recall holds equally many blocks in every layer and head. Use allocator='uniform' and "
+                "one number as budget",
+            ),
+            (
+                around.latent,
+                "a model that caches latents (MLA): no bound of a block's keys follows from bounds of latents. Use "
+                "disposal='drop'",
+            ),
+            (
+                policy.needs_queries,
+                f"the policy {policy.label!r}: recall asks the queries itself, and the policy only says which blocks "
+                "stay at first. Use one that reads keys and values, such as 'keydiff'",
+            ),
+            (
+                bool(getattr(config, "num_kv_shared_layers", 0)),
+                "a model whose layers share keys and values: each would need blocks of its own. Use disposal='drop'",
+            ),
+            (
+                around.sizes.tokens is None,
+                "keep_ratio=: how many blocks a query may ask for depends on the budget. Use budget=",
+            ),
+        ]
+        for refused, reason in reasons:
+            if refused:
+                raise ValueError(f"recall does not go together with {reason}.")
+        self.check_sizes(around.sizes)
+
+    def check_sizes(self, sizes: BlockBudget) -> None:
+        """See `Disposal.check_sizes`: there must be room for the blocks that are asked for."""
+        budget, block_size, protected_blocks = sizes.capacity, sizes.block_size, sizes.protected_blocks
+        asked = 1 if self.blocks == "all" else self.blocks
+        room = budget // block_size - protected_blocks - 2
+        if asked > room:
+            smallest = (protected_blocks + 2 + asked) * block_size
+            fits = f", or blocks={room} at most" if room > 0 and self.blocks != "all" else ""
+            raise ValueError(
+                f"recall(blocks={self.blocks}): a budget of {budget} tokens has room for {max(room, 0)} recalled "
+                f"blocks of {block_size}, beside {protected_blocks} protected ones, the newest and the one before it. "
+                f"Use a budget of {smallest} or more{fits}."
+            )
