@@ -33,7 +33,7 @@ def needs_queries(name: str) -> bool:
     """
     policy, allocator = split_name(name)
     make_allocator(allocator)
-    return policy == ORACLE or make_policy(policy).needs_queries or allocator != UNIFORM
+    return policy == ORACLE or make_policy(policy).needs.queries or allocator != UNIFORM
 
 
 def choose_policies(typed: str) -> tuple[str, ...]:

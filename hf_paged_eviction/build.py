@@ -89,7 +89,7 @@ class LayerBuilder:
         return layers
 
     def _rotaries(self, config: Any, paged: Sequence[int]) -> Mapping[int, Rotary | None]:
-        if not self._policy.needs_rotary:
+        if not self._policy.needs.rotary:
             return {}
         try:
             return layer_rotaries(config, paged)
@@ -170,7 +170,7 @@ def check_static(config: Any, attention: str | None, policy: EvictionPolicy) -> 
         raise ValueError(
             f"static=True: {config.model_type} does not ask its cache for the size of its masks. Use static=False."
         )
-    if policy.needs_queries and is_latent_attention(config):
+    if policy.needs.queries and is_latent_attention(config):
         raise ValueError(
             f"static=True: {policy.label!r} compares queries with keys, and this model caches latents (MLA). Use "
             "static=False or a policy that reads keys and values."

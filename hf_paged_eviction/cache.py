@@ -105,7 +105,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             raise ValueError(f'heads must be "shared" or "separate", got {heads!r}.')
         check_model(config, _inside_encoder_decoder, heads)
         scorer.check_model(config)
-        if is_latent_attention(config) and not scorer.supports_mla:
+        if is_latent_attention(config) and not scorer.needs.supports_mla:
             raise ValueError(
                 f"The policy {scorer.name!r} compares norms of keys and values, but this model caches latents (MLA). "
                 "Use one that does not, such as 'keydiff', 'streaming_llm' or 'random'."
@@ -115,7 +115,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         self._policy, self._allocator = scorer, shares
         self._sizes, self._start = sizes, (sink_tokens, protected_prefix)
         # Settled here, because `update` asks for every layer and token.
-        self._needs_our_attention = scorer.needs_queries or not isinstance(shares, Uniform)
+        self._needs_our_attention = scorer.needs.queries or not isinstance(shares, Uniform)
         self._check_attention()
         if static:
             check_static(config, self._attention.name, scorer)
@@ -153,7 +153,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             )
         if self._attention.shows_queries or not self._needs_our_attention:
             return
-        if self._policy.needs_queries:
+        if self._policy.needs.queries:
             reason = f"The policy {self._policy.label!r} decides by queries or attention, and only"
         else:
             reason = f"With the allocator {self._allocator.name!r} layers or heads hold different numbers, and only"

@@ -79,6 +79,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.record_past = False
         self._asked = self.budget = budget
         self.policy = policy
+        self.needs = needs = policy.needs
         self.heads: Heads = heads
         self.layer_idx = layer_idx
         self._scorer = Scorer(policy, heads, layer_idx, share, rotary)
@@ -86,9 +87,9 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.store: Store | FixedStore = FixedStore() if static else Store()
         self.quota = Quota()
         self.listener: Listener | None = None
-        if policy.needs_queries or masks_itself:
+        if needs.queries or masks_itself:
             self.listener = Listener(Observer(policy, budget.block_size, share, rotary), masks_itself)
-        self._ring = QueryRing() if static and policy.needs_queries else None
+        self._ring = QueryRing() if static and needs.queries else None
         self._table: BlockTable | None = None
         self._pending: Pending | None = None
         self.cohorts: Cohorts[PagedLayer] = Cohorts([self])
@@ -292,12 +293,12 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         rows, heads, count, _ = keys.shape
         self.quota.check(heads, self.share)
         self.budget = self.budget.resolve(count)
-        capacity, policy = self.budget.capacity, self.policy
+        capacity, needs = self.budget.capacity, self.needs
         least = self.store.slots_to_begin_with(count, self.budget.block_size, capacity)
         self.store.start(keys, values, least, capacity)
-        sets, interval = self._scorer.sets(heads), policy.decision_interval
+        sets, interval = self._scorer.sets(heads), needs.decision_interval
         self._table = BlockTable(
-            self.budget, rows, sets, keys.device, policy.token_local, interval, policy.absolute_noise
+            self.budget, rows, sets, keys.device, needs.token_local, interval, needs.absolute_noise
         )
         if rows > 1:
             self.padding.warn_if_unknown()
@@ -398,7 +399,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.store.keep(full_k, full_v, kept, anew=count == 0 or self.store.slots != self.budget.capacity)
         scores = scores.gather(-1, kept)
         self.quota.scores = scores if limits is not None else None
-        self.table.replace(positions, scores if self.policy.token_local else None, count, real, limits)
+        self.table.replace(positions, scores if self.needs.token_local else None, count, real, limits)
         self._settle(kept)
 
     def _settle(self, kept: Tensor | None) -> None:
@@ -408,7 +409,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def _rank(self, scores: Tensor, positions: Tensor) -> Tensor:
         """`[B, S, tokens]` int64: the order in which tokens go, the protected ones last."""
-        rank = rank_keys(scores, positions, positions >= 0, self.policy.absolute_noise)
+        rank = rank_keys(scores, positions, positions >= 0, self.needs.absolute_noise)
         return rank.masked_fill(self._protected(positions), KEEP)
 
     def _protected(self, positions: Tensor) -> Tensor:
@@ -534,7 +535,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             listener.observe_overflow(positions, table.held)
             known = listener.observer.statistics(positions)
             return self._scorer(keys, values, positions, seen, known, listener.count, self._room)
-        if not self.policy.token_local or table.held == 0:
+        if not self.needs.token_local or table.held == 0:
             return self.score_alike(keys, values, positions, seen)
         table.refresh_scores(self.score_slots)
         new = self.score_alike(keys[:, :, -count:], values[:, :, -count:], positions[..., -count:], seen)
@@ -581,7 +582,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def _fit_quota(self, table: BlockTable) -> None:
         positions = table.positions
-        scores = None if self.policy.reads_budget else self.quota.scores
+        scores = None if self.needs.reads_budget else self.quota.scores
         scores = self.score_slots(None) if scores is None else scores
         limits = self._limits(scores, positions)
         if limits is not None and (table.limits is None or not torch.equal(limits, table.limits)):

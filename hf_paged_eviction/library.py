@@ -4,6 +4,7 @@ from .allocators import available_allocators, make_allocator
 from .cache import PagedEvictionCache
 from .policies import (
     EvictionPolicy,
+    Needs,
     ScoreContext,
     available_modifiers,
     available_policies,
@@ -20,6 +21,7 @@ __all__ = [
     "CacheStats",
     "EvictionPolicy",
     "LayerStats",
+    "Needs",
     "PagedEvictionCache",
     "ScoreContext",
     "StoragePool",

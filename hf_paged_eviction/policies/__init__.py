@@ -23,6 +23,7 @@ from .lfu import LFU
 from .lra import LRA
 from .lru import LRU
 from .modifier import Modifier
+from .needs import Needs
 from .paged_eviction import PagedEviction
 from .r_kv import RKV
 from .random import Random
@@ -63,6 +64,7 @@ __all__ = [
     "LazyEviction",
     "Leverage",
     "Modifier",
+    "Needs",
     "PagedEviction",
     "QueryCount",
     "Random",

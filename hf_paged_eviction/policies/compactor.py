@@ -13,6 +13,7 @@ from ..table.ranking import without_noise
 from .base import EvictionPolicy, ScoreContext, Statistics
 from .checks import check_between, check_count, check_kernel, check_positive
 from .leverage import leverage
+from .needs import Needs
 from .norms import l2_norm
 from .registry import register_policy
 from .text_order import pool
@@ -57,10 +58,9 @@ class Compactor(EvictionPolicy):
     ridge: float = 1e-4
 
     paper: ClassVar[str | None] = "2507.08143"
-    absolute_noise: ClassVar[bool] = True
-    needs_rotary: ClassVar[bool] = True
-    reads_weights: ClassVar[bool] = False
-    supports_mla: ClassVar[bool] = False
+    needs = Needs(
+        absolute_noise=True, supports_mla=False, rotary=True, token_statistics=("received",), reads_weights=False
+    )
 
     def __post_init__(self) -> None:
         check_between("blending", self.blending, 0)
@@ -69,10 +69,6 @@ class Compactor(EvictionPolicy):
         check_count("n_sink", self.n_sink)
         check_count("n_recent", self.n_recent)
         check_positive("ridge", self.ridge)
-
-    @property
-    def token_statistics(self) -> tuple[str, ...]:
-        return ("received",)
 
     def observe(self, statistics: Statistics, attention: Attention) -> Statistics:
         received = statistics["received"]

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ..queries.weights import Attention
 from .base import EvictionPolicy, ScoreContext, Statistics
+from .needs import Needs
 
 #: Weights closer than this, relatively, are equal: the last bits must not decide.
 _CLOSE = 1e-5
@@ -41,8 +42,8 @@ class LastHit(EvictionPolicy):
         """`[batch, kv_heads, q, tokens]` bool, which queries use which tokens."""
 
     @property
-    def token_statistics(self) -> tuple[str, ...]:
-        return ("used",)  # position after the last query that used it; 0 = never
+    def needs(self) -> Needs:
+        return Needs(token_statistics=("used",))  # position after the last query that used it; 0 = never
 
     def observe(self, statistics: Statistics, attention: Attention) -> Statistics:
         after = (attention.query_positions + 1)[:, None, :, None]
@@ -56,13 +57,11 @@ class LastHit(EvictionPolicy):
 class HitRate(EvictionPolicy):
     """Scores by the share of queries that used the token, of those that could see it."""
 
+    needs = Needs(token_statistics=("uses",))
+
     @abstractmethod
     def hits(self, attention: Attention) -> Tensor:
         """`[batch, kv_heads, q, tokens]` bool, which queries use which tokens."""
-
-    @property
-    def token_statistics(self) -> tuple[str, ...]:
-        return ("uses",)
 
     def observe(self, statistics: Statistics, attention: Attention) -> Statistics:
         return {"uses": statistics["uses"] + self.hits(attention).sum(2)}

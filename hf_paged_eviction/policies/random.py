@@ -1,12 +1,12 @@
 """Random eviction: the baseline every score has to beat."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from .base import EvictionPolicy, ScoreContext
+from .needs import Needs
 from .registry import register_policy
 
 _MASK_32 = 0xFFFFFFFF
@@ -38,7 +38,7 @@ class Random(EvictionPolicy):
 
     seed: int = 0
 
-    token_local: ClassVar[bool] = True
+    needs = Needs(token_local=True)
 
     def __post_init__(self) -> None:
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):

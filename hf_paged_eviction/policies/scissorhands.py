@@ -1,6 +1,6 @@
 """Scissorhands, arXiv 2305.17118."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from torch import Tensor
@@ -8,6 +8,7 @@ from torch import Tensor
 from ..queries.weights import Attention
 from .checks import check_count
 from .hits import LastHit, above_percentile
+from .needs import Needs
 from .registry import register_policy
 
 
@@ -40,6 +41,10 @@ class Scissorhands(LastHit):
         check_count("percentile", self.percentile, at_least=1)
         if self.percentile > 99:
             raise ValueError(f"percentile must be at most 99, got {self.percentile!r}.")
+
+    @property
+    def needs(self) -> Needs:
+        return replace(super().needs, window=self.window)
 
     def hits(self, attention: Attention) -> Tensor:
         return above_percentile(attention, self.percentile)

@@ -35,7 +35,7 @@ class Attention:
         key_positions: `[batch, kv_heads, tokens]` int64, -1 for a pad.
         logits: scaling and the like.
         share: gathers from the KV heads that tensor parallelism gave to other processes.
-        rotary: the layer's rotation, for policies that say `needs_rotary`; None where the layer does not rotate.
+        rotary: the layer's rotation, for policies that need it (`Needs.rotary`); None where the layer does not rotate.
     """
 
     queries: Tensor

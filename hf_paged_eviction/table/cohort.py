@@ -18,7 +18,7 @@ from .table import BlockTable, ScoreSlots
 class Member(Protocol):
     """What a cohort asks of a layer."""
 
-    policy: Any
+    needs: Any
 
     @property
     def rotary(self) -> Any: ...
@@ -209,5 +209,5 @@ def _score_together(layers: Sequence[Member]) -> ScoreSlots:
             torch.cat([layer.table.seen - layer.table.pads for layer in layers]),
         )
 
-    stackable = first.policy.token_local and not first.policy.by_layer
+    stackable = first.needs.token_local and not first.needs.by_layer
     return at_once if stackable and all(layer.rotary is first.rotary for layer in layers) else one_by_one

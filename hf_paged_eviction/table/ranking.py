@@ -35,7 +35,7 @@ def rank_keys(scores: Tensor, positions: Tensor, valid: Tensor, absolute_noise: 
         valid: same shape, bool. The others get the lowest key.
         absolute_noise: False rounds each score to 12 bits after its leading one. (Below 1e-38, where float32 has
             fewer bits, to whole steps of 2**-138.) True rounds to 1/4096 of the power of two at or above the mean size
-            of the valid, finite scores of the row and head, see `EvictionPolicy.absolute_noise`.
+            of the valid, finite scores of the row and head, see `Needs.absolute_noise`.
 
     Returns:
         `[batch, heads, candidates]` int64.
