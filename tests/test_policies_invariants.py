@@ -101,10 +101,15 @@ def test_mean_over_heads_goes_by_token() -> None:
     values = torch.tensor([[[1.0, 2.0, 3.0], [10.0, 20.0, 30.0]]])
     positions = torch.tensor([[[4, 7, 9], [9, 4, 2]]])
     expected = torch.tensor([[[(1 + 20) / 2, 2, (3 + 10) / 2], [(3 + 10) / 2, (1 + 20) / 2, 30]]])
-    torch.testing.assert_close(mean_over_heads(values, positions), expected)
+
+    def mean(positions: Tensor) -> Tensor:
+        states = torch.zeros(1, 2, 3, 1)
+        return mean_over_heads(values, ScoreContext(states, states, positions, torch.tensor([10]), 0))
+
+    torch.testing.assert_close(mean(positions), expected)
     shared = torch.tensor([[[4, 7, 9]]]).expand(-1, 2, -1)
-    torch.testing.assert_close(mean_over_heads(values, shared), values.mean(1, keepdim=True).expand(-1, 2, -1))
-    torch.testing.assert_close(mean_over_heads(values, shared.contiguous()), mean_over_heads(values, shared))
+    torch.testing.assert_close(mean(shared), values.mean(1, keepdim=True).expand(-1, 2, -1))
+    torch.testing.assert_close(mean(shared.contiguous()), mean(shared))
 
 
 def test_roco_spares_what_varies() -> None:

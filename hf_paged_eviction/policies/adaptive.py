@@ -93,5 +93,4 @@ def _entropy(attention: Attention) -> Tensor:
     weights = weights / weights.sum(-1, keepdim=True).clamp_min(1e-20)  # attention sinks take a share
     entropy = torch.special.entr(weights).sum(-1)  # [B, H, G, q]
     most = attention.visible.sum(-1).clamp_min(2).log()
-    share: Tensor = attention.share.gather((entropy / most).mean(2)).mean(1)
-    return share
+    return attention.all_heads((entropy / most).mean(2)).mean(1)

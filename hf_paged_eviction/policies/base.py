@@ -55,10 +55,9 @@ class ScoreContext:
         statistics: what `observe` made of the attention so far, float32: `[batch, kv_heads, tokens]` for the names
             in `Needs.token_statistics`, `[batch, ...]` for those in `Needs.row_statistics`. Zero before anything was
             observed.
-        first_head: index in the model of the first of these KV heads; above 0 only on processes that tensor
-            parallelism gave later heads.
+        first_head: index in the layer of the first of these KV heads, where the layer has more of them.
         observed: queries observed, by row; None where the policy observes nothing.
-        share: gathers from the KV heads that tensor parallelism gave to other processes.
+        share: where the layer's other KV heads are, for `all_heads`.
         budget: tokens that the layer may hold per KV head, 0 where that is not known; int64 `[batch, 1, 1]` where an
             allocator decides it row by row. Under an allocator that shares out among heads: their mean.
         rotary: the layer's rotation, for policies that need it (`Needs.rotary`); None where the layer does not rotate
@@ -94,6 +93,13 @@ class ScoreContext:
         if self.rotary is None:
             return self.keys.to(torch.promote_types(self.keys.dtype, torch.float32))
         return self.rotary.unrotate(self.keys, self.positions)
+
+    def all_heads(self, numbers: Tensor) -> Tensor:
+        """Numbers of all KV heads of the layer `[batch, all, ...]`, from those of these heads `[batch, kv_heads, ...]`.
+
+        For scores that compare heads: where the layer has more heads than are given here, these are added.
+        """
+        return self.share.gather(numbers)
 
     @property
     def valid(self) -> Tensor:

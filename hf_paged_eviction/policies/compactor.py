@@ -120,8 +120,7 @@ class Compactor(EvictionPolicy):
 
     def _standard(self, scores: Tensor, rivals: Tensor, context: ScoreContext) -> Tensor:
         """Mean 0 and standard deviation 1 over the row's rivals of all heads."""
-        gather = context.share.gather
-        everywhere, counted = gather(scores.where(rivals, 0.0)), gather(rivals.float())
+        everywhere, counted = context.all_heads(scores.where(rivals, 0.0)), context.all_heads(rivals.float())
         count = counted.sum((1, 2), keepdim=True)
         mean = everywhere.sum((1, 2), keepdim=True) / count.clamp_min(1)
         variance = ((everywhere - mean).square() * counted).sum((1, 2), keepdim=True) / (count - 1).clamp_min(1)

@@ -26,8 +26,7 @@ class Random(EvictionPolicy):
 
     .. math:: s_t = 2^{-24} \operatorname{hash}(\text{seed}, \text{layer}, \text{head}, p_t)
 
-    A hash rather than a generator: the draw is the same on every device, in every batch, at every call and however the
-    heads are shared between processes.
+    A hash rather than a generator: the draw is the same on every device, in every batch and at every call.
 
     Args:
         seed: any whole number.
