@@ -59,8 +59,8 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         attention_mask: `[rows, length]`, nonzero = real token. Normally learned from the model by itself; if given,
             it wins for the columns it covers. `rows` may divide the batch (beams). `reset` forgets it.
         allocator: how the budget of all layers together is shared out among layers and KV heads; a name from
-            `available_allocators()` or a `BudgetAllocator`. All but "uniform" need the attention implementation
-            "paged_eviction".
+            `available_allocators()`, perhaps with parameters, or a `BudgetAllocator`. All but "uniform" need the
+            attention implementation "paged_eviction".
         keep_ratio: instead of `budget`, the share of the first forward's tokens to hold, rounded up to a block. With
             chunked prefill the first chunk counts, so give `budget` there.
         static: keep every tensor at its place, so that a decode step compiles into one graph that never changes:
@@ -156,7 +156,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         if self._policy.needs.queries:
             reason = f"The policy {self._policy.label!r} decides by queries or attention, and only"
         else:
-            reason = f"With the allocator {self._allocator.name!r} layers or heads hold different numbers, and only"
+            reason = f"With the allocator {self._allocator.label!r} layers or heads hold different numbers, and only"
         reason = f"{reason} the attention implementation {PAGED_EVICTION!r} can serve that"
         if self._why_not_ours is not None:
             raise ValueError(

@@ -163,7 +163,7 @@ def test_random_is_the_same_every_time(seed: int) -> None:
 
 @pytest.fixture
 def clean_registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(registry, "_POLICIES", dict(registry._POLICIES))
+    monkeypatch.setattr(registry.POLICIES, "classes", dict(registry.POLICIES.classes))
     yield
 
 

@@ -74,7 +74,7 @@ def test_ways_of_writing(text: str, label: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("h3o(h2o)", "Unknown policy 'h3o'. Available: attention_mean"),
+        ("h3o(h2o)", "Unknown policy 'h3o'. Did you mean 'h2o'\\? Available: attention_mean"),
         ("caote(h3o)", "Unknown policy 'h3o'"),
         ("", "Unknown policy ''"),
         ("caote", "'caote' changes the scores of other policies .* as in 'caote\\(h2o\\)'"),
@@ -184,12 +184,12 @@ def test_modifiers_are_listed_apart() -> None:
     assert available_modifiers() == ("adaptive", "caote", "graphkv", "hybrid")
     assert not set(available_modifiers()) & set(available_policies())
     for name in available_modifiers():
-        example = registry._POLICIES[name].example  # type: ignore[attr-defined]
+        example = registry.POLICIES.classes[name].example  # type: ignore[attr-defined]
         assert make_policy(example).label == example
 
 
 def test_a_policy_of_the_users_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_POLICIES", dict(registry._POLICIES))
+    monkeypatch.setattr(registry.POLICIES, "classes", dict(registry.POLICIES.classes))
 
     @register_policy("by_name")
     @dataclass(frozen=True)

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from ..integration.heads import WHOLE, HeadShare
+from ..naming import spell
 from ..queries.weights import Attention
 from ..rotary import Rotary
 from .needs import Needs
-from .spelling import spell
 
 #: Running numbers of one layer, by name.
 Statistics = dict[str, Tensor]

@@ -7,10 +7,10 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from ..naming import spell
 from ..queries.weights import Attention
 from .base import EvictionPolicy, ScoreContext, Statistics
 from .needs import Needs
-from .spelling import spell
 
 
 class Modifier(EvictionPolicy):
