@@ -13,6 +13,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from .allocators import BudgetAllocator, Given, Uniform, make_allocator
 from .arguments import check_config, check_flag, check_instance
 from .build import LayerBuilder, check_static, check_static_attention, given_shares, layer_budgets, make_steps
+from .disposals import Disposal, make_disposal
 from .hybrid_layer import HybridLayer, paged_part
 from .integration.masks import MaskWatch, TellingOffset, open_channel
 from .integration.models import (
@@ -61,6 +62,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         allocator: how the budget of all layers together is shared out among layers and KV heads; a name from
             `available_allocators()`, perhaps with parameters, or a `BudgetAllocator`. All but "uniform" need the
             attention implementation "paged_eviction".
+        disposal: what becomes of the tokens that are evicted; a name from `available_disposals()` or a `Disposal`.
         keep_ratio: instead of `budget`, the share of the first forward's tokens to hold, rounded up to a block. With
             chunked prefill the first chunk counts, so give `budget` there.
         static: keep every tensor at its place, so that a decode step compiles into one graph that never changes:
@@ -87,6 +89,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         attention_mask: Tensor | None = None,
         *,
         allocator: str | BudgetAllocator = "uniform",
+        disposal: str | Disposal = "drop",
         keep_ratio: float | None = None,
         static: bool = False,
         pool: StoragePool | None = None,
@@ -126,7 +129,8 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         # The decoder's own prompt is a start token: no pads to be told of.
         self._padding = Padding(attention_mask, expected=not _inside_encoder_decoder)
         self._masks = MaskWatch()
-        builder = LayerBuilder(sizes, scorer, heads, shares, static)
+        self._disposal = make_disposal(disposal)
+        builder = LayerBuilder(sizes, scorer, heads, shares, static, self._disposal)
         self._cascade = builder.cascade
         Cache.__init__(self, layers=builder.fill(plan, self._padding, config))
         self._cohorts = Cohorts([layer for _, layer in self.paged_layers])
@@ -143,6 +147,11 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
     def policy(self) -> EvictionPolicy:
         """What scores the tokens."""
         return self._policy
+
+    @property
+    def disposal(self) -> Disposal:
+        """What becomes of evicted tokens."""
+        return self._disposal
 
     def _check_attention(self) -> None:
         if self._attention.shows_queries and self._why_not_ours is not None:

@@ -68,6 +68,7 @@ class Play:
         recording: bool = False,
         policy: str | None = None,
         seed: int = 0,
+        disposal: Any = "drop",
     ) -> None:
         own = ComparedFirstValue() if compared else FirstValue()
         self.exact_scores = policy is None
@@ -79,6 +80,7 @@ class Play:
             heads="separate" if separate else "shared",
             sink_tokens=sink_tokens,
             record_past=recording,
+            disposal=disposal,
         )
         score = SLOW_POLICIES[policy] if policy else slow_first_value
         self.slow = [SlowLayer(budget, block_size, sink_tokens, score, not separate, layer) for layer in range(LAYERS)]
