@@ -56,9 +56,9 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             evicts its own.
         sink_tokens: first real tokens of each row that are never evicted; one block if None.
         protected_prefix: the same for a prefix you know, such as a system prompt; the larger of the two counts.
-        recent_tokens: newest real tokens of each row that are never evicted; one block if None. Exact to the token where
-            a prompt, chunk or turn overflows, and in `shrink`. While single tokens come, whole blocks are evicted: one
-            that holds any of these tokens stays, as does the newest block even where this is less than a block.
+        recent_tokens: newest real tokens of each row that are never evicted; one block if None. Exact to the token
+            where a prompt, chunk or turn overflows, and in `shrink`. While single tokens come, whole blocks go: any
+            that holds one of these tokens stays, and so does the newest block, even if this is less than a block.
         attention_mask: `[rows, length]`, nonzero = real token. Normally learned from the model by itself; if given,
             it wins for the columns it covers. `rows` may divide the batch (beams). `reset` forgets it.
         allocator: how the budget of all layers together is shared out among layers and KV heads; a name from
