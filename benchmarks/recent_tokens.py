@@ -9,6 +9,7 @@ after the context was compressed: what the newest tokens gain, the older ones lo
 import argparse
 import math
 from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 from statistics import fmean, stdev
 from typing import Any
 
@@ -52,13 +53,13 @@ def make_cache(model: Any, variant: tuple[str, int, int], mask: Tensor | None) -
 
 
 def stretches(tokenizer: Any, length: int) -> Tensor:
-    """`[stretches, length]` ids: the held-out modules cut into pieces that begin as a text does."""
-    found = []
+    """`[stretches, length]` ids: the held-out modules cut into pieces that begin as a text does, modules in turns."""
+    modules = []
     for content in held_out_texts().values():
         ids = tokenizer(content, verbose=False)["input_ids"][1:]
         pieces = [ids[at : at + length - 1] for at in range(0, len(ids) - length + 2, length - 1)]
-        found += [[tokenizer.bos_token_id, *piece] for piece in pieces]
-    return torch.tensor(found)
+        modules.append([[tokenizer.bos_token_id, *piece] for piece in pieces])
+    return torch.tensor([piece for turn in zip_longest(*modules) for piece in turn if piece is not None])
 
 
 @torch.inference_mode()
@@ -172,11 +173,11 @@ def main() -> None:
     parser.add_argument("--policies", nargs="+", default=["keydiff", "calibrated:embedded", "paged_eviction"])
     parser.add_argument("--budgets", nargs="+", type=int, default=[256, 512])
     parser.add_argument("--recent", nargs="+", type=int, default=[16, 64, 128], help="the first is compared with")
-    parser.add_argument("--texts", type=int, default=64, help="stretches of text at most")
+    parser.add_argument("--texts", type=int, default=24, help="stretches of text at most")
     parser.add_argument("--text-length", type=int, default=1536)
     parser.add_argument("--prompt", type=int, default=1024, help="tokens of a stretch that the answer follows")
     parser.add_argument("--chunk", type=int, default=64, help="tokens per forward")
-    parser.add_argument("--samples", type=int, default=32, help="prompts per task")
+    parser.add_argument("--samples", type=int, default=16, help="prompts per task")
     parser.add_argument("--length", type=int, default=1024, help="tokens per prompt")
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()

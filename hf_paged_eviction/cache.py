@@ -138,7 +138,8 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         for layer in self._cohorts.layers:
             layer.cohorts, layer.store.pool = self._cohorts, pool
         self.pool = pool
-        self._steps = make_steps([paged_part(layer) or layer for layer in self.layers]) if static else None
+        parts = [paged_part(layer) or layer for layer in self.layers]
+        self._steps = make_steps(parts, self._cohorts) if static else None
         self._mask_was_made = False
         if record_past:
             self.activate_past_recording()
