@@ -22,6 +22,7 @@ from .queries.attention import PAGED_EVICTION
 from .rotary import Rotary
 from .store.sliding import StaticSlidingLayer
 from .table.budget import BlockBudget, whole_number
+from .table.cohort import Cohorts
 from .table.steps import StaticSteps
 
 
@@ -195,15 +196,19 @@ def check_static_attention(name: str | None) -> None:
         )
 
 
-def make_steps(layers: Sequence[Any]) -> StaticSteps:
+def make_steps(layers: Sequence[Any], cohorts: Cohorts[PagedLayer]) -> StaticSteps:
     """What the layers of a static cache share.
+
+    Args:
+        layers: all of them.
+        cohorts: of those that are paged.
 
     Raises:
         ValueError: no layer is paged.
     """
-    paged = [layer for layer in layers if isinstance(layer, PagedLayer)]
+    paged = cohorts.layers
     if not paged:
         raise ValueError("static=True: no layer of this model can evict. Use transformers' StaticCache.")
     sliding = [layer for layer in layers if isinstance(layer, StaticSlidingLayer)]
     last = next((layer for layer in reversed(layers) if layer in paged or layer in sliding), None)
-    return StaticSteps(paged, sliding, last)
+    return StaticSteps(cohorts, sliding, last)

@@ -435,8 +435,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         return rank.masked_fill(self._protected(positions), KEEP)
 
     def _protected(self, positions: Tensor) -> Tensor:
-        """The row's first real tokens and its newest block."""
-        newest = positions.amax(-1, keepdim=True) - self.budget.block_size
+        """The row's first real tokens and its newest."""
+        newest = positions.amax(-1, keepdim=True) - self.budget.recent
         return (positions >= 0) & ((positions < self.budget.protected) | (positions > newest))
 
     def _limits(self, scores: Tensor, positions: Tensor) -> Tensor | None:
