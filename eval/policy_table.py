@@ -49,7 +49,7 @@ def make_policy_table() -> PolicyTable:
     for name in available_policies():
         policy = make_policy(name)
         summary = (getdoc(type(policy)) or "").partition("\n\n")[0].replace("\n", " ").replace("`", "")
-        (asked if policy.needs_queries else seen).append([name, policy.paper or "", summary])
+        (asked if policy.needs.queries else seen).append([name, policy.paper or "", summary])
     return PolicyTable(
         {
             "by keys, values and positions; with every attention implementation": seen,

@@ -22,6 +22,7 @@ from .queries.attention import PAGED_EVICTION
 from .rotary import Rotary
 from .store.sliding import StaticSlidingLayer
 from .table.budget import BlockBudget, whole_number
+from .table.cohort import Cohorts
 from .table.steps import StaticSteps
 
 
@@ -96,7 +97,7 @@ class LayerBuilder:
         return layers
 
     def _rotaries(self, config: Any, paged: Sequence[int]) -> Mapping[int, Rotary | None]:
-        if not self._policy.needs_rotary:
+        if not self._policy.needs.rotary:
             return {}
         try:
             return layer_rotaries(config, paged)
@@ -177,7 +178,7 @@ def check_static(config: Any, attention: str | None, policy: EvictionPolicy) -> 
         raise ValueError(
             f"static=True: {config.model_type} does not ask its cache for the size of its masks. Use static=False."
         )
-    if policy.needs_queries and is_latent_attention(config):
+    if policy.needs.queries and is_latent_attention(config):
         raise ValueError(
             f"static=True: {policy.label!r} compares queries with keys, and this model caches latents (MLA). Use "
             "static=False or a policy that reads keys and values."
@@ -198,15 +199,19 @@ def check_static_attention(name: str | None) -> None:
         )
 
 
-def make_steps(layers: Sequence[Any]) -> StaticSteps:
+def make_steps(layers: Sequence[Any], cohorts: Cohorts[PagedLayer]) -> StaticSteps:
     """What the layers of a static cache share.
+
+    Args:
+        layers: all of them.
+        cohorts: of those that are paged.
 
     Raises:
         ValueError: no layer is paged.
     """
-    paged = [layer for layer in layers if isinstance(layer, PagedLayer)]
+    paged = cohorts.layers
     if not paged:
         raise ValueError("static=True: no layer of this model can evict. Use transformers' StaticCache.")
     sliding = [layer for layer in layers if isinstance(layer, StaticSlidingLayer)]
     last = next((layer for layer in reversed(layers) if layer in paged or layer in sliding), None)
-    return StaticSteps(paged, sliding, last)
+    return StaticSteps(cohorts, sliding, last)

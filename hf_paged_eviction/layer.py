@@ -85,6 +85,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.record_past = False
         self._asked = self.budget = budget
         self.policy = policy
+        self.needs = needs = policy.needs
         self.heads: Heads = heads
         self.layer_idx = layer_idx
         self._scorer = Scorer(policy, heads, layer_idx, share, rotary)
@@ -92,11 +93,11 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.store: Store | FixedStore = FixedStore() if static else Store()
         self.quota = Quota()
         self.listener: Listener | None = None
-        site = Site(self.store, heads, share, budget.block_size, budget.protected_blocks)
+        site = Site(self.store, heads, share, budget)
         self.outlet = (disposal or Drop()).outlet(site)
-        if policy.needs_queries or masks_itself or self.outlet.reads:
+        if needs.queries or masks_itself or self.outlet.reads:
             self.listener = Listener(Observer(policy, budget.block_size, share, rotary), masks_itself)
-        self._ring = QueryRing() if static and policy.needs_queries else None
+        self._ring = QueryRing() if static and needs.queries else None
         self._table: BlockTable | None = None
         self._pending: Pending | None = None
         self.cohorts: Cohorts[PagedLayer] = Cohorts([self])
@@ -300,14 +301,14 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         rows, heads, count, _ = keys.shape
         self.quota.check(heads, self.share)
         self.budget = self.budget.resolve(count)
-        capacity, policy = self.budget.capacity, self.policy
+        capacity, needs = self.budget.capacity, self.needs
         least = self.store.slots_to_begin_with(count, self.budget.block_size, capacity)
         self.store.start(keys, values, least, capacity)
-        sets, interval = self._scorer.sets(heads), policy.decision_interval
+        sets, interval = self._scorer.sets(heads), needs.decision_interval
         self._table = BlockTable(
-            *(self.budget, rows, sets, keys.device, policy.token_local and not self.outlet.ranks),
+            *(self.budget, rows, sets, keys.device, needs.token_local and not self.outlet.ranks),
             1 if self.outlet.ranks else interval,
-            policy.absolute_noise,
+            needs.absolute_noise,
         )
         if rows > 1:
             self.padding.warn_if_unknown()
@@ -415,7 +416,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.store.keep(full_k, full_v, kept, anew=count == 0 or self.store.slots != self.budget.capacity)
         scores = scores.gather(-1, kept)
         self.quota.scores = scores if limits is not None else None
-        scored = scores if self.policy.token_local and not self.outlet.ranks else None
+        scored = scores if self.needs.token_local and not self.outlet.ranks else None
         self.table.replace(kept_positions, scored, count, real, limits)
         if self.outlet.ranks:
             self.table.align()
@@ -440,17 +441,17 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         capacity, size = self.budget.capacity, self.budget.block_size
         if not self.outlet.ranks:
             return best_tokens(self._rank(scores, positions), positions, capacity)
-        rank = rank_whole_blocks(scores, positions, seen // size + 1, size, self.policy.absolute_noise)
-        return best_blocks(rank, positions.expand_as(scores), capacity, size, self.budget.protected_blocks)
+        rank = rank_whole_blocks(scores, positions, seen // size + 1, size, self.needs.absolute_noise)
+        return best_blocks(rank, positions.expand_as(scores), self.budget)
 
     def _rank(self, scores: Tensor, positions: Tensor) -> Tensor:
         """`[B, S, tokens]` int64: the order in which tokens go, the protected ones last."""
-        rank = rank_keys(scores, positions, positions >= 0, self.policy.absolute_noise)
+        rank = rank_keys(scores, positions, positions >= 0, self.needs.absolute_noise)
         return rank.masked_fill(self._protected(positions), KEEP)
 
     def _protected(self, positions: Tensor) -> Tensor:
-        """The row's first real tokens and its newest block."""
-        newest = positions.amax(-1, keepdim=True) - self.budget.block_size
+        """The row's first real tokens and its newest."""
+        newest = positions.amax(-1, keepdim=True) - self.budget.recent
         return (positions >= 0) & ((positions < self.budget.protected) | (positions > newest))
 
     def _limits(self, scores: Tensor, positions: Tensor) -> Tensor | None:
@@ -589,7 +590,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             listener.observe_overflow(positions, table.held)
             known = listener.observer.statistics(positions)
             return self._scorer(keys, values, positions, seen, known, listener.count, self._room)
-        if not self.policy.token_local or table.held == 0:
+        if not self.needs.token_local or table.held == 0:
             return self.score_alike(keys, values, positions, seen)
         table.refresh_scores(self.score_slots)
         new = self.score_alike(keys[:, :, -count:], values[:, :, -count:], positions[..., -count:], seen)
@@ -636,7 +637,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def _fit_quota(self, table: BlockTable) -> None:
         positions = table.positions
-        scores = None if self.policy.reads_budget else self.quota.scores
+        scores = None if self.needs.reads_budget else self.quota.scores
         scores = self.score_slots(None) if scores is None else scores
         limits = self._limits(scores, positions)
         if limits is not None and (table.limits is None or not torch.equal(limits, table.limits)):

@@ -5,6 +5,7 @@ from .cache import PagedEvictionCache
 from .disposals import Disposal, available_disposals, make_disposal
 from .policies import (
     EvictionPolicy,
+    Needs,
     ScoreContext,
     available_modifiers,
     available_policies,
@@ -22,6 +23,7 @@ __all__ = [
     "Disposal",
     "EvictionPolicy",
     "LayerStats",
+    "Needs",
     "PagedEvictionCache",
     "ScoreContext",
     "StoragePool",

@@ -12,9 +12,9 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from ..integration.heads import HeadShare
+from ..naming import spell
 from ..policies import EvictionPolicy
 from ..policies.scorer import Heads
-from ..policies.spelling import spell
 from ..queries.observer import Queries
 from ..queries.parts import Part, Read
 from ..store.store import Store
@@ -64,15 +64,13 @@ class Site:
         store: where keys and values lie. Its tensors are replaced as it grows: ask for them anew.
         heads: whether the KV heads choose together.
         share: which of the layer's KV heads this process holds.
-        block_size: tokens per block.
-        protected_blocks: blocks at the start of each row that always stay.
+        sizes: in tokens; how many the layer may hold may change.
     """
 
     store: Store
     heads: Heads
     share: HeadShare
-    block_size: int
-    protected_blocks: int
+    sizes: BlockBudget
 
 
 @dataclass(frozen=True)

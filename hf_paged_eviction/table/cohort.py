@@ -1,6 +1,7 @@
 """Layers of one cache that choose their victims together: all that are equally far and equally large."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from dataclasses import replace
 from operator import is_not
@@ -18,7 +19,7 @@ from .table import BlockTable, ScoreSlots
 class Member(Protocol):
     """What a cohort asks of a layer."""
 
-    policy: Any
+    needs: Any
 
     @property
     def rotary(self) -> Any: ...
@@ -40,6 +41,8 @@ class Member(Protocol):
     def score_alike(self, keys: Tensor, values: Tensor, positions: Tensor, seen: Tensor) -> Tensor: ...
 
 
+#: Makes a context.
+Around = Callable[[], AbstractContextManager[Any]]
 _Layer = TypeVar("_Layer", bound=Member)
 
 
@@ -51,10 +54,12 @@ class Cohort(Generic[_Layer]):
 
     Args:
         layers: alike, in the order of the model.
+        around: see `Cohorts.surround`.
     """
 
-    def __init__(self, layers: Sequence[_Layer]) -> None:
+    def __init__(self, layers: Sequence[_Layer], around: Around = nullcontext) -> None:
         self.layers = list(layers)
+        self.around = around
         self._tables = [layer.table for layer in layers]
         self._given: list[TableState] = []
         self.table = self._tables[0]
@@ -87,6 +92,10 @@ class Cohort(Generic[_Layer]):
         Args:
             real: `[B, 1]` bool, rows of one layer whose next token is no pad; None = all rows.
         """
+        with self.around():
+            self._choose_victims(real)
+
+    def _choose_victims(self, real: Tensor | None) -> None:
         if not self._given:
             self._plan(_choose(self.table, self.layers[0].score_slots, real))
             return
@@ -141,8 +150,15 @@ class Cohorts(Generic[_Layer]):
 
     def __init__(self, layers: Sequence[_Layer]) -> None:
         self.layers = list(layers)
+        self._around: Around = nullcontext
         # By the layers that were alike: with budgets of several sizes there are several such sets.
         self._found: dict[tuple[int, ...], Cohort[_Layer]] = {}
+
+    def surround(self, around: Around) -> None:
+        """From now on victims are chosen in a context that `around` makes: for clocks and profilers."""
+        self._around = around
+        for cohort in self._found.values():
+            cohort.around = around
 
     def of(self, layer: _Layer) -> Cohort[_Layer]:
         """The cohort of this layer."""
@@ -152,7 +168,7 @@ class Cohorts(Generic[_Layer]):
         layers = [self.layers[place] for place in places]
         cohort = self._found.get(places)
         if cohort is None or not cohort.serves(layers):
-            cohort = self._found[places] = Cohort(layers)
+            cohort = self._found[places] = Cohort(layers, self._around)
         cohort.take_counters()
         return cohort
 
@@ -224,5 +240,5 @@ def _score_together(layers: Sequence[Member]) -> ScoreSlots:
             torch.cat([layer.table.seen - layer.table.pads for layer in layers]),
         )
 
-    stackable = first.policy.token_local and not first.policy.by_layer
+    stackable = first.needs.token_local and not first.needs.by_layer
     return at_once if stackable and all(layer.rotary is first.rotary for layer in layers) else one_by_one

@@ -13,6 +13,8 @@ near 0 is as uncertain as one near 1.
 import torch
 from torch import Tensor
 
+from .budget import BlockBudget
+
 # Levels per power of two: far above float32 noise, far below any difference that matters.
 _LEVELS = 4096
 _DROPPED_BITS = 11  # of the 23 that a float32 has below its leading one: 2**12 levels are left
@@ -35,7 +37,7 @@ def rank_keys(scores: Tensor, positions: Tensor, valid: Tensor, absolute_noise: 
         valid: same shape, bool. The others get the lowest key.
         absolute_noise: False rounds each score to 12 bits after its leading one. (Below 1e-38, where float32 has
             fewer bits, to whole steps of 2**-138.) True rounds to 1/4096 of the power of two at or above the mean size
-            of the valid, finite scores of the row and head, see `EvictionPolicy.absolute_noise`.
+            of the valid, finite scores of the row and head, see `Needs.absolute_noise`.
 
     Returns:
         `[batch, heads, candidates]` int64.
@@ -115,7 +117,7 @@ def rank_whole_blocks(scores: Tensor, positions: Tensor, blocks: int, size: int,
     return rank_keys(means, firsts.expand_as(means), count == size, absolute_noise)
 
 
-def best_blocks(keys: Tensor, positions: Tensor, count: int, size: int, protected: int) -> Tensor:
+def best_blocks(keys: Tensor, positions: Tensor, budget: BlockBudget) -> Tensor:
     """As `best_tokens`, but whole blocks: a block is the tokens at positions `n * size` and after.
 
     What stays is what decoding would have left: whole blocks, and the newest tokens in front of the end of the block
@@ -124,16 +126,17 @@ def best_blocks(keys: Tensor, positions: Tensor, count: int, size: int, protecte
     Args:
         keys: `[batch, heads, blocks]` int64, distinct, the lowest goes first; `DROP` for blocks that are not whole.
         positions: `[batch, heads, candidates]`, -1 for pads.
-        protected: blocks at the start that stay.
+        budget: sizes; `count` is its capacity, `size` its block size.
 
     Returns:
         Indices `[batch, heads, count]`, a multiple of `size`: pads, whole blocks by position, then the newest tokens
         and, behind them, the end of a block.
     """
+    count, size = budget.capacity, budget.block_size
     seen = positions.amax(-1, keepdim=True) + 1
     blocks = torch.arange(keys.shape[-1], device=keys.device)
-    newest = seen // size  # the one that is being filled; the one before it stays too
-    keys = keys.masked_fill((blocks < protected) | (blocks >= newest - 1), KEEP)
+    newest = seen // size  # the one that is being filled
+    keys = keys.masked_fill((blocks < budget.protected_blocks) | (blocks >= newest - budget.recent_blocks), KEEP)
     order = keys.argsort(dim=-1, stable=True).argsort(dim=-1)
     order = order.masked_fill(blocks >= newest, 2 * keys.shape[-1])
     block, place = positions.clamp_min(0) // size, positions.clamp_min(0) % size

@@ -109,13 +109,14 @@ class StaticSteps:
         seen: int64, columns seen, for compiled code: by device, because layers may be on several.
 
     Args:
-        paged, sliding: the layers, in the order of the model.
+        cohorts: of the paged layers.
+        sliding: the others, in the order of the model.
         last: the last of them all.
     """
 
     def __init__(
         self,
-        paged: Sequence[PagedMember],
+        cohorts: Cohorts[Any],
         sliding: Sequence[SteppingLayer],
         last: SteppingLayer | None,
     ) -> None:
@@ -124,9 +125,10 @@ class StaticSteps:
         self.seen: dict[torch.device, Tensor] = {}
         self._runs: list[StaticRun] = []
         self._joined = False
-        self._paged, self._sliding = list(paged), list(sliding)
-        self._cohorts = Cohorts(paged)
-        self._layers: list[SteppingLayer] = [*paged, *sliding]
+        self._cohorts = cohorts
+        self._paged: list[PagedMember] = cohorts.layers
+        self._sliding = list(sliding)
+        self._layers: list[SteppingLayer] = [*self._paged, *sliding]
         self._last = last
         for layer in self._layers:
             layer.steps = self

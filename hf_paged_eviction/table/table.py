@@ -55,7 +55,7 @@ class BlockTable:
         self.capacity = budget.capacity
         self.block_size = budget.block_size
         self.device = device
-        self._protected_blocks = budget.protected_blocks
+        self._protected_blocks, self._recent = budget.protected_blocks, budget.recent
         self._token_local = token_local
         self._absolute_noise = absolute_noise
         self.blocks_ahead = max(1, interval // self.block_size)
@@ -446,6 +446,9 @@ class BlockTable:
         keys = rank_keys(scores, positions[..., 0], scores.isnan().logical_not(), self._absolute_noise)
         blocks = torch.arange(keys.shape[-1], device=self.device)
         safe = (blocks < self._protected_blocks) | (blocks == self.choice.block[..., None])
+        if self._recent > self.block_size:  # fewer lie in the newest block
+            first = (self.seen - self.pads)[:, None, None] - self._recent
+            safe |= positions[..., -1] >= first  # the newest token of a block is its last
         if self.limits is not None:
             safe |= blocks >= self.limits[..., None] // self.block_size
         return keys.masked_fill(safe, KEEP)

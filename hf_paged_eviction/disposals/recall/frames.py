@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ...table.budget import BlockBudget
 from ...table.table import BlockTable
 
 
@@ -44,7 +45,7 @@ class Frames:
         leaving = ids.masked_fill(~newest, -1).amax(-1).masked_fill((filled == 0)[:, None], -1)
         return cls(ids.masked_fill(newest, -1), newest, leaving, filled, count, away)
 
-    def pinned(self, protected_blocks: int, block_size: int) -> Tensor:
+    def pinned(self, sizes: BlockBudget) -> Tensor:
         """`[B, S, F]` bool: frames that must not be overwritten, so that the protected and the newest tokens stay."""
-        newest_whole = self.count[:, None, None] // block_size - 1
-        return (self.ids < protected_blocks) | (self.ids >= newest_whole)
+        recent = self.count[:, None, None] // sizes.block_size - sizes.recent_blocks
+        return (self.ids < sizes.protected_blocks) | (self.ids >= recent)

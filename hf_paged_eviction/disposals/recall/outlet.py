@@ -131,7 +131,7 @@ class RecallOutlet(Outlet):
         return self._rows
 
     def _ready(self, held: Held) -> tuple[HostBlocks, Summaries, _Rows]:
-        size = self.site.block_size
+        size = self.site.sizes.block_size
         if self.host is None or self.summaries is None or self._rows is None:
             self.host = HostBlocks(held.keys, held.values, size)
             self.summaries = Summaries(self.settings.summary, held.keys)
@@ -184,9 +184,7 @@ class RecallOutlet(Outlet):
         # The one moment in which the host waits for the device.
         any_missing, in_step = torch.stack([missing.any(), due.all()]).tolist()
         if any_missing:
-            kept = (
-                wanted | frames.newest | (frames.ids < 0) | frames.pinned(self.site.protected_blocks, table.block_size)
-            )
+            kept = wanted | frames.newest | (frames.ids < 0) | frames.pinned(self.site.sizes)
             order = _order(wanted_at, frames.ids).masked_fill(kept, KEEP).argsort(dim=-1)
             first = (~missing).long().argsort(dim=-1, stable=True)
             come, make_room = missing.gather(-1, first), order[..., : ids.shape[-1]]
@@ -203,12 +201,12 @@ class RecallOutlet(Outlet):
         self, asked: Asked, summaries: Summaries, frames: Frames, rows: _Rows, due: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Blocks that the query needs: `[B, S, N]` bool, and candidates `[B, S, K]`, the best first."""
-        scores = summaries.scores(asked.queries.query)
+        sizes, scores = self.site.sizes, summaries.scores(asked.queries.query)
         if self.site.heads == "shared":
             scores = self.site.share.gather(scores).mean(1, keepdim=True)
         blocks = torch.arange(scores.shape[-1], device=scores.device).expand_as(scores)
-        newest = (frames.count // asked.table.block_size - 1)[:, None, None]
-        there = (blocks < rows.stored[:, None, None]) & (blocks < newest) & (blocks >= self.site.protected_blocks)
+        recent = (frames.count // sizes.block_size - sizes.recent_blocks)[:, None, None]
+        there = (blocks < rows.stored[:, None, None]) & (blocks < recent) & (blocks >= sizes.protected_blocks)
         keys = rank_keys(scores, blocks, there & due[:, None, None], absolute_noise=True)
         best, ids = keys.topk(min(int(self.settings.blocks), keys.shape[-1]), dim=-1)
         chosen = torch.zeros_like(there).scatter(-1, ids, best > DROP)

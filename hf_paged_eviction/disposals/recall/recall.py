@@ -77,7 +77,7 @@ class Recall(Disposal):
                 "disposal='drop'",
             ),
             (
-                policy.needs_queries,
+                policy.needs.queries,
                 f"the policy {policy.label!r}: recall asks the queries itself, and the policy only says which blocks "
                 "stay at first. Use one that reads keys and values, such as 'keydiff'",
             ),
@@ -97,14 +97,16 @@ class Recall(Disposal):
 
     def check_sizes(self, sizes: BlockBudget) -> None:
         """See `Disposal.check_sizes`: there must be room for the blocks that are asked for."""
-        budget, block_size, protected_blocks = sizes.capacity, sizes.block_size, sizes.protected_blocks
+        budget, size = sizes.capacity, sizes.block_size
+        always = sizes.protected_blocks + sizes.recent_blocks + 1
         asked = 1 if self.blocks == "all" else self.blocks
-        room = budget // block_size - protected_blocks - 2
+        room = budget // size - always
         if asked > room:
-            smallest = (protected_blocks + 2 + asked) * block_size
+            smallest = (always + asked) * size
             fits = f", or blocks={room} at most" if room > 0 and self.blocks != "all" else ""
             raise ValueError(
                 f"recall(blocks={self.blocks}): a budget of {budget} tokens has room for {max(room, 0)} recalled "
-                f"blocks of {block_size}, beside {protected_blocks} protected ones, the newest and the one before it. "
+                f"blocks of {size}, beside {sizes.protected_blocks} at the start, {sizes.recent_blocks} of recent tokens "
+                "and the one that is being filled. "
                 f"Use a budget of {smallest} or more{fits}."
             )
