@@ -529,6 +529,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             other_bytes=sum(_plain_bytes(layer) for layer in others),
             summary_bytes=sum(layer.summary_bytes for layer in layers),
             host_bytes=sum(layer.host_bytes for layer in layers),
+            faults=sum(layer.faults for layer in layers),
             layers=layers,
         )
 
@@ -565,6 +566,7 @@ def _layer_stats(layer: PagedLayer) -> LayerStats:
         storage_bytes=layer.storage_bytes,
         summary_bytes=layer.outlet.device_bytes,
         host_bytes=layer.outlet.host_bytes,
+        faults=layer.outlet.faults,
     )
 
 

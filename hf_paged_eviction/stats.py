@@ -18,6 +18,7 @@ class LayerStats:
         storage_bytes: key and value storage, used or not.
         summary_bytes: what `disposal=` keeps beside it on the device.
         host_bytes: what `disposal=` keeps in host memory.
+        faults: blocks that a query needed and that were not in the slots, in all rows and sets.
     """
 
     layer_idx: int
@@ -29,6 +30,7 @@ class LayerStats:
     storage_bytes: int
     summary_bytes: int = 0
     host_bytes: int = 0
+    faults: int = 0
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,7 @@ class CacheStats:
     layers: tuple[LayerStats, ...]
     summary_bytes: int = 0
     host_bytes: int = 0
+    faults: int = 0
 
 
 def readable_bytes(count: int) -> str:

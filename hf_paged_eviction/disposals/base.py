@@ -111,12 +111,17 @@ class Outlet:
         ranks: whether it holds whole blocks of consecutive tokens, and says itself which of them goes next: a layer
             then asks `frame_ranks` in place of the policy's scores, except after a forward of several tokens.
         device_bytes, host_bytes: what it keeps on the layer's device and in host memory.
+        faults: blocks that a query needed and that were not in the slots, in all rows and sets.
     """
 
     plans = False
     takes = False
     reads = False
     ranks = False
+
+    @property
+    def faults(self) -> int:
+        return 0
 
     @property
     def device_bytes(self) -> int:

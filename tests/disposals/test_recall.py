@@ -33,7 +33,7 @@ def recording(mode: str) -> bool:
 
 
 def fetched(cache: PagedEvictionCache) -> int:
-    return sum(layer.outlet.fetched for _, layer in cache.paged_layers)
+    return cache.stats().faults
 
 
 # ---- what was chosen -------------------------------------------------------------------------------------------------
@@ -129,10 +129,10 @@ MODES = ("greedy", "beam", "chunked_prefill", "three_turns", "direct", "prompt_l
 WAYS: dict[str, dict[str, Any]] = {
     "shared": {},
     "separate": {"heads": "separate"},
-    "vector": {"disposal": "recall(blocks=2, summary=vector)"},
+    "vector": {"disposal": "recall(blocks=2, summary=vector, replacement=lfu)"},
     "all": {"disposal": "recall(blocks=all, round=1)"},
     "most": {"budget": 32, "disposal": "recall(blocks=5)", "heads": "separate"},
-    "recording": {"record_past": True},
+    "recording": {"record_past": True, "disposal": "recall(blocks=2, replacement=mark_predict)"},
 }
 
 
@@ -220,7 +220,7 @@ def test_a_budget_that_holds_the_text_changes_no_bit(padded: bool) -> None:
 def test_a_row_is_what_it_is_alone(every: int, heads: str, turns: list[int] | None) -> None:
     """The same blocks come back, at every step."""
     model = models.shared("llama", OURS)
-    disposal = Recall(blocks=2, every=every)
+    disposal = Recall(blocks=2, every=every, replacement={1: "lru", 3: "random", 4: "mark0"}[every])
     lengths = [40, 33, 9, 1]
     assert rows.compare(model, lengths, turns, **{**ONE, "disposal": disposal, "heads": heads}) > 0
 
@@ -439,6 +439,8 @@ def test_parts_joined_are_one_softmax(seed: int, sizes: list[int], capped: bool,
         ("llama", {"disposal": "recall(every=0)"}, "every must be"),
         ("llama", {"disposal": "recall(summary=ball)"}, "summary must be"),
         ("llama", {"disposal": "recall(size=3)"}, "no parameter size"),
+        ("llama", {"disposal": "recall(replacement=first)"}, "Unknown replacement 'first'"),
+        ("llama", {"disposal": "recall(replacement=belady)"}, "yardstick for recorded traces"),
         ("deepseek_v3", {}, "latents"),
         ("gemma3n", {}, "share keys and values"),
     ],

@@ -1,7 +1,7 @@
 """What recall keeps of one layer, and how blocks come back."""
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -13,6 +13,8 @@ from ...store.host import HostBlocks
 from ...table.ranking import DROP, KEEP, rank_keys
 from ...table.table import BlockTable
 from ..base import Asked, Held, Outlet, Site
+from ..replacement import Replacement, Resident, make_replacement
+from ..replacement.base import order
 from .frames import Frames
 from .summaries import Kind, Summaries
 from .swap import Swap
@@ -33,6 +35,9 @@ class Settings(Protocol):
     @property
     def round(self) -> int: ...
 
+    @property
+    def replacement(self) -> str | Replacement: ...
+
 
 @dataclass(frozen=True)
 class _Rows:
@@ -40,12 +45,12 @@ class _Rows:
 
     Attributes:
         stored: `[B]` int64, blocks in host memory.
-        wanted_at: `[B, S, F]` int64, tokens seen when the block in this frame was last asked for.
+        resident: of the blocks in the slots, when and how often they were asked for; None where nothing was so far.
         due: `[B]` int64, tokens seen from which on blocks are chosen anew.
     """
 
     stored: Tensor
-    wanted_at: Tensor
+    resident: Resident | None
     due: Tensor
 
 
@@ -56,7 +61,7 @@ class RecallOutlet(Outlet):
     are in the slots: a block in the slots may be overwritten at any time.
 
     Attributes:
-        fetched: blocks that came back from host memory, of all rows and heads (or sets of heads).
+        replacement: says which block makes room.
 
     Args:
         settings: parameters.
@@ -67,6 +72,7 @@ class RecallOutlet(Outlet):
 
     def __init__(self, settings: Settings, site: Site) -> None:
         self.settings, self.site = settings, site
+        self.replacement = make_replacement(settings.replacement)
         self.clear()
 
     def clear(self) -> None:
@@ -75,11 +81,15 @@ class RecallOutlet(Outlet):
         self.summaries: Summaries | None = None
         self._rows: _Rows | None = None
         self._resting = 0  # steps that are known to need no choice
-        self.fetched = 0
+        self._faults = 0
 
     @property
     def device_bytes(self) -> int:
         return 0 if self.summaries is None else self.summaries.bytes
+
+    @property
+    def faults(self) -> int:
+        return self._faults
 
     @property
     def host_bytes(self) -> int:
@@ -103,7 +113,7 @@ class RecallOutlet(Outlet):
     def overflow(self, tokens: Held, leaves: Tensor) -> Held:
         """Copy all blocks that are full. They are put to other slots, so nothing is known of when they were needed."""
         rows = self._save(tokens)
-        self._rows = _Rows(rows.stored, torch.zeros_like(rows.wanted_at[..., :0]), torch.zeros_like(rows.due))
+        self._rows = _Rows(rows.stored, None, torch.zeros_like(rows.due))
         self._resting = 0
         return tokens
 
@@ -127,7 +137,7 @@ class RecallOutlet(Outlet):
         keys = held.keys.new_empty(len(new_row), heads, size, held.keys.shape[-1])
         keys[first[row] + position // size - rows.stored[row], head, position % size] = held.keys[row, head, at]
         summaries.put(new_row, new_block, keys)
-        self._rows = _Rows(now, rows.wanted_at, rows.due)
+        self._rows = _Rows(now, rows.resident, rows.due)
         return self._rows
 
     def _ready(self, held: Held) -> tuple[HostBlocks, Summaries, _Rows]:
@@ -136,23 +146,18 @@ class RecallOutlet(Outlet):
             self.host = HostBlocks(held.keys, held.values, size)
             self.summaries = Summaries(self.settings.summary, held.keys)
             none = torch.zeros(len(held.positions), dtype=torch.int64, device=held.positions.device)
-            sets = held.positions.shape[1]
-            self._rows = _Rows(none, none[:, None, None].expand(-1, sets, 0), none)
+            self._rows = _Rows(none, None, none)
         return self.host, self.summaries, self._rows
 
     # ---- which block makes room -----------------------------------------------------------------------------------
 
-    def _wanted_at(self, rows: _Rows, frames: Frames) -> Tensor:
-        """`_Rows.wanted_at`; after a forward of several tokens nothing was asked for yet."""
-        return rows.wanted_at if rows.wanted_at.shape == frames.ids.shape else torch.zeros_like(frames.ids)
-
     def frame_ranks(self, table: BlockTable) -> Tensor:
-        """The block that was asked for longest ago goes next; of several, the oldest."""
+        """As the replacement says; the oldest block goes first where nothing was asked for so far."""
         frames = Frames.of(table)
-        if self._rows is None:
+        resident = None if self._rows is None else self._rows.resident
+        if resident is None:
             return frames.ids.float()
-        wanted_at = self._wanted_at(self._rows, frames).masked_fill(frames.newest, KEEP)
-        return _order(wanted_at, frames.ids).float()
+        return order(self.replacement.ranks(resident, frames.ids, frames.count), frames.ids).float()
 
     # ---- back from host memory ------------------------------------------------------------------------------------
 
@@ -174,33 +179,37 @@ class RecallOutlet(Outlet):
         due = frames.away & (frames.count >= rows.due)
         if asked.real is not None:
             due = due & asked.real[:, 0]
-        chosen, ids = self._choose(asked, summaries, frames, rows, due)
+        chosen, likely, ids = self._choose(asked, summaries, frames, rows, due)
         present = torch.zeros_like(chosen).scatter(-1, frames.ids.clamp_min(0), frames.ids >= 0)
         present[..., 0] |= (frames.ids == 0).any(-1)
-        newest = frames.newest & frames.away[:, None, None]
-        wanted = (frames.ids >= 0) & chosen.gather(-1, frames.ids.clamp_min(0))
-        wanted_at = torch.where(wanted | newest, frames.count[:, None, None], self._wanted_at(rows, frames))
+        in_slots = frames.ids >= 0
+        wanted = in_slots & chosen.gather(-1, frames.ids.clamp_min(0))
+        resident = rows.resident or Resident.empty(*frames.ids.shape, frames.ids.device)
+        resident = resident.hit(wanted, frames.count).began(frames.newest & frames.away[:, None, None], frames.count)
+        unlikely = in_slots & ~likely.gather(-1, frames.ids.clamp_min(0))
+        resident = replace(resident, unlikely=torch.where(due[:, None, None], unlikely, resident.unlikely))
         missing = chosen.gather(-1, ids) & ~present.gather(-1, ids)
         # The one moment in which the host waits for the device.
         any_missing, in_step = torch.stack([missing.any(), due.all()]).tolist()
         if any_missing:
-            kept = wanted | frames.newest | (frames.ids < 0) | frames.pinned(self.site.sizes)
-            order = _order(wanted_at, frames.ids).masked_fill(kept, KEEP).argsort(dim=-1)
+            free = in_slots & ~wanted & ~frames.pinned(self.site.sizes)
+            going = order(self.replacement.ranks(resident, frames.ids, frames.count), frames.ids)
+            going = going.masked_fill(~free, KEEP).argsort(dim=-1)
+            resident = self.replacement.after(resident, free, missing.sum(-1), frames.count)
             first = (~missing).long().argsort(dim=-1, stable=True)
-            come, make_room = missing.gather(-1, first), order[..., : ids.shape[-1]]
+            come, make_room = missing.gather(-1, first), going[..., : ids.shape[-1]]
             swap = Swap(ids.gather(-1, first), make_room, come, table, frames, asked.queries.key.shape[1])
             swap.carry_out(host, self._storages(asked))
-            self.fetched += swap.count
-            at = torch.where(come, frames.count[:, None, None], wanted_at.gather(-1, make_room))
-            wanted_at = wanted_at.scatter(-1, make_room, at)
+            self._faults += swap.count
+            resident = resident.came(make_room, come, frames.count)
         every = self.settings.every
-        self._rows = _Rows(rows.stored, wanted_at, torch.where(due, frames.count + every, rows.due))
+        self._rows = _Rows(rows.stored, resident, torch.where(due, frames.count + every, rows.due))
         self._resting = every - 1 if in_step else 0
 
     def _choose(
         self, asked: Asked, summaries: Summaries, frames: Frames, rows: _Rows, due: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Blocks that the query needs: `[B, S, N]` bool, and candidates `[B, S, K]`, the best first."""
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Blocks that the query needs `[B, S, N]` bool, those among twice as many, and the former `[B, S, K]`."""
         sizes, scores = self.site.sizes, summaries.scores(asked.queries.query)
         if self.site.heads == "shared":
             scores = self.site.share.gather(scores).mean(1, keepdim=True)
@@ -208,9 +217,11 @@ class RecallOutlet(Outlet):
         recent = (frames.count // sizes.block_size - sizes.recent_blocks)[:, None, None]
         there = (blocks < rows.stored[:, None, None]) & (blocks < recent) & (blocks >= sizes.protected_blocks)
         keys = rank_keys(scores, blocks, there & due[:, None, None], absolute_noise=True)
-        best, ids = keys.topk(min(int(self.settings.blocks), keys.shape[-1]), dim=-1)
-        chosen = torch.zeros_like(there).scatter(-1, ids, best > DROP)
-        return chosen, ids
+        count = int(self.settings.blocks)
+        best, ids = keys.topk(min(2 * count, keys.shape[-1]), dim=-1)
+        likely = torch.zeros_like(there).scatter(-1, ids, best > DROP)
+        best, ids = best[..., :count], ids[..., :count]
+        return torch.zeros_like(there).scatter(-1, ids, best > DROP), likely, ids
 
     def _storages(self, asked: Asked) -> list[tuple[Tensor, Tensor]]:
         """All keys and values in which the slots have to change: the store's, and the copies that wait.
@@ -254,10 +265,3 @@ class RecallOutlet(Outlet):
             seen = away[..., first * size : last * size]
             if bool(seen.any()):
                 yield Part(*host.span(first, last), torch.where(seen, 0.0, float("-inf"))[:, :, None])
-
-
-def _order(wanted_at: Tensor, ids: Tensor) -> Tensor:
-    """Places in the order of going: least recently wanted first, then by block."""
-    by_block = ids.argsort(dim=-1, stable=True)
-    order = by_block.gather(-1, wanted_at.gather(-1, by_block).argsort(dim=-1, stable=True))
-    return order.argsort(dim=-1)

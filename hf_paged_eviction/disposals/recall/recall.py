@@ -6,6 +6,7 @@ from typing import ClassVar, Literal
 from ...table.budget import BlockBudget
 from ..base import Disposal, Outlet, Site, Surroundings
 from ..registry import register_disposal
+from ..replacement import Replacement, make_replacement
 from .outlet import RecallOutlet
 from .summaries import Kind
 
@@ -33,6 +34,7 @@ class Recall(Disposal):
         every: choose anew every so many tokens.
         summary: "box" (largest and smallest number of each channel, a bound of every product) or "vector" (MPCache,
             2501.06807: half the memory, no bound).
+        replacement: which block in the slots makes room; a name from `available_replacements()`.
         round: blocks that are read from host memory at one time, where all are attended to.
 
     Raises:
@@ -42,6 +44,7 @@ class Recall(Disposal):
     blocks: int | Literal["all"] = 8
     every: int = 1
     summary: Kind = "box"
+    replacement: str | Replacement = "lru"
     round: int = 64
     paper: ClassVar[str | None] = "2406.10774"
     needs_queries: ClassVar[bool] = True
@@ -56,6 +59,7 @@ class Recall(Disposal):
                 raise ValueError(f"recall: {name} must be a whole number of at least 1{also}, got {value!r}.")
         if self.summary not in ("box", "vector"):
             raise ValueError(f'recall: summary must be "box" or "vector", got {self.summary!r}.')
+        make_replacement(self.replacement)
 
     def outlet(self, site: Site) -> Outlet:
         """See `Disposal.outlet`."""
@@ -106,7 +110,7 @@ class Recall(Disposal):
             fits = f", or blocks={room} at most" if room > 0 and self.blocks != "all" else ""
             raise ValueError(
                 f"recall(blocks={self.blocks}): a budget of {budget} tokens has room for {max(room, 0)} recalled "
-                f"blocks of {size}, beside {sizes.protected_blocks} at the start, {sizes.recent_blocks} of recent tokens "
-                "and the one that is being filled. "
+                f"blocks of {size}, beside {sizes.protected_blocks} at the start, {sizes.recent_blocks} with the "
+                "newest tokens and the one that is being filled. "
                 f"Use a budget of {smallest} or more{fits}."
             )
