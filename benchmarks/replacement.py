@@ -1,4 +1,4 @@
-"""Which block should make room when one comes back: faults on recorded traces, `python benchmarks/replacement.py --help`.
+"""Which block should make room when one comes back: `python benchmarks/replacement.py --help`.
 
 The embedded model reads held-out text, token by token after the first half, under `recall`. Each layer's trace says
 which blocks the query of each token asked for, and which of all blocks were not among twice as many: that is the
@@ -28,11 +28,11 @@ class Recording(recall.RecallOutlet):
     """Writes down what each query asked for."""
 
     def _choose(self, *arguments: Any) -> Any:
-        chosen, likely, ids = super()._choose(*arguments)
+        choice = super()._choose(*arguments)
         trace, bits = self.__dict__.setdefault("recorded", ([], []))
-        trace.append(set(chosen[0, 0].nonzero()[:, 0].tolist()))
-        bits.append(set((~likely[0, 0]).nonzero()[:, 0].tolist()))
-        return chosen, likely, ids
+        trace.append(set(choice.chosen[0, 0].nonzero()[:, 0].tolist()))
+        bits.append(set((~choice.likely[0, 0]).nonzero()[:, 0].tolist()))
+        return choice
 
 
 @torch.inference_mode()
@@ -73,7 +73,7 @@ def fit(traces: list[tuple[Trace, Trace]], horizon: int = 16) -> Timed:
         return value
 
     optimiser.step(loss)
-    recency, frequency, unlikely = (round(float(weight), 2) for weight in weights)
+    recency, frequency, unlikely = (round(weight, 2) for weight in weights.tolist())
     return Timed(recency, frequency, unlikely, microseconds=1e6)
 
 

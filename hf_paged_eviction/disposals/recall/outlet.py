@@ -16,6 +16,7 @@ from ..base import Asked, Held, Outlet, Site
 from ..replacement import Replacement, Resident, make_replacement
 from ..replacement.base import order
 from .frames import Frames
+from .look import look
 from .summaries import Kind, Summaries
 from .swap import Swap
 
@@ -38,6 +39,9 @@ class Settings(Protocol):
     @property
     def replacement(self) -> str | Replacement: ...
 
+    @property
+    def keep(self) -> float: ...
+
 
 @dataclass(frozen=True)
 class _Rows:
@@ -54,6 +58,21 @@ class _Rows:
     due: Tensor
 
 
+@dataclass(frozen=True)
+class _Choice:
+    """What a query asked for.
+
+    Attributes:
+        chosen: `[B, S, N]` bool, the blocks that it needs.
+        likely: `[B, S, N]` bool, those among twice as many.
+        ids: `[B, S, K]` int64, the former in order, the best first.
+    """
+
+    chosen: Tensor
+    likely: Tensor
+    ids: Tensor
+
+
 class RecallOutlet(Outlet):
     """Copies every block that is full to host memory, and brings back those that queries ask for.
 
@@ -62,6 +81,7 @@ class RecallOutlet(Outlet):
 
     Attributes:
         replacement: says which block makes room.
+        leader: the outlet of an earlier layer whose choice this one uses; None = it has its own.
 
     Args:
         settings: parameters.
@@ -73,6 +93,7 @@ class RecallOutlet(Outlet):
     def __init__(self, settings: Settings, site: Site) -> None:
         self.settings, self.site = settings, site
         self.replacement = make_replacement(settings.replacement)
+        self.leader: RecallOutlet | None = None
         self.clear()
 
     def clear(self) -> None:
@@ -80,6 +101,8 @@ class RecallOutlet(Outlet):
         self.host: HostBlocks | None = None
         self.summaries: Summaries | None = None
         self._rows: _Rows | None = None
+        self._looked: Tensor | None = None  # [B, S, n] bool, which of the prompt's blocks may come back; None = all
+        self._said: _Choice | None = None
         self._resting = 0  # steps that are known to need no choice
         self._faults = 0
 
@@ -103,6 +126,7 @@ class RecallOutlet(Outlet):
         self.host.select(rows)
         self.summaries.select(rows)
         self._rows = map_tensors(change, self._rows)
+        self._looked = None if self._looked is None else change(self._looked)
 
     # ---- to host memory -------------------------------------------------------------------------------------------
 
@@ -121,22 +145,25 @@ class RecallOutlet(Outlet):
         """Copy the tokens of blocks that are not in host memory yet, and sum those blocks up."""
         host, summaries, rows = self._ready(held)
         size = host.block_size
-        heads = held.keys.shape[1]
-        seen = held.positions.amax((1, 2)) + 1
-        now = seen // size
+        now = (held.positions.amax((1, 2)) + 1) // size
         host.reserve(int(now.max()))
-        summaries.reserve(host.blocks)
-        missing = (held.positions >= rows.stored[:, None, None] * size) & (held.positions < now[:, None, None] * size)
+        first, end = (blocks[:, None, None] * size for blocks in (rows.stored, now))
+        missing = (held.positions >= first) & (held.positions < end)
+        heads = held.keys.shape[1]
         row, head, at = missing.expand(-1, heads, -1).nonzero(as_tuple=True)
         position = held.positions.expand(-1, heads, -1)[row, head, at]
-        host.write(row, head, position, held.keys[row, head, at], held.values[row, head, at])
-        count = now - rows.stored
-        first = count.cumsum(0) - count  # of each row's new blocks among those of all rows
-        blocks = torch.arange(host.blocks, device=now.device)
-        new_row, new_block = ((blocks >= rows.stored[:, None]) & (blocks < now[:, None])).nonzero(as_tuple=True)
-        keys = held.keys.new_empty(len(new_row), heads, size, held.keys.shape[-1])
-        keys[first[row] + position // size - rows.stored[row], head, position % size] = held.keys[row, head, at]
-        summaries.put(new_row, new_block, keys)
+        keys, values = held.keys[row, head, at], held.values[row, head, at]
+        host.write(row, head, position, keys, values)
+        if self.leader is None:
+            summaries.reserve(host.blocks)
+            count = now - rows.stored
+            # Of each row's new blocks, the place among those of all rows.
+            place = (count.cumsum(0) - count - rows.stored)[row] + position // size
+            blocks = keys.new_empty(int(count.sum()), heads, size, keys.shape[-1])
+            blocks[place, head, position % size] = keys
+            number = torch.arange(host.blocks, device=now.device)
+            new = (number >= rows.stored[:, None]) & (number < now[:, None])
+            summaries.put(*new.nonzero(as_tuple=True), blocks)
         self._rows = _Rows(now, rows.resident, rows.due)
         return self._rows
 
@@ -163,6 +190,8 @@ class RecallOutlet(Outlet):
 
     def beside(self, asked: Asked) -> Iterable[Part] | None:
         """A single query brings back what it needs; several attend to everything, as does one of blocks="all"."""
+        if self.settings.keep < 1 and asked.waiting and asked.table.seen == 0:
+            self._looked = look(asked, self.site, self.settings.keep)
         if self.host is None or self.summaries is None or self._rows is None:
             return None
         if asked.queries.query.shape[2] > 1 or self.settings.blocks == "all":
@@ -179,7 +208,8 @@ class RecallOutlet(Outlet):
         due = frames.away & (frames.count >= rows.due)
         if asked.real is not None:
             due = due & asked.real[:, 0]
-        chosen, likely, ids = self._choose(asked, summaries, frames, rows, due)
+        choice = self._said = self._choose(asked, summaries, frames, rows, due)
+        chosen, likely, ids = choice.chosen, choice.likely, choice.ids
         present = torch.zeros_like(chosen).scatter(-1, frames.ids.clamp_min(0), frames.ids >= 0)
         present[..., 0] |= (frames.ids == 0).any(-1)
         in_slots = frames.ids >= 0
@@ -206,22 +236,40 @@ class RecallOutlet(Outlet):
         self._rows = _Rows(rows.stored, resident, torch.where(due, frames.count + every, rows.due))
         self._resting = every - 1 if in_step else 0
 
-    def _choose(
-        self, asked: Asked, summaries: Summaries, frames: Frames, rows: _Rows, due: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Blocks that the query needs `[B, S, N]` bool, those among twice as many, and the former `[B, S, K]`."""
+    def _choose(self, asked: Asked, summaries: Summaries, frames: Frames, rows: _Rows, due: Tensor) -> "_Choice":
+        """Which blocks the query needs."""
+        if self.leader is not None:
+            return self.leader.said(frames.ids)
         sizes, scores = self.site.sizes, summaries.scores(asked.queries.query)
         if self.site.heads == "shared":
             scores = self.site.share.gather(scores).mean(1, keepdim=True)
         blocks = torch.arange(scores.shape[-1], device=scores.device).expand_as(scores)
         recent = (frames.count // sizes.block_size - sizes.recent_blocks)[:, None, None]
         there = (blocks < rows.stored[:, None, None]) & (blocks < recent) & (blocks >= sizes.protected_blocks)
+        if self._looked is not None:
+            known = self._looked.shape[-1]
+            later = there.shape[-1] - known
+            there = there & torch.nn.functional.pad(self._looked, (0, later), value=True)[..., : there.shape[-1]]
         keys = rank_keys(scores, blocks, there & due[:, None, None], absolute_noise=True)
         count = int(self.settings.blocks)
         best, ids = keys.topk(min(2 * count, keys.shape[-1]), dim=-1)
         likely = torch.zeros_like(there).scatter(-1, ids, best > DROP)
         best, ids = best[..., :count], ids[..., :count]
-        return torch.zeros_like(there).scatter(-1, ids, best > DROP), likely, ids
+        return _Choice(torch.zeros_like(there).scatter(-1, ids, best > DROP), likely, ids)
+
+    def said(self, ids: Tensor) -> "_Choice":
+        """What this step's query asked for, for a layer that follows and has these blocks `[B, S, F]`.
+
+        Raises:
+            RuntimeError: the layers do not fit together.
+        """
+        said = self._said
+        if said is None or said.ids.shape[:2] != ids.shape[:2]:
+            raise RuntimeError(
+                "recall(layers=...): a layer cannot use the choice of the one before it, because they have different "
+                "numbers of KV heads. Use layers=1 or heads='shared'."
+            )
+        return map_tensors(lambda states: states.to(ids.device), said)
 
     def _storages(self, asked: Asked) -> list[tuple[Tensor, Tensor]]:
         """All keys and values in which the slots have to change: the store's, and the copies that wait.

@@ -1,6 +1,8 @@
 """The choice to keep everything in host memory."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import ClassVar, Literal
 
 from ...table.budget import BlockBudget
@@ -35,6 +37,11 @@ class Recall(Disposal):
         summary: "box" (largest and smallest number of each channel, a bound of every product) or "vector" (MPCache,
             2501.06807: half the memory, no bound).
         replacement: which block in the slots makes room; a name from `available_replacements()`.
+        layers: so many neighbouring layers use what the query of the first of them asked for; the others need no
+            summaries.
+        keep: share of a prompt's blocks that may come back for a single query, decided once by the attention of the
+            prompt's last queries (MPCache's first stage). Only a prompt of one forward is looked at, or the first chunk
+            of it, and what comes later may always come back.
         round: blocks that are read from host memory at one time, where all are attended to.
 
     Raises:
@@ -45,12 +52,14 @@ class Recall(Disposal):
     every: int = 1
     summary: Kind = "box"
     replacement: str | Replacement = "lru"
+    layers: int = 1
+    keep: float = 1.0
     round: int = 64
     paper: ClassVar[str | None] = "2406.10774"
     needs_queries: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        for name in ("blocks", "every", "round"):
+        for name in ("blocks", "every", "layers", "round"):
             value = getattr(self, name)
             if name == "blocks" and value == "all":
                 continue
@@ -59,11 +68,19 @@ class Recall(Disposal):
                 raise ValueError(f"recall: {name} must be a whole number of at least 1{also}, got {value!r}.")
         if self.summary not in ("box", "vector"):
             raise ValueError(f'recall: summary must be "box" or "vector", got {self.summary!r}.')
+        if isinstance(self.keep, bool) or not isinstance(self.keep, Real) or not 0 < self.keep <= 1:
+            raise ValueError(f"recall: keep must lie in (0, 1], got {self.keep!r}.")
         make_replacement(self.replacement)
 
     def outlet(self, site: Site) -> Outlet:
         """See `Disposal.outlet`."""
         return RecallOutlet(self, site)
+
+    def introduce(self, outlets: Sequence[Outlet]) -> None:
+        """See `Disposal.introduce`."""
+        ours = [outlet for outlet in outlets if isinstance(outlet, RecallOutlet)]
+        for at, outlet in enumerate(ours):
+            outlet.leader = ours[at - at % self.layers] if at % self.layers else None
 
     def check(self, around: Surroundings) -> None:
         """See `Disposal.check`."""

@@ -7,6 +7,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from ...naming import spell
+
 
 @dataclass(frozen=True)
 class Resident:
@@ -63,6 +65,11 @@ class Replacement(ABC):
 
     name: ClassVar[str] = ""
     paper: ClassVar[str | None] = None
+
+    @property
+    def label(self) -> str:
+        """The text that `make_replacement` makes this replacement of."""
+        return spell(self)
 
     @abstractmethod
     def ranks(self, resident: Resident, ids: Tensor, now: Tensor) -> Tensor:
