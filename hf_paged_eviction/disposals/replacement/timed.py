@@ -31,7 +31,7 @@ class Timed(Replacement):
     object by its own next hit, so that a score fitted to hits learns the same.
 
     Args:
-        recency, frequency, unlikely: weights; those given were fitted by benchmarks/replacement.py.
+        recency, frequency, unlikely: weights; those given were fitted to the embedded model by benchmarks/replacement.py.
         microseconds: time budget of one choice on the host.
         patience: how often it may be exceeded in succession.
 
@@ -42,9 +42,9 @@ class Timed(Replacement):
         ValueError: no time, or no patience.
     """
 
-    recency: float = -1.0
-    frequency: float = 0.5
-    unlikely: float = -1.0
+    recency: float = -0.75
+    frequency: float = 0.1
+    unlikely: float = -0.97
     microseconds: float = 500.0
     patience: int = 3
     clock: _Clock = field(default_factory=_Clock, init=False, repr=False, compare=False)
