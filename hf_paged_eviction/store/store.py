@@ -1,12 +1,28 @@
 """Where a layer keeps its keys and values."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from ..parts import Snapshot
 from .pool import StoragePool
 from .tensors import byte_count, gather_slots, make_storage, serves, slot_index, storage_shape
+
+
+@dataclass(frozen=True)
+class StoreSnapshot(Snapshot):
+    """What a store holds.
+
+    Attributes:
+        keys, values: `[batch, kv_heads, held, dim]`.
+        slots: how many there are, used or not.
+    """
+
+    keys: Tensor
+    values: Tensor
+    slots: int
 
 
 class Store:
@@ -36,6 +52,12 @@ class Store:
     def bytes(self) -> int:
         """Of all slots, used or not."""
         return byte_count(self.keys, self.values)
+
+    def token_bytes(self, keys: Tensor, values: Tensor) -> int:
+        """What a slot for tokens of all rows will take, given states like these, of any number of tokens."""
+        return sum(
+            states.shape[0] * states.shape[1] * states.shape[3] * states.element_size() for states in (keys, values)
+        )
 
     @property
     def slots(self) -> int:
@@ -171,3 +193,17 @@ class Store:
         if self.keys is not None and self.values is not None and self.keys.device != self.device:
             self.keys = self.keys.to(self.device, non_blocking=True)
             self.values = self.values.to(self.device, non_blocking=True)
+
+    # ---- saving ---------------------------------------------------------------------------------------------------
+
+    def snapshot(self, held: int) -> StoreSnapshot:
+        """The first `held` slots; what lies behind them is nobody's."""
+        return StoreSnapshot(*self.first(held), self.slots)
+
+    def restore(self, saved: StoreSnapshot, device: torch.device) -> None:
+        """Hold what another store held."""
+        keys, values = saved.keys.to(device), saved.values.to(device)
+        self.dtype, self.device = keys.dtype, device
+        self.put(*self.new(keys, values, saved.slots))
+        if keys.shape[2]:
+            self.append(0, keys, values)
