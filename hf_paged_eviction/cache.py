@@ -567,6 +567,44 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
                 cache._steps.resume(saved.all_real)
         return cache
 
+    def follow_up(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> dict[str, Tensor]:
+        """What `generate` and the model are to be given when only the new tokens are at hand, not the text before them.
+
+        >>> model.generate(**cache.follow_up(question_ids), past_key_values=cache)  # doctest: +SKIP
+
+        Args:
+            input_ids: `[rows, new]`.
+            attention_mask: `[rows, new]`, nonzero = real token; rows of different length are padded on the left. None
+                = all real.
+
+        Returns:
+            `input_ids` and `attention_mask`, `[rows, seen + new]`. The first ids stand for tokens that the cache has
+            seen: they are never fed, and repeat the row's first new token.
+
+        Raises:
+            ValueError: shapes that do not go together, or other rows than the cache has.
+        """
+        seen, mask = self.get_seq_length(), attention_mask
+        mask = torch.ones_like(input_ids) if mask is None else mask.to(input_ids)
+        if input_ids.ndim != 2 or not input_ids.shape[1] or mask.shape != input_ids.shape:
+            raise ValueError(
+                f"input_ids must be [rows, new] with at least one token, and attention_mask the same; got "
+                f"{list(input_ids.shape)} and {list(mask.shape)}."
+            )
+        if seen:
+            rows = next(layer.table.rows for _, layer in self.paged_layers)
+            if len(input_ids) != rows:
+                raise ValueError(
+                    f"input_ids has {len(input_ids)} rows and the cache {rows}: cache.batch_repeat_interleave(n) makes "
+                    "n of each."
+                )
+        real = self._padding.columns(0, seen, len(input_ids), input_ids.device)
+        before = mask.new_ones(len(mask), seen) if real is None else real.to(mask.dtype)
+        return {
+            "input_ids": torch.cat([input_ids[:, :1].expand(-1, seen), input_ids], dim=1),
+            "attention_mask": torch.cat([before, mask], dim=1),
+        }
+
     # ---- reading --------------------------------------------------------------------------------------------------
 
     def block_table(self, layer_idx: int = 0) -> Tensor:

@@ -64,7 +64,8 @@ def check_paged(saved: PagedSnapshot, layer: PagedLayer, rows: int, seen: int) -
     )
     held = saved.store.keys.shape[2]
     sets = 1 if layer.heads == "shared" else heads
-    _check_counters(counters, held, seen, capacity)
+    # Where shares differ, slots beyond the row's own are dead and count as held.
+    _check_counters(counters, held, seen, capacity, held <= seen or state.phase.limits is not None)
     _check_phase(state.phase, counters, (rows, sets, capacity), size, layer.quota.unequal)
     _check_tokens(state.tokens, state.phase, held, seen, (rows, sets, capacity))
     _check_choice(state.choice, (rows, sets, capacity), size)
@@ -96,9 +97,10 @@ def _check_store(store: StoreSnapshot, layer: PagedLayer, rows: int, capacity: i
     return heads
 
 
-def _check_counters(counters: Counters, held: int, seen: int, capacity: int) -> None:
+def _check_counters(counters: Counters, held: int, seen: int, capacity: int, were_seen: bool) -> None:
     _need(counters.held == held and held <= capacity, f"{counters.held} tokens are counted, and {held} are there")
-    _need(counters.seen == seen and held <= seen <= _LONGEST, f"{counters.seen} tokens were seen, elsewhere {seen}")
+    _need(were_seen, f"{held} tokens are held, and {seen} were seen")
+    _need(counters.seen == seen and 0 < seen <= _LONGEST, f"{counters.seen} tokens were seen, elsewhere {seen}")
     _need(counters.positions_until == seen, "positions are not written down")
     _need(counters.overwriting == (held == capacity), "it is full and goes on growing, or the reverse")
     _need(-1 <= counters.chosen_at <= seen, f"victims were chosen at {counters.chosen_at}")

@@ -1,6 +1,5 @@
 """A whole cache as a snapshot, in a file, and back in the layers of a new cache."""
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -177,14 +176,15 @@ def read(path: str | Path, config: Any, input_ids: Tensor | None, policy: str | 
 
 def _policy(label: str, given: str | EvictionPolicy | None) -> EvictionPolicy:
     """The policy of a file. Nothing is fetched for a file's sake."""
-    if given is not None:
-        policy = make_policy(given)
-        if _without_files(policy.label) != _without_files(label):
-            raise ValueError(f"its policy is {label!r}, and policy= is {policy.label!r}")
-        return policy
     if not isinstance(label, str):
         raise ValueError("its policy has no name")
-    for name in re.findall(rf"{PREFIX}([^,()\s]+)", label):
+    if given is not None:
+        policy = make_policy(given)
+        # A calibration may lie elsewhere on this machine.
+        if policy.label != label and not (policy.label.startswith(PREFIX) and label.startswith(PREFIX)):
+            raise ValueError(f"its policy is {label!r}, and policy= is {policy.label!r}")
+        return policy
+    for name in _files(label):
         if not is_here(name):
             raise ValueError(f"its policy {label!r} needs the file {name!r}, which is not here: pass policy=")
     try:
@@ -195,9 +195,16 @@ def _policy(label: str, given: str | EvictionPolicy | None) -> EvictionPolicy:
         ) from error
 
 
-def _without_files(label: str) -> str:
-    """A calibration may lie elsewhere on this machine."""
-    return re.sub(rf"{PREFIX}[^,()\s]+", PREFIX, label)
+def _files(label: str) -> list[str]:
+    """The files, or names on the Hub, that making this policy would look for."""
+    if label.strip().startswith(PREFIX):
+        return [label.strip().removeprefix(PREFIX)]
+    found, left = [], [read_spelling(label)] if "(" in label else []
+    while left:
+        spelling = left.pop()
+        left += spelling.hosts
+        found += [str(value) for name, value in spelling.parameters.items() if name == "file"]
+    return found
 
 
 def _allocator(label: str) -> BudgetAllocator:

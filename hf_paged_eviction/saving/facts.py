@@ -28,11 +28,19 @@ _NAMES = (
 def model_facts(config: Any) -> dict[str, Any]:
     """What a model's configuration says of its shape and its positions, as JSON. Weights are not looked at."""
     text = config.get_text_config(decoder=True)
-    known = {name: getattr(text, name, None) for name in _NAMES}
+    known = {name: _named(text, name) for name in _NAMES}
     facts = {name: value for name, value in known.items() if value is not None}
     facts.update({f"rope {name}": value for name, value in _rope(text).items() if value is not None})
     plain: dict[str, Any] = json.loads(json.dumps(facts, default=str))
     return plain
+
+
+def _named(text: Any, name: str) -> Any:
+    """A value of a configuration, or those of all layers where they have their own."""
+    try:
+        return getattr(text, name, None)
+    except Exception:  # transformers has a class of its own for what only layers can answer
+        return [getattr(layer, name, None) for layer in text.per_layer_config]
 
 
 def _rope(text: Any) -> dict[str, Any]:
@@ -40,7 +48,7 @@ def _rope(text: Any) -> dict[str, Any]:
     given = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
     found = dict(given) if isinstance(given, Mapping) else {}
     for name in ("rope_theta", "partial_rotary_factor"):
-        found.setdefault(name, getattr(text, name, None))
+        found.setdefault(name, _named(text, name))
     kind = found.pop("type", None)
     if not any(isinstance(value, Mapping) for value in found.values()):  # else one table per type of layer
         found.setdefault("rope_type", kind or "default")

@@ -99,6 +99,24 @@ def read(path: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     return content, tensors
 
 
+def read_content(path: str | Path) -> dict[str, Any]:
+    """What a file says of itself, without its tensors and unchecked: to show, or to prepare what it needs.
+
+    Raises:
+        ValueError: it is no context of this version. OSError: it cannot be read.
+    """
+    with Path(path).open("rb"):
+        pass
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+    except SafetensorError as error:
+        raise ValueError(f"it is no safetensors file, or truncated ({error})") from error
+    _check(metadata)
+    content: dict[str, Any] = json.loads(metadata["content"])
+    return content
+
+
 def _check(metadata: Mapping[str, str]) -> None:
     if metadata.get("format") != _FORMAT:
         raise ValueError("it is another kind of safetensors file, no saved context")
