@@ -59,6 +59,9 @@ def go_on(model: Any, caches: list[Any], ids: Tensor, mask: Tensor, start: int, 
         one, other = (modes.forward(model, cache, ids, mask, start, start + count) for cache in caches)
         assert torch.equal(one, other), f"columns {start} .. {start + count}"
         start += count
+    for cache in caches:
+        if cache.paged_layers[0][1].record_past:
+            cache.crop(0)
     same(*map(parts, caches))
 
 
