@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
 from .allocators.quota import Quota
+from .disposals import Disposal, Drop, Held
 from .integration.heads import WHOLE, HeadShare
 from .integration.padding import Padding
 from .parts import Snapshot, persistent
@@ -25,7 +26,7 @@ from .store.tensors import gather_slots
 from .table.budget import BlockBudget
 from .table.cohort import Cohorts
 from .table.memory import MemoryPlan
-from .table.ranking import KEEP, best_tokens, best_within, rank_keys
+from .table.ranking import KEEP, best_tokens, best_within, not_kept, rank_keys
 from .table.steps import StaticRun, StaticSteps, outside_graphs, refusal
 from .table.table import BlockTable, TableSnapshot
 from .table.takeback import columns_to_remove, order_without
@@ -39,6 +40,7 @@ class PagedSnapshot(Snapshot):
         tokens: its budget, once known.
         processes, first_head: over how many processes the layer was split, and which of its heads were the first here.
         store, table, observer, ring: of these parts, where there are any.
+        outlet: of the disposal, where it keeps anything.
         scores: see `Quota`.
         all_real: of the run of compiled steps that the layer takes part in, see `StaticRun`; None where there is none.
     """
@@ -50,6 +52,7 @@ class PagedSnapshot(Snapshot):
     table: TableSnapshot | None
     observer: ObserverSnapshot | None
     ring: RingSnapshot | None
+    outlet: Snapshot | None
     scores: Tensor | None
     all_real: bool | None
 
@@ -61,7 +64,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     lowest score. Attention always sees the new tokens next to everything held: use, then evict.
 
     What differs between layers is in their parts: where keys and values lie (`store`), which token is where (`table`),
-    what attention says of them (`listener`), and how many there may be (`quota`).
+    what attention says of them (`listener`), how many there may be (`quota`), and what becomes of
+    those that leave (`outlet`).
 
     Attributes:
         record_past: while True, new tokens wait in a buffer until `crop` or the next forward commits them.
@@ -69,6 +73,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         steps: what the layers of a static cache share; None in any other.
         quota: how many tokens each row or head may hold; all as many as `budget` says until a cache says otherwise.
         memory: where the budget of the cache is in bytes, what makes tokens of them; None where it is not.
+        outlet: through which every token leaves that is not taken back by `crop`.
 
     Args:
         budget: sizes in tokens.
@@ -81,6 +86,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         masks_itself: the model's own mask does not fit this layer, whose number of tokens is not that of the others.
         static: take single tokens without a branch or a counter, see `StaticSteps`. A single token then gets the whole
             storage back, slots that are not in use yet included: the mask hides them.
+        disposal: what becomes of tokens that leave.
     """
 
     is_sliding = False
@@ -100,12 +106,14 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         *,
         masks_itself: bool = False,
         static: bool = False,
+        disposal: Disposal | None = None,
     ) -> None:
         self.is_initialized = False
         self.is_compileable = static
         self.record_past = False
         self._asked = self.budget = budget
         self.policy = policy
+        self.needs = needs = policy.needs
         self.heads: Heads = heads
         self.layer_idx = layer_idx
         self._scorer = Scorer(policy, heads, layer_idx, share, rotary)
@@ -113,10 +121,11 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.store: Store | FixedStore = FixedStore() if static else Store()
         self.quota = Quota()
         self.memory: MemoryPlan | None = None
+        self.outlet = (disposal or Drop()).outlet(self.store)
         self.listener: Listener | None = None
-        if policy.needs_queries or masks_itself:
+        if needs.queries or masks_itself:
             self.listener = Listener(Observer(policy, budget.block_size, share, rotary), masks_itself)
-        self._ring = QueryRing() if static and policy.needs_queries else None
+        self._ring = QueryRing() if static and needs.queries else None
         self._table: BlockTable | None = None
         self._pending: Pending | None = None
         self.cohorts: Cohorts[PagedLayer] = Cohorts([self])
@@ -332,9 +341,9 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             self.listener.observer.start(rows, heads, capacity, keys.device)
 
     def _new_table(self, rows: int, heads: int, device: torch.device) -> BlockTable:
-        policy = self.policy
-        sets, interval = self._scorer.sets(heads), policy.decision_interval
-        return BlockTable(self.budget, rows, sets, device, policy.token_local, interval, policy.absolute_noise)
+        needs = self.needs
+        sets, interval = self._scorer.sets(heads), needs.decision_interval
+        return BlockTable(self.budget, rows, sets, device, needs.token_local, interval, needs.absolute_noise)
 
     def _measure(self, keys: Tensor, values: Tensor) -> None:
         """Make tokens of a budget in bytes, for states like these."""
@@ -408,7 +417,10 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         table = self.table
         if table.victims_due:
             self.cohorts.of(self).choose_victims(real)
-        self.store.overwrite(table.next_slot(), keys, values, real)  # a pad evicts nothing
+        slot = table.next_slot()
+        if self.outlet.takes:
+            self._let_go(slot, table.positions_in(slot, real))
+        self.store.overwrite(slot, keys, values, real)  # a pad evicts nothing
         table.overwritten(real)
         return self.store.tensors
 
@@ -427,16 +439,29 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         limits, rank = self._limits(scores, positions), self._rank(scores, positions)
         if limits is None:
             kept = best_tokens(rank, positions, self.budget.capacity)
-            positions = positions.gather(-1, kept)
+            kept_positions = positions.gather(-1, kept)
         else:
             self.budget = self.budget.of(int(limits.max()))
-            kept, positions = best_within(rank, positions, limits, self.budget.capacity)
+            kept, kept_positions = best_within(rank, positions, limits, self.budget.capacity)
+        if self.outlet.takes:
+            leaves = not_kept(positions, kept, kept_positions)
+            staying = self.outlet.overflow(Held(full_k, full_v, positions.expand_as(leaves)), leaves)
+            full_k, full_v = staying.keys, staying.values
         # Without new tokens, these states are views of the storage.
         self.store.keep(full_k, full_v, kept, anew=count == 0 or self.store.slots != self.budget.capacity)
         scores = scores.gather(-1, kept)
         self.quota.scores = scores if limits is not None else None
-        self.table.replace(positions, scores if self.policy.token_local else None, count, real, limits)
+        self.table.replace(kept_positions, scores if self.needs.token_local else None, count, real, limits)
         self._settle(kept)
+
+    def _let_go(self, slots: Tensor, positions: Tensor) -> None:
+        """What stands in these slots `[B, S, 1]`, tokens at `positions` `[B, S, 1]`, is about to be overwritten."""
+        keys, values = self.storage
+        self.outlet.let_go(Held(gather_slots(keys, slots), gather_slots(values, slots), positions), slots)
+
+    def plan(self, begins: Tensor) -> None:
+        """A victim was chosen where `begins` `[B, S]` says so."""
+        self.outlet.plan(self.table.choice.slots, begins, Held(*self.storage, self.table.positions))
 
     def _settle(self, kept: Tensor | None) -> None:
         """Of the held and new tokens `kept` `[B, S, C]` stay; None = all."""
@@ -445,12 +470,12 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def _rank(self, scores: Tensor, positions: Tensor) -> Tensor:
         """`[B, S, tokens]` int64: the order in which tokens go, the protected ones last."""
-        rank = rank_keys(scores, positions, positions >= 0, self.policy.absolute_noise)
+        rank = rank_keys(scores, positions, positions >= 0, self.needs.absolute_noise)
         return rank.masked_fill(self._protected(positions), KEEP)
 
     def _protected(self, positions: Tensor) -> Tensor:
-        """The row's first real tokens and its newest block."""
-        newest = positions.amax(-1, keepdim=True) - self.budget.block_size
+        """The row's first real tokens and its newest."""
+        newest = positions.amax(-1, keepdim=True) - self.budget.recent
         return (positions >= 0) & ((positions < self.budget.protected) | (positions > newest))
 
     def _limits(self, scores: Tensor, positions: Tensor) -> Tensor | None:
@@ -571,7 +596,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             listener.observe_overflow(positions, table.held)
             known = listener.observer.statistics(positions)
             return self._scorer(keys, values, positions, seen, known, listener.count, self._room)
-        if not self.policy.token_local or table.held == 0:
+        if not self.needs.token_local or table.held == 0:
             return self.score_alike(keys, values, positions, seen)
         table.refresh_scores(self.score_slots)
         new = self.score_alike(keys[:, :, -count:], values[:, :, -count:], positions[..., -count:], seen)
@@ -619,7 +644,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def _fit_quota(self, table: BlockTable) -> None:
         positions = table.positions
-        scores = None if self.policy.reads_budget else self.quota.scores
+        scores = None if self.needs.reads_budget else self.quota.scores
         scores = self.score_slots(None) if scores is None else scores
         limits = self._limits(scores, positions)
         if limits is not None and (table.limits is None or not torch.equal(limits, table.limits)):
@@ -713,8 +738,10 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         if self._run is None or key_states.shape[0] != rows:
             self._check_rows(key_states.shape[0])
             raise RuntimeError(f"Layer {self.layer_idx} was left out of the forward before this one.")
-        slots = self._run.slots[self._first_row : self._first_row + rows, :, 0]
-        self.store.write(slots, key_states, value_states)
+        slots = self._run.slots[self._first_row : self._first_row + rows]
+        if self.outlet.takes:
+            self._let_go(slots, self._run.leaving[self._first_row : self._first_row + rows])
+        self.store.write(slots[:, :, 0], key_states, value_states)
         steps.took(self)
         return self.storage
 
@@ -753,6 +780,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.store.map_rows(change)
         self._table.map_rows(change)
         self.quota.scores = None
+        self.outlet.map_rows(change)
         if self._pending is not None:
             self._pending = self._pending.map_rows(change)
         if self.listener is not None:
@@ -781,6 +809,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self._table = self._pending = self._run = None
         self.quota.scores = None
         self.store.clear()
+        self.outlet.clear()
         if self.listener is not None:
             self.listener.clear()
 
@@ -816,7 +845,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
                 "them, or cache.crop(-n) first."
             )
         if self._table is None:
-            return PagedSnapshot(None, 1, 0, None, None, None, None, None, None)
+            return PagedSnapshot(None, 1, 0, None, None, None, None, None, None, None)
         self.commit()
         heads = self.storage[0].shape[1]
         return PagedSnapshot(
@@ -827,6 +856,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             table=self.table.snapshot(),
             observer=None if self.listener is None else self.listener.observer.snapshot(),
             ring=None if self._ring is None else self._ring.snapshot(),
+            outlet=self.outlet.snapshot(),
             scores=self.quota.scores,
             all_real=self._run.all_real if self._run is not None and self.steps and self.steps.joined else None,
         )
@@ -845,6 +875,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             self.listener.observer.restore(saved.observer, heads, device)
         if self._ring is not None and saved.ring is not None:
             self._ring.restore(saved.ring, device)
+        if saved.outlet is not None:
+            self.outlet.restore(saved.outlet, device)
         self.quota.scores = None if saved.scores is None else persistent(saved.scores.to(device))
 
     # ---- reading --------------------------------------------------------------------------------------------------

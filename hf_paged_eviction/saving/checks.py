@@ -79,8 +79,9 @@ def check_paged(saved: PagedSnapshot, layer: PagedLayer, rows: int, seen: int) -
     if saved.observer is not None:
         _check_observer(saved.observer, layer, (rows, heads, capacity), seen)
     if saved.ring is not None:
-        _need(layer.is_compileable and layer.policy.needs_queries, "it has a query that nobody asks for")
+        _need(layer.is_compileable and layer.needs.queries, "it has a query that nobody asks for")
         _need(saved.ring.example.ndim == 4 and saved.ring.example.shape[2] == 1, "its query is none")
+    _need(saved.outlet is None or layer.outlet.plans or layer.outlet.takes, "it has tokens that its disposal drops")
     _need(saved.all_real is None or layer.is_compileable, "it has compiled steps, and the cache is not static")
 
 
@@ -155,9 +156,9 @@ def _check_choice(choice: Choice, shape: tuple[int, int, int], size: int) -> Non
 
 
 def _check_observer(saved: ObserverSnapshot, layer: PagedLayer, shape: tuple[int, int, int], seen: int) -> None:
-    rows, policy, size = shape[0], layer.policy, layer.budget.block_size
-    _need(set(saved.tokens) == set(policy.token_statistics), f"it has the statistics {', '.join(saved.tokens)}")
-    _need(set(saved.rows) <= set(policy.row_statistics), f"it has the statistics {', '.join(saved.rows)}")
+    rows, needs, size = shape[0], layer.needs, layer.budget.block_size
+    _need(set(saved.tokens) == set(needs.token_statistics), f"it has the statistics {', '.join(saved.tokens)}")
+    _need(set(saved.rows) <= set(needs.row_statistics), f"it has the statistics {', '.join(saved.rows)}")
     for name, values in saved.tokens.items():
         _shape(name, values, shape, torch.float32)
     for name, values in saved.rows.items():

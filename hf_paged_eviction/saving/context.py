@@ -10,16 +10,15 @@ import torch
 import transformers
 from torch import Tensor
 
-from ..allocators import BudgetAllocator, make_allocator
 from ..allocators.cascade import Cascade, CascadeSnapshot
 from ..calibration.files import is_here
 from ..hybrid_layer import HybridLayer, paged_part
 from ..integration.padding import Padding, PaddingSnapshot
 from ..layer import PagedLayer, PagedSnapshot
+from ..naming.spelling import read as read_spelling
 from ..parts import Snapshot
 from ..policies import EvictionPolicy, make_policy
 from ..policies.calibrated import PREFIX
-from ..policies.spelling import read as read_spelling
 from ..store.sliding import SlidingSnapshot, StaticSlidingLayer
 from . import files
 from .checks import check_cascade, check_padding, check_paged, check_sliding
@@ -168,7 +167,6 @@ def read(path: str | Path, config: Any, input_ids: Tensor | None, policy: str | 
         check_text(content["text"], input_ids)
     settings = dict(content["settings"])
     settings["policy"] = _policy(settings["policy"], policy)
-    settings["allocator"] = _allocator(settings["allocator"])
     return SavedContext(
         settings, put_together(CacheSnapshot, content["state"], tensors), content["seen"], content["rows"]
     )
@@ -205,13 +203,6 @@ def _files(label: str) -> list[str]:
         left += spelling.hosts
         found += [str(value) for name, value in spelling.parameters.items() if name == "file"]
     return found
-
-
-def _allocator(label: str) -> BudgetAllocator:
-    if "(" not in label:
-        return make_allocator(label)
-    spelling = read_spelling(label)
-    return type(make_allocator(spelling.name))(**spelling.parameters)
 
 
 def restore(
