@@ -12,8 +12,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from ..naming import spell
 from ..parts import Snapshot
-from ..policies.spelling import spell
 from ..store.store import Store
 
 

@@ -19,6 +19,7 @@ from ..naming.spelling import read as read_spelling
 from ..parts import Snapshot
 from ..policies import EvictionPolicy, make_policy
 from ..policies.calibrated import PREFIX
+from ..policies.registry import POLICIES
 from ..store.sliding import SlidingSnapshot, StaticSlidingLayer
 from . import files
 from .checks import check_cascade, check_padding, check_paged, check_sliding
@@ -197,7 +198,7 @@ def _files(label: str) -> list[str]:
     """The files, or names on the Hub, that making this policy would look for."""
     if label.strip().startswith(PREFIX):
         return [label.strip().removeprefix(PREFIX)]
-    found, left = [], [read_spelling(label)] if "(" in label else []
+    found, left = [], [read_spelling(POLICIES.kind, label)] if "(" in label else []
     while left:
         spelling = left.pop()
         left += spelling.hosts
