@@ -11,6 +11,7 @@ import hf_paged_eviction
 from .bench import register as add_bench
 from .calibrate import register as add_calibrate
 from .chat import register as add_chat
+from .compress import register as add_compress
 from .evaluate import register as add_eval
 from .lists import register as add_lists
 from .report import register as add_report
@@ -40,7 +41,17 @@ def root(
     """What does a smaller KV cache cost? Accuracy, perplexity, time and memory of eviction policies at any budget."""
 
 
-for register in (add_eval, add_chat, add_score, add_report, add_verify, add_calibrate, add_bench, add_lists):
+for register in (
+    add_eval,
+    add_chat,
+    add_score,
+    add_report,
+    add_verify,
+    add_calibrate,
+    add_compress,
+    add_bench,
+    add_lists,
+):
     register(app)
 
 __all__ = ["app"]

@@ -125,11 +125,10 @@ def restore_other(saved: OtherSnapshot, layer: Any, device: torch.device, static
         static: compiled graphs are to know that tensors stay where they are.
     """
     for name, value in saved.plain.items():
-        if name == "dtype" and value is not None:
-            value = getattr(torch, str(value))
-        elif name == "device" and value is not None:
-            value = device
-        _set(layer, name, value)
+        if value is not None and name in ("dtype", "device"):
+            _set(layer, name, device if name == "device" else getattr(torch, str(value)))
+        else:
+            _set(layer, name, value)
     for name, tensor in saved.tensors.items():
         placed = persistent(tensor.to(device))
         if static:
