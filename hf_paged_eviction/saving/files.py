@@ -67,7 +67,7 @@ def _digest(content: str, tensors: Mapping[str, Tensor]) -> str:
     whole = sha256(content.encode())
     for name, tensor in sorted(tensors.items()):
         whole.update(f"\n{json.dumps(name)} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        whole.update(memoryview(tensor.reshape(-1).view(torch.uint8).numpy()))
+        whole.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return whole.hexdigest()
 
 
