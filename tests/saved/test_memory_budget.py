@@ -179,6 +179,7 @@ def test_a_wider_layer_later_is_refused() -> None:
     assert cache.budget == 12
 
 
+@NEEDS_514
 def test_storage_made_early_and_pool() -> None:
     model, pool = models.shared("llama"), StoragePool()
     shape = {"batch_size": 3, "num_heads": 2, "head_dim": 8, "dtype": torch.float32, "device": torch.device("cpu")}

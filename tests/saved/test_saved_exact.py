@@ -183,7 +183,7 @@ def test_after_every_mode(tmp_path: Path, mode: str, policy: str) -> None:
     go_on(model, [cache, again], text, whole, seen, (1, 1, 1, 1, 1, 6, 1))
 
 
-@pytest.mark.parametrize("mode", ["greedy", "sampling", "beam", "chunked_prefill"])
+@pytest.mark.parametrize("mode", ["greedy", "sampling", "beam", pytest.param("chunked_prefill", marks=NEEDS_514)])
 def test_generate_after_loading(tmp_path: Path, mode: str) -> None:
     model = models.shared("llama", OURS)
     cache, (ids, mask) = make(model, policy="h2o"), modes.batch(mode, padded=True)
