@@ -173,7 +173,7 @@ def main() -> None:
     parser.add_argument("--policies", nargs="+", default=["keydiff", "calibrated:embedded", "paged_eviction"])
     parser.add_argument("--budgets", nargs="+", type=int, default=[256, 512])
     parser.add_argument("--recent", nargs="+", type=int, default=[16, 64, 128], help="the first is compared with")
-    parser.add_argument("--texts", type=int, default=24, help="stretches of text at most")
+    parser.add_argument("--texts", type=int, default=12, help="stretches of text at most")
     parser.add_argument("--text-length", type=int, default=1536)
     parser.add_argument("--prompt", type=int, default=1024, help="tokens of a stretch that the answer follows")
     parser.add_argument("--chunk", type=int, default=64, help="tokens per forward")

@@ -7,7 +7,6 @@ once and are observed before anything is evicted. A full prompt x prompt matrix 
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -46,21 +45,17 @@ class Queries:
         return Queries(change(self.query), change(self.key), self.logits)
 
 
-class Watcher(Protocol):
-    """A policy, or an allocator."""
-
-    @property
-    def window(self) -> int | None: ...
-
-    def observe(self, statistics: Statistics, attention: Attention) -> Statistics: ...
+#: `observe` of a policy or an allocator.
+Observe = Callable[[Statistics, Attention], Statistics]
 
 
 def fold(
-    watcher: Watcher,
+    observe: Observe,
     found: Statistics,
     queries: Queries,
     key_positions: Tensor,
     query_positions: Tensor,
+    window: int | None = None,
     share: HeadShare = WHOLE,
     rotary: Rotary | None = None,
     weights: bool = True,
@@ -70,14 +65,15 @@ def fold(
     Args:
         key_positions: `[B, kv_heads, tokens]`.
         query_positions: `[B, q]`, -1 for queries that do not count.
+        window: how many of the last queries are shown; None = all.
         share: which of the layer's KV heads these are.
-        rotary: the layer's rotation, where the watcher asks for it.
-        weights: whether the watcher asks for attention weights, for which pieces are smaller.
+        rotary: the layer's rotation, where `observe` asks for it.
+        weights: whether `observe` asks for attention weights, for which pieces are smaller.
     """
     key = queries.key.detach()
-    for query, positions in _pieces(watcher.window, queries, query_positions, weights):
+    for query, positions in _pieces(window, queries, query_positions, weights):
         seen = Attention(query, key, positions, key_positions, queries.logits, share, rotary)
-        found = watcher.observe(found, seen)
+        found = observe(found, seen)
     return found
 
 
@@ -100,6 +96,10 @@ class Observer:
 
     Shapes: `B` rows, `H` KV heads, `P` block size, `C` budget.
 
+    Attributes:
+        observe: makes statistics of attention: `policy.observe`, unless somebody puts in its place what looks up
+            whether that is known already.
+
     Args:
         policy: makes statistics of attention.
         block_size: `P`.
@@ -111,6 +111,7 @@ class Observer:
         self, policy: EvictionPolicy, block_size: int, share: HeadShare = WHOLE, rotary: Rotary | None = None
     ) -> None:
         self.policy = policy
+        self.observe: Observe = policy.observe
         self.block_size = block_size
         self.share = share
         self.rotary = rotary
@@ -216,7 +217,7 @@ class Observer:
         asked = self._kept_positions(seen, query.shape[2])
         asked = asked.masked_fill((asked < self.until[:, None]) | ~due[:, None], -1)
         attention = Attention(query, key.detach(), asked, positions, self._logits, self.share, self.rotary)
-        return self.policy.observe(found, attention)
+        return self.observe(found, attention)
 
     def _drop_kept(self, count: int) -> None:
         del self._kept[:count], self._kept_real[:count]
@@ -266,7 +267,8 @@ class Observer:
             found[name] = torch.nn.functional.pad(found[name], (0, new))
         policy = self.policy
         found = fold(
-            policy, found, queries, key_positions, query_positions, self.share, self.rotary, policy.reads_weights
+            *(self.observe, found, queries, key_positions, query_positions),
+            *(policy.window, self.share, self.rotary, policy.reads_weights),
         )
         self._tokens = {name: found[name] for name in self.policy.token_statistics}
         self._rows = {name: found[name] for name in self.policy.row_statistics}
