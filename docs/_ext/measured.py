@@ -128,3 +128,26 @@ def lazy_reuse(_: str) -> str:
         "Perplexity if the victim is dropped at once, against reusing it lazily, on the embedded model "
         f"(`{found['command']}`):\n\n" + table(("policy", "budget", "change"), rows, numbers_from=2)
     )
+
+
+def recent_tokens(_: str) -> str:
+    """Perplexity and scores of tasks by `recent_tokens`, from `recent_tokens.json`."""
+    found = load("recent_tokens")
+    first, *others = found["settings"]["recent"]
+    rows: dict[tuple[str, int, str], list[str]] = {}
+    for row in found["perplexity"]:
+        if row["recent_tokens"] != first:
+            change, error = 100 * (row["ratio"] - 1), 100 * row["ratio_error"]
+            key = (f"`{row['policy']}`", row["budget"], f"text, {_WAYS[row['way']]}")
+            rows.setdefault(key, []).append(f"{change:+.1f}{_PLUS_MINUS}{error:.1f} %")
+    for row in found["tasks"]:
+        if row["recent_tokens"] != first:
+            key = (f"`{row['policy']}`", row["budget"], "tasks")
+            shown = f"{100 * row['gain']:+.1f}{_PLUS_MINUS}{100 * row['gain_error']:.1f}"
+            rows.setdefault(key, []).append(shown)
+    header = ("policy", "budget", "measured", *map(str, others))
+    lines = [(policy, str(budget), what, *values) for (policy, budget, what), values in sorted(rows.items())]
+    return table(header, lines, numbers_from=3)
+
+
+_WAYS = {"stream": "token by token", "chunks": "in chunks", "answer": "an answer"}
