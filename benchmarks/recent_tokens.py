@@ -1,9 +1,10 @@
 """What `recent_tokens=` is worth: `python benchmarks/recent_tokens.py --help`.
 
-The embedded model predicts stretches of the held-out modules: in chunks (`chunks`, as `paged-eviction eval --text` does),
-as an answer, where a long prompt is read in one forward and the rest comes token by token (`answer`), or, if asked for,
-all of it token by token (`stream`). Perplexity counts the tokens after the first eviction. Then it answers the tasks of the suite, whose question it meets
-after the context was compressed: what the newest tokens gain, the older ones lose.
+The embedded model predicts stretches of the held-out modules: in chunks (`chunks`, as `paged-eviction eval --text`), as
+an answer, where a long prompt is read in one forward and the rest comes token by token (`answer`), or, if asked for,
+all of it token by token (`stream`). Perplexity counts the tokens after the first eviction. Then the model answers the
+tasks of the suite, whose question it meets after the context was compressed: what the newest tokens gain, older ones
+lose.
 """
 
 import argparse
