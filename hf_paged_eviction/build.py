@@ -9,6 +9,7 @@ from transformers.cache_utils import Cache, DynamicSlidingWindowLayer
 from .allocators import BudgetAllocator, FixedAllocator, Given, HeadAllocator, LayerAllocator, Uniform, share_out
 from .allocators.cascade import Cascade
 from .allocators.quota import HeadQuota, RowQuota
+from .disposals import Disposal
 from .hybrid_layer import HybridLayer
 from .integration.heads import HeadShare
 from .integration.model_rotary import UnknownRotaryError, layer_rotaries
@@ -30,7 +31,7 @@ class LayerBuilder:
 
     Args:
         sizes: what the user asked for.
-        policy, heads, allocator, static: of the cache.
+        policy, heads, allocator, static, disposal: of the cache.
 
     Raises:
         ValueError: they do not go together.
@@ -43,6 +44,7 @@ class LayerBuilder:
         heads: Heads,
         allocator: BudgetAllocator,
         static: bool = False,
+        disposal: Disposal | None = None,
     ) -> None:
         if sizes.tokens is None and not isinstance(allocator, Uniform):
             raise ValueError(f"The allocator {allocator.name!r} needs budget= in tokens, not keep_ratio=.")
@@ -56,6 +58,7 @@ class LayerBuilder:
         self._sizes, self._policy, self._allocator, self._static = sizes, policy, allocator, static
         self.cascade = Cascade(allocator, sizes) if isinstance(allocator, LayerAllocator) else None
         self._heads: Heads = heads
+        self._disposal = disposal
 
     def _make(self, budget: BlockBudget, index: int, padding: Padding, share: HeadShare, rotary: Rotary | None) -> Any:
         own_size = not isinstance(self._allocator, Uniform)
@@ -63,6 +66,7 @@ class LayerBuilder:
             *(budget, self._policy, self._heads, index, padding, share, rotary),
             masks_itself=own_size,
             static=self._static,
+            disposal=self._disposal,
         )
         if self.cascade is not None:
             layer.quota = RowQuota(self.cascade, layer)
@@ -90,7 +94,7 @@ class LayerBuilder:
         return layers
 
     def _rotaries(self, config: Any, paged: Sequence[int]) -> Mapping[int, Rotary | None]:
-        if not self._policy.needs_rotary:
+        if not self._policy.needs.rotary:
             return {}
         try:
             return layer_rotaries(config, paged)
@@ -171,7 +175,7 @@ def check_static(config: Any, attention: str | None, policy: EvictionPolicy) -> 
         raise ValueError(
             f"static=True: {config.model_type} does not ask its cache for the size of its masks. Use static=False."
         )
-    if policy.needs_queries and is_latent_attention(config):
+    if policy.needs.queries and is_latent_attention(config):
         raise ValueError(
             f"static=True: {policy.label!r} compares queries with keys, and this model caches latents (MLA). Use "
             "static=False or a policy that reads keys and values."

@@ -13,6 +13,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from .allocators import BudgetAllocator, Given, Uniform, make_allocator
 from .arguments import check_config, check_flag, check_instance
 from .build import LayerBuilder, check_static, check_static_attention, given_shares, layer_budgets, make_steps
+from .disposals import Disposal, make_disposal
 from .hybrid_layer import HybridLayer, paged_part
 from .integration.masks import MaskWatch, TellingOffset, open_channel
 from .integration.models import (
@@ -62,8 +63,9 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         attention_mask: `[rows, length]`, nonzero = real token. Normally learned from the model by itself; if given,
             it wins for the columns it covers. `rows` may divide the batch (beams). `reset` forgets it.
         allocator: how the budget of all layers together is shared out among layers and KV heads; a name from
-            `available_allocators()` or a `BudgetAllocator`. All but "uniform" need the attention implementation
-            "paged_eviction".
+            `available_allocators()`, perhaps with parameters, or a `BudgetAllocator`. All but "uniform" need the
+            attention implementation "paged_eviction".
+        disposal: what becomes of the tokens that are evicted; a name from `available_disposals()` or a `Disposal`.
         keep_ratio: instead of `budget`, the share of the first forward's tokens to hold, rounded up to a block. With
             chunked prefill the first chunk counts, so give `budget` there.
         static: keep every tensor at its place, so that a decode step compiles into one graph that never changes:
@@ -91,6 +93,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         *,
         recent_tokens: int | None = None,
         allocator: str | BudgetAllocator = "uniform",
+        disposal: str | Disposal = "drop",
         keep_ratio: float | None = None,
         static: bool = False,
         pool: StoragePool | None = None,
@@ -110,7 +113,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             raise ValueError(f'heads must be "shared" or "separate", got {heads!r}.')
         check_model(config, _inside_encoder_decoder, heads)
         scorer.check_model(config)
-        if is_latent_attention(config) and not scorer.supports_mla:
+        if is_latent_attention(config) and not scorer.needs.supports_mla:
             raise ValueError(
                 f"The policy {scorer.name!r} compares norms of keys and values, but this model caches latents (MLA). "
                 "Use one that does not, such as 'keydiff', 'streaming_llm' or 'random'."
@@ -120,7 +123,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         self._policy, self._allocator = scorer, shares
         self._sizes, self._protection = sizes, protection
         # Settled here, because `update` asks for every layer and token.
-        self._needs_our_attention = scorer.needs_queries or not isinstance(shares, Uniform)
+        self._needs_our_attention = scorer.needs.queries or not isinstance(shares, Uniform)
         self._check_attention()
         if static:
             check_static(config, self._attention.name, scorer)
@@ -131,7 +134,8 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         # The decoder's own prompt is a start token: no pads to be told of.
         self._padding = Padding(attention_mask, expected=not _inside_encoder_decoder)
         self._masks = MaskWatch()
-        builder = LayerBuilder(sizes, scorer, heads, shares, static)
+        self._disposal = make_disposal(disposal)
+        builder = LayerBuilder(sizes, scorer, heads, shares, static, self._disposal)
         self._cascade = builder.cascade
         Cache.__init__(self, layers=builder.fill(plan, self._padding, config))
         self._cohorts = Cohorts([layer for _, layer in self.paged_layers])
@@ -150,6 +154,11 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         """What scores the tokens."""
         return self._policy
 
+    @property
+    def disposal(self) -> Disposal:
+        """What becomes of evicted tokens."""
+        return self._disposal
+
     def _check_attention(self) -> None:
         if self._attention.shows_queries and self._why_not_ours is not None:
             raise ValueError(
@@ -159,10 +168,10 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             )
         if self._attention.shows_queries or not self._needs_our_attention:
             return
-        if self._policy.needs_queries:
+        if self._policy.needs.queries:
             reason = f"The policy {self._policy.label!r} decides by queries or attention, and only"
         else:
-            reason = f"With the allocator {self._allocator.name!r} layers or heads hold different numbers, and only"
+            reason = f"With the allocator {self._allocator.label!r} layers or heads hold different numbers, and only"
         reason = f"{reason} the attention implementation {PAGED_EVICTION!r} can serve that"
         if self._why_not_ours is not None:
             raise ValueError(

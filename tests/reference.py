@@ -421,6 +421,7 @@ class Group:
     tokens: list[Token] = field(default_factory=list)  # in logical order
     victim: int | None = None  # logical block that is being overwritten
     used: int = 0  # slots of it that are overwritten
+    left: list[tuple[int, Token]] = field(default_factory=list)  # which have left, with the columns seen by then
 
 
 @dataclass
@@ -521,9 +522,9 @@ class SlowLayer:
                 if self.held + count <= self.budget:
                     self._append(group, row.pending)
                 elif count == 1 and self.held == self.budget:
-                    self._overwrite(group, row.pending[0])
+                    self._overwrite(group, row.pending[0], len(row.columns))
                 else:
-                    self._trim(group, row.pending)
+                    self._trim(group, row.pending, len(row.columns))
             row.pending = []
         self.held = min(self.held + count, self.budget)
 
@@ -581,7 +582,7 @@ class SlowLayer:
         group.pads += new.count(None)
         group.tokens += [token for token in new if token is not None]
 
-    def _overwrite(self, group: Group, new: Token | None) -> None:
+    def _overwrite(self, group: Group, new: Token | None, seen: int) -> None:
         if new is None:  # nothing worth keeping came: the row stays as it is
             return
         if group.pads:
@@ -590,7 +591,9 @@ class SlowLayer:
             return
         if group.victim is None or group.used == self.block_size:
             group.victim, group.used = self._next_victim(group, new.position), 0
-        group.tokens[group.victim * self.block_size + group.used] = new
+        slot = group.victim * self.block_size + group.used
+        group.left.append((seen, group.tokens[slot]))
+        group.tokens[slot] = new
         group.used += 1
 
     def _next_victim(self, group: Group, seen: int) -> int:
@@ -608,7 +611,7 @@ class SlowLayer:
         ]
         return min(candidates, key=keys.__getitem__)
 
-    def _trim(self, group: Group, new: list[Token | None]) -> None:
+    def _trim(self, group: Group, new: list[Token | None], seen: int) -> None:
         self._append(group, new)
         tokens = sorted(group.tokens, key=lambda token: token.position)
         excess = group.pads + len(tokens) - self.budget
@@ -620,6 +623,7 @@ class SlowLayer:
         keys = rank(scores, [token.position for token in tokens], self.absolute_noise)
         losers = set(sorted(candidates, key=keys.__getitem__)[: excess - from_pads])
         assert len(losers) == excess - from_pads
+        group.left += [(seen, tokens[at]) for at in sorted(losers)]
         group.tokens = [token for at, token in enumerate(tokens) if at not in losers]
         group.victim, group.used = None, 0
 

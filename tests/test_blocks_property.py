@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass
 from functools import cache as memoize
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers.masking_utils import AttentionMaskInterface
 
 import models
-from hf_paged_eviction import EvictionPolicy, PagedEvictionCache, ScoreContext
+from hf_paged_eviction import EvictionPolicy, Needs, PagedEvictionCache, ScoreContext
 from reference import SLOW_POLICIES, SlowLayer, Vector
 
 LAYERS = 2
@@ -29,7 +29,7 @@ LAYERS = 2
 class FirstValue(EvictionPolicy):
     """The score is the first number of the value: exact in every order of summation."""
 
-    token_local: ClassVar[bool] = True
+    needs = Needs(token_local=True)
 
     def score(self, context: ScoreContext) -> Tensor:
         return context.values[..., 0].float()
@@ -39,7 +39,7 @@ class FirstValue(EvictionPolicy):
 class ComparedFirstValue(FirstValue):
     """The same, declared as a score that depends on the other tokens: another path, the same result."""
 
-    token_local: ClassVar[bool] = False
+    needs = Needs(token_local=False)
 
 
 def slow_first_value(
@@ -69,6 +69,7 @@ class Play:
         recording: bool = False,
         policy: str | None = None,
         seed: int = 0,
+        disposal: Any = "drop",
     ) -> None:
         own = ComparedFirstValue() if compared else FirstValue()
         self.exact_scores = policy is None
@@ -81,6 +82,7 @@ class Play:
             sink_tokens=sink_tokens,
             recent_tokens=recent,
             record_past=recording,
+            disposal=disposal,
         )
         score = SLOW_POLICIES[policy] if policy else slow_first_value
         self.slow = [

@@ -19,7 +19,7 @@ from .table import BlockTable, ScoreSlots
 class Member(Protocol):
     """What a cohort asks of a layer."""
 
-    policy: Any
+    needs: Any
 
     @property
     def rotary(self) -> Any: ...
@@ -31,6 +31,10 @@ class Member(Protocol):
     def storage(self) -> tuple[Tensor, Tensor]: ...
 
     def alike(self, other: Any) -> bool: ...
+
+    outlet: Any
+
+    def plan(self, begins: Tensor) -> None: ...
 
     def score_slots(self, slots: Tensor | None) -> Tensor: ...
 
@@ -93,13 +97,21 @@ class Cohort(Generic[_Layer]):
 
     def _choose_victims(self, real: Tensor | None) -> None:
         if not self._given:
-            _choose(self.table, self.layers[0].score_slots, real)
+            self._plan(_choose(self.table, self.layers[0].score_slots, real))
             return
         self.table.write_back()
         self._hand_counters()
-        _choose(self.table, _score_together(self.layers), None if real is None else real.repeat(len(self.layers), 1))
+        real = None if real is None else real.repeat(len(self.layers), 1)
+        begins = _choose(self.table, _score_together(self.layers), real)
         self._hand_out()
         self._hand_counters()
+        self._plan(begins)
+
+    def _plan(self, begins: Tensor) -> None:
+        """Tell the layers' outlets, where they want to know."""
+        if self.layers[0].outlet.plans:
+            for layer, begins_here in zip(self.layers, begins.split(self._tables[0].rows), strict=True):
+                layer.plan(begins_here)
 
     # ---- counting between compiled steps ------------------------------------------------------------------------
 
@@ -170,7 +182,8 @@ class Cohorts(Generic[_Layer]):
         return cohorts
 
 
-def _choose(table: BlockTable, score_slots: ScoreSlots, real: Tensor | None) -> None:
+def _choose(table: BlockTable, score_slots: ScoreSlots, real: Tensor | None) -> Tensor:
+    """Returns `[B, S]` bool: where a victim was chosen."""
     counters, phase = table.counters, table.phase
     counters.chosen_at = counters.seen
     table.refresh_scores(score_slots)
@@ -178,13 +191,15 @@ def _choose(table: BlockTable, score_slots: ScoreSlots, real: Tensor | None) -> 
     used_up = (counters.seen - phase.full_at) % table.block_size == 0
     if real is not None:
         used_up = used_up & real
-    victim = _next_victim(table, used_up & full)
+    moving = used_up & full
+    victim = _next_victim(table, moving)
     if phase.order is not None:
         # A row that still holds pads goes on to its next logical block, which lies in the pads' slots.
         victim = torch.where(full, victim, table.block_of_pads())
-    evicted_blocks = table.choice.evicted_blocks + (used_up & full).any(-1)
+    evicted_blocks = table.choice.evicted_blocks + moving.any(-1)
     table.choice = replace(table.choice, evicted_blocks=evicted_blocks)
     table.begin(torch.where(used_up, victim, table.choice.block))
+    return moving
 
 
 def _next_victim(table: BlockTable, moving: Tensor) -> Tensor:
@@ -225,5 +240,5 @@ def _score_together(layers: Sequence[Member]) -> ScoreSlots:
             torch.cat([layer.table.seen - layer.table.pads for layer in layers]),
         )
 
-    stackable = first.policy.token_local and not first.policy.by_layer
+    stackable = first.needs.token_local and not first.needs.by_layer
     return at_once if stackable and all(layer.rotary is first.rotary for layer in layers) else one_by_one

@@ -220,6 +220,17 @@ class BlockTable:
         place = (counters.seen - self.phase.full_at) % self.block_size
         return self.choice.slots.gather(2, place[..., None])
 
+    def positions_in(self, slots: Tensor, real: Tensor | None) -> Tensor:
+        """`[B, S, 1]` positions of the tokens that `next_slot` is about to lose, -1 where it loses none.
+
+        What stands there has been there since before this block was chosen, so its position is written down.
+
+        Args:
+            real: `[B, 1]` bool, rows whose new token is no pad; None = all.
+        """
+        positions = self.tokens.positions.gather(-1, slots)
+        return positions if real is None else positions.masked_fill(~real[..., None], -1)
+
     def overwritten(self, real: Tensor | None) -> None:
         """The slot given by `next_slot` was written; `real` `[B, 1]` bool, rows whose token was no pad, None = all."""
         self.counters.in_arrival_order = False

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import models
 import modes
-from hf_paged_eviction import EvictionPolicy, PagedEvictionCache, ScoreContext, available_policies
+from hf_paged_eviction import EvictionPolicy, Needs, PagedEvictionCache, ScoreContext, available_policies
 from hf_paged_eviction.table.cohort import Cohort, Cohorts
 
 pytestmark = pytest.mark.contract
@@ -27,7 +27,7 @@ class ByLayer(EvictionPolicy):
     """Token-local, and another order in each layer and head, as a calibrated policy has."""
 
     name: ClassVar[str] = "by_layer"
-    token_local: ClassVar[bool] = True
+    needs = Needs(token_local=True)
 
     def score(self, context: ScoreContext) -> Tensor:
         """A direction of the keys that turns from layer to layer."""
