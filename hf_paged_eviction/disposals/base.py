@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from ..policies.spelling import spell
+from ..naming import spell
 from ..store.store import Store
 
 

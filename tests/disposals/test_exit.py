@@ -210,7 +210,7 @@ def test_by_name() -> None:
     model = models.shared("llama")
     assert PagedEvictionCache(model.config, budget=64).disposal == Drop()
     for wrong, message in [
-        ("dorp", "Unknown disposal 'dorp'. Available: .*drop"),
+        ("dorp", "Unknown disposal 'dorp'. Did you mean 'drop'"),
         ("drop(bits=2)", "drop has no parameter bits"),
         ("drop(2)", "character 6"),
     ]:
