@@ -136,18 +136,20 @@ def recent_tokens(_: str) -> str:
     first, *others = found["settings"]["recent"]
     rows: dict[tuple[str, int, str], list[str]] = {}
     for row in found["perplexity"]:
+        cell = f"{row['perplexity']:.1f}"
         if row["recent_tokens"] != first:
-            change, error = 100 * (row["ratio"] - 1), 100 * row["ratio_error"]
-            key = (f"`{row['policy']}`", row["budget"], f"text, {_WAYS[row['way']]}")
-            rows.setdefault(key, []).append(f"{change:+.1f}{_PLUS_MINUS}{error:.1f} %")
+            cell = f"{100 * (row['ratio'] - 1):+.1f}{_PLUS_MINUS}{100 * row['ratio_error']:.1f} %"
+        rows.setdefault((row["policy"], row["budget"], _WAYS[row["way"]]), []).append(cell)
     for row in found["tasks"]:
+        cell = f"{100 * row['score']:.1f}"
         if row["recent_tokens"] != first:
-            key = (f"`{row['policy']}`", row["budget"], "tasks")
-            shown = f"{100 * row['gain']:+.1f}{_PLUS_MINUS}{100 * row['gain_error']:.1f}"
-            rows.setdefault(key, []).append(shown)
-    header = ("policy", "budget", "measured", *map(str, others))
-    lines = [(policy, str(budget), what, *values) for (policy, budget, what), values in sorted(rows.items())]
-    return table(header, lines, numbers_from=3)
+            cell = f"{100 * row['gain']:+.1f}{_PLUS_MINUS}{100 * row['gain_error']:.1f}"
+        rows.setdefault((row["policy"], row["budget"], "tasks"), []).append(cell)
+    lines = [
+        (f"`{policy}`", str(budget), what, *cells, *[""] * (1 + len(others) - len(cells)))
+        for (policy, budget, what), cells in sorted(rows.items())
+    ]
+    return table(("policy", "budget", "measured", *map(str, (first, *others))), lines, numbers_from=3)
 
 
-_WAYS = {"stream": "token by token", "chunks": "in chunks", "answer": "an answer"}
+_WAYS = {"stream": "text, token by token", "chunks": "text, in chunks", "answer": "answers"}
