@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .library import (
         CacheStats,
+        Disposal,
         EvictionPolicy,
         LayerStats,
         Needs,
@@ -21,11 +22,13 @@ if TYPE_CHECKING:
         StoragePool,
         Verification,
         available_allocators,
+        available_disposals,
         available_modifiers,
         available_policies,
         check_policy,
         compress_by_probe,
         make_allocator,
+        make_disposal,
         make_policy,
         paged_encoder_decoder_cache,
         register_policy,
@@ -36,6 +39,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "CacheStats",
+    "Disposal",
     "EvictionPolicy",
     "LayerStats",
     "Needs",
@@ -45,11 +49,13 @@ __all__ = [
     "Verification",
     "__version__",
     "available_allocators",
+    "available_disposals",
     "available_modifiers",
     "available_policies",
     "check_policy",
     "compress_by_probe",
     "make_allocator",
+    "make_disposal",
     "make_policy",
     "paged_encoder_decoder_cache",
     "register_policy",

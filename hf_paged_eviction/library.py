@@ -2,6 +2,7 @@
 
 from .allocators import available_allocators, make_allocator
 from .cache import PagedEvictionCache
+from .disposals import Disposal, available_disposals, make_disposal
 from .policies import (
     EvictionPolicy,
     Needs,
@@ -19,6 +20,7 @@ from .verification import Verification, check_policy, verify
 
 __all__ = [
     "CacheStats",
+    "Disposal",
     "EvictionPolicy",
     "LayerStats",
     "Needs",
@@ -27,11 +29,13 @@ __all__ = [
     "StoragePool",
     "Verification",
     "available_allocators",
+    "available_disposals",
     "available_modifiers",
     "available_policies",
     "check_policy",
     "compress_by_probe",
     "make_allocator",
+    "make_disposal",
     "make_policy",
     "paged_encoder_decoder_cache",
     "register_policy",

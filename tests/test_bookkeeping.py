@@ -111,7 +111,7 @@ def static_pair(window: int = 8, padding: Padding | None = None) -> tuple[PagedL
     """A paged and a sliding layer that take steps together, the sliding one last."""
     paged = PagedLayer(SIZES, Counting(), padding=padding, static=True)
     sliding = StaticSlidingLayer(window)
-    StaticSteps([paged], [sliding], sliding)
+    StaticSteps(Cohorts([paged]), [sliding], sliding)
     return paged, sliding
 
 

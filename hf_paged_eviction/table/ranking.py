@@ -86,6 +86,19 @@ def best_tokens(keys: Tensor, positions: Tensor, count: int) -> Tensor:
     return kept.gather(-1, order)
 
 
+def not_kept(positions: Tensor, kept: Tensor, kept_positions: Tensor) -> Tensor:
+    """`[batch, heads, candidates]` bool: the real tokens at `positions` that are not among the kept ones.
+
+    Args:
+        positions: `[batch, 1 or heads, candidates]`.
+        kept, kept_positions: `[batch, heads, count]` indices and positions; where the latter is -1, an index means
+            nothing.
+    """
+    positions = positions.expand(-1, kept.shape[1], -1)
+    stays = torch.zeros_like(positions).scatter_add(-1, kept, (kept_positions >= 0).long())
+    return (positions >= 0) & (stays == 0)
+
+
 def best_within(keys: Tensor, positions: Tensor, limits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """As `best_tokens`, with a limit of its own for each row and head.
 
