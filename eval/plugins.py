@@ -1,4 +1,4 @@
-"""Modules named with `--plugin`: they register policies and allocators of their own."""
+"""Modules named with `--plugin`: they register policies, allocators or disposals of their own."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ VARIABLE = "PAGED_EVICTION_PLUGINS"
 
 
 def load_plugins(names: Sequence[str]) -> None:
-    """Import modules, or `.py` files, that register policies and allocators.
+    """Import modules, or `.py` files, that register policies, allocators or disposals.
 
     Those that the process was started with are loaded, too: a worker process calls this without names.
 
@@ -42,16 +42,18 @@ def plugin_names() -> list[str]:
 
 def others_register() -> bool:
     """Whether there may be more than this package has. Loads nothing."""
-    groups = (f"hf_paged_eviction.{kind}" for kind in ("policies", "allocators"))
+    groups = (f"hf_paged_eviction.{kind}" for kind in ("policies", "allocators", "disposals"))
     return bool(plugin_names()) or any(entry_points(group=group) for group in groups)
 
 
 def plugin_facts() -> list[dict[str, Any]]:
     """What is registered and not of this package, however it came here: module, its package and SHA-256 of its file."""
     from hf_paged_eviction.allocators.registry import ALLOCATORS
+    from hf_paged_eviction.disposals.registry import DISPOSALS
     from hf_paged_eviction.policies.registry import POLICIES
 
-    classes = [*POLICIES.classes.values(), *ALLOCATORS.classes.values()]
+    registries: tuple[Any, ...] = (POLICIES, ALLOCATORS, DISPOSALS)
+    classes = [cls for registry in registries for cls in registry.classes.values()]
     modules = sorted({cls.__module__ for cls in classes if not cls.__module__.startswith("hf_paged_eviction")})
     return [_facts(name) for name in modules]
 

@@ -42,8 +42,8 @@ def root(
         list[str] | None,
         typer.Option(
             metavar="MODULE",
-            help="A module or .py file that registers policies or allocators of your own; before the command, and as "
-            "often as there are modules.",
+            help="A module or .py file that registers policies, allocators or disposals of your own. Stands before the "
+            "command, once for each module.",
         ),
     ] = None,
 ) -> None:
