@@ -79,6 +79,11 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
         if seat is not None:
             self.evicted += max(seat.seen - self.roster.capacity, 0)
 
+    def free_all_requests(self) -> None:
+        """Give back everything, also what a forward that failed was about to use."""
+        super().free_all_requests()
+        self._step = self._new_step()
+
     def fork_blocks(
         self, source_request_id: str, dest_request_id: str, past_length: int
     ) -> tuple[list[int], list[int]]:

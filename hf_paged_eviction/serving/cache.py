@@ -1,8 +1,5 @@
 """transformers' paged cache, of which the full-attention layers evict."""
 
-from typing import Any
-
-from torch import Tensor
 from transformers.generation.continuous_batching.cache import PagedAttentionCache
 from transformers.generation.continuous_batching.cache_allocators import FullAttentionCacheAllocator
 from transformers.generation.continuous_batching.requests import RequestState

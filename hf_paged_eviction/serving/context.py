@@ -59,9 +59,7 @@ class PagedBatching:
     def close(self, hard: bool = False) -> None:
         """Let all requests come to their end (or fail them, if `hard`), and forget the managers."""
         for manager in list(self._managers):
-            if manager.is_running():
-                manager.stop(hard_stop=hard)
-            manager.destroy()
+            manager.close(hard)
         if getattr(self._model, _CACHED, None) in self._managers:
             delattr(self._model, _CACHED)
 
@@ -84,8 +82,9 @@ def paged_batching(
     `PagedEvictionCache` and the same `prefill_chunk_size`. Its pages are reserved when it is admitted, so that none is
     ever preempted. Outside, the model is as before. Only this model object is touched.
 
-    Off inside, because an evicting cache cannot have it: sharing of pages between equal prefixes. Refused with a reason:
-    CUDA graphs, compiled steps, asynchronous batching, block tables, offloading, other schedulers, tensor parallelism.
+    Off inside, because an evicting cache cannot have it: sharing of pages between equal prefixes. Refused with a
+    reason: CUDA graphs, compiled steps, asynchronous batching, block tables, offloading, other schedulers, tensor
+    parallelism.
 
     Args:
         model: with a language-model head.

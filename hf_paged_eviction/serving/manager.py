@@ -59,8 +59,8 @@ class BoundedManager(ContinuousBatchingManager):  # type: ignore[misc]
         """
         if "budget" in kwargs:
             raise ValueError(
-                "All requests have the budget that paged_batching was given, because the masks of a step are made for "
-                "it. Open a second paged_batching on a copy of the model for another budget."
+                "All requests have the budget that paged_batching was given, because what is known of their tokens is "
+                "kept in tensors of one size. Run a second model with its own paged_batching for another budget."
             )
         added: str | None = super().add_request(input_ids, request_id, *args, **kwargs)
         if added is not None:
@@ -82,6 +82,13 @@ class BoundedManager(ContinuousBatchingManager):  # type: ignore[misc]
         processor = self.batch_processor
         super().stop(*args, **kwargs)
         self._last = _stats(processor) if processor is not None else self._last
+
+    def close(self, hard: bool) -> None:
+        """Let all requests come to their end (or fail them, if `hard`), and give up the memory."""
+        if self.is_running():
+            self.stop(hard_stop=hard)
+        self._last, self.batch_processor = self.stats(), None
+        self.destroy()
 
     def stats(self) -> BatchingStats:
         """What live requests hold, as of the last step."""
@@ -105,7 +112,7 @@ def _stats(processor: ContinuousBatchProcessor) -> BatchingStats:
         admitted=bounded.admitted,
         refused=scheduler.refused,
         evicted=bounded.evicted + sum(request.evicted for request in requests),
-        pages=cache.num_blocks,
+        pages=bounded.num_blocks,
         pages_in_use=sum(request.pages for request in requests),
         page_size=bounded.tokens_per_page,
         steps=bounded.steps,

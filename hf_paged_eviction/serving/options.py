@@ -1,5 +1,6 @@
 """What a user asks of `paged_batching`, checked before anything is made of it."""
 
+import warnings
 from copy import deepcopy
 from dataclasses import dataclass
 from math import ceil
@@ -54,10 +55,17 @@ class ServingOptions:
         scorer = make_policy(policy)
         _refuse_queries(scorer)
         _refuse_parallel(model)
-        alone = PagedEvictionCache(model.config, budget, block_size, scorer, "shared", sink_tokens, protected_prefix)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # they speak of `generate`
+            alone = PagedEvictionCache(
+                model.config, budget, block_size, scorer, "shared", sink_tokens, protected_prefix
+            )
         layers = dict(alone.paged_layers)
         if not layers:
-            raise ValueError(f"No layer of this {model.config.model_type} model can evict: use it without this room.")
+            raise ValueError(
+                f"No layer of this {model.config.model_type} model can evict: all hold a fixed number of tokens "
+                "already. Use its continuous batching as it is."
+            )
         sizes = next(iter(layers.values())).budget
         chunk = whole_number("prefill_chunk_size", prefill_chunk_size, 1)
         return cls(sizes, scorer, chunk, layers)
@@ -89,7 +97,7 @@ class ServingOptions:
         config.max_blocks_per_request = 0
         if config.safety_margin is None:
             config.safety_margin = 0.0  # pages are reserved: a reserve of free ones would only lie idle
-        if device.type == "cpu":
+        if device.type == "cpu" and config.max_memory_percent is None:
             self._bound_memory(config)
         self.check_room(config)
         return config
@@ -161,15 +169,15 @@ def _refusals(config: ContinuousBatchingConfig) -> list[tuple[bool, str]]:
 def _refuse_queries(policy: EvictionPolicy) -> None:
     if policy.needs_queries:
         raise ValueError(
-            f"The policy {policy.label!r} decides by queries or attention. Continuous batching packs the tokens of all "
-            "requests into one row and computes attention by transformers' own functions, which show queries to "
-            "nobody. Use a policy on keys, values and positions, such as 'keydiff', 'key_norm' or 'calibrated:FILE'; or "
-            "PagedEvictionCache with generate."
+            f"The policy {policy.label!r} decides by queries or attention. Continuous batching packs the tokens of "
+            "all requests into one row and computes attention by transformers' own functions, which show queries to "
+            "nobody. Use a policy on keys, values and positions, such as 'keydiff', 'key_norm' or 'calibrated:FILE'; "
+            "or PagedEvictionCache with generate."
         )
     if policy.decision_interval > 1:
         raise ValueError(
-            f"The policy {policy.label!r} chooses victims every {policy.decision_interval} tokens; here they are chosen "
-            "a block at a time. Use another policy, or PagedEvictionCache with generate."
+            f"The policy {policy.label!r} chooses victims every {policy.decision_interval} tokens; here they are "
+            "chosen a block at a time. Use another policy, or PagedEvictionCache with generate."
         )
 
 

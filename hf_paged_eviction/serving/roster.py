@@ -1,8 +1,8 @@
 """The bookkeeping of all live requests in all paged layers: which token is in which slot, and which goes next.
 
-It decides as the table and the cohort of a `PagedEvictionCache` do for one unpadded row: slots are filled in order; from
-then on the block with the lowest score is overwritten; several tokens that do not fit make every layer choose anew. What
-differs between requests is a number on the host (their seat), what differs between layers is a tensor with all
+It decides as the table and the cohort of a `PagedEvictionCache` do for one unpadded row: slots are filled in order;
+from then on the block with the lowest score is overwritten; several tokens that do not fit make every layer choose
+anew. How far a request is, is a number on the host (its seat). What differs between layers is a tensor with all
 requests in it, so that a step costs the same few operations for one request and for a hundred.
 """
 

@@ -11,8 +11,8 @@ _Batch = tuple[list[FutureRequestState] | None, bool, int, int]
 class FixedCutScheduler(FIFOScheduler):  # type: ignore[misc]
     """First in, first out, and every prompt is cut every `cut` tokens.
 
-    transformers' scheduler cuts prompts wherever a batch happens to be full. Where tokens are evicted at a cut, an answer
-    would then depend on its neighbours. Here a chunk that does not fit waits for the next forward.
+    transformers' scheduler cuts prompts wherever a batch happens to be full. Where tokens are evicted at a cut, an
+    answer would then depend on its neighbours. Here a chunk that does not fit waits for the next forward.
 
     Made by `convert`, which takes over a scheduler of transformers.
 
@@ -79,6 +79,8 @@ class FixedCutScheduler(FIFOScheduler):  # type: ignore[misc]
         while self._take_first(waiting):  # in order of arrival: nobody overtakes
             pass
         self._cleanup_waiting_queue({future.state.request_id for future in self._batch})
+        if waiting and not self.active_requests:
+            return None, False, 0, 0  # not even an empty cache has room for it: transformers says so and stops
         return self._batch, False, token_budget - self._left, self._read
 
     def _take_first(self, states: "list[RequestState] | deque[RequestState]") -> bool:

@@ -135,8 +135,8 @@ class Step:
 
 
 def _tokens(entry: Entry, first: int) -> Iterator[tuple[int, int, int, int, int]]:
-    """Of each token: its place in the forward, its seat, its slot (or its place in the block that it overwrites), whether
-    it overwrites, its position."""
+    """Of each token: its place in the forward, its seat, its slot (or its place in the block that it overwrites),
+    whether it overwrites, its position."""
     seen = entry.seat.seen - entry.count
     for at in range(entry.count):
         if entry.place is None:
