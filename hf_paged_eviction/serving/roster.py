@@ -148,8 +148,8 @@ class Roster:
         new = torch.arange(seat.seen - (len(keys) - held), seat.seen, device=self.pages.device)
         positions = torch.cat([self.positions[layer, seat.number, :held], new])[None, None]
         seen = new[-1:] + 1
-        stacked = [states.transpose(0, 1)[None] for states in (keys, values)]
-        scores = self._layers[layer].score_alike(*stacked, positions, seen)
+        states = keys.transpose(0, 1)[None], values.transpose(0, 1)[None]
+        scores = self._layers[layer].score_alike(*states, positions, seen)
         rank = rank_keys(scores, positions, positions >= 0, self._policy.absolute_noise)
         safe = (positions < self.sizes.protected) | (positions > seen - 1 - self.block_size)
         kept = best_tokens(rank.masked_fill(safe, KEEP), positions, self.capacity)

@@ -63,7 +63,7 @@ class FixedCutScheduler(FIFOScheduler):  # type: ignore[misc]
 
     def schedule_batch(self, token_budget: int, cache_budget: int) -> _Batch:
         """Choose the requests of the next forward, see `Scheduler.schedule_batch`."""
-        self.starved_requests = []  # nobody starves: pages are reserved
+        self.starved_requests: list[tuple[RequestState, int]] = []  # nobody starves: pages are reserved
         self._admits = self._try_to_meet_safety_margin() or not self.active_requests
         self._batch: list[FutureRequestState] = []
         self._left, self._read = token_budget, 0
