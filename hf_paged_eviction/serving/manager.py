@@ -1,5 +1,6 @@
 """transformers' manager of continuous batching, with a bound for every request."""
 
+from collections.abc import Callable
 from typing import Any
 
 from transformers import ContinuousBatchingConfig
@@ -67,6 +68,20 @@ class BoundedManager(ContinuousBatchingManager):  # type: ignore[misc]
             for child in range(self._children):
                 super().add_request(input_ids, f"{added}__child#{child}", *args, **kwargs)
         return added
+
+    def register_result_handler(self, request_id: str, callback: Callable[[Any], None]) -> None:
+        """See `ContinuousBatchingManager.register_result_handler`. What came before it was registered is not lost."""
+        super().register_result_handler(request_id, callback)
+        results = self.output_router.output_queue
+        early = [results.get_nowait() for _ in range(results.qsize())]
+        for result in early:
+            self.output_router.deliver(result)
+
+    def cancel_request(self, request_id: str) -> None:
+        """Cancel a request, see `ContinuousBatchingManager.cancel_request`; its handler hears no more."""
+        super().cancel_request(request_id)
+        with self.output_router._lock:
+            self.output_router.result_handlers.pop(request_id, None)
 
     def _create_batch_processor(self) -> ContinuousBatchProcessor:
         processor = super()._create_batch_processor()

@@ -16,6 +16,8 @@ from ..table.budget import BlockBudget, whole_number
 
 #: Live requests that pages are made for on a CPU, where nothing says how many there should be.
 _LIVE_ON_CPU = 16
+#: Tokens per page where nobody says how many; fewer where the budget is smaller.
+_PAGE_SIZE = 256
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,11 @@ class ServingOptions:
         Raises:
             ValueError: it asks for what would change answers, with the reason.
         """
-        config = ContinuousBatchingConfig(allow_block_sharing=False) if config is None else deepcopy(config)
+        if config is None:
+            config = ContinuousBatchingConfig(page_size=min(self.budget, _PAGE_SIZE), allow_block_sharing=False)
+        else:
+            config = deepcopy(config)
+            _warn_of_sharing(config)
         for refused, reason in _refusals(config):
             if refused:
                 raise ValueError(f"{reason} Leave that option out of the ContinuousBatchingConfig.")
@@ -130,6 +136,15 @@ class ServingOptions:
                 "else. Set max_batch_tokens to at least the chunk plus one token per live request, or use smaller "
                 "chunks."
             )
+
+
+def _warn_of_sharing(config: ContinuousBatchingConfig) -> None:
+    if config.allow_block_sharing:
+        warnings.warn(
+            "Pages are not shared between requests that begin alike (allow_block_sharing): after an eviction what a "
+            "page holds no longer follows from the tokens alone. Set allow_block_sharing=False to say that you know.",
+            stacklevel=5,
+        )
 
 
 def _refusals(config: ContinuousBatchingConfig) -> list[tuple[bool, str]]:
