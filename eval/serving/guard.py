@@ -7,6 +7,8 @@ from typing import Any
 
 #: Settings that continuous batching has once for all requests.
 _SHARED = ("do_sample", "temperature", "top_p", "top_k", "repetition_penalty", "stop_strings")
+#: Where a request says how long its answer may become.
+_LENGTHS = {"max_tokens", "max_completion_tokens", "max_output_tokens", "generation_config"}
 _HANDLERS = ("_chat_handler", "_completion_handler", "_response_handler")
 
 
@@ -16,13 +18,13 @@ class Guard:
     Args:
         served: transformers' `Serve`, not listening yet.
         name: what requests may call the model besides the name that transformers knows it by.
-        batching: its manager of continuous batching.
+        generating: transformers' `CBGenerateManager`, whose batching has begun.
         most_new_tokens: most that a request may ask for.
     """
 
-    def __init__(self, served: Any, name: str, batching: Any, most_new_tokens: int) -> None:
+    def __init__(self, served: Any, name: str, generating: Any, most_new_tokens: int) -> None:
         self._name, self._known_as = name, served._model_manager.force_model
-        self._batching, self._most = batching, most_new_tokens
+        self._batching, self._most = generating._cb, most_new_tokens
         self._ignored: set[str] = set()
         self._served = served
         self._log = logging.getLogger("uvicorn.error")
@@ -31,6 +33,8 @@ class Guard:
             handler.handle_request = _before(handler.handle_request, self.check)
             handler._build_generation_config = self._checked(handler._build_generation_config)
         self._close_routes(served.server.config.app)
+        for name in ("generate_streaming", "generate_non_streaming"):
+            setattr(generating, name, _with_a_prompt(getattr(generating, name)))
 
     def announce(self) -> None:
         """Say what is served, in the server's log."""
@@ -66,6 +70,8 @@ class Guard:
                 settings = build(body, *args, **kwargs)
             except (TypeError, ValueError) as error:  # JSON that is none, numbers that are none
                 raise HTTPException(400, f"These settings cannot be read: {error}") from error
+            if not _LENGTHS & body.keys():
+                settings.max_new_tokens = min(settings.max_new_tokens, self._most)
             reason = self._why_not(settings)
             if reason is not None:
                 raise HTTPException(400, reason)
@@ -117,6 +123,18 @@ class Guard:
             if request.url.path == "/reset":
                 return JSONResponse({"error": "This server keeps its model."}, status_code=403)
             return await call_next(request)
+
+
+def _with_a_prompt(generate: Any) -> Any:
+    """Refuse a prompt without tokens, before it becomes a request."""
+    from fastapi import HTTPException
+
+    def checked(model: Any, processor: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        if not inputs["input_ids"]:
+            raise HTTPException(400, "The prompt is empty: a request needs at least one token.")
+        return generate(model, processor, inputs, *args, **kwargs)
+
+    return checked
 
 
 def _before(handle: Any, check: Any) -> Any:

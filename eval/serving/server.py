@@ -121,7 +121,7 @@ def _bound(served: Any, stack: ExitStack, called: str, most_new_tokens: int, opt
         batching.init_cb(model, _settings(model))
     except (TypeError, ValueError) as error:
         raise UserError(str(error)) from error
-    guard = Guard(served, called, batching._cb, most_new_tokens)
+    guard = Guard(served, called, batching, most_new_tokens)
     add_metrics(served.server.config.app, running.stats)
     return guard
 

@@ -7,6 +7,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -40,12 +41,12 @@ def served() -> Iterator[Any]:
     ready: list[Any] = []
     arguments = ["--port", "0", "--dtype", "float64", "--device", "cpu"]
     arguments += ["--cb-block-size", "16", "--cb-num-blocks", "10", "--cb-max-batch-tokens", "24"]
-    thread = threading.Thread(
-        target=serve,
-        args=("embedded", arguments, MOST, ready.append),
-        kwargs=OPTIONS | {"prefill_chunk_size": CHUNK},
-        daemon=True,
-    )
+
+    def run() -> None:
+        with suppress(SystemExit):  # with which a command ends
+            serve("embedded", arguments, MOST, ready.append, prefill_chunk_size=CHUNK, **OPTIONS)
+
+    thread = threading.Thread(target=run, daemon=True)
     thread.start()
     while not (ready and getattr(ready[0].server, "started", False)):
         assert thread.is_alive()
@@ -102,9 +103,8 @@ def post(served: Any, path: str, body: Any, **headers: str) -> Any:
 
 def test_streams_at_once(served: Any) -> None:
     """Every answer, streamed or not, is the lone one."""
-    client = served.openai.AsyncOpenAI(base_url=served.client.base_url, api_key="none", max_retries=0)
 
-    async def ask(number: int) -> str:
+    async def ask(client: Any, number: int) -> str:
         wanted = {"model": "embedded", "prompt": prompt(number), "max_tokens": 12 + number}
         if number % 2:
             return str((await client.completions.create(**wanted)).choices[0].text)
@@ -112,7 +112,9 @@ def test_streams_at_once(served: Any) -> None:
         return "".join([part.choices[0].text or "" async for part in parts])
 
     async def ask_all() -> list[str]:
-        return await asyncio.gather(*(ask(number) for number in range(5)))
+        url = served.client.base_url
+        async with served.openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
+            return await asyncio.gather(*(ask(client, number) for number in range(5)))
 
     assert asyncio.run(ask_all()) == [expected(prompt(number), 12 + number) for number in range(5)]
     after = wait_until_free(served)
@@ -150,7 +152,6 @@ HOSTILE: list[tuple[str, dict[str, Any], int]] = [
     ("/v1/completions", {"prompt": "x", "generation_config": '{"num_beams": 4, "max_new_tokens": 9}'}, 400),
     ("/v1/completions", {"prompt": ["a", "b"]}, 400),
     ("/v1/completions", {"prompt": "x", "no_such_field": 1}, 422),
-    ("/v1/completions", {"prompt": ""}, 500),
     ("/reset", {}, 403),
     ("/load_model", {"model": "some/other"}, 403),
 ]
@@ -168,11 +169,29 @@ def test_hostile(served: Any, path: str, body: dict[str, Any], status: int) -> N
     assert answer.choices[0].text == expected(prompt(2), 5)
 
 
-def test_an_empty_stream_ends(served: Any) -> None:
-    """What is refused before its stream is listened to still says so."""
-    got = post(served, "/v1/completions", {"prompt": "", "stream": True})
-    assert "prompt is empty" in got.text
-    wait_until_free(served)
+def test_a_prompt_without_tokens(served: Any) -> None:
+    """The embedded tokenizer adds one to any text; others do not."""
+    from fastapi import HTTPException
+
+    state = served.serve._generation_state
+    for generate in (state._cb_manager.generate_streaming, state._cb_manager.generate_non_streaming):
+        with pytest.raises(HTTPException, match="prompt is empty"):
+            generate(None, None, {"input_ids": []}, None, "no-name")
+
+
+def test_a_refusal_is_heard(served: Any) -> None:
+    """A result that comes before its handler is registered is not lost."""
+    batching = served.serve._generation_state._cb_manager._cb
+
+    async def refused() -> str:
+        batching.add_request([10**7], request_id="early", max_new_tokens=1)
+        while batching.output_router.output_queue.empty():
+            await asyncio.sleep(0.01)
+        heard = asyncio.get_running_loop().create_future()
+        batching.register_result_handler("early", heard.set_result)
+        return str((await asyncio.wait_for(heard, 10)).error)
+
+    assert "is none of the model's" in asyncio.run(refused())
 
 
 def test_a_name_twice(served: Any) -> None:
