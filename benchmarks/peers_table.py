@@ -9,7 +9,6 @@ standard error, go to `results/peers_table.json`.
 
 import argparse
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from importlib.metadata import version
 from itertools import product
 from math import sqrt
@@ -99,7 +98,7 @@ def settings(options: argparse.Namespace, mode: str, budget: str) -> list[TaskSe
         limit=options.samples,
         batch_size=1,
     )
-    return [replace(first, seed=int(seed)) for seed in options.seeds.split(",")]
+    return [first.but(seed=int(seed)) for seed in options.seeds.split(",")]
 
 
 def by_press(model: Any, name: str) -> Compress:

@@ -24,18 +24,18 @@ class Budget:
     def is_full(self) -> bool:
         return self.tokens is None and self.share is None
 
-    def resolve(self, length: int, block_size: int) -> int | None:
+    def resolve(self, length: int, block_size: int, protected: int | None = None) -> int | None:
         """Tokens held at this `length`: rounded up to whole blocks and to the smallest legal budget."""
         if self.is_full:
             return None
         wanted = self.tokens if self.share is None else self.share * length
         blocks = -(-Fraction(wanted or 0) // block_size)
-        return max(int(blocks) * block_size, smallest_budget(block_size))
+        return max(int(blocks) * block_size, smallest_budget(block_size, protected))
 
 
-def smallest_budget(block_size: int) -> int:
-    """The sink block, the newest block and one block that can be evicted."""
-    return BlockBudget(None, block_size, protected=block_size).smallest
+def smallest_budget(block_size: int, protected: int | None = None) -> int:
+    """What is protected at the start (one block if None), the newest block and one block that can be evicted."""
+    return BlockBudget(None, block_size, protected=block_size if protected is None else protected).smallest
 
 
 def parse_budget(text: str) -> Budget:
@@ -67,9 +67,11 @@ def parse_budgets(text: str) -> tuple[Budget, ...]:
     return tuple(found.values())
 
 
-def rounding_notes(budgets: tuple[Budget, ...], length: int, block_size: int) -> list[str]:
+def rounding_notes(
+    budgets: tuple[Budget, ...], length: int, block_size: int, protected: int | None = None
+) -> list[str]:
     """One sentence for every budget that had to be raised to the smallest legal one."""
-    smallest = smallest_budget(block_size)
+    smallest = smallest_budget(block_size, protected)
     notes = []
     for budget in budgets:
         wanted = budget.tokens if budget.share is None else budget.share * length
