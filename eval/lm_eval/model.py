@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import inspect
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -16,6 +15,7 @@ from tqdm import tqdm
 
 from hf_paged_eviction import PagedEvictionCache, __version__, make_policy
 from hf_paged_eviction.allocators import make_allocator
+from hf_paged_eviction.integration.feeding import feed
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
 
 from .. import embedded
@@ -177,19 +177,11 @@ class PagedEvictionLM(HFLM):  # type: ignore[misc]
         return answers
 
     def _forward(self, cache: PagedEvictionCache) -> Forward:
-        accepted = inspect.signature(self.model.forward).parameters
         precision = self.mixed_precision_dtype
 
         def forward(ids: Tensor, mask: Tensor, positions: Tensor, keep: int) -> Tensor:
-            optional = {"position_ids": positions, "logits_to_keep": keep}
             with torch.no_grad(), torch.autocast(self.device.type, precision, enabled=precision is not None):
-                logits = self.model(
-                    input_ids=ids,
-                    attention_mask=mask,
-                    past_key_values=cache,
-                    use_cache=True,
-                    **{name: value for name, value in optional.items() if name in accepted},
-                ).logits
+                logits = feed(self.model, ids, mask, cache, positions=positions, keep=keep)
             return log_softmax(logits[:, -keep:], dim=-1, dtype=self.softmax_dtype)
 
         return forward

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from batches import all_rows, make_batch, without_costs
 from transformers import DynamicCache
 
+from batches import all_rows, make_batch, without_costs
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.running.agreement import FullAnswer, divergence, identical_share, recorded_logits

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import rows_of
 from typer.testing import CliRunner
 
 from hf_paged_eviction import available_policies
@@ -20,6 +19,7 @@ from hf_paged_eviction_eval.options.evaluate import EvalOptions
 from hf_paged_eviction_eval.running.runner import run_batch
 from hf_paged_eviction_eval.running.variants import row_key
 from hf_paged_eviction_eval.store.results import Row
+from processes import rows_of
 
 
 def run(*arguments: str, status: int = 0) -> Any:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from batches import IdTokenizer, all_rows, make_batch, without_costs
 
+from batches import IdTokenizer, all_rows, make_batch, without_costs
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction_eval.errors import RowsFailed
 from hf_paged_eviction_eval.running.memory import is_out_of_memory

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from batches import make_batch
 from typer.testing import CliRunner
 
+from batches import make_batch
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction_eval.bench.settings import BenchSettings
 from hf_paged_eviction_eval.budgets import parse_budget

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from batches import IdTokenizer, all_rows, make_batch, said, without_costs
 
+from batches import IdTokenizer, all_rows, make_batch, said, without_costs
 from hf_paged_eviction import PagedEvictionCache, ScoreContext, available_policies
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
 from hf_paged_eviction_eval import embedded, requests

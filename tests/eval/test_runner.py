@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from batches import NEWLINE, IdTokenizer, all_rows, make_batch, said, without_costs
 from transformers import DynamicCache, Gemma3ForCausalLM, Gemma3TextConfig
 
+from batches import NEWLINE, IdTokenizer, all_rows, make_batch, said, without_costs
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction_eval import embedded
 from hf_paged_eviction_eval.errors import UserError

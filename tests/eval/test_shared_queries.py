@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from batches import all_rows, make_batch, without_costs
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, DynamicCache
 
+from batches import all_rows, make_batch, without_costs
 from hf_paged_eviction import available_policies, make_policy
 from hf_paged_eviction.policies import H2O
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
