@@ -140,7 +140,7 @@ def _text_rows(model: Any, settings: TextSettings, job: TextJob, texts: Sequence
     for line, tokens in zip(ids, chosen, strict=True):
         line[: len(tokens)] = torch.tensor(tokens)
     ids = ids.to(input_device(model))
-    held = job.variant.budget.resolve(job.length, settings.block_size, settings.protected)
+    held = job.variant.budget.resolve(job.length, settings)
     cache = make_cache(model, settings, job.variant, held, torch.ones_like(ids))
     losses = token_losses(model, ids, cache, settings.chunk).cpu()
     return [

@@ -53,13 +53,18 @@ class CacheSettings(OneCacheOptions):
     @property
     def _sizes(self) -> BlockBudget:
         return BlockBudget.validate(
-            self.budget, self.keep_ratio, self.block_size, self.sink_tokens, self.protected_prefix
+            self.budget,
+            self.keep_ratio,
+            self.block_size,
+            self.sink_tokens,
+            self.protected_prefix,
+            self.recent_tokens,
         )
 
     @property
     def needs_attention(self) -> bool:
         """Whether the cache looks at queries or attention, and not at keys and values alone."""
-        return make_policy(self.policy).needs_queries or not isinstance(make_allocator(self.allocator), Uniform)
+        return make_policy(self.policy).needs.queries or not isinstance(make_allocator(self.allocator), Uniform)
 
     def check(self, config: Any, attn_implementation: str | None) -> None:
         """Refuse a model that this cache cannot serve, before its weights are read."""

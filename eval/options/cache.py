@@ -20,11 +20,8 @@ class CacheOptions(Options):
     protected_prefix: int = option(
         0, "The same for a prefix that you know, such as a system prompt; the larger of the two counts.", at_least=0
     )
-
-    @property
-    def protected(self) -> int:
-        """Tokens at the start that are never evicted."""
-        return max(self.block_size if self.sink_tokens is None else self.sink_tokens, self.protected_prefix)
+    recent_tokens: int | None = option(None, "Newest tokens that are never evicted.", at_least=0, shown="one block")
+    disposal: str = option("drop", "What becomes of evicted tokens, with parameters.", metavar="NAME")
 
     @property
     def cache_arguments(self) -> dict[str, Any]:

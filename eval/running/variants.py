@@ -66,7 +66,7 @@ class Variant:
     @property
     def by_probe(self) -> bool:
         """Whether a probe of the model decides what is kept."""
-        return not self.budget.is_full and self.scorer != ORACLE and make_policy(self.scorer).by_probe
+        return not self.budget.is_full and self.scorer != ORACLE and make_policy(self.scorer).needs.by_probe
 
     def key(self, batch: Batch, prompt: Prompt) -> RowKey:
         """The row of one prompt."""
@@ -75,7 +75,7 @@ class Variant:
     def budget_tokens(self, settings: Settings, batch: Batch, prompt: Prompt) -> int | None:
         """Tokens held for one prompt, None = all. Shares refer to the length asked for, or to what is compressed."""
         length = len(prompt.context) if batch.length is None else batch.length
-        return self.budget.resolve(length, settings.block_size, settings.protected)
+        return self.budget.resolve(length, settings)
 
 
 def variants(settings: Settings) -> list[Variant]:

@@ -57,6 +57,8 @@ budgets: [256, 25%, full]
 block-size: 32
 heads: separate
 sink-tokens: 64
+recent-tokens: 64
+disposal: drop
 protected-prefix: 5
 tasks: [paper, niah]
 length: [512, 1024]

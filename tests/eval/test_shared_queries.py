@@ -18,11 +18,11 @@ from hf_paged_eviction.queries.observer import Queries
 from hf_paged_eviction.queries.weights import Attention, Logits
 from hf_paged_eviction_eval.running.prefill import can_share, feed, pad_left, replay
 from hf_paged_eviction_eval.running.recording import RecordingCache, shows_queries
-from hf_paged_eviction_eval.running.remembering import Memory, remembering
+from hf_paged_eviction_eval.running.remembering import Memory
 from hf_paged_eviction_eval.running.variants import Variant, make_cache, variants
 from hf_paged_eviction_eval.settings import TaskSettings
 
-CURIOUS = tuple(name for name in available_policies() if make_policy(name).needs_queries)
+CURIOUS = tuple(name for name in available_policies() if make_policy(name).needs.queries)
 SETTINGS = TaskSettings(
     policies=CURIOUS,
     budgets=("10%", "60%", "full"),
@@ -185,15 +185,14 @@ def test_a_prompt_is_observed_once_for_all_budgets(showing: Any, agreement: bool
 def test_a_memory_keeps_nothing_of_queries_it_does_not_know() -> None:
     query = torch.randn(2, 4, 6, 8)
     memory = Memory([Queries(query, torch.randn(2, 2, 6, 8), Logits(1.0))])
-    policy = remembering(H2O(), memory)
-    assert policy == H2O() and policy.label == "h2o" and deepcopy(policy) == policy
+    policy = H2O()
     positions = torch.arange(6).expand(2, 2, 6)
-    empty = {name: torch.zeros(2, 2, 6) for name in policy.token_statistics}
+    empty = {name: torch.zeros(2, 2, 6) for name in policy.needs.token_statistics}
     for queries in (query, query.clone(), query[:, :, 2:], query[:1].clone().expand(2, -1, -1, -1)):
         asked = torch.arange(6)[-queries.shape[2] :].expand(2, -1)
         attention = Attention(queries, torch.randn(2, 2, 6, 8), asked, positions, Logits(1.0))
-        first, again = (policy.observe(empty, attention) for _ in range(2))
-        expected = H2O().observe(empty, attention)
+        first, again = (memory.observe(policy.observe, empty, attention) for _ in range(2))
+        expected = policy.observe(empty, attention)
         assert all(torch.equal(first[name], values) for name, values in expected.items())
         assert all(torch.equal(again[name], values) for name, values in expected.items())
     assert len(memory._found) == 2
