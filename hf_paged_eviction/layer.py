@@ -20,6 +20,7 @@ from .store.fixed import FixedStore
 from .store.pending import Pending
 from .store.store import Store
 from .store.tensors import gather_slots
+from .store.turning import Turning
 from .table.budget import BlockBudget
 from .table.cohort import Cohorts
 from .table.ranking import KEEP, best_tokens, best_within, rank_keys
@@ -54,6 +55,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         masks_itself: the model's own mask does not fit this layer, whose number of tokens is not that of the others.
         static: take single tokens without a branch or a counter, see `StaticSteps`. A single token then gets the whole
             storage back, slots that are not in use yet included: the mask hides them.
+        turning: closes the gaps that eviction leaves, see `table.gaps`; None = keys stay at their place in the text.
     """
 
     is_sliding = False
@@ -73,6 +75,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         *,
         masks_itself: bool = False,
         static: bool = False,
+        turning: Turning | None = None,
     ) -> None:
         self.is_initialized = False
         self.is_compileable = static
@@ -83,7 +86,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.layer_idx = layer_idx
         self._scorer = Scorer(policy, heads, layer_idx, share, rotary)
         self.padding = padding if padding is not None else Padding()
-        self.store: Store | FixedStore = FixedStore() if static else Store()
+        self.store: Store | FixedStore = FixedStore(turning) if static else Store(turning)
         self.quota = Quota()
         self.listener: Listener | None = None
         if policy.needs_queries or masks_itself:
@@ -259,7 +262,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         keys, values = self._use_then_evict(key_states, value_states)
         if key_states.shape[2]:
             self.listener.expect()
-        if self.masks_itself and keys is self.keys:
+        if self.masks_itself and keys is self.store.shown[0]:
             keys = keys[:]  # attention notes on them what may be seen, which the storage must not keep
         return keys, values
 
@@ -269,18 +272,18 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         keys, values = self.store.detached(key_states, value_states)
         count = keys.shape[2]
         if count == 0:
-            return self.store.with_held(self.held, keys, values)
+            return self.store.read_with(self.held, keys, values)
         self.commit()
         self._start(keys, values)
         table = self.table
         real = self.padding.columns(table.seen, table.seen + count, keys.shape[0], keys.device)
         if self._holds_back(count):
             self._pending = Pending(keys, values, real)
-            return self.store.with_held(table.held, key_states, value_states)
+            return self.store.read_with(table.held, key_states, value_states)
         if count == 1 or (table.seen and not key_states.requires_grad):
             return self._take(keys, values, real)
         # The caller's own tensors carry a gradient, the storage does not.
-        attended = self.store.with_held(table.held, key_states, value_states)
+        attended = self.store.read_with(table.held, key_states, value_states)
         self._take(keys, values, real)
         return attended
 
@@ -297,7 +300,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.store.start(keys, values, least, capacity)
         sets, interval = self._scorer.sets(heads), policy.decision_interval
         self._table = BlockTable(
-            self.budget, rows, sets, keys.device, policy.token_local, interval, policy.absolute_noise
+            *(self.budget, rows, sets, keys.device, policy.token_local, interval, policy.absolute_noise),
+            shifting=self.store.turning is not None,
         )
         if rows > 1:
             self.padding.warn_if_unknown()
@@ -365,7 +369,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         table.append(count, real)
         if self.listener is not None:
             self.listener.observe_appended(table, held, count)
-        return self.store.first(table.held)
+        return self.store.read(table.held)
 
     def _overwrite(self, keys: Tensor, values: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
         table = self.table
@@ -373,15 +377,21 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             self.cohorts.of(self).choose_victims(real)
         self.store.overwrite(table.next_slot(), keys, values, real)  # a pad evicts nothing
         table.overwritten(real)
-        return self.store.tensors
+        return self.store.shown
+
+    def turn_keys(self) -> None:
+        """Turn the keys held to where they stand now, for attention; see `table.gaps`."""
+        if self.table.shifts is not None:
+            self.store.turn(self.table.shifts)
 
     def _overflow(self, keys: Tensor, values: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
         table, count = self.table, keys.shape[2]
         positions = table.positions_with(table.new_positions(count, real)[:, 0])
         full_k, full_v = self.store.with_held(table.held, keys, values)
+        attended = (full_k, full_v) if table.shifts is None else self.store.read_with(table.held, keys, values)
         scores = self._score_overflow(full_k, full_v, positions, count)
         self._keep_best(full_k, full_v, positions, scores, count, real)
-        return full_k, full_v
+        return attended
 
     def _keep_best(
         self, full_k: Tensor, full_v: Tensor, positions: Tensor, scores: Tensor, count: int, real: Tensor | None
@@ -399,6 +409,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         scores = scores.gather(-1, kept)
         self.quota.scores = scores if limits is not None else None
         self.table.replace(positions, scores if self.policy.token_local else None, count, real, limits)
+        self.turn_keys()
         self._settle(kept)
 
     def _settle(self, kept: Tensor | None) -> None:
@@ -678,7 +689,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         slots = self._run.slots[self._first_row : self._first_row + rows, :, 0]
         self.store.write(slots, key_states, value_states)
         steps.took(self)
-        return self.storage
+        return self.store.shown
 
     def join(self, run: StaticRun, index: int) -> None:
         """Take single tokens as layer `index` of this run."""
@@ -692,7 +703,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         if self.listener is not None and self._ring is not None:
             table = self.table
             self.listener.prepare(table, 1, None)
-            self.listener.observe_step(table, self._ring.take(table.seen, self.store.first(table.held)[0]))
+            self.listener.observe_step(table, self._ring.take(table.seen, self.store.read(table.held)[0]))
 
     def sort_pads(self) -> bool:
         """Bring pads in the middle of the text to the lowest slots, if the next token takes the last free slot.

@@ -33,6 +33,8 @@ class Member(Protocol):
 
     def score_slots(self, slots: Tensor | None) -> Tensor: ...
 
+    def turn_keys(self) -> None: ...
+
     def score_alike(self, keys: Tensor, values: Tensor, positions: Tensor, seen: Tensor) -> Tensor: ...
 
 
@@ -85,12 +87,19 @@ class Cohort(Generic[_Layer]):
         """
         if not self._given:
             _choose(self.table, self.layers[0].score_slots, real)
+            self._turn_keys()
             return
         self.table.write_back()
         self._hand_counters()
         _choose(self.table, _score_together(self.layers), None if real is None else real.repeat(len(self.layers), 1))
         self._hand_out()
         self._hand_counters()
+        self._turn_keys()
+
+    def _turn_keys(self) -> None:
+        if self.table.shifts is not None:
+            for layer in self.layers:
+                layer.turn_keys()
 
     # ---- counting between compiled steps ------------------------------------------------------------------------
 
@@ -169,6 +178,7 @@ def _choose(table: BlockTable, score_slots: ScoreSlots, real: Tensor | None) -> 
     evicted_blocks = table.choice.evicted_blocks + (used_up & full).any(-1)
     table.choice = replace(table.choice, evicted_blocks=evicted_blocks)
     table.begin(torch.where(used_up, victim, table.choice.block))
+    table.close_gaps(used_up & full)
 
 
 def _next_victim(table: BlockTable, moving: Tensor) -> Tensor:
