@@ -400,15 +400,16 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         limits, rank = self._limits(scores, positions), self._rank(scores, positions)
         if limits is None:
             kept = best_tokens(rank, positions, self.budget.capacity)
-            positions = positions.gather(-1, kept)
+            staying = positions.gather(-1, kept)
         else:
             self.budget = self.budget.of(int(limits.max()))
-            kept, positions = best_within(rank, positions, limits, self.budget.capacity)
+            kept, staying = best_within(rank, positions, limits, self.budget.capacity)
+        shifts = self.table.moved_shifts(kept, staying, positions, count)
         # Without new tokens, these states are views of the storage.
         self.store.keep(full_k, full_v, kept, anew=count == 0 or self.store.slots != self.budget.capacity)
         scores = scores.gather(-1, kept)
         self.quota.scores = scores if limits is not None else None
-        self.table.replace(positions, scores if self.policy.token_local else None, count, real, limits)
+        self.table.replace(staying, scores if self.policy.token_local else None, count, real, limits, shifts)
         self.turn_keys()
         self._settle(kept)
 
@@ -783,6 +784,12 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         if self._table is None or self.keys is None:
             return torch.empty(0, 0, 0, dtype=torch.int64)
         return self.table.positions.expand(-1, self.keys.shape[1], -1)
+
+    @property
+    def shifts(self) -> Tensor:
+        """As `positions`: how far forward attention sees the token of each slot, see `table.gaps`."""
+        shifts = None if self._table is None else self.table.held_shifts
+        return torch.zeros_like(self.positions) if shifts is None else shifts.expand(self.positions.shape)
 
     def block_table(self) -> Tensor:
         """`[batch, kv_heads, blocks, block_size]` int64 positions in logical order, -1 where no real token is."""

@@ -256,6 +256,7 @@ class BlockTable:
         count: int,
         real: Tensor | None,
         limits: Tensor | None = None,
+        shifts: Tensor | None = None,
     ) -> None:
         """`count` columns arrived and every slot was rewritten.
 
@@ -264,6 +265,7 @@ class BlockTable:
                 of slots may change.
             scores: `[B, S, C]`, or None where they are worked out afresh at each eviction.
             limits: `[B, S]`, see the attribute.
+            shifts: `[B, S, C]`, see `moved_shifts`; where there are shifts.
         """
         counters = self.counters
         counters.in_arrival_order = False
@@ -273,8 +275,9 @@ class BlockTable:
             self._make_room(positions.shape[-1])
             self._enter(replace(self.phase, full_at=self._work_out_full_at(positions)))
         self.tokens.positions.copy_(positions)
-        if self.shifts is not None:
-            self.shifts.copy_(shifts_without_gaps(positions, self._next_positions))
+        if self.shifts is not None and shifts is not None:
+            closed = shifts_without_gaps(positions, self._next_positions)
+            self.shifts.copy_(torch.where(shifts < 0, closed, shifts))
         if scores is not None:
             self.tokens.scores.copy_(scores)
         counters.scored = scores is not None
@@ -335,8 +338,32 @@ class BlockTable:
 
     @property
     def shifts(self) -> Tensor | None:
-        """`[B, S, C]` int64 in slot order, see `Tokens.shifts`; those of tokens that are not written down may be old."""
+        """`[B, S, C]` int64 in slot order, see `Tokens.shifts`; as of the last `write_back`."""
         return self.tokens.shifts
+
+    @property
+    def held_shifts(self) -> Tensor | None:
+        """`[B, S, held]` in slot order, as of now."""
+        shifts, count = self.shifts, self.counters.seen - self.counters.positions_until
+        if shifts is not None and count and self.counters.overwriting:
+            shifts = self._without_newest(shifts, count, None)
+        return None if shifts is None else shifts[:, :, : self.held]
+
+    def moved_shifts(self, kept: Tensor, staying: Tensor, positions: Tensor, count: int) -> Tensor | None:
+        """The shifts of tokens that stay, of those held and `count` new ones; -1 in sets from which any goes: there
+        gaps are to be closed.
+
+        Args:
+            kept: `[B, S, n]`, those that stay.
+            staying: `[B, S, n]`, their positions, -1 where no real token is.
+            positions: `[B, 1 or S, held + count]`, of all.
+        """
+        before = self.held_shifts
+        if before is None:
+            return None
+        moved = torch.nn.functional.pad(before, (0, count)).gather(-1, kept).masked_fill(staying < 0, 0)
+        went = (positions >= 0).sum(-1) > (staying >= 0).sum(-1)
+        return moved.masked_fill(went[..., None], -1)
 
     @property
     def _next_positions(self) -> Tensor:
@@ -387,10 +414,13 @@ class BlockTable:
 
     def _forget_shifts(self, count: int, real: Tensor | None) -> None:
         """The last `count` columns came to slots whose tokens had been turned."""
-        shifts, slots = self.shifts, self.choice.slots
+        shifts = self.shifts
         if shifts is not None and count and self.counters.overwriting:
-            fresh, _ = self._newest(count, real)
-            shifts.scatter_(-1, slots, shifts.gather(-1, slots).masked_fill(fresh, 0))
+            shifts.copy_(self._without_newest(shifts, count, real))
+
+    def _without_newest(self, shifts: Tensor, count: int, real: Tensor | None) -> Tensor:
+        slots, (fresh, _) = self.choice.slots, self._newest(count, real)
+        return shifts.scatter(-1, slots, shifts.gather(-1, slots).masked_fill(fresh, 0))
 
     def _all_positions(self) -> Tensor:
         """`[B, S, C]` in slot order, with those that are not written down yet."""
