@@ -19,7 +19,7 @@ from .rotary import Rotary
 from .store.fixed import FixedStore
 from .store.pending import Pending
 from .store.store import Store
-from .store.tensors import gather_slots
+from .store.tensors import with_new
 from .store.turning import Turning
 from .table.budget import BlockBudget
 from .table.cohort import Cohorts
@@ -176,7 +176,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         if key_states.shape[2] == 0 and value_states is not None and key_states.shape[0]:
             if self.budget.tokens is None:
                 raise ValueError("keep_ratio= needs a prompt before its storage can be made: give budget= instead.")
-            self.store.put(*self.store.new(key_states, value_states, self.budget.capacity))
+            self.store.make(key_states, value_states, self.budget.capacity)
 
     # ---- what is known --------------------------------------------------------------------------------------------
 
@@ -196,7 +196,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     @property
     def storage(self) -> tuple[Tensor, Tensor]:
-        """Keys and values, `[batch, kv_heads, slots, dim]`, used or not."""
+        """What the store keeps, `[batch, kv_heads, slots, ...]` each, used or not."""
         return self.store.tensors
 
     @property
@@ -262,7 +262,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         keys, values = self._use_then_evict(key_states, value_states)
         if key_states.shape[2]:
             self.listener.expect()
-        if self.masks_itself and keys is self.store.shown[0]:
+        if self.masks_itself and keys is self.store.shown()[0]:
             keys = keys[:]  # attention notes on them what may be seen, which the storage must not keep
         return keys, values
 
@@ -272,18 +272,18 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         keys, values = self.store.detached(key_states, value_states)
         count = keys.shape[2]
         if count == 0:
-            return self.store.read_with(self.held, keys, values)
+            return self._read_with(self.held, keys, values)
         self.commit()
         self._start(keys, values)
         table = self.table
         real = self.padding.columns(table.seen, table.seen + count, keys.shape[0], keys.device)
         if self._holds_back(count):
             self._pending = Pending(keys, values, real)
-            return self.store.read_with(table.held, key_states, value_states)
+            return self._read_with(table.held, key_states, value_states)
         if count == 1 or (table.seen and not key_states.requires_grad):
             return self._take(keys, values, real)
         # The caller's own tensors carry a gradient, the storage does not.
-        attended = self.store.read_with(table.held, key_states, value_states)
+        attended = self._read_with(table.held, key_states, value_states)
         self._take(keys, values, real)
         return attended
 
@@ -330,6 +330,14 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         if self.listener is not None:
             self.listener.queries = None
 
+    def _read(self, held: int | None = None) -> tuple[Tensor, Tensor]:
+        """The first `held` slots, or all, as attention gets them. Held tokens reach it on no other way."""
+        return self.store.shown(held)
+
+    def _read_with(self, held: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """As `_read`, with new states behind them."""
+        return (keys, values) if held == 0 else with_new(self._read(held), keys, values)
+
     # ---- append, overwrite, overflow ------------------------------------------------------------------------------
 
     def _take(self, keys: Tensor, values: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -369,7 +377,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         table.append(count, real)
         if self.listener is not None:
             self.listener.observe_appended(table, held, count)
-        return self.store.read(table.held)
+        return self._read(table.held)
 
     def _overwrite(self, keys: Tensor, values: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
         table = self.table
@@ -377,7 +385,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             self.cohorts.of(self).choose_victims(real)
         self.store.overwrite(table.next_slot(), keys, values, real)  # a pad evicts nothing
         table.overwritten(real)
-        return self.store.shown
+        return self._read()
 
     def turn_keys(self) -> None:
         """Turn the keys held to where they stand now, for attention; see `table.gaps`."""
@@ -387,8 +395,9 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     def _overflow(self, keys: Tensor, values: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
         table, count = self.table, keys.shape[2]
         positions = table.positions_with(table.new_positions(count, real)[:, 0])
-        full_k, full_v = self.store.with_held(table.held, keys, values)
-        attended = (full_k, full_v) if table.shifts is None else self.store.read_with(table.held, keys, values)
+        attended = full_k, full_v = self._read_with(table.held, keys, values)
+        if self.store.turns and table.held:
+            full_k, full_v = with_new(self.store.read(table.held), keys, values)
         scores = self._score_overflow(full_k, full_v, positions, count)
         self._keep_best(full_k, full_v, positions, scores, count, real)
         return attended
@@ -406,7 +415,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             kept, staying = best_within(rank, positions, limits, self.budget.capacity)
         shifts = self.table.moved_shifts(kept, staying, positions, count)
         # Without new tokens, these states are views of the storage.
-        self.store.keep(full_k, full_v, kept, anew=count == 0 or self.store.slots != self.budget.capacity)
+        anew = count == 0 or self.store.slots != self.budget.capacity
+        self.store.keep(full_k, full_v, kept, self.table.held, staying, anew)
         scores = scores.gather(-1, kept)
         self.quota.scores = scores if limits is not None else None
         self.table.replace(staying, scores if self.policy.token_local else None, count, real, limits, shifts)
@@ -525,13 +535,10 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     def score_slots(self, slots: Tensor | None) -> Tensor:
         """Scores `[B, S, n]` of the tokens in the slots `[B, S, n]`, or of all that are held."""
         table = self.table
-        positions, keys, values = table.positions, *self.store.first(table.held)
-        if slots is not None:
-            positions, keys, values = (
-                positions.gather(-1, slots),
-                gather_slots(keys, slots),
-                gather_slots(values, slots),
-            )
+        if slots is None:
+            positions, keys, values = table.positions, *self.store.read(table.held)
+        else:
+            positions, keys, values = table.positions.gather(-1, slots), *self.store.at(slots)
         known, seen = self._statistics(slots), table.seen - table.pads
         return self._scorer(keys, values, positions, seen, known, self.queries_observed, self._room)
 
@@ -563,7 +570,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.commit()
         self._asked = self.budget = budget
         if self._table is None:
-            self.store.put(None, None)  # room that an earlier prompt left
+            self.store.give_up()  # room that an earlier prompt left
             return
         self.store.prefetch()
         self._fit()
@@ -584,7 +591,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             return
         elif table.held >= self.budget.capacity:
             table.refresh_scores(self.score_slots)
-            self._keep_best(*self.store.first(table.held), table.positions, table.scores, 0, None)
+            self._keep_best(*self.store.read(table.held), table.positions, table.scores, 0, None)
         else:
             if self.store.slots > self.budget.capacity:
                 self.store.move(self.budget.capacity, table.held)
@@ -597,7 +604,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         scores = self.score_slots(None) if scores is None else scores
         limits = self._limits(scores, positions)
         if limits is not None and (table.limits is None or not torch.equal(limits, table.limits)):
-            self._keep_best(*self.store.first(table.held), positions, scores, 0, None)
+            self._keep_best(*self.store.read(table.held), positions, scores, 0, None)
         self.budget = self.budget.of(table.capacity)
 
     # ---- taking back ----------------------------------------------------------------------------------------------
@@ -690,7 +697,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         slots = self._run.slots[self._first_row : self._first_row + rows, :, 0]
         self.store.write(slots, key_states, value_states)
         steps.took(self)
-        return self.store.shown
+        return self._read()
 
     def join(self, run: StaticRun, index: int) -> None:
         """Take single tokens as layer `index` of this run."""
@@ -704,7 +711,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         if self.listener is not None and self._ring is not None:
             table = self.table
             self.listener.prepare(table, 1, None)
-            self.listener.observe_step(table, self._ring.take(table.seen, self.store.read(table.held)[0]))
+            self.listener.observe_step(table, self._ring.take(table.seen, self._read(table.held)[0]))
 
     def sort_pads(self) -> bool:
         """Bring pads in the middle of the text to the lowest slots, if the next token takes the last free slot.
@@ -765,7 +772,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     def release(self) -> None:
         """Forget every token and give the storage up, to the pool if there is one."""
         self.reset()
-        self.store.put(None, None)
+        self.store.give_up()
         self.is_initialized = False
 
     def offload(self) -> None:
@@ -781,9 +788,9 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     @property
     def positions(self) -> Tensor:
         """`[batch, kv_heads, held]` int64: position of the token in each held slot, -1 for a pad."""
-        if self._table is None or self.keys is None:
+        if self._table is None:
             return torch.empty(0, 0, 0, dtype=torch.int64)
-        return self.table.positions.expand(-1, self.keys.shape[1], -1)
+        return self.table.positions.expand(-1, self.storage[0].shape[1], -1)
 
     @property
     def shifts(self) -> Tensor:

@@ -79,7 +79,9 @@ def placed_logits(model: Any, recorder: PlacesRecorder) -> Tensor:
     embeds = torch.stack([column.embeds for column in columns], dim=1)
     positions = torch.stack([column.position for column in columns], dim=1)
     with torch.no_grad(), _computed_slowly(reference, recorder, positions):
-        return reference(inputs_embeds=embeds, attention_mask=recorder.mask, position_ids=positions, use_cache=False).logits
+        return reference(
+            inputs_embeds=embeds, attention_mask=recorder.mask, position_ids=positions, use_cache=False
+        ).logits
 
 
 def assert_exact_places(model: Any, recorder: PlacesRecorder, tolerance: float) -> None:

@@ -47,19 +47,18 @@ class Store:
 
     # ---- what attention reads -------------------------------------------------------------------------------------
 
+    def shown(self, held: int | None = None) -> tuple[Tensor, Tensor]:
+        """As `read`, for attention: turned, where positions are counted in the cache."""
+        keys, values = self.read(held)
+        if self.turning is None or self.turning.turned is None:
+            return keys, values
+        turned = self.turning.turned if held is None else self.turning.turned[:, :, :held]
+        return (turned, values) if self.turning.of == 0 else (keys, turned)
+
     @property
-    def shown(self) -> tuple[Tensor, Tensor]:
-        """`tensors` as attention sees them: turned, where they are."""
-        return self.tensors if self.turning is None else self.turning.shown(self.tensors)
-
-    def read(self, held: int) -> tuple[Tensor, Tensor]:
-        """Views of the first `held` slots, as attention sees them."""
-        keys, values = self.shown
-        return keys[:, :, :held], values[:, :, :held]
-
-    def read_with(self, held: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """The first `held` slots, as attention sees them, with new states behind them."""
-        return (keys, values) if held == 0 else _behind(self.read(held), keys, values)
+    def turns(self) -> bool:
+        """Whether attention is shown something else than what came."""
+        return self._turned is not None
 
     @property
     def _turned(self) -> Tensor | None:
@@ -93,7 +92,15 @@ class Store:
     def start(self, keys: Tensor, values: Tensor, least: int, most: int) -> None:
         """Make room for `least` tokens of states like these, unless what an earlier prompt left has it."""
         if not (serves(self.keys, keys, least, most) and serves(self.values, values, least, most)):
-            self.put(*self.new(keys, values, least))
+            self.make(keys, values, least)
+
+    def make(self, keys: Tensor, values: Tensor, slots: int) -> None:
+        """Make room for so many tokens of states like these, and for no others."""
+        self.put(*self.new(keys, values, slots))
+
+    def give_up(self) -> None:
+        """Hold no tensors any more."""
+        self.put(None, None)
 
     def new(self, keys: Tensor, values: Tensor, slots: int) -> tuple[Tensor, Tensor]:
         """Room, with any content, for `slots` tokens of states like these."""
@@ -141,14 +148,18 @@ class Store:
             keys, values = keys.to(self.dtype), values.to(self.dtype)
         return keys, values
 
-    def first(self, held: int) -> tuple[Tensor, Tensor]:
-        """Views of the first `held` slots."""
-        keys, values = self.tensors
-        return keys[:, :, :held], values[:, :, :held]
+    def read(self, held: int | None = None) -> tuple[Tensor, Tensor]:
+        """Keys and values of the first `held` slots, or of all: `[batch, kv_heads, held, dim]` in the model's type.
 
-    def with_held(self, held: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """The first `held` slots with new states behind them."""
-        return (keys, values) if held == 0 else _behind(self.first(held), keys, values)
+        Not to be written to: views here, made for the caller where a store keeps something else than it was given.
+        """
+        keys, values = self.tensors
+        return (keys, values) if held is None else (keys[:, :, :held], values[:, :, :held])
+
+    def at(self, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """As `read`, of the slots `[batch, 1 or kv_heads, n]` alone."""
+        keys, values = self.tensors
+        return gather_slots(keys, slots), gather_slots(values, slots)
 
     def append(self, start: int, keys: Tensor, values: Tensor) -> None:
         """Write new states to the slots from `start` on."""
@@ -184,10 +195,12 @@ class Store:
             # Not scatter_, for which inductor copies the whole storage.
             states.index_put_((row, head, slot), new.detach().to(states.dtype)[:, :, 0])
 
-    def keep(self, keys: Tensor, values: Tensor, kept: Tensor, anew: bool) -> None:
+    def keep(self, keys: Tensor, values: Tensor, kept: Tensor, held: int, positions: Tensor, anew: bool) -> None:
         """Hold what stands at `kept` `[batch, sets, n]` in these states, and nothing else.
 
         Args:
+            keys, values: the first `held` are what `read` gave, the others are new.
+            positions: `[batch, sets, n]` of the kept tokens, -1 for pads and dead slots.
             anew: whether other tensors are needed: for another number of slots, or where the states are views of these.
         """
         storage_k, storage_v = self.new(*self.tensors, kept.shape[-1]) if anew else self.tensors
@@ -233,7 +246,3 @@ class Store:
             self.values = self.values.to(self.device, non_blocking=True)
             if self.turning is not None:
                 self.turning.move_to(self.device)
-
-
-def _behind(held: tuple[Tensor, Tensor], keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    return torch.cat([held[0], keys], dim=2), torch.cat([held[1], values], dim=2)

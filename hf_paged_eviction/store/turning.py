@@ -27,12 +27,6 @@ class Turning:
         self.rotary, self.of = rotary, of
         self.turned: Tensor | None = None
 
-    def shown(self, states: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """Keys and values for attention."""
-        if self.turned is None:
-            return states
-        return (self.turned, states[1]) if self.of == 0 else (states[0], self.turned)
-
     def turn(self, states: Tensor, shifts: Tensor) -> None:
         """Make the copy of these states anew, each turned by its shift `[batch, sets, slots]`."""
         if self.turned is not None:

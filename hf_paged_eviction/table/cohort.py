@@ -9,7 +9,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from ..store.tensors import gather_slots
+from ..store.store import Store
 from .ranking import KEEP
 from .state import TableState, join
 from .table import BlockTable, ScoreSlots
@@ -27,7 +27,7 @@ class Member(Protocol):
     def table(self) -> BlockTable: ...
 
     @property
-    def storage(self) -> tuple[Tensor, Tensor]: ...
+    def store(self) -> Store: ...
 
     def alike(self, other: Any) -> bool: ...
 
@@ -212,9 +212,10 @@ def _score_together(layers: Sequence[Member]) -> ScoreSlots:
         if slots is None:
             return one_by_one(None)
         parts = slots.split(first.table.rows)
+        keys, values = zip(*(layer.store.at(part) for layer, part in zip(layers, parts, strict=True)), strict=True)
         return first.score_alike(
-            torch.cat([gather_slots(layer.storage[0], part) for layer, part in zip(layers, parts, strict=True)]),
-            torch.cat([gather_slots(layer.storage[1], part) for layer, part in zip(layers, parts, strict=True)]),
+            torch.cat(keys),
+            torch.cat(values),
             torch.cat([layer.table.positions.gather(-1, part) for layer, part in zip(layers, parts, strict=True)]),
             torch.cat([layer.table.seen - layer.table.pads for layer in layers]),
         )

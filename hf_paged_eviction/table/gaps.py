@@ -5,8 +5,8 @@ order of the text, right before the next token, so that no distance grows with t
 the model gave them; it is the keys that move forward, by as many positions as were evicted behind them.
 
 Gaps are closed whenever it is decided what goes: for a block when its first token is overwritten, and for all that is
-held after a forward of several tokens overflowed, or after `shrink`. In between keys stay as they are, so a distance may
-exceed that of consecutive tokens by at most `block_size - 1`: the tokens of one block that have been overwritten since.
+held after a forward of several tokens overflowed, or after `shrink`. In between keys stay as they are, so a distance
+may exceed that of consecutive tokens by at most `block_size - 1`: the tokens of one block that were overwritten since.
 """
 
 from typing import Literal
