@@ -24,6 +24,7 @@ from .integration.models import (
     why_not_ours,
 )
 from .integration.padding import Padding
+from .integration.window import Window
 from .layer import PagedLayer
 from .policies import EvictionPolicy, make_policy
 from .policies.scorer import Heads
@@ -137,6 +138,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         builder = LayerBuilder(sizes, scorer, heads, shares, static, positions)
         self._cascade = builder.cascade
         Cache.__init__(self, layers=builder.fill(plan, self._padding, config))
+        self._window = Window(config, [index for index, _ in self.paged_layers], positions == "text")
         self._cohorts = Cohorts([layer for _, layer in self.paged_layers])
         for layer in self._cohorts.layers:
             layer.cohorts, layer.store.pool = self._cohorts, pool
@@ -282,6 +284,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         length, offset = layer.get_mask_sizes(query_length)
         if self._steps is not None and (torch.compiler.is_compiling() or isinstance(offset, Tensor)):
             return length, offset
+        self._window.check(length, offset, stacklevel=2)
         self._attention.look()
         count = query_length if isinstance(query_length, int) else query_length.shape[0]
         no_mask = count == 1 and self._attention.shows_queries

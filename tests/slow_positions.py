@@ -41,7 +41,8 @@ class PlacesRecorder(Recorder):
             noted = self._shifts(layer, keys.shape[:2]) if overwrites else before
             for column in self.new:
                 column.shifts[index] = noted
-                self._check(layer, index, column, noted)
+                if layer.store.turning is not None:
+                    self._check(layer, index, column, noted)
             return result
 
         return with_shifts
