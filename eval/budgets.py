@@ -35,7 +35,7 @@ class Budget:
 
 def smallest_budget(block_size: int) -> int:
     """The sink block, the newest block and one block that can be evicted."""
-    return BlockBudget(None, block_size, protected=block_size).smallest
+    return BlockBudget(None, block_size, protected=block_size, recent=block_size).smallest
 
 
 def parse_budget(text: str) -> Budget:

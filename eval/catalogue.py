@@ -23,7 +23,8 @@ def policy_tables() -> RenderableType:
         "What has the lowest score goes first. --policies all: all of them; full: the full cache; oracle: a yardstick, "
         "which evicts what the rest of the full cache's answer will attend to least (for tasks only). Around "
         f"others: {', '.join(known.modifiers)}, such as caote(h2o). Parameters: snapkv(window=16). Budgets that "
-        f"differ between layers or heads: h2o@cake, with {', '.join(known.allocators)}."
+        f"differ between layers or heads: h2o@cake, with {', '.join(known.allocators)}. What "
+        f"becomes of evicted tokens (disposal= of the cache): {', '.join(known.disposals)}."
     )
     return Group(*tables, notes)
 

@@ -9,6 +9,7 @@ from transformers.cache_utils import Cache, DynamicSlidingWindowLayer
 from .allocators import BudgetAllocator, FixedAllocator, Given, HeadAllocator, LayerAllocator, Uniform, share_out
 from .allocators.cascade import Cascade
 from .allocators.quota import HeadQuota, RowQuota
+from .disposals import Disposal
 from .hybrid_layer import HybridLayer
 from .integration.heads import HeadShare
 from .integration.model_rotary import UnknownRotaryError, layer_rotaries
@@ -22,6 +23,7 @@ from .rotary import Rotary
 from .store.sliding import StaticSlidingLayer
 from .store.turning import Turning
 from .table.budget import BlockBudget, whole_number
+from .table.cohort import Cohorts
 from .table.gaps import Positions
 from .table.steps import StaticSteps
 
@@ -31,7 +33,7 @@ class LayerBuilder:
 
     Args:
         sizes: what the user asked for.
-        policy, heads, allocator, static, positions: of the cache.
+        policy, heads, allocator, static, disposal, positions: of the cache.
 
     Raises:
         ValueError: they do not go together.
@@ -44,6 +46,7 @@ class LayerBuilder:
         heads: Heads,
         allocator: BudgetAllocator,
         static: bool = False,
+        disposal: Disposal | None = None,
         positions: Positions = "text",
     ) -> None:
         if sizes.tokens is None and not isinstance(allocator, Uniform):
@@ -59,6 +62,7 @@ class LayerBuilder:
         self._positions = positions
         self.cascade = Cascade(allocator, sizes) if isinstance(allocator, LayerAllocator) else None
         self._heads: Heads = heads
+        self._disposal = disposal
 
     def _make(
         self,
@@ -74,6 +78,7 @@ class LayerBuilder:
             *(budget, self._policy, self._heads, index, padding, share, rotary),
             masks_itself=own_size,
             static=self._static,
+            disposal=self._disposal,
             turning=turning,
         )
         if self.cascade is not None:
@@ -104,7 +109,7 @@ class LayerBuilder:
         return layers
 
     def _rotaries(self, config: Any, paged: Sequence[int]) -> Mapping[int, Rotary | None]:
-        if not self._policy.needs_rotary:
+        if not self._policy.needs.rotary:
             return {}
         try:
             return layer_rotaries(config, paged)
@@ -204,7 +209,7 @@ def check_static(config: Any, attention: str | None, policy: EvictionPolicy) -> 
         raise ValueError(
             f"static=True: {config.model_type} does not ask its cache for the size of its masks. Use static=False."
         )
-    if policy.needs_queries and is_latent_attention(config):
+    if policy.needs.queries and is_latent_attention(config):
         raise ValueError(
             f"static=True: {policy.label!r} compares queries with keys, and this model caches latents (MLA). Use "
             "static=False or a policy that reads keys and values."
@@ -225,15 +230,19 @@ def check_static_attention(name: str | None) -> None:
         )
 
 
-def make_steps(layers: Sequence[Any]) -> StaticSteps:
+def make_steps(layers: Sequence[Any], cohorts: Cohorts[PagedLayer]) -> StaticSteps:
     """What the layers of a static cache share.
+
+    Args:
+        layers: all of them.
+        cohorts: of those that are paged.
 
     Raises:
         ValueError: no layer is paged.
     """
-    paged = [layer for layer in layers if isinstance(layer, PagedLayer)]
+    paged = cohorts.layers
     if not paged:
         raise ValueError("static=True: no layer of this model can evict. Use transformers' StaticCache.")
     sliding = [layer for layer in layers if isinstance(layer, StaticSlidingLayer)]
     last = next((layer for layer in reversed(layers) if layer in paged or layer in sliding), None)
-    return StaticSteps(paged, sliding, last)
+    return StaticSteps(cohorts, sliding, last)

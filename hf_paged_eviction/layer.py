@@ -8,6 +8,7 @@ from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
 from .allocators.quota import Quota
+from .disposals import Disposal, Drop, Held
 from .integration.heads import WHOLE, HeadShare
 from .integration.padding import Padding
 from .policies import EvictionPolicy, QueryCount
@@ -23,7 +24,7 @@ from .store.tensors import with_new
 from .store.turning import Turning
 from .table.budget import BlockBudget
 from .table.cohort import Cohorts
-from .table.ranking import KEEP, best_tokens, best_within, rank_keys
+from .table.ranking import KEEP, best_tokens, best_within, not_kept, rank_keys
 from .table.steps import StaticRun, StaticSteps, outside_graphs, refusal
 from .table.table import BlockTable
 from .table.takeback import columns_to_remove, order_without
@@ -36,13 +37,15 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     lowest score. Attention always sees the new tokens next to everything held: use, then evict.
 
     What differs between layers is in their parts: where keys and values lie (`store`), which token is where (`table`),
-    what attention says of them (`listener`), and how many there may be (`quota`).
+    what attention says of them (`listener`), how many there may be (`quota`), and what becomes of
+    those that leave (`outlet`).
 
     Attributes:
         record_past: while True, new tokens wait in a buffer until `crop` or the next forward commits them.
         cohorts: of the layers that may choose victims with this one; the layer alone until a cache says otherwise.
         steps: what the layers of a static cache share; None in any other.
         quota: how many tokens each row or head may hold; all as many as `budget` says until a cache says otherwise.
+        outlet: through which every token leaves that is not taken back by `crop`.
 
     Args:
         budget: sizes in tokens.
@@ -55,6 +58,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         masks_itself: the model's own mask does not fit this layer, whose number of tokens is not that of the others.
         static: take single tokens without a branch or a counter, see `StaticSteps`. A single token then gets the whole
             storage back, slots that are not in use yet included: the mask hides them.
+        disposal: what becomes of tokens that leave.
         turning: closes the gaps that eviction leaves, see `table.gaps`; None = keys stay at their place in the text.
     """
 
@@ -75,6 +79,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         *,
         masks_itself: bool = False,
         static: bool = False,
+        disposal: Disposal | None = None,
         turning: Turning | None = None,
     ) -> None:
         self.is_initialized = False
@@ -82,16 +87,18 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.record_past = False
         self._asked = self.budget = budget
         self.policy = policy
+        self.needs = needs = policy.needs
         self.heads: Heads = heads
         self.layer_idx = layer_idx
         self._scorer = Scorer(policy, heads, layer_idx, share, rotary)
         self.padding = padding if padding is not None else Padding()
         self.store: Store | FixedStore = FixedStore(turning) if static else Store(turning)
         self.quota = Quota()
+        self.outlet = (disposal or Drop()).outlet(self.store)
         self.listener: Listener | None = None
-        if policy.needs_queries or masks_itself:
+        if needs.queries or masks_itself:
             self.listener = Listener(Observer(policy, budget.block_size, share, rotary), masks_itself)
-        self._ring = QueryRing() if static and policy.needs_queries else None
+        self._ring = QueryRing() if static and needs.queries else None
         self._table: BlockTable | None = None
         self._pending: Pending | None = None
         self.cohorts: Cohorts[PagedLayer] = Cohorts([self])
@@ -295,12 +302,12 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         rows, heads, count, _ = keys.shape
         self.quota.check(heads, self.share)
         self.budget = self.budget.resolve(count)
-        capacity, policy = self.budget.capacity, self.policy
+        capacity, needs = self.budget.capacity, self.needs
         least = self.store.slots_to_begin_with(count, self.budget.block_size, capacity)
         self.store.start(keys, values, least, capacity)
-        sets, interval = self._scorer.sets(heads), policy.decision_interval
+        sets, interval = self._scorer.sets(heads), needs.decision_interval
         self._table = BlockTable(
-            *(self.budget, rows, sets, keys.device, policy.token_local, interval, policy.absolute_noise),
+            *(self.budget, rows, sets, keys.device, needs.token_local, interval, needs.absolute_noise),
             shifting=self.store.turning is not None,
         )
         if rows > 1:
@@ -383,7 +390,10 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         table = self.table
         if table.victims_due:
             self.cohorts.of(self).choose_victims(real)
-        self.store.overwrite(table.next_slot(), keys, values, real)  # a pad evicts nothing
+        slot = table.next_slot()
+        if self.outlet.takes:
+            self._let_go(slot, table.positions_in(slot, real))
+        self.store.overwrite(slot, keys, values, real)  # a pad evicts nothing
         table.overwritten(real)
         return self._read()
 
@@ -409,19 +419,31 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         limits, rank = self._limits(scores, positions), self._rank(scores, positions)
         if limits is None:
             kept = best_tokens(rank, positions, self.budget.capacity)
-            staying = positions.gather(-1, kept)
+            kept_positions = positions.gather(-1, kept)
         else:
             self.budget = self.budget.of(int(limits.max()))
-            kept, staying = best_within(rank, positions, limits, self.budget.capacity)
-        shifts = self.table.moved_shifts(kept, staying, positions, count)
+            kept, kept_positions = best_within(rank, positions, limits, self.budget.capacity)
+        shifts = self.table.moved_shifts(kept, kept_positions, positions, count)
+        if self.outlet.takes:
+            leaves = not_kept(positions, kept, kept_positions)
+            staying = self.outlet.overflow(Held(full_k, full_v, positions.expand_as(leaves)), leaves)
+            full_k, full_v = staying.keys, staying.values
         # Without new tokens, these states are views of the storage.
         anew = count == 0 or self.store.slots != self.budget.capacity
-        self.store.keep(full_k, full_v, kept, self.table.held, staying, anew)
+        self.store.keep(full_k, full_v, kept, self.table.held, kept_positions, anew)
         scores = scores.gather(-1, kept)
         self.quota.scores = scores if limits is not None else None
-        self.table.replace(staying, scores if self.policy.token_local else None, count, real, limits, shifts)
+        self.table.replace(kept_positions, scores if self.needs.token_local else None, count, real, limits, shifts)
         self.turn_keys()
         self._settle(kept)
+
+    def _let_go(self, slots: Tensor, positions: Tensor) -> None:
+        """What stands in these slots `[B, S, 1]`, tokens at `positions` `[B, S, 1]`, is about to be overwritten."""
+        self.outlet.let_go(Held(*self.store.at(slots), positions), slots)
+
+    def plan(self, begins: Tensor) -> None:
+        """A victim was chosen where `begins` `[B, S]` says so."""
+        self.outlet.plan(self.table.choice.slots, begins, Held(*self.store.read(), self.table.positions))
 
     def _settle(self, kept: Tensor | None) -> None:
         """Of the held and new tokens `kept` `[B, S, C]` stay; None = all."""
@@ -430,12 +452,12 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def _rank(self, scores: Tensor, positions: Tensor) -> Tensor:
         """`[B, S, tokens]` int64: the order in which tokens go, the protected ones last."""
-        rank = rank_keys(scores, positions, positions >= 0, self.policy.absolute_noise)
+        rank = rank_keys(scores, positions, positions >= 0, self.needs.absolute_noise)
         return rank.masked_fill(self._protected(positions), KEEP)
 
     def _protected(self, positions: Tensor) -> Tensor:
-        """The row's first real tokens and its newest block."""
-        newest = positions.amax(-1, keepdim=True) - self.budget.block_size
+        """The row's first real tokens and its newest."""
+        newest = positions.amax(-1, keepdim=True) - self.budget.recent
         return (positions >= 0) & ((positions < self.budget.protected) | (positions > newest))
 
     def _limits(self, scores: Tensor, positions: Tensor) -> Tensor | None:
@@ -553,7 +575,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             listener.observe_overflow(positions, table.held)
             known = listener.observer.statistics(positions)
             return self._scorer(keys, values, positions, seen, known, listener.count, self._room)
-        if not self.policy.token_local or table.held == 0:
+        if not self.needs.token_local or table.held == 0:
             return self.score_alike(keys, values, positions, seen)
         table.refresh_scores(self.score_slots)
         new = self.score_alike(keys[:, :, -count:], values[:, :, -count:], positions[..., -count:], seen)
@@ -600,7 +622,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def _fit_quota(self, table: BlockTable) -> None:
         positions = table.positions
-        scores = None if self.policy.reads_budget else self.quota.scores
+        scores = None if self.needs.reads_budget else self.quota.scores
         scores = self.score_slots(None) if scores is None else scores
         limits = self._limits(scores, positions)
         if limits is not None and (table.limits is None or not torch.equal(limits, table.limits)):
@@ -694,8 +716,10 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         if self._run is None or key_states.shape[0] != rows:
             self._check_rows(key_states.shape[0])
             raise RuntimeError(f"Layer {self.layer_idx} was left out of the forward before this one.")
-        slots = self._run.slots[self._first_row : self._first_row + rows, :, 0]
-        self.store.write(slots, key_states, value_states)
+        slots = self._run.slots[self._first_row : self._first_row + rows]
+        if self.outlet.takes:
+            self._let_go(slots, self._run.leaving[self._first_row : self._first_row + rows])
+        self.store.write(slots[:, :, 0], key_states, value_states)
         steps.took(self)
         return self._read()
 
@@ -734,6 +758,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.store.map_rows(change)
         self._table.map_rows(change)
         self.quota.scores = None
+        self.outlet.map_rows(change)
         if self._pending is not None:
             self._pending = self._pending.map_rows(change)
         if self.listener is not None:
@@ -762,6 +787,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self._table = self._pending = self._run = None
         self.quota.scores = None
         self.store.clear()
+        self.outlet.clear()
         if self.listener is not None:
             self.listener.clear()
 

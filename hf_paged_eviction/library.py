@@ -2,8 +2,10 @@
 
 from .allocators import available_allocators, make_allocator
 from .cache import PagedEvictionCache
+from .disposals import Disposal, available_disposals, make_disposal
 from .policies import (
     EvictionPolicy,
+    Needs,
     ScoreContext,
     available_modifiers,
     available_policies,
@@ -18,17 +20,21 @@ from .verification import Verification, verify
 
 __all__ = [
     "CacheStats",
+    "Disposal",
     "EvictionPolicy",
     "LayerStats",
+    "Needs",
     "PagedEvictionCache",
     "ScoreContext",
     "StoragePool",
     "Verification",
     "available_allocators",
+    "available_disposals",
     "available_modifiers",
     "available_policies",
     "compress_by_probe",
     "make_allocator",
+    "make_disposal",
     "make_policy",
     "paged_encoder_decoder_cache",
     "register_policy",

@@ -73,12 +73,12 @@ class Text:
 
     def context(self, policy: EvictionPolicy, pieces: Sequence[Sequence[int]]) -> ScoreContext:
         """After the policy has observed these pieces of the queries."""
-        statistics = {name: torch.zeros(self.positions.shape) for name in policy.token_statistics}
-        for columns in pieces if policy.needs_queries else ():
+        statistics = {name: torch.zeros(self.positions.shape) for name in policy.needs.token_statistics}
+        for columns in pieces if policy.needs.queries else ():
             statistics = policy.observe(statistics, self.attention(columns))
         for name, found in statistics.items():
             assert found.dtype == torch.float32, name
-        assert set(statistics) == {*policy.token_statistics, *policy.row_statistics}
+        assert set(statistics) == {*policy.needs.token_statistics, *policy.needs.row_statistics}
         seen = self.positions[:, 0].amax(-1) + 1
         none = torch.zeros_like(seen)
         observed = QueryCount(seen if pieces else none, none, none)
@@ -97,7 +97,7 @@ class Text:
     def all_pieces(self, policy: EvictionPolicy, size: int | None = None) -> list[list[int]]:
         """The queries that the cache shows of a whole prompt."""
         tokens = self.positions.shape[-1]
-        first = 0 if policy.window is None else max(0, tokens - policy.window)
+        first = 0 if policy.needs.window is None else max(0, tokens - policy.needs.window)
         size = size or tokens
         return [list(range(start, min(start + size, tokens))) for start in range(first, tokens, size)]
 

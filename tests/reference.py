@@ -219,7 +219,7 @@ def check_layer(layer: Any, columns: list[Column], index: int) -> None:
             assert len(real) == len(set(real)), "a token is held twice"
             if not layer.record_past:
                 must_hold = set(range(min(sizes.protected, len(own))))
-                must_hold |= set(range(max(0, len(own) - sizes.block_size), len(own)))
+                must_hold |= set(range(max(0, len(own) - sizes.recent), len(own)))
                 assert must_hold <= set(real), "a protected token was evicted"
             for slot, position in enumerate(slots):
                 if position < 0:
@@ -425,6 +425,7 @@ class Group:
     shifts: dict[int, int] = field(default_factory=dict)  # by position, of those held and some others
     victim: int | None = None  # logical block that is being overwritten
     used: int = 0  # slots of it that are overwritten
+    left: list[tuple[int, Token]] = field(default_factory=list)  # which have left, with the columns seen by then
 
     def close_gaps(self, following: int, leaving: Token | None = None) -> None:
         """All that stay stand one after the other, right before the position that follows."""
@@ -477,9 +478,17 @@ class SlowLayer:
     """One layer: rows of groups of lists."""
 
     def __init__(
-        self, budget: int, block_size: int, protected: int, score: SlowScore, shared: bool, layer_idx: int = 0
+        self,
+        budget: int,
+        block_size: int,
+        protected: int,
+        score: SlowScore,
+        shared: bool,
+        layer_idx: int = 0,
+        recent: int | None = None,
     ) -> None:
         self.budget, self.block_size, self.protected = budget, block_size, protected
+        self.recent = block_size if recent is None else recent
         self.score, self.shared, self.layer_idx = score, shared, layer_idx
         self.absolute_noise = score in DIFFERENCES
         self.rows: list[SlowRow] = []
@@ -522,9 +531,9 @@ class SlowLayer:
                 if self.held + count <= self.budget:
                     self._append(group, row.pending)
                 elif count == 1 and self.held == self.budget:
-                    self._overwrite(group, row.pending[0])
+                    self._overwrite(group, row.pending[0], len(row.columns))
                 else:
-                    self._trim(group, row.pending, sum(row.columns))
+                    self._trim(group, row.pending, len(row.columns), sum(row.columns))
             row.pending = []
         self.held = min(self.held + count, self.budget)
 
@@ -583,7 +592,7 @@ class SlowLayer:
         group.tokens += [token for token in new if token is not None]
         group.shifts |= {token.position: 0 for token in new if token is not None}
 
-    def _overwrite(self, group: Group, new: Token | None) -> None:
+    def _overwrite(self, group: Group, new: Token | None, seen: int) -> None:
         if new is None:  # nothing worth keeping came: the row stays as it is
             return
         if group.pads:
@@ -591,23 +600,30 @@ class SlowLayer:
             self._append(group, [new])
             return
         if group.victim is None or group.used == self.block_size:
-            group.victim, group.used = self._next_victim(group), 0
+            group.victim, group.used = self._next_victim(group, new.position), 0
             group.close_gaps(new.position, group.tokens[group.victim * self.block_size])
+        slot = group.victim * self.block_size + group.used
+        group.left.append((seen, group.tokens[slot]))
+        group.tokens[slot] = new
         group.shifts[new.position] = 0
-        group.tokens[group.victim * self.block_size + group.used] = new
         group.used += 1
 
-    def _next_victim(self, group: Group) -> int:
+    def _next_victim(self, group: Group, seen: int) -> int:
         size = self.block_size
         blocks = self.budget // size
         newest = blocks - 1 if group.victim is None else group.victim
         scores = self._scores(group, group.tokens)
         means = [sum(scores[at : at + size]) / size for at in range(0, self.budget, size)]
         keys = rank(means, [group.tokens[block * size].position for block in range(blocks)], self.absolute_noise)
-        candidates = [block for block in range(-(-self.protected // size), blocks) if block != newest]
+        candidates = [
+            block
+            for block in range(-(-self.protected // size), blocks)
+            if block != newest
+            and all(token.position < seen - self.recent for token in group.tokens[block * size : (block + 1) * size])
+        ]
         return min(candidates, key=keys.__getitem__)
 
-    def _trim(self, group: Group, new: list[Token | None], following: int) -> None:
+    def _trim(self, group: Group, new: list[Token | None], seen: int, following: int) -> None:
         self._append(group, new)
         tokens = sorted(group.tokens, key=lambda token: token.position)
         excess = group.pads + len(tokens) - self.budget
@@ -615,12 +631,11 @@ class SlowLayer:
         group.pads -= from_pads
         scores = self._scores(group, tokens)
         last = tokens[-1].position + 1 if tokens else 0
-        candidates = [
-            at for at, token in enumerate(tokens) if self.protected <= token.position < last - self.block_size
-        ]
+        candidates = [at for at, token in enumerate(tokens) if self.protected <= token.position < last - self.recent]
         keys = rank(scores, [token.position for token in tokens], self.absolute_noise)
         losers = set(sorted(candidates, key=keys.__getitem__)[: excess - from_pads])
         assert len(losers) == excess - from_pads
+        group.left += [(seen, tokens[at]) for at in sorted(losers)]
         group.tokens = [token for at, token in enumerate(tokens) if at not in losers]
         if losers:
             group.close_gaps(following)

@@ -44,7 +44,7 @@ def cases(family: str) -> list[Case]:
     """Policies, heads and allocators to try: all that look at keys and values alone, some that look at attention."""
     policies, mixing = ["keydiff", "random"], []
     if family == "llama":
-        policies = [name for name in available_policies() if not make_policy(name).needs_queries] + ["h2o"]
+        policies = [name for name in available_policies() if not make_policy(name).needs.queries] + ["h2o"]
         mixing = MIXING
     return [(policy, heads, "uniform") for policy in policies for heads in ("shared", "separate")] + mixing
 
@@ -92,7 +92,7 @@ def answers(model: Any, family: str) -> dict[Case, Answer]:
     """What the model says with each policy, and with the full cache."""
     found = {("full", "", ""): answer(model, DynamicCache())}
     for policy, heads, allocator in cases(family):
-        ours = make_policy(policy).needs_queries or allocator != "uniform"
+        ours = make_policy(policy).needs.queries or allocator != "uniform"
         model.set_attn_implementation("paged_eviction" if ours else "sdpa")
         cache = PagedEvictionCache(model.config, policy=policy, heads=heads, allocator=allocator, **BUDGET)
         found[policy, heads, allocator] = answer(model, cache)

@@ -196,7 +196,7 @@ def test_scores_are_those_of_a_plain_loop(dtype: torch.dtype, tmp_path: Path) ->
 def test_a_score_is_that_of_its_token_alone(tmp_path: Path) -> None:
     save_calibration(a_calibration(), tmp_path / "c.safetensors")
     policy, given = Calibrated(str(tmp_path / "c.safetensors")), a_context()
-    assert policy.token_local
+    assert policy.needs.token_local
     few = replace(
         given, keys=given.keys[:, :, 40:], values=given.values[:, :, 40:], positions=given.positions[..., 40:]
     )

@@ -109,7 +109,7 @@ def _check_policy(name: str) -> None:
         policy = make_policy(name)
     except (TypeError, ValueError) as error:
         raise UserError(f"--policy {name}: {error}") from error
-    if policy.needs_queries:
+    if policy.needs.queries:
         raise UserError(
             f"--policy {name} decides by attention, and a context that is filled with random keys and values has none "
             "to show: choose a policy that reads keys, values or positions"

@@ -61,7 +61,7 @@ class CacheSettings:
     @property
     def needs_attention(self) -> bool:
         """Whether the cache looks at queries or attention, and not at keys and values alone."""
-        return make_policy(self.policy).needs_queries or not isinstance(make_allocator(self.allocator), Uniform)
+        return make_policy(self.policy).needs.queries or not isinstance(make_allocator(self.allocator), Uniform)
 
     def check(self, config: Any, attn_implementation: str | None) -> None:
         """Refuse a model that this cache cannot serve, before its weights are read."""

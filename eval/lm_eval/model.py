@@ -95,7 +95,7 @@ class PagedEvictionLM(HFLM):  # type: ignore[misc]
         info: dict[str, Any] = super().get_model_info()
         settings = asdict(self._cache) | {
             "policy": make_policy(self._cache.policy).label,
-            "allocator": make_allocator(self._cache.allocator).name,
+            "allocator": make_allocator(self._cache.allocator).label,
         }
         return {**info, "hf_paged_eviction": {"version": __version__, **settings}}
 

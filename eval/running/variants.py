@@ -66,7 +66,7 @@ class Variant:
     @property
     def by_probe(self) -> bool:
         """Whether a probe of the model decides what is kept."""
-        return not self.budget.is_full and self.scorer != ORACLE and make_policy(self.scorer).by_probe
+        return not self.budget.is_full and self.scorer != ORACLE and make_policy(self.scorer).needs.by_probe
 
     def key(self, batch: Batch, prompt: Prompt) -> RowKey:
         """The row of one prompt."""

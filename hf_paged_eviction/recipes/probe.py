@@ -152,13 +152,13 @@ def _checked_probe(probe_ids: Sequence[int], chunk_size: int) -> Tensor:
 def _check_cache(cache: PagedEvictionCache, length: int) -> None:
     if not isinstance(cache, PagedEvictionCache):
         raise TypeError(f"cache must be a PagedEvictionCache, got {type(cache).__name__}.")
-    policy = cache.policy
-    if not policy.token_statistics:
+    policy, needs = cache.policy, cache.policy.needs
+    if not needs.token_statistics:
         raise ValueError(
             f"The policy {policy.label!r} keeps no attention, so a probe tells it nothing. Use 'kvzip', or call "
             "cache.shrink(budget) after the prompt."
         )
-    if policy.row_statistics or policy.window is not None:
+    if needs.row_statistics or needs.window is not None:
         raise ValueError(
             f"The policy {policy.label!r} depends on where queries stand in the text, and a probe is no part of it. "
             "Use 'kvzip'."

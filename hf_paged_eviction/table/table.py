@@ -58,7 +58,7 @@ class BlockTable:
         self.capacity = budget.capacity
         self.block_size = budget.block_size
         self.device = device
-        self._protected_blocks = budget.protected_blocks
+        self._protected_blocks, self._recent = budget.protected_blocks, budget.recent
         self._token_local = token_local
         self._absolute_noise = absolute_noise
         self.blocks_ahead = max(1, interval // self.block_size)
@@ -222,6 +222,17 @@ class BlockTable:
             return self.choice.slots.narrow(2, (counters.seen - residue) % self.block_size, 1)
         place = (counters.seen - self.phase.full_at) % self.block_size
         return self.choice.slots.gather(2, place[..., None])
+
+    def positions_in(self, slots: Tensor, real: Tensor | None) -> Tensor:
+        """`[B, S, 1]` positions of the tokens that `next_slot` is about to lose, -1 where it loses none.
+
+        What stands there has been there since before this block was chosen, so its position is written down.
+
+        Args:
+            real: `[B, 1]` bool, rows whose new token is no pad; None = all.
+        """
+        positions = self.tokens.positions.gather(-1, slots)
+        return positions if real is None else positions.masked_fill(~real[..., None], -1)
 
     def overwritten(self, real: Tensor | None) -> None:
         """The slot given by `next_slot` was written; `real` `[B, 1]` bool, rows whose token was no pad, None = all."""
@@ -490,6 +501,9 @@ class BlockTable:
         keys = rank_keys(scores, positions[..., 0], scores.isnan().logical_not(), self._absolute_noise)
         blocks = torch.arange(keys.shape[-1], device=self.device)
         safe = (blocks < self._protected_blocks) | (blocks == self.choice.block[..., None])
+        if self._recent > self.block_size:  # fewer lie in the newest block
+            first = (self.seen - self.pads)[:, None, None] - self._recent
+            safe |= positions[..., -1] >= first  # the newest token of a block is its last
         if self.limits is not None:
             safe |= blocks >= self.limits[..., None] // self.block_size
         return keys.masked_fill(safe, KEEP)

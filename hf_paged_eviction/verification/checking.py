@@ -85,4 +85,4 @@ def _policies(policy: str | EvictionPolicy | None) -> tuple[EvictionPolicy, Evic
     if policy is None:
         return make_policy(PLAIN), make_policy(WATCHING)
     scorer = make_policy(policy)
-    return (make_policy(PLAIN) if scorer.needs_queries else scorer), scorer
+    return (make_policy(PLAIN) if scorer.needs.queries else scorer), scorer

@@ -172,6 +172,9 @@ def test_it_serves_with_agreement_and_allocators(showing: Any) -> None:
 def test_names() -> None:
     assert split_name("h2o@cake") == ("h2o", "cake") and split_name("h2o") == ("h2o", "uniform")
     assert split_name("caote(h2o)@ada_kv") == ("caote(h2o)", "ada_kv")
+    assert split_name("h2o@ada_kv(floor=0.5)") == ("h2o", "ada_kv(floor=0.5)")
+    assert split_name("calibrated:./a@b/c.safetensors")[1] == "uniform"
+    assert needs_queries("recency@pyramid(beta=2)") and not needs_queries("recency@uniform()")
     assert needs_queries("oracle") and needs_queries("recency@pyramid") and not needs_queries("recency@uniform")
     with pytest.raises(ValueError, match="Unknown allocator 'best'"):
         needs_queries("h2o@best")
@@ -190,6 +193,7 @@ def test_lists_of_names() -> None:
         "orakle": "did you mean 'oracle'",
         "": "choose from",
         "h2o@best": "Unknown allocator 'best'",
+        "h2o@ada_kv(flor=1)": "ada_kv has no parameter flor",
         "hybrid(h2o, recent)": "Unknown policy 'recent'",
         "hybrid(h2o": "Cannot read the policy",
         "keydif@cake": "did you mean 'keydiff'",

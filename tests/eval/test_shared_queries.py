@@ -22,7 +22,7 @@ from hf_paged_eviction_eval.running.remembering import Memory, remembering
 from hf_paged_eviction_eval.running.variants import Variant, make_cache, variants
 from hf_paged_eviction_eval.settings import TaskSettings
 
-CURIOUS = tuple(name for name in available_policies() if make_policy(name).needs_queries)
+CURIOUS = tuple(name for name in available_policies() if make_policy(name).needs.queries)
 SETTINGS = TaskSettings(
     policies=CURIOUS,
     budgets=("10%", "60%", "full"),
@@ -188,7 +188,7 @@ def test_a_memory_keeps_nothing_of_queries_it_does_not_know() -> None:
     policy = remembering(H2O(), memory)
     assert policy == H2O() and policy.label == "h2o" and deepcopy(policy) == policy
     positions = torch.arange(6).expand(2, 2, 6)
-    empty = {name: torch.zeros(2, 2, 6) for name in policy.token_statistics}
+    empty = {name: torch.zeros(2, 2, 6) for name in policy.needs.token_statistics}
     for queries in (query, query.clone(), query[:, :, 2:], query[:1].clone().expand(2, -1, -1, -1)):
         asked = torch.arange(6)[-queries.shape[2] :].expand(2, -1)
         attention = Attention(queries, torch.randn(2, 2, 6, 8), asked, positions, Logits(1.0))

@@ -1,4 +1,4 @@
-"""Policies as text: `snapkv(window=16)`, `graphkv(hybrid(h2o, recency), sources=0.2)`."""
+"""Things as text: `snapkv(window=16)`, `graphkv(hybrid(h2o, recency), sources=0.2)`, `ada_kv(floor=0.5)`."""
 
 import ast
 from collections.abc import Mapping
@@ -7,29 +7,54 @@ from keyword import iskeyword
 from typing import Any
 
 _LONGEST = 1000
-_ALLOWED = (
-    "Allowed are a name, a name with parameters such as 'snapkv(window=16)', and a modifier around policies such as "
-    "'caote(h2o)'."
-)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What is written, as messages call it.
+
+    Attributes:
+        name: one of them, such as "policy".
+        plural: several.
+        example: a name with a parameter, such as "snapkv(window=16)".
+        nested: a name around another, such as "caote(h2o)"; "" where there is none.
+    """
+
+    name: str
+    plural: str
+    example: str
+    nested: str = ""
+
+    @property
+    def allowed(self) -> str:
+        """What a text may be."""
+        plain = f"a name with parameters such as {self.example!r}"
+        around = f", and a modifier around {self.plural} such as {self.nested!r}"
+        return f"Allowed are a name, {plain}{around}." if self.nested else f"Allowed are a name, and {plain}."
+
+    @property
+    def parameter(self) -> str:
+        """The parameter of the example."""
+        return self.example.partition("(")[2].rstrip(")")
 
 
 class SpellingError(ValueError):
-    """The text is no policy."""
+    """The text is none of its kind."""
 
     @classmethod
-    def at(cls, text: str, column: int, reason: str) -> "SpellingError":
+    def at(cls, kind: Kind, text: str, column: int, reason: str) -> "SpellingError":
         """Say where, why, and what is allowed."""
         shown = text if len(text) <= 120 else f"{text[:120]}..."
-        return cls(f"Cannot read the policy {shown!r}, character {column + 1}: {reason}. {_ALLOWED}")
+        return cls(f"Cannot read the {kind.name} {shown!r}, character {column + 1}: {reason}. {kind.allowed}")
 
 
 @dataclass(frozen=True)
 class Spelling:
-    """A policy as written.
+    """A thing as written.
 
     Attributes:
-        name: of the policy.
-        hosts: the policies in its parentheses.
+        name: of it.
+        hosts: the things in its parentheses.
         parameters: the values by name.
         column: where it begins in the text, from 0.
     """
@@ -40,37 +65,39 @@ class Spelling:
     column: int
 
 
-def read(text: str) -> Spelling:
-    """Take a policy's text apart. Nothing is evaluated.
+def read(kind: Kind, text: str) -> Spelling:
+    """Take a text apart. Nothing is evaluated.
 
     Raises:
-        SpellingError: the text is no policy.
+        SpellingError: it is no such text.
     """
     text = text.strip()
     if len(text) > _LONGEST:
-        raise SpellingError.at(text, _LONGEST, f"it is longer than {_LONGEST} characters")
+        raise SpellingError.at(kind, text, _LONGEST, f"it is longer than {_LONGEST} characters")
     try:
-        return _Reader(text).policy(ast.parse(text, mode="eval").body)
+        return _Reader(kind, text).thing(ast.parse(text, mode="eval").body)
     except SyntaxError as error:
-        raise SpellingError.at(text, max((error.offset or 1) - 1, 0), error.msg) from None
+        raise SpellingError.at(kind, text, max((error.offset or 1) - 1, 0), error.msg) from None
     except (RecursionError, MemoryError, ValueError) as error:
         if isinstance(error, SpellingError):
             raise
-        raise SpellingError.at(text, 0, str(error) or "it is nested too deeply") from None
+        raise SpellingError.at(kind, text, 0, str(error) or "it is nested too deeply") from None
 
 
 class _Reader:
-    def __init__(self, text: str) -> None:
+    def __init__(self, kind: Kind, text: str) -> None:
+        self.kind = kind
         self.text = text
 
-    def policy(self, node: ast.expr) -> Spelling:
+    def thing(self, node: ast.expr) -> Spelling:
         if isinstance(node, ast.Name):
             return Spelling(node.id, (), {}, self._column(node))
         if not isinstance(node, ast.Call):
-            raise self._error(node, "this is no policy (parameters are given by name, such as window=16)")
+            by_name = f"parameters are given by name, such as {self.kind.parameter}"
+            raise self._error(node, f"this is no {self.kind.name} ({by_name})")
         if not isinstance(node.func, ast.Name):
             raise self._error(node.func, "a name must stand before the parentheses")
-        hosts = tuple(self.policy(argument) for argument in node.args)
+        hosts = tuple(self.thing(argument) for argument in node.args)
         parameters: dict[str, Any] = {}
         for keyword in node.keywords:
             if keyword.arg is None or keyword.arg in parameters:
@@ -93,20 +120,20 @@ class _Reader:
         return sum(map(len, lines[: node.lineno - 1])) + len(before)
 
     def _error(self, node: ast.expr, reason: str) -> SpellingError:
-        return SpellingError.at(self.text, self._column(node), reason)
+        return SpellingError.at(self.kind, self.text, self._column(node), reason)
 
 
-def spell(policy: Any, hosts: tuple[Any, ...] = ()) -> str:
-    """The text that `make_policy` makes this policy of.
+def spell(thing: Any, hosts: tuple[Any, ...] = ()) -> str:
+    """The text that this is made of.
 
     Args:
-        policy: a dataclass; of any other object the name is all there is to tell.
+        thing: a dataclass with a `name`; of any other object the name is all there is to tell.
         hosts: the policies inside a modifier; the fields that hold them are no parameters.
     """
-    name = policy.name or type(policy).__name__
+    name = thing.name or type(thing).__name__
     inside = [host.label for host in hosts]
-    for field in fields(policy) if is_dataclass(policy) else ():
-        value = getattr(policy, field.name)
+    for field in fields(thing) if is_dataclass(thing) else ():
+        value = getattr(thing, field.name)
         is_host = value is hosts or any(value is host for host in hosts)
         if not is_host and field.init and value != field.default:
             inside.append(f"{field.name}={_word(value)}")
