@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from rich.console import Console
@@ -16,100 +15,69 @@ from hf_paged_eviction.saving import files
 from hf_paged_eviction.stats import readable_bytes
 
 from . import models
+from .budgets import FULL
+from .caches import make_paged_cache
 from .calibrate import token_bar
 from .errors import UserError
-from .policy_names import ORACLE, needs_queries, split_name
+from .policy_names import ALL, ORACLE, choose_policies, needs_queries, split_name
+from .requests import attention_for, model_settings
 from .running.prefill import feed, input_device
-from .settings import Settings
+
+if TYPE_CHECKING:
+    from .commands.compress import CompressOptions
 
 
-@dataclass(frozen=True, kw_only=True)
-class ContextSettings:
-    """What is read into which cache.
-
-    Attributes:
-        loading: which model, where. Its policy is the one that is used.
-        text: a plain text.
-        output: the file to write, `*.safetensors`.
-        budget, memory: tokens per layer, or bytes of all of them; one of the two.
-        chunk: tokens per forward.
-    """
-
-    loading: Settings
-    text: Path
-    output: Path
-    budget: int | None = None
-    memory: str | None = None
-    sink_tokens: int | None = None
-    chunk: int = 512
-
-    @property
-    def policy(self) -> str:
-        """With its allocator, if it has one."""
-        return self.loading.policies[0]
-
-
-def loading_settings(policy: str, heads: Literal["shared", "separate"], block_size: int, **model: Any) -> Settings:
-    """Which model to load for such a cache.
-
-    Args:
-        model: other fields of `Settings`.
-
-    Raises:
-        UserError: there is no such policy.
-    """
-    try:
-        ours = needs_queries(policy)
-    except (TypeError, ValueError) as error:
-        raise UserError(f"--policy {policy}: {error}") from error
-    if policy == ORACLE:
-        raise UserError("--policy oracle: it knows the answers of a full cache, which a saved context has none of")
-    return Settings(
-        **model,
-        policies=(policy,),
-        budgets=(),
-        block_size=block_size,
-        heads=heads,
-        attn_implementation=PAGED_EVICTION if ours else None,
-    )
-
-
-def run_compress(settings: ContextSettings) -> PagedEvictionCache:
+def run_compress(options: CompressOptions) -> PagedEvictionCache:
     """Read a text into a cache, write it to a file, and say what it holds.
 
     Raises:
         UserError: the text or the output cannot be used, or model, policy and budget do not go together.
     """
     notes = Console(stderr=True)
-    _check_output(settings.output)
-    text = _read_text(settings.text)
-    model, tokenizer = models.load(settings.loading)
-    cache = _make_cache(model.config, settings)
+    if (options.budget is None) == (options.memory is None):
+        raise UserError("how much may be held? --budget TOKENS or --memory SIZE, one of them")
+    _check_output(options.output)
+    policy, text = _one_policy(options.policy), _read_text(options.text)
+    attention = {"attn_implementation": attention_for([policy], options.attn_implementation)}
+    model, tokenizer = models.load(model_settings(options).model_copy(update=attention))
     ids = text_ids(tokenizer, text).to(input_device(model))
+    size = f"--budget {options.budget}" if options.memory is None else f"--memory {options.memory}"
+    cache = make_paged_cache(model.config, options, policy, size, budget=options.budget, memory=options.memory)
+    if not cache.paged_layers:
+        raise UserError("no layer of this model keeps all that it has read, so there is nothing to evict")
     with token_bar(notes) as bar:
         task = bar.add_task("reading", total=ids.shape[1])
-        for start in range(0, ids.shape[1], settings.chunk):
-            part = ids[:, start : start + settings.chunk]
+        for start in range(0, ids.shape[1], options.prefill_chunk_size):
+            part = ids[:, start : start + options.prefill_chunk_size]
             try:
                 feed(model, part, torch.ones_like(ids[:, : start + part.shape[1]]), cache)
             except ValueError as error:
-                raise UserError(f"cannot read {settings.text} with {settings.policy}: {error}") from error
+                raise UserError(f"cannot read {options.text} with {policy} {size}: {error}") from error
             bar.advance(task, part.shape[1])
     try:
-        cache.save(settings.output, input_ids=ids)
+        cache.save(options.output, input_ids=ids)
     except (OSError, ValueError) as error:
-        raise UserError(f"--output {settings.output}: {error}") from error
+        raise UserError(f"--output {options.output}: {error}") from error
     stats = cache.stats()
     notes.print(
         f"{stats.seen} tokens read, {stats.held} held in a layer at most: {readable_bytes(stats.storage_bytes)}, and "
         f"{readable_bytes(stats.other_bytes)} in layers that evict nothing; "
-        f"{readable_bytes(settings.output.stat().st_size)} "
-        f"written to {settings.output}. In Python: PagedEvictionCache.load({str(settings.output)!r}, model.config)",
+        f"{readable_bytes(options.output.stat().st_size)} written to {options.output}. In Python: "
+        f"PagedEvictionCache.load({str(options.output)!r}, model.config)",
         highlight=False,
         markup=False,
         soft_wrap=True,
     )
     return cache
+
+
+def _one_policy(typed: str) -> str:
+    names = choose_policies(typed)
+    if len(names) > 1 or names[0] in (FULL, ALL):
+        raise UserError(f"policy {typed!r}: name one policy")
+    if split_name(names[0])[0] == ORACLE:
+        raise UserError("policy 'oracle': it knows the answers of a full cache, which a saved context has none of")
+    return names[0]
 
 
 def text_ids(tokenizer: Any, text: str) -> Tensor:
@@ -153,23 +121,3 @@ def _check_output(output: Path) -> None:
         raise UserError(f"--output {output}: the name of a context ends in .safetensors")
     if output.is_dir() or not output.parent.is_dir():
         raise UserError(f"--output {output}: {output if output.is_dir() else output.parent} is no place for a file")
-
-
-def _make_cache(config: Any, settings: ContextSettings) -> PagedEvictionCache:
-    name, allocator = split_name(settings.policy)
-    try:
-        cache = PagedEvictionCache(
-            config,
-            budget=settings.budget,
-            memory=settings.memory,
-            block_size=settings.loading.block_size,
-            policy=name,
-            heads=settings.loading.heads,
-            sink_tokens=settings.sink_tokens,
-            allocator=allocator,
-        )
-    except (TypeError, ValueError) as error:
-        raise UserError(f"{settings.policy}: {error}") from error
-    if not cache.paged_layers:
-        raise UserError("no layer of this model keeps all that it has read, so there is nothing to evict")
-    return cache

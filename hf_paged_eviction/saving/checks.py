@@ -68,6 +68,7 @@ def check_paged(saved: PagedSnapshot, layer: PagedLayer, rows: int, seen: int) -
     _check_counters(counters, held, seen, capacity, held <= seen or state.phase.limits is not None)
     _check_phase(state.phase, counters, (rows, sets, capacity), size, layer.quota.unequal)
     _check_tokens(state.tokens, state.phase, held, seen, (rows, sets, capacity))
+    _check_shifts(saved.store, state.tokens, layer, (rows, sets, capacity))
     _check_choice(state.choice, (rows, sets, capacity), size)
     if saved.scores is not None:
         _need(layer.quota.unequal, "it has scores that only shares of rows or heads need")
@@ -135,6 +136,18 @@ def _check_tokens(tokens: Tokens, phase: Phase, held: int, seen: int, shape: tup
     _need((inside < (seen - phase.pads)[:, None, None]).all(), "positions lie in the future")
     again = (inside[..., 1:] == inside[..., :-1]) & (inside[..., 1:] >= 0)
     _need(not again.any(), "a position is held twice")
+
+
+def _check_shifts(store: StoreSnapshot, tokens: Tokens, layer: PagedLayer, shape: tuple[int, int, int]) -> None:
+    turning = layer.store.turning
+    _need((turning is None) == (tokens.shifts is None), "its tokens stand in the text, or in the cache, and here not")
+    if tokens.shifts is not None:
+        _shape("shifts", tokens.shifts, shape, torch.int64)
+        _range("shifts", tokens.shifts, 0, _LONGEST)
+    _need(turning is not None or store.turned is None, "it has turned keys, and the settings turn none")
+    if turning is not None and store.turned is not None:
+        states = (store.keys, store.values)[turning.of]
+        _shape("turned", store.turned, states.shape, states.dtype)
 
 
 def _check_choice(choice: Choice, shape: tuple[int, int, int], size: int) -> None:

@@ -64,7 +64,7 @@ def test_reads_once_and_answers(text: Path, tmp_path: Path, size: tuple[str, obj
         (("--budget", 60), "multiple of block_size"),
         (("--memory", "2G"), "no number of bytes"),
         (("--memory", "9kB"), "is too small"),
-        (("--budget", 64, "--policy", "snapcv"), "snapcv"),
+        (("--budget", 64, "--policy", "snapcv"), "unknown policy snapcv"),
         (("--budget", 64, "--policy", "oracle"), "knows the answers"),
         (("--budget", 64, "--text", "missing.txt"), "missing.txt"),
         (("--budget", 64, "--output", "context.bin"), "ends in .safetensors"),

@@ -206,3 +206,12 @@ def test_copies_and_shrinking() -> None:
     assert cache.budget == 24
     modes.generate(model, cache, ids[:1], mask[:1], 3)
     assert cache.budget == 24  # in tokens from now on
+
+
+def test_turned_keys_count() -> None:
+    """With positions="cache" attention reads a turned copy of the keys, half as much again."""
+    model, inputs = models.shared("llama"), modes.batch("greedy", True)
+    cache = make(model, memory=2 * 3 * 24 * TOKEN * 3 // 2, positions="cache")
+    modes.run(model, cache, "greedy", *inputs)
+    assert cache.budget == 24
+    assert cache.stats().storage_bytes == 2 * 3 * 24 * TOKEN * 3 // 2

@@ -102,6 +102,7 @@ AFTER = {"steps": (1,) * 11, "question": (7, 1, 1, 1, 1, 9, 1)}
         {"policy": "lazy_eviction", "block_size": 2},
         {"budget": None, "keep_ratio": 0.5},
         {"budget": None, "memory": "20kB"},
+        {"positions": "cache", "policy": "keydiff", "recent_tokens": 6},
     ],
     ids=str,
 )
