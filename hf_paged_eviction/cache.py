@@ -25,6 +25,7 @@ from .integration.models import (
     why_not_ours,
 )
 from .integration.padding import Padding
+from .integration.window import Window
 from .layer import PagedLayer
 from .policies import EvictionPolicy, make_policy
 from .policies.scorer import Heads
@@ -34,6 +35,7 @@ from .store.pool import StoragePool
 from .store.tensors import byte_count
 from .table.budget import BlockBudget
 from .table.cohort import Cohorts
+from .table.gaps import Positions
 from .table.steps import refusal
 from .table.takeback import columns_to_remove, crop_all_or_none
 
@@ -75,6 +77,10 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         pool: where storage comes from and `release` brings it back to; for services that make a cache per request.
         record_past: hold new tokens back until `crop` or the next forward, so that they can be taken back exactly.
             transformers 5.14 and later switches this on by itself for assisted decoding; earlier ones do not.
+        positions: where the tokens held stand. "text" = at their place in the text, so that distances grow with it;
+            "cache" = one after the other (StreamingLLM, arXiv 2309.17453), so that no distance exceeds the budget plus
+            a block plus the forward, however long the text is. The model's queries keep their positions; the keys held
+            are turned, which needs a rotary embedding and half as much memory again once something was evicted.
 
     Raises:
         TypeError, ValueError: sizes, policy or model that cannot work; the message says what would.
@@ -98,6 +104,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         static: bool = False,
         pool: StoragePool | None = None,
         record_past: bool = False,
+        positions: Positions = "text",
         _inside_encoder_decoder: bool = False,
     ) -> None:
         check_config(config)
@@ -111,6 +118,8 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         sizes = BlockBudget.validate(cast(int | None, budget), keep_ratio, block_size, *protection)
         if heads not in ("shared", "separate"):
             raise ValueError(f'heads must be "shared" or "separate", got {heads!r}.')
+        if positions not in ("text", "cache"):
+            raise ValueError(f'positions must be "text" or "cache", got {positions!r}.')
         check_model(config, _inside_encoder_decoder, heads)
         scorer.check_model(config)
         if is_latent_attention(config) and not scorer.needs.supports_mla:
@@ -135,9 +144,10 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         self._padding = Padding(attention_mask, expected=not _inside_encoder_decoder)
         self._masks = MaskWatch()
         self._disposal = make_disposal(disposal)
-        builder = LayerBuilder(sizes, scorer, heads, shares, static, self._disposal)
+        builder = LayerBuilder(sizes, scorer, heads, shares, static, self._disposal, positions)
         self._cascade = builder.cascade
         Cache.__init__(self, layers=builder.fill(plan, self._padding, config))
+        self._window = Window(config, [index for index, _ in self.paged_layers], positions == "text")
         self._cohorts = Cohorts([layer for _, layer in self.paged_layers])
         for layer in self._cohorts.layers:
             layer.cohorts, layer.store.pool = self._cohorts, pool
@@ -271,6 +281,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
     @property
     def is_sliding(self) -> list[bool]:
         """Which layers hold a sliding window. Asked when a mask is about to be built."""
+        # A getter that takes note of being asked: at this moment transformers asks a cache for nothing else.
         if not torch.compiler.is_compiling():
             self._masks.begin()
         # Written out: `torch.compile` cannot trace a property of a base class.
@@ -279,7 +290,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
     def get_mask_sizes(self, query_length: int | Tensor, layer_idx: int = 0) -> tuple[int, int]:
         """`(kv_length, kv_offset)` of what the next `update` of this layer returns."""
         if not torch.compiler.is_compiling():
-            self._masks.ask(self.get_seq_length())
+            self._masks.ask(self.get_seq_length())  # notes it, see `is_sliding`
         if layer_idx == 0:  # some releases ask the first layer, whatever it is, and mean the first one with attention
             layer_idx = next((i for i, layer in enumerate(self.layers) if isinstance(layer, CacheLayerMixin)), 0)
         layer = paged_part(self.layers[layer_idx]) if layer_idx < len(self.layers) else None
@@ -289,6 +300,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         length, offset = layer.get_mask_sizes(query_length)
         if self._steps is not None and (torch.compiler.is_compiling() or isinstance(offset, Tensor)):
             return length, offset
+        self._window.check(length, offset, stacklevel=2)
         self._attention.look()
         count = query_length if isinstance(query_length, int) else query_length.shape[0]
         no_mask = count == 1 and self._attention.shows_queries

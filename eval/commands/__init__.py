@@ -17,6 +17,7 @@ from .evaluate import register as add_eval
 from .lists import register as add_lists
 from .report import register as add_report
 from .score import register as add_score
+from .serve import register as add_serve
 from .verify import register as add_verify
 
 app = typer.Typer(
@@ -52,7 +53,7 @@ def root(
         load_plugins(plugin or ())
 
 
-for register in (add_eval, add_chat, add_score, add_report, add_verify, add_calibrate, add_bench, add_lists):
+for register in (add_eval, add_chat, add_score, add_report, add_verify, add_calibrate, add_bench, add_serve, add_lists):
     register(app)
 
 __all__ = ["app"]

@@ -9,13 +9,13 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from processes import rows_of
 from typer.testing import CliRunner, Result
 
 from hf_paged_eviction.policies import registry
 from hf_paged_eviction_eval import plugins
 from hf_paged_eviction_eval.commands import app
 from hf_paged_eviction_eval.errors import UserError
+from processes import rows_of
 
 CODE = """
     from hf_paged_eviction import EvictionPolicy, Needs, register_policy
