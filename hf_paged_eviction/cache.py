@@ -281,6 +281,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
     @property
     def is_sliding(self) -> list[bool]:
         """Which layers hold a sliding window. Asked when a mask is about to be built."""
+        # A getter that takes note of being asked: at this moment transformers asks a cache for nothing else.
         if not torch.compiler.is_compiling():
             self._masks.begin()
         # Written out: `torch.compile` cannot trace a property of a base class.
@@ -289,7 +290,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
     def get_mask_sizes(self, query_length: int | Tensor, layer_idx: int = 0) -> tuple[int, int]:
         """`(kv_length, kv_offset)` of what the next `update` of this layer returns."""
         if not torch.compiler.is_compiling():
-            self._masks.ask(self.get_seq_length())
+            self._masks.ask(self.get_seq_length())  # notes it, see `is_sliding`
         if layer_idx == 0:  # some releases ask the first layer, whatever it is, and mean the first one with attention
             layer_idx = next((i for i, layer in enumerate(self.layers) if isinstance(layer, CacheLayerMixin)), 0)
         layer = paged_part(self.layers[layer_idx]) if layer_idx < len(self.layers) else None

@@ -31,6 +31,7 @@ GENERATORS: dict[str, Callable[[str], str]] = {
     "policy-table": policy_pages.overview,
     "positions": measured.positions,
     "prefill-peak": measured.prefill_peak,
+    "recent-tokens": measured.recent_tokens,
 }
 
 

@@ -130,6 +130,31 @@ def lazy_reuse(_: str) -> str:
     )
 
 
+def recent_tokens(_: str) -> str:
+    """Perplexity and scores of tasks by `recent_tokens`, from `recent_tokens.json`."""
+    found = load("recent_tokens")
+    first, *others = found["settings"]["recent"]
+    rows: dict[tuple[str, int, str], list[str]] = {}
+    for row in found["perplexity"]:
+        cell = f"{row['perplexity']:.1f}"
+        if row["recent_tokens"] != first:
+            cell = f"{100 * (row['ratio'] - 1):+.1f}{_PLUS_MINUS}{100 * row['ratio_error']:.1f} %"
+        rows.setdefault((row["policy"], row["budget"], _WAYS[row["way"]]), []).append(cell)
+    for row in found["tasks"]:
+        cell = f"{100 * row['score']:.1f}"
+        if row["recent_tokens"] != first:
+            cell = f"{100 * row['gain']:+.1f}{_PLUS_MINUS}{100 * row['gain_error']:.1f}"
+        rows.setdefault((row["policy"], row["budget"], "tasks"), []).append(cell)
+    lines = [
+        (f"`{policy}`", str(budget), what, *cells, *[""] * (1 + len(others) - len(cells)))
+        for (policy, budget, what), cells in sorted(rows.items())
+    ]
+    return table(("policy", "budget", "measured", *map(str, (first, *others))), lines, numbers_from=3)
+
+
+_WAYS = {"stream": "text, token by token", "chunks": "text, in chunks", "answer": "answers"}
+
+
 def endless_text(_: str) -> str:
     """Perplexity of each lap of a text, from `endless_text.json`."""
     found = load("endless_text")
@@ -145,7 +170,8 @@ def endless_text(_: str) -> str:
     return (
         "Perplexity:\n\n"
         + table(("policy", "budget", "positions", *names, "change"), rows, numbers_from=3)
-        + f"\n\n(`python benchmarks/endless_text.py`, {settings['chunk']} tokens per forward; {machine('endless_text')}.)"
+        + f"\n\n(`python benchmarks/endless_text.py`, {settings['chunk']} tokens per forward; "
+        f"{machine('endless_text')}.)"
     )
 
 

@@ -20,7 +20,8 @@ class Held:
     """Tokens of one layer.
 
     Attributes:
-        keys, values: `[B, H, n, D]`.
+        keys: `[B, H, n, D]`.
+        values: as `keys`.
         positions: `[B, S, n]` int64, -1 where no real token is, or none that is meant.
     """
 

@@ -9,7 +9,10 @@ from .base import Disposal
 DisposalClass = TypeVar("DisposalClass", bound=type[Disposal])
 
 #: All of them.
-DISPOSALS: Registry[Disposal] = Registry(Kind("disposal", "disposals", "drop"), Disposal)
+DISPOSALS: Registry[Disposal] = Registry(
+    Kind("disposal", "disposals", "drop"),
+    Disposal,  # type: ignore[type-abstract]
+)
 
 
 def register_disposal(name: str) -> Callable[[DisposalClass], DisposalClass]:

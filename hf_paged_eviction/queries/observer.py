@@ -96,6 +96,10 @@ class Observer:
 
     Shapes: `B` rows, `H` KV heads, `P` block size, `C` budget.
 
+    Attributes:
+        observe: makes statistics of attention: `policy.observe`, unless somebody puts in its place what looks up
+            whether that is known already.
+
     Args:
         policy: makes statistics of attention.
         block_size: `P`.
@@ -107,6 +111,7 @@ class Observer:
         self, policy: EvictionPolicy, block_size: int, share: HeadShare = WHOLE, rotary: Rotary | None = None
     ) -> None:
         self.policy = policy
+        self.observe: Observe = policy.observe
         self._needs = policy.needs
         self.block_size = block_size
         self.share = share
@@ -213,7 +218,7 @@ class Observer:
         asked = self._kept_positions(seen, query.shape[2])
         asked = asked.masked_fill((asked < self.until[:, None]) | ~due[:, None], -1)
         attention = Attention(query, key.detach(), asked, positions, self._logits, self.share, self.rotary)
-        return self.policy.observe(found, attention)
+        return self.observe(found, attention)
 
     def _drop_kept(self, count: int) -> None:
         del self._kept[:count], self._kept_real[:count]
@@ -261,9 +266,9 @@ class Observer:
             self._drop_kept(len(self._kept) if all_real or bool(goes_on.all()) else 0)
         for name in self._needs.token_statistics:
             found[name] = torch.nn.functional.pad(found[name], (0, new))
-        needs, observe = self._needs, self.policy.observe
+        needs = self._needs
         found = fold(
-            *(observe, found, queries, key_positions, query_positions),
+            *(self.observe, found, queries, key_positions, query_positions),
             *(needs.window, self.share, self.rotary, needs.reads_weights),
         )
         self._tokens = {name: found[name] for name in self._needs.token_statistics}

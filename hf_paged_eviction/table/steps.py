@@ -74,8 +74,8 @@ class StaticRun:
         table = cohort.table
         shape = (*table.phase.full_at.shape, 1)
         fits = old is not None and (tuple(old.slots.shape), old.slots.device) == (shape, table.device)
-        self.slots = old.slots if old is not None and fits else static_zeros(shape, table.device)
-        self.leaving = old.leaving if old is not None and fits else static_zeros(shape, table.device)
+        self.slots: Tensor = old.slots if old is not None and fits else static_zeros(shape, table.device)
+        self.leaving: Tensor = old.leaving if old is not None and fits else static_zeros(shape, table.device)
         self.all_real = table.full and table.all_real
 
     def prepare(self) -> None:

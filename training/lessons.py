@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..tasks.task import default_load
+from hf_paged_eviction_eval.tasks.task import default_load
+
 from .corpus import Corpus, Sequence
 
 _TEXT_SHARE = 0.2  # of the sequences; real text also makes half of the filler of all others

@@ -1,6 +1,8 @@
 """What each process of a tensor-parallel run, or one process alone, answers. Started by torchrun:
 
-torchrun --nproc-per-node 2 tests/tensor_parallel.py FOLDER, where FOLDER holds the models that `save_models` made.
+torchrun --nproc-per-node 2 tests/support/tensor_parallel.py FOLDER
+
+FOLDER holds the models that `save_models` made.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from ..tasks import haystack
-from ..tasks.words import CLASSES, POOL
+from hf_paged_eviction_eval.tasks import haystack
+from hf_paged_eviction_eval.tasks.words import CLASSES, POOL
 
 VOCABULARY = 3072
 BOS, EOS, PAD = "<bos>", "<eos>", "<pad>"

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerFast
 
-from ..tasks import available_tasks, get_task, haystack, library
-from ..tasks.task import Facts, NeedleTask, Query
-from ..tasks.words import CLASSES, Words
+from hf_paged_eviction_eval.tasks import available_tasks, get_task, haystack, library
+from hf_paged_eviction_eval.tasks.task import Facts, NeedleTask, Query
+from hf_paged_eviction_eval.tasks.words import CLASSES, Words
 
 # Tests and generated tables are no prose and no ordinary code; idlelib and lib2to3 are gone in newer versions.
 _SKIPPED = {"site-packages", "test", "tests", "idlelib", "lib2to3", "encodings", "turtledemo", "ensurepip"}

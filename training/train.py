@@ -1,4 +1,4 @@
-"""Train the embedded model from nothing: `python -m hf_paged_eviction_eval.embedded.train --help`.
+"""Train the embedded model from nothing: `python -m training.train --help`.
 
 The result is a function of the seed, the Python version (its standard library is the text), the machine's arithmetic
 and the versions of torch and tokenizers.

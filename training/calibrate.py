@@ -1,4 +1,4 @@
-"""Calibrate the embedded model: `python -m hf_paged_eviction_eval.embedded.calibrate --help`."""
+"""Calibrate the embedded model: `python -m training.calibrate --help`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_paged_eviction.calibration import save_calibration
 from hf_paged_eviction.recipes.fit import Fitted, Window, fit
+from hf_paged_eviction_eval.embedded import calibration_path, path
 
-from . import calibration_path, path
 from .corpus import Corpus
 
 _LENGTH, _LOAD = 1024, 24

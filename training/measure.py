@@ -1,4 +1,4 @@
-"""Measure the embedded model with its full cache: `python -m hf_paged_eviction_eval.embedded.measure --help`."""
+"""Measure the embedded model with its full cache: `python -m training.measure --help`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from ..tasks import available_tasks, get_task, held_out_texts, make_samples
+from hf_paged_eviction_eval.embedded import path
+from hf_paged_eviction_eval.tasks import available_tasks, get_task, held_out_texts, make_samples
 
 _WINDOW = 1024
 
@@ -47,7 +48,7 @@ def perplexity(model: Any, tokenizer: Any, texts: dict[str, str]) -> tuple[float
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", type=Path, default=Path(__file__).parent / "model")
+    parser.add_argument("--model", type=Path, default=path())
     parser.add_argument("--lengths", type=int, nargs="+", default=[256, 512, 1024, 2048])
     parser.add_argument("--tasks", nargs="+", default=available_tasks())
     parser.add_argument("--count", type=int, default=50)
