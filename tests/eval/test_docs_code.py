@@ -19,7 +19,7 @@ from markdown_it import MarkdownIt
 from hf_paged_eviction.policies import registry
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES = ("index.md", "tutorial.md", "footguns.md", "migration.md", "policies/own.md")
+PAGES = ("index.md", "tutorial.md", "footguns.md", "migration.md", "serving.md", "policies/own.md")
 NOT_RUN = re.compile(r"<!-- not run: \S.* -->")
 
 
