@@ -37,7 +37,7 @@ class ServingSettings:
 
     Attributes:
         budgets: tokens per request and layer.
-        policy: what evicts.
+        policy, block_size: what evicts, and how many tokens together.
         requests: in the trace.
         per_second: requests that arrive, on average.
         prompts, answers: shortest and longest, in tokens; drawn evenly on a logarithmic scale.
@@ -49,10 +49,11 @@ class ServingSettings:
 
     budgets: tuple[int, ...] = (256, 128)
     policy: str = "keydiff"
+    block_size: int = 16
     requests: int = 48
     per_second: float = 8.0
-    prompts: tuple[int, int] = (64, 1536)
-    answers: tuple[int, int] = (16, 192)
+    prompts: tuple[int, int] = (256, 1536)
+    answers: tuple[int, int] = (128, 512)
     pages: int = 64
     page_size: int = 64
     batch_tokens: int = 320
@@ -75,12 +76,14 @@ class Watched:
 
     Attributes:
         live: requests that own pages, at each step.
+        pressed: the same at the steps at which others waited for pages.
         preempted: requests whose pages were taken away.
         first: seconds from arrival to the first token, by request.
         tokens: new tokens.
     """
 
     live: list[int] = field(default_factory=list)
+    pressed: list[int] = field(default_factory=list)
     preempted: int = 0
     first: list[float] = field(default_factory=list)
     tokens: int = 0
@@ -128,7 +131,7 @@ def _row(served: Any, settings: ServingSettings, arrivals: Sequence[Arrival], bu
     bound = (
         nullcontext()
         if budget is None
-        else paged_batching(served, budget, settings.policy, prefill_chunk_size=settings.chunk)
+        else paged_batching(served, budget, settings.policy, settings.block_size, prefill_chunk_size=settings.chunk)
     )
     with bound:
         manager, watched = _manager(served, settings), Watched()
@@ -144,6 +147,7 @@ def _row(served: Any, settings: ServingSettings, arrivals: Sequence[Arrival], bu
         "tokens_per_second": round(watched.tokens / wall, 2),
         "tokens_per_cpu_second": round(watched.tokens / processor_time, 2),
         "live_mean": round(mean(watched.live), 2),
+        "live_mean_while_others_wait": round(mean(watched.pressed), 2) if watched.pressed else None,
         "live_most": max(watched.live),
         "preempted": watched.preempted,
         "first_token_median": round(median(watched.first), 3),
@@ -174,6 +178,8 @@ def _watch(processor: Any, watched: Watched) -> None:
 
     def watched_step(*args: Any) -> None:
         watched.live.append(len(allocator.block_table))
+        if processor.scheduler.waiting_requests:
+            watched.pressed.append(watched.live[-1])
         step(*args)
 
     def watched_offload() -> bool:
@@ -241,7 +247,7 @@ def _bookkeeping(
     wanted = replace(settings, pages=pages, batch_tokens=settings.chunk + count)
     steps: list[float] = []
     choices: list[float] = []
-    with paged_batching(served, budget, settings.policy, prefill_chunk_size=settings.chunk):
+    with paged_batching(served, budget, settings.policy, settings.block_size, prefill_chunk_size=settings.chunk):
         manager = _manager(served, wanted)
         manager.current_batch = 0
         bounded = manager.batch_processor.cache.bounded
