@@ -15,8 +15,8 @@ VERSIONS = $(OLDEST) 5.0.0 5.14.1 $(NEWEST)
 SERVED = 5.19.0 5.20.0 5.21.0 5.22.0
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-notebooks test-families test-oldest test-versions test-serving notebooks docs coverage mutate \
-	build format clean
+.PHONY: help demo test test-all test-notebooks test-families test-oldest test-versions test-serving notebooks docs \
+	coverage mutate embedded build format clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -64,6 +64,12 @@ mutate: .venv/.stamp-dev ## break the block bookkeeping in a copy, one line at a
 	.venv/bin/python $(PIP_INSTALL) -c $(CONSTRAINTS) mutmut
 	$(ONE_THREAD) .venv/bin/mutmut run --max-children 1
 	.venv/bin/mutmut results
+
+embedded: .venv/.stamp-dev ## train, calibrate and measure the embedded model anew, in results/embedded (40 minutes)
+	$(ONE_THREAD) .venv/bin/python -m training.train --output results/embedded
+	$(ONE_THREAD) .venv/bin/python -m training.calibrate --model results/embedded \
+		--output results/embedded/calibration.safetensors
+	$(ONE_THREAD) .venv/bin/python -m training.measure --model results/embedded
 
 build: .venv/.stamp-dev ## wheel and sdist in dist/
 	rm -rf build dist

@@ -13,6 +13,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from .allocators import BudgetAllocator, Given, Uniform, make_allocator
 from .arguments import check_config, check_flag, check_instance
 from .build import LayerBuilder, check_static, check_static_attention, given_shares, layer_budgets, make_steps
+from .disposals import Disposal, make_disposal
 from .hybrid_layer import HybridLayer, paged_part
 from .integration.masks import MaskWatch, TellingOffset, open_channel
 from .integration.models import (
@@ -24,6 +25,7 @@ from .integration.models import (
     why_not_ours,
 )
 from .integration.padding import Padding
+from .integration.window import Window
 from .layer import PagedLayer
 from .policies import EvictionPolicy, make_policy
 from .policies.scorer import Heads
@@ -33,6 +35,7 @@ from .store.pool import StoragePool
 from .store.tensors import byte_count
 from .table.budget import BlockBudget
 from .table.cohort import Cohorts
+from .table.gaps import Positions
 from .table.steps import refusal
 from .table.takeback import columns_to_remove, crop_all_or_none
 
@@ -56,11 +59,15 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             evicts its own.
         sink_tokens: first real tokens of each row that are never evicted; one block if None.
         protected_prefix: the same for a prefix you know, such as a system prompt; the larger of the two counts.
+        recent_tokens: newest real tokens of each row that are never evicted; one block if None. Exact to the token
+            where a prompt, chunk or turn overflows, and in `shrink`. While single tokens come, whole blocks go: any
+            that holds one of these tokens stays, and so does the newest block, even if this is less than a block.
         attention_mask: `[rows, length]`, nonzero = real token. Normally learned from the model by itself; if given,
             it wins for the columns it covers. `rows` may divide the batch (beams). `reset` forgets it.
         allocator: how the budget of all layers together is shared out among layers and KV heads; a name from
-            `available_allocators()` or a `BudgetAllocator`. All but "uniform" need the attention implementation
-            "paged_eviction".
+            `available_allocators()`, perhaps with parameters, or a `BudgetAllocator`. All but "uniform" need the
+            attention implementation "paged_eviction".
+        disposal: what becomes of the tokens that are evicted; a name from `available_disposals()` or a `Disposal`.
         keep_ratio: instead of `budget`, the share of the first forward's tokens to hold, rounded up to a block. With
             chunked prefill the first chunk counts, so give `budget` there.
         static: keep every tensor at its place, so that a decode step compiles into one graph that never changes:
@@ -70,6 +77,10 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         pool: where storage comes from and `release` brings it back to; for services that make a cache per request.
         record_past: hold new tokens back until `crop` or the next forward, so that they can be taken back exactly.
             transformers 5.14 and later switches this on by itself for assisted decoding; earlier ones do not.
+        positions: where the tokens held stand. "text" = at their place in the text, so that distances grow with it;
+            "cache" = one after the other (StreamingLLM, arXiv 2309.17453), so that no distance exceeds the budget plus
+            a block plus the forward, however long the text is. The model's queries keep their positions; the keys held
+            are turned, which needs a rotary embedding and half as much memory again once something was evicted.
 
     Raises:
         TypeError, ValueError: sizes, policy or model that cannot work; the message says what would.
@@ -86,11 +97,14 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         protected_prefix: int = 0,
         attention_mask: Tensor | None = None,
         *,
+        recent_tokens: int | None = None,
         allocator: str | BudgetAllocator = "uniform",
+        disposal: str | Disposal = "drop",
         keep_ratio: float | None = None,
         static: bool = False,
         pool: StoragePool | None = None,
         record_past: bool = False,
+        positions: Positions = "text",
         _inside_encoder_decoder: bool = False,
     ) -> None:
         check_config(config)
@@ -100,12 +114,15 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         scorer, shares = make_policy(policy), make_allocator(allocator)
         if isinstance(budget, Sequence) and not isinstance(budget, str | bytes):
             budget, shares = given_shares(budget, shares)
-        sizes = BlockBudget.validate(cast(int | None, budget), keep_ratio, block_size, sink_tokens, protected_prefix)
+        protection = (sink_tokens, protected_prefix, recent_tokens)
+        sizes = BlockBudget.validate(cast(int | None, budget), keep_ratio, block_size, *protection)
         if heads not in ("shared", "separate"):
             raise ValueError(f'heads must be "shared" or "separate", got {heads!r}.')
+        if positions not in ("text", "cache"):
+            raise ValueError(f'positions must be "text" or "cache", got {positions!r}.')
         check_model(config, _inside_encoder_decoder, heads)
         scorer.check_model(config)
-        if is_latent_attention(config) and not scorer.supports_mla:
+        if is_latent_attention(config) and not scorer.needs.supports_mla:
             raise ValueError(
                 f"The policy {scorer.name!r} compares norms of keys and values, but this model caches latents (MLA). "
                 "Use one that does not, such as 'keydiff', 'streaming_llm' or 'random'."
@@ -113,9 +130,9 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         self._attention = ModelAttention(config.get_text_config(decoder=True))
         self._why_not_ours = why_not_ours(config)
         self._policy, self._allocator = scorer, shares
-        self._sizes, self._start = sizes, (sink_tokens, protected_prefix)
+        self._sizes, self._protection = sizes, protection
         # Settled here, because `update` asks for every layer and token.
-        self._needs_our_attention = scorer.needs_queries or not isinstance(shares, Uniform)
+        self._needs_our_attention = scorer.needs.queries or not isinstance(shares, Uniform)
         self._check_attention()
         if static:
             check_static(config, self._attention.name, scorer)
@@ -126,14 +143,17 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         # The decoder's own prompt is a start token: no pads to be told of.
         self._padding = Padding(attention_mask, expected=not _inside_encoder_decoder)
         self._masks = MaskWatch()
-        builder = LayerBuilder(sizes, scorer, heads, shares, static)
+        self._disposal = make_disposal(disposal)
+        builder = LayerBuilder(sizes, scorer, heads, shares, static, self._disposal, positions)
         self._cascade = builder.cascade
         Cache.__init__(self, layers=builder.fill(plan, self._padding, config))
+        self._window = Window(config, [index for index, _ in self.paged_layers], positions == "text")
         self._cohorts = Cohorts([layer for _, layer in self.paged_layers])
         for layer in self._cohorts.layers:
             layer.cohorts, layer.store.pool = self._cohorts, pool
         self.pool = pool
-        self._steps = make_steps([paged_part(layer) or layer for layer in self.layers]) if static else None
+        parts = [paged_part(layer) or layer for layer in self.layers]
+        self._steps = make_steps(parts, self._cohorts) if static else None
         self._mask_was_made = False
         if record_past:
             self.activate_past_recording()
@@ -144,6 +164,11 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         """What scores the tokens."""
         return self._policy
 
+    @property
+    def disposal(self) -> Disposal:
+        """What becomes of evicted tokens."""
+        return self._disposal
+
     def _check_attention(self) -> None:
         if self._attention.shows_queries and self._why_not_ours is not None:
             raise ValueError(
@@ -153,10 +178,10 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             )
         if self._attention.shows_queries or not self._needs_our_attention:
             return
-        if self._policy.needs_queries:
+        if self._policy.needs.queries:
             reason = f"The policy {self._policy.label!r} decides by queries or attention, and only"
         else:
-            reason = f"With the allocator {self._allocator.name!r} layers or heads hold different numbers, and only"
+            reason = f"With the allocator {self._allocator.label!r} layers or heads hold different numbers, and only"
         reason = f"{reason} the attention implementation {PAGED_EVICTION!r} can serve that"
         if self._why_not_ours is not None:
             raise ValueError(
@@ -256,6 +281,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
     @property
     def is_sliding(self) -> list[bool]:
         """Which layers hold a sliding window. Asked when a mask is about to be built."""
+        # A getter that takes note of being asked: at this moment transformers asks a cache for nothing else.
         if not torch.compiler.is_compiling():
             self._masks.begin()
         # Written out: `torch.compile` cannot trace a property of a base class.
@@ -264,7 +290,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
     def get_mask_sizes(self, query_length: int | Tensor, layer_idx: int = 0) -> tuple[int, int]:
         """`(kv_length, kv_offset)` of what the next `update` of this layer returns."""
         if not torch.compiler.is_compiling():
-            self._masks.ask(self.get_seq_length())
+            self._masks.ask(self.get_seq_length())  # notes it, see `is_sliding`
         if layer_idx == 0:  # some releases ask the first layer, whatever it is, and mean the first one with attention
             layer_idx = next((i for i, layer in enumerate(self.layers) if isinstance(layer, CacheLayerMixin)), 0)
         layer = paged_part(self.layers[layer_idx]) if layer_idx < len(self.layers) else None
@@ -274,6 +300,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         length, offset = layer.get_mask_sizes(query_length)
         if self._steps is not None and (torch.compiler.is_compiling() or isinstance(offset, Tensor)):
             return length, offset
+        self._window.check(length, offset, stacklevel=2)
         self._attention.look()
         count = query_length if isinstance(query_length, int) else query_length.shape[0]
         no_mask = count == 1 and self._attention.shows_queries
@@ -418,7 +445,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         """Raise the error of `shrink`, if it would; returns the sizes that it would set."""
         if self._steps is not None:
             raise refusal("shrink")
-        sizes = BlockBudget.validate(budget, None, self._sizes.block_size, *self._start)
+        sizes = BlockBudget.validate(budget, None, self._sizes.block_size, *self._protection)
         if isinstance(self._allocator, Given):
             raise ValueError(
                 f"The layers of this cache were given budgets of their own, {list(self._allocator.tokens)}, and one "

@@ -8,6 +8,7 @@ from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
 from .allocators.quota import Quota
+from .disposals import Disposal, Drop, Held
 from .integration.heads import WHOLE, HeadShare
 from .integration.padding import Padding
 from .policies import EvictionPolicy, QueryCount
@@ -19,10 +20,11 @@ from .rotary import Rotary
 from .store.fixed import FixedStore
 from .store.pending import Pending
 from .store.store import Store
-from .store.tensors import gather_slots
+from .store.tensors import with_new
+from .store.turning import Turning
 from .table.budget import BlockBudget
 from .table.cohort import Cohorts
-from .table.ranking import KEEP, best_tokens, best_within, rank_keys
+from .table.ranking import KEEP, best_tokens, best_within, not_kept, rank_keys
 from .table.steps import StaticRun, StaticSteps, outside_graphs, refusal
 from .table.table import BlockTable
 from .table.takeback import columns_to_remove, order_without
@@ -35,13 +37,15 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     lowest score. Attention always sees the new tokens next to everything held: use, then evict.
 
     What differs between layers is in their parts: where keys and values lie (`store`), which token is where (`table`),
-    what attention says of them (`listener`), and how many there may be (`quota`).
+    what attention says of them (`listener`), how many there may be (`quota`), and what becomes of
+    those that leave (`outlet`).
 
     Attributes:
         record_past: while True, new tokens wait in a buffer until `crop` or the next forward commits them.
         cohorts: of the layers that may choose victims with this one; the layer alone until a cache says otherwise.
         steps: what the layers of a static cache share; None in any other.
         quota: how many tokens each row or head may hold; all as many as `budget` says until a cache says otherwise.
+        outlet: through which every token leaves that is not taken back by `crop`.
 
     Args:
         budget: sizes in tokens.
@@ -54,6 +58,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         masks_itself: the model's own mask does not fit this layer, whose number of tokens is not that of the others.
         static: take single tokens without a branch or a counter, see `StaticSteps`. A single token then gets the whole
             storage back, slots that are not in use yet included: the mask hides them.
+        disposal: what becomes of tokens that leave.
+        turning: closes the gaps that eviction leaves, see `table.gaps`; None = keys stay at their place in the text.
     """
 
     is_sliding = False
@@ -73,22 +79,26 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         *,
         masks_itself: bool = False,
         static: bool = False,
+        disposal: Disposal | None = None,
+        turning: Turning | None = None,
     ) -> None:
         self.is_initialized = False
         self.is_compileable = static
         self.record_past = False
         self._asked = self.budget = budget
         self.policy = policy
+        self.needs = needs = policy.needs
         self.heads: Heads = heads
         self.layer_idx = layer_idx
         self._scorer = Scorer(policy, heads, layer_idx, share, rotary)
         self.padding = padding if padding is not None else Padding()
-        self.store: Store | FixedStore = FixedStore() if static else Store()
+        self.store: Store | FixedStore = FixedStore(turning) if static else Store(turning)
         self.quota = Quota()
+        self.outlet = (disposal or Drop()).outlet(self.store)
         self.listener: Listener | None = None
-        if policy.needs_queries or masks_itself:
+        if needs.queries or masks_itself:
             self.listener = Listener(Observer(policy, budget.block_size, share, rotary), masks_itself)
-        self._ring = QueryRing() if static and policy.needs_queries else None
+        self._ring = QueryRing() if static and needs.queries else None
         self._table: BlockTable | None = None
         self._pending: Pending | None = None
         self.cohorts: Cohorts[PagedLayer] = Cohorts([self])
@@ -173,7 +183,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         if key_states.shape[2] == 0 and value_states is not None and key_states.shape[0]:
             if self.budget.tokens is None:
                 raise ValueError("keep_ratio= needs a prompt before its storage can be made: give budget= instead.")
-            self.store.put(*self.store.new(key_states, value_states, self.budget.capacity))
+            self.store.make(key_states, value_states, self.budget.capacity)
 
     # ---- what is known --------------------------------------------------------------------------------------------
 
@@ -193,7 +203,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     @property
     def storage(self) -> tuple[Tensor, Tensor]:
-        """Keys and values, `[batch, kv_heads, slots, dim]`, used or not."""
+        """What the store keeps, `[batch, kv_heads, slots, ...]` each, used or not."""
         return self.store.tensors
 
     @property
@@ -259,7 +269,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         keys, values = self._use_then_evict(key_states, value_states)
         if key_states.shape[2]:
             self.listener.expect()
-        if self.masks_itself and keys is self.keys:
+        if self.masks_itself and keys is self.store.shown()[0]:
             keys = keys[:]  # attention notes on them what may be seen, which the storage must not keep
         return keys, values
 
@@ -269,18 +279,18 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         keys, values = self.store.detached(key_states, value_states)
         count = keys.shape[2]
         if count == 0:
-            return self.store.with_held(self.held, keys, values)
+            return self._read_with(self.held, keys, values)
         self.commit()
         self._start(keys, values)
         table = self.table
         real = self.padding.columns(table.seen, table.seen + count, keys.shape[0], keys.device)
         if self._holds_back(count):
             self._pending = Pending(keys, values, real)
-            return self.store.with_held(table.held, key_states, value_states)
+            return self._read_with(table.held, key_states, value_states)
         if count == 1 or (table.seen and not key_states.requires_grad):
             return self._take(keys, values, real)
         # The caller's own tensors carry a gradient, the storage does not.
-        attended = self.store.with_held(table.held, key_states, value_states)
+        attended = self._read_with(table.held, key_states, value_states)
         self._take(keys, values, real)
         return attended
 
@@ -292,12 +302,13 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         rows, heads, count, _ = keys.shape
         self.quota.check(heads, self.share)
         self.budget = self.budget.resolve(count)
-        capacity, policy = self.budget.capacity, self.policy
+        capacity, needs = self.budget.capacity, self.needs
         least = self.store.slots_to_begin_with(count, self.budget.block_size, capacity)
         self.store.start(keys, values, least, capacity)
-        sets, interval = self._scorer.sets(heads), policy.decision_interval
+        sets, interval = self._scorer.sets(heads), needs.decision_interval
         self._table = BlockTable(
-            self.budget, rows, sets, keys.device, policy.token_local, interval, policy.absolute_noise
+            *(self.budget, rows, sets, keys.device, needs.token_local, interval, needs.absolute_noise),
+            shifting=self.store.turning is not None,
         )
         if rows > 1:
             self.padding.warn_if_unknown()
@@ -325,6 +336,14 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             self._take(pending.keys, pending.values, pending.real)
         if self.listener is not None:
             self.listener.queries = None
+
+    def _read(self, held: int | None = None) -> tuple[Tensor, Tensor]:
+        """The first `held` slots, or all, as attention gets them. Held tokens reach it on no other way."""
+        return self.store.shown(held)
+
+    def _read_with(self, held: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """As `_read`, with new states behind them."""
+        return (keys, values) if held == 0 else with_new(self._read(held), keys, values)
 
     # ---- append, overwrite, overflow ------------------------------------------------------------------------------
 
@@ -365,23 +384,33 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         table.append(count, real)
         if self.listener is not None:
             self.listener.observe_appended(table, held, count)
-        return self.store.first(table.held)
+        return self._read(table.held)
 
     def _overwrite(self, keys: Tensor, values: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
         table = self.table
         if table.victims_due:
             self.cohorts.of(self).choose_victims(real)
-        self.store.overwrite(table.next_slot(), keys, values, real)  # a pad evicts nothing
+        slot = table.next_slot()
+        if self.outlet.takes:
+            self._let_go(slot, table.positions_in(slot, real))
+        self.store.overwrite(slot, keys, values, real)  # a pad evicts nothing
         table.overwritten(real)
-        return self.store.tensors
+        return self._read()
+
+    def turn_keys(self) -> None:
+        """Turn the keys held to where they stand now, for attention; see `table.gaps`."""
+        if self.table.shifts is not None:
+            self.store.turn(self.table.shifts)
 
     def _overflow(self, keys: Tensor, values: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
         table, count = self.table, keys.shape[2]
         positions = table.positions_with(table.new_positions(count, real)[:, 0])
-        full_k, full_v = self.store.with_held(table.held, keys, values)
+        attended = full_k, full_v = self._read_with(table.held, keys, values)
+        if self.store.turns and table.held:
+            full_k, full_v = with_new(self.store.read(table.held), keys, values)
         scores = self._score_overflow(full_k, full_v, positions, count)
         self._keep_best(full_k, full_v, positions, scores, count, real)
-        return full_k, full_v
+        return attended
 
     def _keep_best(
         self, full_k: Tensor, full_v: Tensor, positions: Tensor, scores: Tensor, count: int, real: Tensor | None
@@ -390,16 +419,31 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         limits, rank = self._limits(scores, positions), self._rank(scores, positions)
         if limits is None:
             kept = best_tokens(rank, positions, self.budget.capacity)
-            positions = positions.gather(-1, kept)
+            kept_positions = positions.gather(-1, kept)
         else:
             self.budget = self.budget.of(int(limits.max()))
-            kept, positions = best_within(rank, positions, limits, self.budget.capacity)
+            kept, kept_positions = best_within(rank, positions, limits, self.budget.capacity)
+        shifts = self.table.moved_shifts(kept, kept_positions, positions, count)
+        if self.outlet.takes:
+            leaves = not_kept(positions, kept, kept_positions)
+            staying = self.outlet.overflow(Held(full_k, full_v, positions.expand_as(leaves)), leaves)
+            full_k, full_v = staying.keys, staying.values
         # Without new tokens, these states are views of the storage.
-        self.store.keep(full_k, full_v, kept, anew=count == 0 or self.store.slots != self.budget.capacity)
+        anew = count == 0 or self.store.slots != self.budget.capacity
+        self.store.keep(full_k, full_v, kept, self.table.held, kept_positions, anew)
         scores = scores.gather(-1, kept)
         self.quota.scores = scores if limits is not None else None
-        self.table.replace(positions, scores if self.policy.token_local else None, count, real, limits)
+        self.table.replace(kept_positions, scores if self.needs.token_local else None, count, real, limits, shifts)
+        self.turn_keys()
         self._settle(kept)
+
+    def _let_go(self, slots: Tensor, positions: Tensor) -> None:
+        """What stands in these slots `[B, S, 1]`, tokens at `positions` `[B, S, 1]`, is about to be overwritten."""
+        self.outlet.let_go(Held(*self.store.at(slots), positions), slots)
+
+    def plan(self, begins: Tensor) -> None:
+        """A victim was chosen where `begins` `[B, S]` says so."""
+        self.outlet.plan(self.table.choice.slots, begins, Held(*self.store.read(), self.table.positions))
 
     def _settle(self, kept: Tensor | None) -> None:
         """Of the held and new tokens `kept` `[B, S, C]` stay; None = all."""
@@ -408,12 +452,12 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def _rank(self, scores: Tensor, positions: Tensor) -> Tensor:
         """`[B, S, tokens]` int64: the order in which tokens go, the protected ones last."""
-        rank = rank_keys(scores, positions, positions >= 0, self.policy.absolute_noise)
+        rank = rank_keys(scores, positions, positions >= 0, self.needs.absolute_noise)
         return rank.masked_fill(self._protected(positions), KEEP)
 
     def _protected(self, positions: Tensor) -> Tensor:
-        """The row's first real tokens and its newest block."""
-        newest = positions.amax(-1, keepdim=True) - self.budget.block_size
+        """The row's first real tokens and its newest."""
+        newest = positions.amax(-1, keepdim=True) - self.budget.recent
         return (positions >= 0) & ((positions < self.budget.protected) | (positions > newest))
 
     def _limits(self, scores: Tensor, positions: Tensor) -> Tensor | None:
@@ -513,13 +557,10 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     def score_slots(self, slots: Tensor | None) -> Tensor:
         """Scores `[B, S, n]` of the tokens in the slots `[B, S, n]`, or of all that are held."""
         table = self.table
-        positions, keys, values = table.positions, *self.store.first(table.held)
-        if slots is not None:
-            positions, keys, values = (
-                positions.gather(-1, slots),
-                gather_slots(keys, slots),
-                gather_slots(values, slots),
-            )
+        if slots is None:
+            positions, keys, values = table.positions, *self.store.read(table.held)
+        else:
+            positions, keys, values = table.positions.gather(-1, slots), *self.store.at(slots)
         known, seen = self._statistics(slots), table.seen - table.pads
         return self._scorer(keys, values, positions, seen, known, self.queries_observed, self._room)
 
@@ -534,7 +575,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             listener.observe_overflow(positions, table.held)
             known = listener.observer.statistics(positions)
             return self._scorer(keys, values, positions, seen, known, listener.count, self._room)
-        if not self.policy.token_local or table.held == 0:
+        if not self.needs.token_local or table.held == 0:
             return self.score_alike(keys, values, positions, seen)
         table.refresh_scores(self.score_slots)
         new = self.score_alike(keys[:, :, -count:], values[:, :, -count:], positions[..., -count:], seen)
@@ -551,7 +592,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.commit()
         self._asked = self.budget = budget
         if self._table is None:
-            self.store.put(None, None)  # room that an earlier prompt left
+            self.store.give_up()  # room that an earlier prompt left
             return
         self.store.prefetch()
         self._fit()
@@ -572,7 +613,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             return
         elif table.held >= self.budget.capacity:
             table.refresh_scores(self.score_slots)
-            self._keep_best(*self.store.first(table.held), table.positions, table.scores, 0, None)
+            self._keep_best(*self.store.read(table.held), table.positions, table.scores, 0, None)
         else:
             if self.store.slots > self.budget.capacity:
                 self.store.move(self.budget.capacity, table.held)
@@ -581,11 +622,11 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def _fit_quota(self, table: BlockTable) -> None:
         positions = table.positions
-        scores = None if self.policy.reads_budget else self.quota.scores
+        scores = None if self.needs.reads_budget else self.quota.scores
         scores = self.score_slots(None) if scores is None else scores
         limits = self._limits(scores, positions)
         if limits is not None and (table.limits is None or not torch.equal(limits, table.limits)):
-            self._keep_best(*self.store.first(table.held), positions, scores, 0, None)
+            self._keep_best(*self.store.read(table.held), positions, scores, 0, None)
         self.budget = self.budget.of(table.capacity)
 
     # ---- taking back ----------------------------------------------------------------------------------------------
@@ -675,10 +716,12 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         if self._run is None or key_states.shape[0] != rows:
             self._check_rows(key_states.shape[0])
             raise RuntimeError(f"Layer {self.layer_idx} was left out of the forward before this one.")
-        slots = self._run.slots[self._first_row : self._first_row + rows, :, 0]
-        self.store.write(slots, key_states, value_states)
+        slots = self._run.slots[self._first_row : self._first_row + rows]
+        if self.outlet.takes:
+            self._let_go(slots, self._run.leaving[self._first_row : self._first_row + rows])
+        self.store.write(slots[:, :, 0], key_states, value_states)
         steps.took(self)
-        return self.storage
+        return self._read()
 
     def join(self, run: StaticRun, index: int) -> None:
         """Take single tokens as layer `index` of this run."""
@@ -692,7 +735,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         if self.listener is not None and self._ring is not None:
             table = self.table
             self.listener.prepare(table, 1, None)
-            self.listener.observe_step(table, self._ring.take(table.seen, self.store.first(table.held)[0]))
+            self.listener.observe_step(table, self._ring.take(table.seen, self._read(table.held)[0]))
 
     def sort_pads(self) -> bool:
         """Bring pads in the middle of the text to the lowest slots, if the next token takes the last free slot.
@@ -715,6 +758,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.store.map_rows(change)
         self._table.map_rows(change)
         self.quota.scores = None
+        self.outlet.map_rows(change)
         if self._pending is not None:
             self._pending = self._pending.map_rows(change)
         if self.listener is not None:
@@ -743,6 +787,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self._table = self._pending = self._run = None
         self.quota.scores = None
         self.store.clear()
+        self.outlet.clear()
         if self.listener is not None:
             self.listener.clear()
 
@@ -753,7 +798,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     def release(self) -> None:
         """Forget every token and give the storage up, to the pool if there is one."""
         self.reset()
-        self.store.put(None, None)
+        self.store.give_up()
         self.is_initialized = False
 
     def offload(self) -> None:
@@ -769,9 +814,15 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     @property
     def positions(self) -> Tensor:
         """`[batch, kv_heads, held]` int64: position of the token in each held slot, -1 for a pad."""
-        if self._table is None or self.keys is None:
+        if self._table is None:
             return torch.empty(0, 0, 0, dtype=torch.int64)
-        return self.table.positions.expand(-1, self.keys.shape[1], -1)
+        return self.table.positions.expand(-1, self.storage[0].shape[1], -1)
+
+    @property
+    def shifts(self) -> Tensor:
+        """As `positions`: how far forward attention sees the token of each slot, see `table.gaps`."""
+        shifts = None if self._table is None else self.table.held_shifts
+        return torch.zeros_like(self.positions) if shifts is None else shifts.expand(self.positions.shape)
 
     def block_table(self) -> Tensor:
         """`[batch, kv_heads, blocks, block_size]` int64 positions in logical order, -1 where no real token is."""

@@ -1,5 +1,6 @@
 """How a layer turns its queries and keys by their position (rotary embedding), and how to undo it."""
 
+from math import pi
 from typing import Any
 
 import torch
@@ -29,6 +30,11 @@ class Rotary:
         tables = frequencies.float(), partners, signs.float(), scaling.float()
         self._tables: dict[torch.device, tuple[Tensor, Tensor, Tensor, Tensor]] = {frequencies.device: tables}
         self._given = tables
+        channels = torch.arange(self.width, device=partners.device)
+        half = self.width // 2
+        self._halves = bool(((channels + half) % self.width == partners).all()) and self.width % 2 == 0
+        self._neighbours = bool((channels ^ 1 == partners).all())
+        self._mirrored = self._halves and bool((frequencies[:half] == frequencies[half:]).all())
 
     def __deepcopy__(self, memo: Any) -> "Rotary":
         return self  # is never changed
@@ -57,8 +63,12 @@ class Rotary:
         return self._turn(states, cos, -sin, scaled=-1)
 
     def rotate_by(self, states: Tensor, offsets: Tensor) -> Tensor:
-        """Move states that are rotated already by so many positions; negative = towards the start. See `rotate`."""
-        return self._turn(states, *self._waves(_one_for_all_heads(offsets), states), scaled=0)
+        """Move states that are rotated already by so many positions; negative = towards the start. See `rotate`.
+
+        Here no model has to be imitated: angles are worked out in float64 where the device has it, so that millions of
+        positions are turned as exactly as one.
+        """
+        return self._turn(states, *self._exact_waves(_one_for_all_heads(offsets), states), scaled=0)
 
     def rotate_mean(self, states: Tensor, start: Tensor, count: int) -> Tensor:
         """The mean of `rotate` over the positions `start .. start + count - 1`.
@@ -81,13 +91,37 @@ class Rotary:
         angles = positions.to(states.device)[..., None].float() * frequencies
         return angles.cos(), angles.sin() * signs
 
+    def _exact_waves(self, offsets: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
+        """As `_waves`, without the rounding of large angles."""
+        frequencies, _, signs, _ = self._on(states.device)
+        if self._mirrored:
+            frequencies = frequencies[: self.width // 2]
+        wide = torch.float32 if states.device.type == "mps" else torch.float64
+        angles = offsets.to(states.device)[..., None].to(wide) * frequencies
+        angles = angles.remainder_(2 * pi).to(torch.promote_types(states.dtype, torch.float32))
+        cos, sin = angles.cos(), angles.sin()
+        if self._mirrored:
+            cos, sin = torch.cat([cos, cos], dim=-1), torch.cat([sin, sin], dim=-1)
+        return cos, sin * signs
+
     def _turn(self, states: Tensor, cos: Tensor, sin: Tensor, scaled: int) -> Tensor:
         _, partners, _, scaling = self._on(states.device)
         states = states.to(torch.promote_types(states.dtype, torch.float32))
         turning, still = states[..., : self.width], states[..., self.width :]
-        factor = scaling**scaled
-        turned = turning * (cos * factor) + turning.index_select(-1, partners) * (sin * factor)
+        if scaled:
+            factor = scaling**scaled
+            cos, sin = cos * factor, sin * factor
+        turned = turning * cos + self._swapped(turning, partners) * sin
         return torch.cat([turned, still], dim=-1) if still.shape[-1] else turned
+
+    def _swapped(self, states: Tensor, partners: Tensor) -> Tensor:
+        """`states` with each channel's partner in its place; the two common layouts do without an index."""
+        if self._halves:
+            half = self.width // 2
+            return torch.cat([states[..., half:], states[..., :half]], dim=-1)
+        if self._neighbours:
+            return states.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+        return states.index_select(-1, partners)
 
     def _on(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         if device not in self._tables:

@@ -25,6 +25,7 @@ def generate(
     heads: str | None = None,
     sink_tokens: int | None = None,
     protected_prefix: int | None = None,
+    recent_tokens: int | None = None,
     allocator: Any = None,
     keep_ratio: float | None = None,
     **kwargs: Any,
@@ -36,8 +37,8 @@ def generate(
         model: the model; transformers fills it in.
         past_key_values: a `PagedEvictionCache` (or a pair from `paged_encoder_decoder_cache`) of an earlier turn, which
             is continued; the settings below belong to it then and must be left out.
-        budget, block_size, policy, heads, sink_tokens, protected_prefix, allocator, keep_ratio: as for
-            `PagedEvictionCache`, whose defaults stand for None. One of `budget` and `keep_ratio` is needed.
+        budget, block_size, policy, heads, sink_tokens, protected_prefix, recent_tokens, allocator, keep_ratio: as
+            for `PagedEvictionCache`, whose defaults stand for None. One of `budget` and `keep_ratio` is needed.
 
     Returns:
         What `model.generate` returns; `return_dict_in_generate=True` puts the cache into `past_key_values`.
@@ -54,6 +55,7 @@ def generate(
         "heads": heads,
         "sink_tokens": sink_tokens,
         "protected_prefix": protected_prefix,
+        "recent_tokens": recent_tokens,
         "allocator": allocator,
         "keep_ratio": keep_ratio,
     }

@@ -29,6 +29,7 @@ GENERATORS: dict[str, Callable[[str], str]] = {
     "policies": policy_pages.sections,
     "policy-table": policy_pages.overview,
     "prefill-peak": measured.prefill_peak,
+    "recent-tokens": measured.recent_tokens,
 }
 
 

@@ -128,3 +128,28 @@ def lazy_reuse(_: str) -> str:
         "Perplexity if the victim is dropped at once, against reusing it lazily, on the embedded model "
         f"(`{found['command']}`):\n\n" + table(("policy", "budget", "change"), rows, numbers_from=2)
     )
+
+
+def recent_tokens(_: str) -> str:
+    """Perplexity and scores of tasks by `recent_tokens`, from `recent_tokens.json`."""
+    found = load("recent_tokens")
+    first, *others = found["settings"]["recent"]
+    rows: dict[tuple[str, int, str], list[str]] = {}
+    for row in found["perplexity"]:
+        cell = f"{row['perplexity']:.1f}"
+        if row["recent_tokens"] != first:
+            cell = f"{100 * (row['ratio'] - 1):+.1f}{_PLUS_MINUS}{100 * row['ratio_error']:.1f} %"
+        rows.setdefault((row["policy"], row["budget"], _WAYS[row["way"]]), []).append(cell)
+    for row in found["tasks"]:
+        cell = f"{100 * row['score']:.1f}"
+        if row["recent_tokens"] != first:
+            cell = f"{100 * row['gain']:+.1f}{_PLUS_MINUS}{100 * row['gain_error']:.1f}"
+        rows.setdefault((row["policy"], row["budget"], "tasks"), []).append(cell)
+    lines = [
+        (f"`{policy}`", str(budget), what, *cells, *[""] * (1 + len(others) - len(cells)))
+        for (policy, budget, what), cells in sorted(rows.items())
+    ]
+    return table(("policy", "budget", "measured", *map(str, (first, *others))), lines, numbers_from=3)
+
+
+_WAYS = {"stream": "text, token by token", "chunks": "text, in chunks", "answer": "answers"}

@@ -101,7 +101,8 @@ def trace(settings: ServingSettings) -> list[Arrival]:
 
 def _between(draw: random.Random, ends: tuple[int, int]) -> int:
     low, high = ends
-    return round(low * (high / low) ** draw.random())
+    power: float = (high / low) ** draw.random()
+    return round(low * power)
 
 
 def model(seed: int) -> Any:

@@ -64,8 +64,9 @@ class Cascade:
         if place == 0 and layer.held == 0:
             self.clear()  # another prompt
         zero = torch.zeros((), device=key_positions.device)
-        start = {name: zero for name in self._allocator.token_statistics}
-        found = fold(self._allocator, start, queries, key_positions, query_positions, layer.share)
+        allocator = self._allocator
+        start = {name: zero for name in allocator.token_statistics}
+        found = fold(allocator.observe, start, queries, key_positions, query_positions, allocator.window, layer.share)
         found = {name: layer.share.gather(values) for name, values in found.items()}
         self._preferences[place] = self._allocator.preference(found, layer.share.gather(key_positions))
         self._real = key_positions[:, 0].amax(-1) + 1

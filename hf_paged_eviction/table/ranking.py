@@ -35,7 +35,7 @@ def rank_keys(scores: Tensor, positions: Tensor, valid: Tensor, absolute_noise: 
         valid: same shape, bool. The others get the lowest key.
         absolute_noise: False rounds each score to 12 bits after its leading one. (Below 1e-38, where float32 has
             fewer bits, to whole steps of 2**-138.) True rounds to 1/4096 of the power of two at or above the mean size
-            of the valid, finite scores of the row and head, see `EvictionPolicy.absolute_noise`.
+            of the valid, finite scores of the row and head, see `Needs.absolute_noise`.
 
     Returns:
         `[batch, heads, candidates]` int64.
@@ -84,6 +84,19 @@ def best_tokens(keys: Tensor, positions: Tensor, count: int) -> Tensor:
     kept = keys.topk(count, dim=-1, sorted=False).indices
     order = positions.gather(-1, kept).sort(dim=-1, stable=True).indices
     return kept.gather(-1, order)
+
+
+def not_kept(positions: Tensor, kept: Tensor, kept_positions: Tensor) -> Tensor:
+    """`[batch, heads, candidates]` bool: the real tokens at `positions` that are not among the kept ones.
+
+    Args:
+        positions: `[batch, 1 or heads, candidates]`.
+        kept, kept_positions: `[batch, heads, count]` indices and positions; where the latter is -1, an index means
+            nothing.
+    """
+    positions = positions.expand(-1, kept.shape[1], -1)
+    stays = torch.zeros_like(positions).scatter_add(-1, kept, (kept_positions >= 0).long())
+    return (positions >= 0) & (stays == 0)
 
 
 def best_within(keys: Tensor, positions: Tensor, limits: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -63,27 +63,34 @@ class StaticRun:
 
     Attributes:
         slots: `[layers * B, S, 1]` int64, where the next token goes; rows are those of all layers, layer by layer.
+        leaving: the same shape, positions of the tokens that stand there, -1 for none; written only where somebody
+            takes them.
         all_real: whether all slots hold real tokens, so that a step needs no mask. Settled after a forward of several
             tokens and kept until the next, because a graph has either a mask or none.
     """
 
-    def __init__(self, cohort: Cohort[PagedMember], slots: Tensor | None) -> None:
+    def __init__(self, cohort: Cohort[PagedMember], old: "StaticRun | None") -> None:
         self.cohort = cohort
         table = cohort.table
         shape = (*table.phase.full_at.shape, 1)
-        fits = slots is not None and (tuple(slots.shape), slots.device) == (shape, table.device)
-        self.slots = slots if slots is not None and fits else static_zeros(shape, table.device)
+        fits = old is not None and (tuple(old.slots.shape), old.slots.device) == (shape, table.device)
+        self.slots: Tensor = old.slots if old is not None and fits else static_zeros(shape, table.device)
+        self.leaving: Tensor = old.leaving if old is not None and fits else static_zeros(shape, table.device)
         self.all_real = table.full and table.all_real
 
     def prepare(self) -> None:
         """Choose victims where they are due, and say where the next token goes."""
-        table = self.cohort.table
+        table, takes = self.cohort.table, self.cohort.layers[0].outlet.takes
         if not table.full:
             self.slots.fill_(table.held)
+            if takes:
+                self.leaving.fill_(-1)
             return
         if table.victims_due:
             self.cohort.choose_victims()
         self.slots.copy_(table.next_slot())
+        if takes:
+            self.leaving.copy_(table.positions_in(self.slots, None))
 
     def advance(self) -> None:
         """A token was written."""
@@ -102,13 +109,14 @@ class StaticSteps:
         seen: int64, columns seen, for compiled code: by device, because layers may be on several.
 
     Args:
-        paged, sliding: the layers, in the order of the model.
+        cohorts: of the paged layers.
+        sliding: the others, in the order of the model.
         last: the last of them all.
     """
 
     def __init__(
         self,
-        paged: Sequence[PagedMember],
+        cohorts: Cohorts[Any],
         sliding: Sequence[SteppingLayer],
         last: SteppingLayer | None,
     ) -> None:
@@ -117,9 +125,10 @@ class StaticSteps:
         self.seen: dict[torch.device, Tensor] = {}
         self._runs: list[StaticRun] = []
         self._joined = False
-        self._paged, self._sliding = list(paged), list(sliding)
-        self._cohorts = Cohorts(paged)
-        self._layers: list[SteppingLayer] = [*paged, *sliding]
+        self._cohorts = cohorts
+        self._paged: list[PagedMember] = cohorts.layers
+        self._sliding = list(sliding)
+        self._layers: list[SteppingLayer] = [*self._paged, *sliding]
         self._last = last
         for layer in self._layers:
             layer.steps = self
@@ -164,8 +173,8 @@ class StaticSteps:
         return self._layers[0].get_seq_length()
 
     def _join(self) -> None:
-        old = [run.slots for run in self._runs]
-        self._runs = [StaticRun(cohort, slots) for cohort, slots in zip_longest(self._cohorts.all(), old) if cohort]
+        pairs = zip_longest(self._cohorts.all(), self._runs)
+        self._runs = [StaticRun(cohort, old) for cohort, old in pairs if cohort]
         for run in self._runs:
             for index, member in enumerate(run.cohort.layers):
                 member.join(run, index)

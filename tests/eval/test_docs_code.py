@@ -70,7 +70,7 @@ def run(page: Path) -> None:
 @pytest.fixture(autouse=True)
 def registry_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """Policies that a page registers are gone afterwards."""
-    monkeypatch.setattr(registry, "_POLICIES", dict(registry._POLICIES))
+    monkeypatch.setattr(registry.POLICIES, "classes", dict(registry.POLICIES.classes))
 
 
 @pytest.mark.parametrize("name", PAGES)

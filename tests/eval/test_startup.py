@@ -12,12 +12,12 @@ from pathlib import Path
 from types import MappingProxyType
 
 import pytest
-from report_rows import VARIANTS, make_row
 from transformers import AttentionInterface
 
 import hf_paged_eviction
 from hf_paged_eviction import library
 from hf_paged_eviction_eval.policy_table import PATH, make_policy_table, read_policy_table
+from report_rows import VARIANTS, make_row
 
 #: The last line of its output: which of the heavy packages were imported.
 _HEAVY = "print('heavy', *sorted({'torch', 'transformers', 'datasets', 'accelerate'} & {*sys.modules}))\n"
