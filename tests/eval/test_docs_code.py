@@ -25,6 +25,7 @@ PAGES = (
     "footguns.md",
     "saved_contexts.md",
     "endless_text.md",
+    "serving.md",
     "migration.md",
     "policies/own.md",
 )
