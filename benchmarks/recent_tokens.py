@@ -1,9 +1,10 @@
 """What `recent_tokens=` is worth: `python benchmarks/recent_tokens.py --help`.
 
-The embedded model predicts stretches of the held-out modules in three ways: token by token (`stream`), in chunks
-(`chunks`), and as an answer, where a long prompt is read in one forward and the rest comes token by token (`answer`).
-Perplexity counts the tokens after the first eviction. Then it answers the tasks of the suite, whose question it meets
-after the context was compressed: what the newest tokens gain, the older ones lose.
+The embedded model predicts stretches of the held-out modules: in chunks (`chunks`, as `paged-eviction eval --text`), as
+an answer, where a long prompt is read in one forward and the rest comes token by token (`answer`), or, if asked for,
+all of it token by token (`stream`). Perplexity counts the tokens after the first eviction. Then the model answers the
+tasks of the suite, whose question it meets after the context was compressed: what the newest tokens gain, older ones
+lose.
 """
 
 import argparse
@@ -30,7 +31,7 @@ from hf_paged_eviction_eval.running.start import Reader
 from hf_paged_eviction_eval.settings import TaskSettings
 from hf_paged_eviction_eval.tasks import TASK_GROUPS, held_out_texts
 
-WAYS = ("stream", "chunks", "answer")
+WAYS = ("chunks", "answer", "stream")
 #: What a policy is compared with: needs no protection of the newest tokens, as it keeps nothing else.
 REFERENCE = "recency"
 
@@ -88,7 +89,7 @@ def newest_held(cache: PagedEvictionCache, newest: int) -> float:
 def perplexities(model: Any, tokenizer: Any, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """A row per way and variant, with the ratio to the first `recent_tokens` on the same stretches."""
     ids = stretches(tokenizer, options.text_length)[: options.texts]
-    for way in WAYS:
+    for way in options.ways:
         full = losses(model, ids, DynamicCache(config=model.config), way, options)
         first: dict[Any, Tensor] = {}
         for variant in variants(options):
@@ -173,7 +174,8 @@ def main() -> None:
     parser.add_argument("--policies", nargs="+", default=["keydiff", "calibrated:embedded", "paged_eviction"])
     parser.add_argument("--budgets", nargs="+", type=int, default=[256, 512])
     parser.add_argument("--recent", nargs="+", type=int, default=[16, 64, 128], help="the first is compared with")
-    parser.add_argument("--texts", type=int, default=24, help="stretches of text at most")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=["chunks", "answer"])
+    parser.add_argument("--texts", type=int, default=12, help="stretches of text at most")
     parser.add_argument("--text-length", type=int, default=1536)
     parser.add_argument("--prompt", type=int, default=1024, help="tokens of a stretch that the answer follows")
     parser.add_argument("--chunk", type=int, default=64, help="tokens per forward")

@@ -5,13 +5,14 @@ from __future__ import annotations
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from .policy_table import read_policy_table
+from .plugins import others_register
+from .policy_table import make_policy_table, read_policy_table
 from .prompting import suites
 
 
 def policy_tables() -> RenderableType:
     """The policies, for the terminal."""
-    known = read_policy_table()
+    known = make_policy_table() if others_register() else read_policy_table()
     tables: list[RenderableType] = []
     for title, lines in known.sections.items():
         table = _table(title)

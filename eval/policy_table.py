@@ -47,7 +47,10 @@ def make_policy_table() -> PolicyTable:
     seen: list[list[str]] = []
     asked: list[list[str]] = []
     for name in available_policies():
-        policy = make_policy(name)
+        try:
+            policy = make_policy(name)
+        except ValueError:  # one of another package, with a parameter that has no default
+            continue
         summary = (getdoc(type(policy)) or "").partition("\n\n")[0].replace("\n", " ").replace("`", "")
         (asked if policy.needs.queries else seen).append([name, policy.paper or "", summary])
     return PolicyTable(

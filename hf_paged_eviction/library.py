@@ -16,7 +16,7 @@ from .recipes.encoder_decoder import paged_encoder_decoder_cache
 from .recipes.probe import compress_by_probe
 from .stats import CacheStats, LayerStats
 from .store.pool import StoragePool
-from .verification import Verification, verify
+from .verification import Verification, check_policy, verify
 
 __all__ = [
     "CacheStats",
@@ -32,6 +32,7 @@ __all__ = [
     "available_disposals",
     "available_modifiers",
     "available_policies",
+    "check_policy",
     "compress_by_probe",
     "make_allocator",
     "make_disposal",

@@ -25,8 +25,8 @@ from hf_paged_eviction.recipes.future import Seen, watch
 from hf_paged_eviction.recipes.moments import Moments
 from hf_paged_eviction.recipes.monotone import bend, fit_curve
 from hf_paged_eviction_eval import embedded
-from hf_paged_eviction_eval.embedded.calibrate import windows as embedded_windows
 from hf_paged_eviction_eval.tasks import get_task, make_samples
+from training.calibrate import windows as embedded_windows
 
 HEADS, KEY, VALUE = 2, 5, 3
 

@@ -10,7 +10,8 @@ import torch
 from rich.table import Table
 
 from ..errors import UserError
-from ..requests import attention_for, is_positive
+from ..options.evaluate import whole_number
+from ..requests import attention_for
 from ..tasks.task import count_tokens
 from .blocks import show_blocks
 from .conversation import Conversation
@@ -138,6 +139,7 @@ _COMMANDS = {
 
 
 def _tokens(command: str, typed: str) -> int:
-    if not is_positive(typed):
+    found = whole_number(typed)
+    if found is None:
         raise UserError(f"{command} {typed}: write a number of tokens, such as {command} 256")
-    return int(typed)
+    return found

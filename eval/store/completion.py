@@ -151,6 +151,8 @@ class _Lead:
             pairs = ((name, before["versions"].get(name), version) for name, version in now["versions"].items())
             said = ", ".join(f"{name} {old} then, {new} now" for name, old, new in pairs if old != new)
             self.notes.append(f"some rows are of an earlier run with other versions: {said}")
+        if before.get("plugins", []) != now["plugins"]:
+            self.notes.append("some rows are of an earlier run with other plugins, or with the same before a change")
         return {**now, "earlier": [*self.folder.meta.get("earlier", []), before]}
 
     def _refuse_other_prompts(self) -> None:

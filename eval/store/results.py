@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ..errors import UserError
+from ..options.cache import CacheOptions
 
 Row = dict[str, Any]
 #: What tells rows apart; raises KeyError or TypeError for what is no row.
@@ -100,7 +101,12 @@ class ResultFolder:
         """
         before = read_meta(self.path)
         if before is not None:
-            refuse_other_settings(before["settings"], self._settings, self.path)
+            refuse_other_settings(
+                before["settings"],
+                self._settings,
+                f"{self.path} holds results of other settings",
+                f"choose another --output, or repeat those settings with --config {self.path / 'run.yaml'}",
+            )
         elif self.rows_path.exists():
             raise UserError(f"{self.rows_path} has no {META} beside it, so its settings are unknown; {_ELSEWHERE}")
         self.meta = before or {"settings": self._settings}
@@ -273,8 +279,10 @@ def finite(value: Any) -> Any:
     return value
 
 
-def refuse_other_settings(before: dict[str, Any], now: dict[str, Any], path: Path) -> None:
-    """Raise if a folder's settings are not the ones asked for, and show where they differ, line by line."""
+def refuse_other_settings(before: dict[str, Any], now: dict[str, Any], what: str, way_out: str) -> None:
+    """Raise if settings are not the ones asked for, and show where they differ, line by line."""
+    # Options that are newer than the folder had their defaults.
+    before = {**{name: value for name, value in CacheOptions().as_json().items() if name in now}, **before}
     differences = [
         f"  {name}: {before.get(name)!r} there, {now.get(name)!r} now"
         for name in sorted(before.keys() | now.keys())
@@ -282,7 +290,4 @@ def refuse_other_settings(before: dict[str, Any], now: dict[str, Any], path: Pat
     ]
     if differences:
         shown = "\n".join(differences)
-        raise UserError(
-            f"{path} holds results of other settings:\n{shown}\n"
-            f"choose another --output, or repeat those settings with --config {path / 'run.yaml'}"
-        )
+        raise UserError(f"{what}:\n{shown}\n{way_out}")

@@ -9,10 +9,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from ..integration.heads import HeadShare
 from ..naming import spell
+from ..parts import Snapshot
 from ..policies import EvictionPolicy
 from ..policies.scorer import Heads
 from ..queries.observer import Queries
@@ -27,7 +29,8 @@ class Held:
     """Tokens of one layer.
 
     Attributes:
-        keys, values: `[B, H, n, D]`.
+        keys: `[B, H, n, D]`.
+        values: as `keys`.
         positions: `[B, S, n]` int64, -1 where no real token is, or none that is meant.
     """
 
@@ -84,6 +87,7 @@ class Surroundings:
         static: whether steps are compiled.
         uniform: whether all layers, rows and heads hold equally many tokens.
         latent: whether the model caches latents (MLA).
+        positions: "text" or "cache", of the cache.
     """
 
     config: Any
@@ -93,6 +97,7 @@ class Surroundings:
     static: bool
     uniform: bool
     latent: bool
+    positions: str
 
 
 class Outlet:
@@ -188,6 +193,28 @@ class Outlet:
 
     def clear(self) -> None:
         """Forget everything: the layer begins anew."""
+
+    # ---- saving ---------------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> Snapshot | None:
+        """All that it holds, with its tensors as fields; None = nothing.
+
+        Raises:
+            ValueError: it does something with tokens and does not say what it holds of them.
+        """
+        if self.plans or self.takes:
+            raise ValueError(
+                f"a {type(self).__name__} has no snapshot(), so what became of evicted tokens is not known"
+            )
+        return None
+
+    def restore(self, saved: Snapshot, device: torch.device) -> None:
+        """Hold what another one held.
+
+        Raises:
+            ValueError: that does not fit: shapes, or numbers that would point outside. The file may come from anybody.
+        """
+        raise ValueError(f"a {type(self).__name__} has no restore()")
 
 
 class Disposal(ABC):

@@ -16,7 +16,7 @@ class Kind:
     Attributes:
         name: one of them, such as "policy".
         plural: several.
-        example: a name with a parameter, such as "snapkv(window=16)".
+        example: a name with a parameter, such as "snapkv(window=16)"; a plain name where none has any.
         nested: a name around another, such as "caote(h2o)"; "" where there is none.
     """
 
@@ -28,6 +28,8 @@ class Kind:
     @property
     def allowed(self) -> str:
         """What a text may be."""
+        if not self.parameter:
+            return f"Allowed is a name, such as {self.example!r}."
         plain = f"a name with parameters such as {self.example!r}"
         around = f", and a modifier around {self.plural} such as {self.nested!r}"
         return f"Allowed are a name, {plain}{around}." if self.nested else f"Allowed are a name, and {plain}."
@@ -93,7 +95,8 @@ class _Reader:
         if isinstance(node, ast.Name):
             return Spelling(node.id, (), {}, self._column(node))
         if not isinstance(node, ast.Call):
-            by_name = f"parameters are given by name, such as {self.kind.parameter}"
+            such = f", such as {self.kind.parameter}" if self.kind.parameter else ""
+            by_name = f"parameters are given by name{such}"
             raise self._error(node, f"this is no {self.kind.name} ({by_name})")
         if not isinstance(node.func, ast.Name):
             raise self._error(node.func, "a name must stand before the parentheses")

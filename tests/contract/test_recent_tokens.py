@@ -30,7 +30,7 @@ RECENT = (0, 3, 9, 16)
 @pytest.mark.parametrize("policy", ["keydiff", "random", "h2o(recent=0)", "lazy_eviction(lag=8)"])
 @pytest.mark.parametrize("recent", RECENT)
 def test_every_way(recent: int, policy: str, heads: str, mode: str, padded: bool) -> None:
-    attention = OURS if make_policy(policy).needs_queries else "sdpa"
+    attention = OURS if make_policy(policy).needs.queries else "sdpa"
     check("llama", attention, mode, padded, policy=policy, heads=heads, recent_tokens=recent)
 
 

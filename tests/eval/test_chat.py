@@ -27,8 +27,8 @@ from hf_paged_eviction_eval.chat.interrupt import Interrupt
 from hf_paged_eviction_eval.chat.screen import LineAnswer
 from hf_paged_eviction_eval.chat.settings import chat_settings
 from hf_paged_eviction_eval.commands import app
-from hf_paged_eviction_eval.commands.chat import ChatOptions
 from hf_paged_eviction_eval.errors import UserError
+from hf_paged_eviction_eval.options.chat import ChatOptions
 from hf_paged_eviction_eval.running.efficiency import kv_bytes
 
 FACT = "The code of maple is amber. The code of cedar is coral."

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from processes import Commands, rows_of, wait_for
 
 ROWS = 2 * 12 * (1 + 2)

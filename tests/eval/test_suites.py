@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from longbench_files import write_longbench, write_longbench_v2
 
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.longbench import TASKS
@@ -23,6 +22,7 @@ from hf_paged_eviction_eval.prompting.suites import (
 )
 from hf_paged_eviction_eval.settings import TaskSettings
 from hf_paged_eviction_eval.tasks import available_tasks
+from longbench_files import write_longbench, write_longbench_v2
 
 
 def settings(**changes: Any) -> TaskSettings:

@@ -108,7 +108,13 @@ class Recall(Disposal):
             ),
             (
                 around.sizes.tokens is None,
-                "keep_ratio=: how many blocks a query may ask for depends on the budget. Use budget=",
+                "keep_ratio= or memory=: how many blocks a query may ask for depends on the budget in tokens. Use "
+                "budget=",
+            ),
+            (
+                around.positions != "text",
+                f"positions={around.positions!r}: keys in host memory stand at their place in the text. Use "
+                "positions='text'",
             ),
         ]
         for refused, reason in reasons:

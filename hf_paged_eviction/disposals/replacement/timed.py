@@ -31,7 +31,8 @@ class Timed(Replacement):
     object by its own next hit, so that a score fitted to hits learns the same.
 
     Args:
-        recency, frequency, unlikely: weights; those given were fitted to the embedded model by benchmarks/replacement.py.
+        recency, frequency, unlikely: weights; those given were fitted to the embedded model by
+            benchmarks/replacement.py.
         microseconds: time budget of one choice on the host.
         patience: how often it may be exceeded in succession.
 
