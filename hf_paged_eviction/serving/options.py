@@ -182,16 +182,17 @@ def _refusals(config: ContinuousBatchingConfig) -> list[tuple[bool, str]]:
 
 
 def _refuse_queries(policy: EvictionPolicy) -> None:
-    if policy.needs_queries:
+    needs = policy.needs
+    if needs.queries:
         raise ValueError(
             f"The policy {policy.label!r} decides by queries or attention. Continuous batching packs the tokens of "
             "all requests into one row and computes attention by transformers' own functions, which show queries to "
             "nobody. Use a policy on keys, values and positions, such as 'keydiff', 'key_norm' or 'calibrated:FILE'; "
             "or PagedEvictionCache with generate."
         )
-    if policy.decision_interval > 1:
+    if needs.decision_interval > 1:
         raise ValueError(
-            f"The policy {policy.label!r} chooses victims every {policy.decision_interval} tokens; here they are "
+            f"The policy {policy.label!r} chooses victims every {needs.decision_interval} tokens; here they are "
             "chosen a block at a time. Use another policy, or PagedEvictionCache with generate."
         )
 

@@ -38,10 +38,10 @@ class Roster:
         self.sizes, self.pages = sizes, pages
         self.capacity, self.block_size = sizes.capacity, sizes.block_size
         self._layers = list(layers.values())
-        self._policy = self._layers[0].policy
+        self._needs = self._layers[0].needs
         self._together = (
-            self._policy.token_local
-            and not self._policy.by_layer
+            self._needs.token_local
+            and not self._needs.by_layer
             and all(layer.rotary is self._layers[0].rotary for layer in self._layers)
         )
         device, count = pages.device, len(self._layers)
@@ -82,7 +82,7 @@ class Roster:
 
     def choose(self, seats: Sequence[Seat]) -> None:
         """Choose the next block to be overwritten in every layer of these requests, whose blocks are used up."""
-        token_local = self._policy.token_local
+        token_local = self._needs.token_local
         fresh = [seat for seat in seats if not (seat.scored and token_local)]
         known = [seat for seat in seats if seat.scored and token_local]
         if fresh:
@@ -105,7 +105,7 @@ class Roster:
         shape = (len(self._layers), len(rows), len(self._blocks), self.block_size)
         scores = self.scores[:, rows].view(shape).mean(-1)
         oldest = self.positions[:, rows].view(shape)[..., 0]
-        keys = rank_keys(scores, oldest, scores.isnan().logical_not(), self._policy.absolute_noise)
+        keys = rank_keys(scores, oldest, scores.isnan().logical_not(), self._needs.absolute_noise)
         safe = (self._blocks < self.sizes.protected_blocks) | (self._blocks == self.block[:, rows, None])
         return keys.masked_fill(safe, KEEP).argmin(-1)
 
@@ -150,7 +150,7 @@ class Roster:
         seen = new[-1:] + 1
         states = keys.transpose(0, 1)[None], values.transpose(0, 1)[None]
         scores = self._layers[layer].score_alike(*states, positions, seen)
-        rank = rank_keys(scores, positions, positions >= 0, self._policy.absolute_noise)
+        rank = rank_keys(scores, positions, positions >= 0, self._needs.absolute_noise)
         safe = (positions < self.sizes.protected) | (positions > seen - 1 - self.block_size)
         kept = best_tokens(rank.masked_fill(safe, KEEP), positions, self.capacity)
         self.positions[layer, seat.number] = positions.gather(-1, kept)[0, 0]
