@@ -1,6 +1,7 @@
 """From a configuration and options to layers: which parts each needs, and how much it may hold."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,8 +22,11 @@ from .policies.scorer import Heads
 from .queries.attention import PAGED_EVICTION
 from .rotary import Rotary
 from .store.sliding import StaticSlidingLayer
+from .store.turning import Turning
 from .table.budget import BlockBudget, whole_number
 from .table.cohort import Cohorts
+from .table.gaps import Positions
+from .table.memory import MemoryPlan
 from .table.steps import StaticSteps
 
 
@@ -31,7 +35,7 @@ class LayerBuilder:
 
     Args:
         sizes: what the user asked for.
-        policy, heads, allocator, static, disposal: of the cache.
+        policy, heads, allocator, static, disposal, positions: of the cache.
 
     Raises:
         ValueError: they do not go together.
@@ -45,9 +49,16 @@ class LayerBuilder:
         allocator: BudgetAllocator,
         static: bool = False,
         disposal: Disposal | None = None,
+        positions: Positions = "text",
     ) -> None:
-        if sizes.tokens is None and not isinstance(allocator, Uniform):
+        if sizes.keep_ratio is not None and not isinstance(allocator, Uniform):
             raise ValueError(f"The allocator {allocator.name!r} needs budget= in tokens, not keep_ratio=.")
+        if sizes.memory is not None and isinstance(allocator, LayerAllocator | HeadAllocator):
+            raise ValueError(
+                f"The allocator {allocator.name!r} decides for each row or head, and a layer's storage is as long as "
+                "the longest of them, so memory= could not be kept to: give budget= in tokens, or use "
+                "allocator='uniform' or 'pyramid'."
+            )
         if isinstance(allocator, HeadAllocator) and heads != "separate":
             raise ValueError(f'The allocator {allocator.name!r} shares out among KV heads: use heads="separate".')
         if static and not isinstance(allocator, Uniform):
@@ -56,18 +67,32 @@ class LayerBuilder:
                 "allocator='uniform' and one number as budget."
             )
         self._sizes, self._policy, self._allocator, self._static = sizes, policy, allocator, static
+        self._positions = positions
         self.cascade = Cascade(allocator, sizes) if isinstance(allocator, LayerAllocator) else None
         self._heads: Heads = heads
+        self._memory: MemoryPlan | None = None
         self._disposal = disposal
 
-    def _make(self, budget: BlockBudget, index: int, padding: Padding, share: HeadShare, rotary: Rotary | None) -> Any:
+    def _make(
+        self,
+        budget: BlockBudget,
+        index: int,
+        padding: Padding,
+        share: HeadShare,
+        rotary: Rotary | None,
+        turning: Turning | None,
+    ) -> Any:
         own_size = not isinstance(self._allocator, Uniform)
         layer = PagedLayer(
             *(budget, self._policy, self._heads, index, padding, share, rotary),
             masks_itself=own_size,
             static=self._static,
             disposal=self._disposal,
+            turning=turning,
         )
+        if self._memory is not None:
+            layer.memory = self._memory
+            self._memory.add(layer)
         if self.cascade is not None:
             layer.quota = RowQuota(self.cascade, layer)
         elif isinstance(self._allocator, HeadAllocator):
@@ -78,16 +103,20 @@ class LayerBuilder:
         """The layers of the model: those of `plan`, and paged ones where it says so.
 
         Raises:
-            ValueError: the policy asks for the model's rotation, and that is not known.
+            ValueError: the policy asks for the model's rotation, and that is not known; or keys are to be turned to
+                other positions, and cannot be.
         """
         paged = [index for index, layer in enumerate(plan) if is_paged(layer)]
         budgets = dict(zip(paged, layer_budgets(self._sizes, self._allocator, len(paged)), strict=True))
+        if self._sizes.memory is not None:
+            self._memory = MemoryPlan(self._sizes, partial(layer_budgets, allocator=self._allocator, layers=len(paged)))
         rotaries = self._rotaries(config, paged)
+        turnings = turnings_of(config, paged) if self._positions == "cache" else {}
         layers = []
         for index, layer in enumerate(plan):
             if index in budgets:
                 share, rotary = HeadShare.of(config, index), rotaries.get(index)
-                made = self._make(budgets[index], index, padding, share, rotary)
+                made = self._make(budgets[index], index, padding, share, rotary, turnings.get(index))
                 layers.append(made if layer is None else HybridLayer(made, layer))
             else:
                 layers.append(static_layer(layer, index) if self._static else layer)
@@ -104,6 +133,25 @@ class LayerBuilder:
                 f"this {config.model_type} model cannot be undone: {error}. Use a policy that reads them as they are, "
                 "such as 'keydiff', 'leverage' or 'snapkv'."
             ) from error
+
+
+def turnings_of(config: Any, paged: Sequence[int]) -> dict[int, Turning]:
+    """What turns the states held in each of these layers to other positions; layers that do not rotate have none.
+
+    Raises:
+        ValueError: they cannot be turned, with the reason.
+    """
+    latent = is_latent_attention(config)
+    try:
+        rotaries = layer_rotaries(config, paged, latents=latent)
+        if paged and not any(rotaries.values()):
+            raise UnknownRotaryError("no layer that evicts rotates its keys by their position")
+    except UnknownRotaryError as error:
+        raise ValueError(
+            'positions="cache" turns the keys held to the positions where they then stand, and those of this '
+            f'{config.model_type} model cannot be turned: {error}. Use positions="text".'
+        ) from error
+    return {index: Turning(rotary, int(latent)) for index, rotary in rotaries.items() if rotary is not None}
 
 
 def static_layer(layer: Any, index: int) -> Any:

@@ -1,6 +1,7 @@
 """One layer of the cache: keys and values in a fixed storage, evicted block by block."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,22 +12,50 @@ from .allocators.quota import Quota
 from .disposals import Disposal, Drop, Held
 from .integration.heads import WHOLE, HeadShare
 from .integration.padding import Padding
+from .parts import Snapshot, persistent
 from .policies import EvictionPolicy, QueryCount
 from .policies.scorer import Heads, Scorer
 from .queries.listener import Listener
-from .queries.observer import Observer, Queries
-from .queries.ring import QueryRing
+from .queries.observer import Observer, ObserverSnapshot, Queries
+from .queries.ring import QueryRing, RingSnapshot
 from .rotary import Rotary
 from .store.fixed import FixedStore
 from .store.pending import Pending
-from .store.store import Store
-from .store.tensors import gather_slots
+from .store.store import Store, StoreSnapshot
+from .store.tensors import with_new
+from .store.turning import Turning
 from .table.budget import BlockBudget
 from .table.cohort import Cohorts
+from .table.memory import MemoryPlan
 from .table.ranking import KEEP, best_tokens, best_within, not_kept, rank_keys
 from .table.steps import StaticRun, StaticSteps, outside_graphs, refusal
-from .table.table import BlockTable
+from .table.table import BlockTable, TableSnapshot
 from .table.takeback import columns_to_remove, order_without
+
+
+@dataclass(frozen=True)
+class PagedSnapshot(Snapshot):
+    """What a paged layer holds, part by part. Without a table it has met no token.
+
+    Attributes:
+        tokens: its budget, once known.
+        processes, first_head: over how many processes the layer was split, and which of its heads were the first here.
+        store, table, observer, ring: of these parts, where there are any.
+        outlet: of the disposal, where it keeps anything.
+        scores: see `Quota`.
+        all_real: of the run of compiled steps that the layer takes part in, see `StaticRun`; None where there is none.
+    """
+
+    tokens: int | None
+    processes: int
+    first_head: int
+    store: StoreSnapshot | None
+    table: TableSnapshot | None
+    observer: ObserverSnapshot | None
+    ring: RingSnapshot | None
+    outlet: Snapshot | None
+    scores: Tensor | None
+    all_real: bool | None
 
 
 class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
@@ -44,6 +73,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         cohorts: of the layers that may choose victims with this one; the layer alone until a cache says otherwise.
         steps: what the layers of a static cache share; None in any other.
         quota: how many tokens each row or head may hold; all as many as `budget` says until a cache says otherwise.
+        memory: where the budget of the cache is in bytes, what makes tokens of them; None where it is not.
         outlet: through which every token leaves that is not taken back by `crop`.
 
     Args:
@@ -58,6 +88,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         static: take single tokens without a branch or a counter, see `StaticSteps`. A single token then gets the whole
             storage back, slots that are not in use yet included: the mask hides them.
         disposal: what becomes of tokens that leave.
+        turning: closes the gaps that eviction leaves, see `table.gaps`; None = keys stay at their place in the text.
     """
 
     is_sliding = False
@@ -78,6 +109,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         masks_itself: bool = False,
         static: bool = False,
         disposal: Disposal | None = None,
+        turning: Turning | None = None,
     ) -> None:
         self.is_initialized = False
         self.is_compileable = static
@@ -89,8 +121,9 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.layer_idx = layer_idx
         self._scorer = Scorer(policy, heads, layer_idx, share, rotary)
         self.padding = padding if padding is not None else Padding()
-        self.store: Store | FixedStore = FixedStore() if static else Store()
+        self.store: Store | FixedStore = FixedStore(turning) if static else Store(turning)
         self.quota = Quota()
+        self.memory: MemoryPlan | None = None
         self.outlet = (disposal or Drop()).outlet(self.store)
         self.listener: Listener | None = None
         if needs.queries or masks_itself:
@@ -104,7 +137,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self._first_row = 0
 
     def __repr__(self) -> str:
-        size = self.budget.tokens if self.budget.tokens is not None else f"{self.budget.keep_ratio:.0%} of the prompt"
+        size = self.budget.tokens if self.budget.tokens is not None else self.budget.label
         return f"{type(self).__name__}(budget={size}, held={self.held}, seen={self.get_seq_length()})"
 
     # ---- what transformers asks -----------------------------------------------------------------------------------
@@ -178,9 +211,10 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.store.dtype, self.store.device = key_states.dtype, key_states.device
         self.is_initialized = True
         if key_states.shape[2] == 0 and value_states is not None and key_states.shape[0]:
+            self._measure(key_states, value_states)
             if self.budget.tokens is None:
                 raise ValueError("keep_ratio= needs a prompt before its storage can be made: give budget= instead.")
-            self.store.put(*self.store.new(key_states, value_states, self.budget.capacity))
+            self.store.make(key_states, value_states, self.budget.capacity)
 
     # ---- what is known --------------------------------------------------------------------------------------------
 
@@ -200,7 +234,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     @property
     def storage(self) -> tuple[Tensor, Tensor]:
-        """Keys and values, `[batch, kv_heads, slots, dim]`, used or not."""
+        """What the store keeps, `[batch, kv_heads, slots, ...]` each, used or not."""
         return self.store.tensors
 
     @property
@@ -266,7 +300,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         keys, values = self._use_then_evict(key_states, value_states)
         if key_states.shape[2]:
             self.listener.expect()
-        if self.masks_itself and keys is self.keys:
+        if self.masks_itself and keys is self.store.shown()[0]:
             keys = keys[:]  # attention notes on them what may be seen, which the storage must not keep
         return keys, values
 
@@ -276,18 +310,18 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         keys, values = self.store.detached(key_states, value_states)
         count = keys.shape[2]
         if count == 0:
-            return self.store.with_held(self.held, keys, values)
+            return self._read_with(self.held, keys, values)
         self.commit()
         self._start(keys, values)
         table = self.table
         real = self.padding.columns(table.seen, table.seen + count, keys.shape[0], keys.device)
         if self._holds_back(count):
             self._pending = Pending(keys, values, real)
-            return self.store.with_held(table.held, key_states, value_states)
+            return self._read_with(table.held, key_states, value_states)
         if count == 1 or (table.seen and not key_states.requires_grad):
             return self._take(keys, values, real)
         # The caller's own tensors carry a gradient, the storage does not.
-        attended = self.store.with_held(table.held, key_states, value_states)
+        attended = self._read_with(table.held, key_states, value_states)
         self._take(keys, values, real)
         return attended
 
@@ -298,18 +332,29 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             return
         rows, heads, count, _ = keys.shape
         self.quota.check(heads, self.share)
+        self._measure(keys, values)
         self.budget = self.budget.resolve(count)
-        capacity, needs = self.budget.capacity, self.needs
+        capacity = self.budget.capacity
         least = self.store.slots_to_begin_with(count, self.budget.block_size, capacity)
         self.store.start(keys, values, least, capacity)
-        sets, interval = self._scorer.sets(heads), needs.decision_interval
-        self._table = BlockTable(
-            self.budget, rows, sets, keys.device, needs.token_local, interval, needs.absolute_noise
-        )
+        self._table = self._new_table(rows, heads, keys.device)
         if rows > 1:
             self.padding.warn_if_unknown()
         if self.listener is not None:
             self.listener.observer.start(rows, heads, capacity, keys.device)
+
+    def _new_table(self, rows: int, heads: int, device: torch.device) -> BlockTable:
+        needs = self.needs
+        sets, interval = self._scorer.sets(heads), needs.decision_interval
+        return BlockTable(
+            *(self.budget, rows, sets, device, needs.token_local, interval, needs.absolute_noise),
+            shifting=self.store.turning is not None,
+        )
+
+    def _measure(self, keys: Tensor, values: Tensor) -> None:
+        """Make tokens of a budget in bytes, for states like these."""
+        if self.memory is not None:
+            self.memory.begin(self, self.store.token_bytes(keys, values), keys.shape[0])
 
     def _check_rows(self, rows: int) -> None:
         held = self.table.rows
@@ -332,6 +377,14 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             self._take(pending.keys, pending.values, pending.real)
         if self.listener is not None:
             self.listener.queries = None
+
+    def _read(self, held: int | None = None) -> tuple[Tensor, Tensor]:
+        """The first `held` slots, or all, as attention gets them. Held tokens reach it on no other way."""
+        return self.store.shown(held)
+
+    def _read_with(self, held: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """As `_read`, with new states behind them."""
+        return (keys, values) if held == 0 else with_new(self._read(held), keys, values)
 
     # ---- append, overwrite, overflow ------------------------------------------------------------------------------
 
@@ -372,7 +425,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         table.append(count, real)
         if self.listener is not None:
             self.listener.observe_appended(table, held, count)
-        return self.store.first(table.held)
+        return self._read(table.held)
 
     def _overwrite(self, keys: Tensor, values: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
         table = self.table
@@ -383,15 +436,22 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             self._let_go(slot, table.positions_in(slot, real))
         self.store.overwrite(slot, keys, values, real)  # a pad evicts nothing
         table.overwritten(real)
-        return self.store.tensors
+        return self._read()
+
+    def turn_keys(self) -> None:
+        """Turn the keys held to where they stand now, for attention; see `table.gaps`."""
+        if self.table.shifts is not None:
+            self.store.turn(self.table.shifts)
 
     def _overflow(self, keys: Tensor, values: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
         table, count = self.table, keys.shape[2]
         positions = table.positions_with(table.new_positions(count, real)[:, 0])
-        full_k, full_v = self.store.with_held(table.held, keys, values)
+        attended = full_k, full_v = self._read_with(table.held, keys, values)
+        if self.store.turns and table.held:
+            full_k, full_v = with_new(self.store.read(table.held), keys, values)
         scores = self._score_overflow(full_k, full_v, positions, count)
         self._keep_best(full_k, full_v, positions, scores, count, real)
-        return full_k, full_v
+        return attended
 
     def _keep_best(
         self, full_k: Tensor, full_v: Tensor, positions: Tensor, scores: Tensor, count: int, real: Tensor | None
@@ -404,25 +464,27 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         else:
             self.budget = self.budget.of(int(limits.max()))
             kept, kept_positions = best_within(rank, positions, limits, self.budget.capacity)
+        shifts = self.table.moved_shifts(kept, kept_positions, positions, count)
         if self.outlet.takes:
             leaves = not_kept(positions, kept, kept_positions)
             staying = self.outlet.overflow(Held(full_k, full_v, positions.expand_as(leaves)), leaves)
             full_k, full_v = staying.keys, staying.values
         # Without new tokens, these states are views of the storage.
-        self.store.keep(full_k, full_v, kept, anew=count == 0 or self.store.slots != self.budget.capacity)
+        anew = count == 0 or self.store.slots != self.budget.capacity
+        self.store.keep(full_k, full_v, kept, self.table.held, kept_positions, anew)
         scores = scores.gather(-1, kept)
         self.quota.scores = scores if limits is not None else None
-        self.table.replace(kept_positions, scores if self.needs.token_local else None, count, real, limits)
+        self.table.replace(kept_positions, scores if self.needs.token_local else None, count, real, limits, shifts)
+        self.turn_keys()
         self._settle(kept)
 
     def _let_go(self, slots: Tensor, positions: Tensor) -> None:
         """What stands in these slots `[B, S, 1]`, tokens at `positions` `[B, S, 1]`, is about to be overwritten."""
-        keys, values = self.storage
-        self.outlet.let_go(Held(gather_slots(keys, slots), gather_slots(values, slots), positions), slots)
+        self.outlet.let_go(Held(*self.store.at(slots), positions), slots)
 
     def plan(self, begins: Tensor) -> None:
         """A victim was chosen where `begins` `[B, S]` says so."""
-        self.outlet.plan(self.table.choice.slots, begins, Held(*self.storage, self.table.positions))
+        self.outlet.plan(self.table.choice.slots, begins, Held(*self.store.read(), self.table.positions))
 
     def _settle(self, kept: Tensor | None) -> None:
         """Of the held and new tokens `kept` `[B, S, C]` stay; None = all."""
@@ -536,13 +598,10 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     def score_slots(self, slots: Tensor | None) -> Tensor:
         """Scores `[B, S, n]` of the tokens in the slots `[B, S, n]`, or of all that are held."""
         table = self.table
-        positions, keys, values = table.positions, *self.store.first(table.held)
-        if slots is not None:
-            positions, keys, values = (
-                positions.gather(-1, slots),
-                gather_slots(keys, slots),
-                gather_slots(values, slots),
-            )
+        if slots is None:
+            positions, keys, values = table.positions, *self.store.read(table.held)
+        else:
+            positions, keys, values = table.positions.gather(-1, slots), *self.store.at(slots)
         known, seen = self._statistics(slots), table.seen - table.pads
         return self._scorer(keys, values, positions, seen, known, self.queries_observed, self._room)
 
@@ -573,8 +632,9 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         """
         self.commit()
         self._asked = self.budget = budget
+        self.memory = None
         if self._table is None:
-            self.store.put(None, None)  # room that an earlier prompt left
+            self.store.give_up()  # room that an earlier prompt left
             return
         self.store.prefetch()
         self._fit()
@@ -595,7 +655,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             return
         elif table.held >= self.budget.capacity:
             table.refresh_scores(self.score_slots)
-            self._keep_best(*self.store.first(table.held), table.positions, table.scores, 0, None)
+            self._keep_best(*self.store.read(table.held), table.positions, table.scores, 0, None)
         else:
             if self.store.slots > self.budget.capacity:
                 self.store.move(self.budget.capacity, table.held)
@@ -608,7 +668,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         scores = self.score_slots(None) if scores is None else scores
         limits = self._limits(scores, positions)
         if limits is not None and (table.limits is None or not torch.equal(limits, table.limits)):
-            self._keep_best(*self.store.first(table.held), positions, scores, 0, None)
+            self._keep_best(*self.store.read(table.held), positions, scores, 0, None)
         self.budget = self.budget.of(table.capacity)
 
     # ---- taking back ----------------------------------------------------------------------------------------------
@@ -703,7 +763,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             self._let_go(slots, self._run.leaving[self._first_row : self._first_row + rows])
         self.store.write(slots[:, :, 0], key_states, value_states)
         steps.took(self)
-        return self.storage
+        return self._read()
 
     def join(self, run: StaticRun, index: int) -> None:
         """Take single tokens as layer `index` of this run."""
@@ -717,7 +777,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         if self.listener is not None and self._ring is not None:
             table = self.table
             self.listener.prepare(table, 1, None)
-            self.listener.observe_step(table, self._ring.take(table.seen, self.store.first(table.held)[0]))
+            self.listener.observe_step(table, self._ring.take(table.seen, self._read(table.held)[0]))
 
     def sort_pads(self) -> bool:
         """Bring pads in the middle of the text to the lowest slots, if the next token takes the last free slot.
@@ -780,7 +840,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     def release(self) -> None:
         """Forget every token and give the storage up, to the pool if there is one."""
         self.reset()
-        self.store.put(None, None)
+        self.store.give_up()
         self.is_initialized = False
 
     def offload(self) -> None:
@@ -791,14 +851,68 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         """Bring keys and values back."""
         self.store.prefetch()
 
+    # ---- saving ---------------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> PagedSnapshot:
+        """All that the layer holds.
+
+        Raises:
+            ValueError: tokens wait for `crop`. RuntimeError: attention did not tell of the last forward.
+        """
+        if self._waiting:
+            raise ValueError(
+                f"{self._waiting} tokens wait for crop() to say whether they stay: call cache.crop(0), which keeps "
+                "them, or cache.crop(-n) first."
+            )
+        if self._table is None:
+            return PagedSnapshot(None, 1, 0, None, None, None, None, None, None, None)
+        self.commit()
+        heads = self.storage[0].shape[1]
+        return PagedSnapshot(
+            tokens=self.budget.tokens,
+            processes=self.share.processes(heads),
+            first_head=self.share.first_head(heads),
+            store=self.store.snapshot(self.held),
+            table=self.table.snapshot(),
+            observer=None if self.listener is None else self.listener.observer.snapshot(),
+            ring=None if self._ring is None else self._ring.snapshot(),
+            outlet=self.outlet.snapshot(),
+            scores=self.quota.scores,
+            all_real=self._run.all_real if self._run is not None and self.steps and self.steps.joined else None,
+        )
+
+    def restore(self, saved: PagedSnapshot, device: torch.device) -> None:
+        """Hold what another layer made in the same way held. Nothing is checked here, see `saving.checks`."""
+        if saved.table is None or saved.store is None or saved.tokens is None:
+            return
+        self.budget = self._asked.of(saved.tokens)
+        rows, heads = saved.store.keys.shape[:2]
+        self.store.restore(saved.store, device)
+        self.is_initialized = True
+        self._table = self._new_table(rows, heads, device)
+        self._table.restore(saved.table)
+        if self.listener is not None and saved.observer is not None:
+            self.listener.observer.restore(saved.observer, heads, device)
+        if self._ring is not None and saved.ring is not None:
+            self._ring.restore(saved.ring, device)
+        if saved.outlet is not None:
+            self.outlet.restore(saved.outlet, device)
+        self.quota.scores = None if saved.scores is None else persistent(saved.scores.to(device))
+
     # ---- reading --------------------------------------------------------------------------------------------------
 
     @property
     def positions(self) -> Tensor:
         """`[batch, kv_heads, held]` int64: position of the token in each held slot, -1 for a pad."""
-        if self._table is None or self.keys is None:
+        if self._table is None:
             return torch.empty(0, 0, 0, dtype=torch.int64)
-        return self.table.positions.expand(-1, self.keys.shape[1], -1)
+        return self.table.positions.expand(-1, self.storage[0].shape[1], -1)
+
+    @property
+    def shifts(self) -> Tensor:
+        """As `positions`: how far forward attention sees the token of each slot, see `table.gaps`."""
+        shifts = None if self._table is None else self.table.held_shifts
+        return torch.zeros_like(self.positions) if shifts is None else shifts.expand(self.positions.shape)
 
     def block_table(self) -> Tensor:
         """`[batch, kv_heads, blocks, block_size]` int64 positions in logical order, -1 where no real token is."""

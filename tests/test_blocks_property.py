@@ -20,6 +20,8 @@ from transformers.masking_utils import AttentionMaskInterface
 
 import models
 from hf_paged_eviction import EvictionPolicy, Needs, PagedEvictionCache, ScoreContext
+from hf_paged_eviction.rotary import Rotary
+from hf_paged_eviction.store.turning import Turning
 from reference import SLOW_POLICIES, SlowLayer, Vector
 
 LAYERS = 2
@@ -53,6 +55,12 @@ def config() -> Any:
     return models.family_config("llama")
 
 
+@memoize
+def standing_still() -> Rotary:
+    """Turns nothing: attention must always see what came, whatever the shifts are."""
+    return Rotary(torch.zeros(2), torch.arange(2), torch.ones(2), torch.ones(2))
+
+
 class Play:
     """A cache and its slow twins, fed with the same tokens."""
 
@@ -68,6 +76,7 @@ class Play:
         compared: bool = False,
         recording: bool = False,
         policy: str | None = None,
+        closing: bool = False,
         seed: int = 0,
         disposal: Any = "drop",
     ) -> None:
@@ -90,6 +99,10 @@ class Play:
         ]
         for layer in self.slow:
             layer.recording = recording
+        self.closing = closing
+        if closing:
+            for layer in self.cache.layers:
+                layer.store.turning = Turning(standing_still())
         self.heads, self.rows = heads, rows
         self.mask = torch.ones(rows, 0, dtype=torch.long)
         self.random = torch.Generator().manual_seed(seed)
@@ -233,6 +246,9 @@ class Play:
             if position >= 0:
                 assert layer.keys[row, head, slot].tolist() == by_position[position].keys[head]
                 assert layer.values[row, head, slot].tolist() == by_position[position].values[head]
+        if self.closing:
+            shifts = dict(zip(slots, layer.shifts[row, head].tolist(), strict=True))
+            assert {p: shifts[p] for p in by_position} == {p: group.shifts[p] for p in by_position}
         logical = [token.position for token in group.tokens]
         padding = [-1] * (slow.budget - len(logical))
         assert table[row, head].flatten().tolist() == logical + padding
@@ -293,6 +309,7 @@ ANY_GAME = given(
     sizes=SIZES,
     separate=st.booleans(),
     compared=st.booleans(),
+    closing=st.booleans(),
     seed=st.integers(0, 10_000),
     calls=CALLS,
 )
@@ -301,17 +318,31 @@ ANY_GAME = given(
 @COMMON
 @ANY_GAME
 def test_any_calls(
-    rows: int, heads: int, sizes: tuple[Any, ...], separate: bool, compared: bool, seed: int, calls: list[Any]
+    rows: int,
+    heads: int,
+    sizes: tuple[Any, ...],
+    separate: bool,
+    compared: bool,
+    closing: bool,
+    seed: int,
+    calls: list[Any],
 ) -> None:
-    play(Play(rows, heads, *sizes, separate, compared, seed=seed), calls)
+    play(Play(rows, heads, *sizes, separate, compared, closing=closing, seed=seed), calls)
 
 
 @COMMON
 @ANY_GAME
 def test_any_calls_while_recording(
-    rows: int, heads: int, sizes: tuple[Any, ...], separate: bool, compared: bool, seed: int, calls: list[Any]
+    rows: int,
+    heads: int,
+    sizes: tuple[Any, ...],
+    separate: bool,
+    compared: bool,
+    closing: bool,
+    seed: int,
+    calls: list[Any],
 ) -> None:
-    play(Play(rows, heads, *sizes, separate, compared, recording=True, seed=seed), calls)
+    play(Play(rows, heads, *sizes, separate, compared, recording=True, closing=closing, seed=seed), calls)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -319,7 +350,7 @@ def test_any_calls_while_recording(
 @pytest.mark.parametrize("policy", sorted(SLOW_POLICIES))
 def test_every_policy(policy: str, separate: bool, seed: int) -> None:
     """Real scores instead of fractions, a fixed sequence with everything in it."""
-    game = Play(3, 2, 16, 4, 4, None, separate, policy=policy, seed=seed)
+    game = Play(3, 2, 16, 4, 4, None, separate, policy=policy, closing=seed == 0, seed=seed)
     calls: list[tuple[Any, ...]] = [("feed", 13, "left"), ("decode", 25, "none"), ("feed", 7, "none")]
     calls += [("rows", "reorder"), ("decode", 10, "none"), ("feed", 9, "any"), ("decode", 22, "none")]
     play(game, calls)

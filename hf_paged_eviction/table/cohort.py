@@ -10,7 +10,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from ..store.tensors import gather_slots
+from ..store.store import Store
 from .ranking import KEEP
 from .state import TableState, join
 from .table import BlockTable, ScoreSlots
@@ -28,7 +28,7 @@ class Member(Protocol):
     def table(self) -> BlockTable: ...
 
     @property
-    def storage(self) -> tuple[Tensor, Tensor]: ...
+    def store(self) -> Store: ...
 
     def alike(self, other: Any) -> bool: ...
 
@@ -37,6 +37,8 @@ class Member(Protocol):
     def plan(self, begins: Tensor) -> None: ...
 
     def score_slots(self, slots: Tensor | None) -> Tensor: ...
+
+    def turn_keys(self) -> None: ...
 
     def score_alike(self, keys: Tensor, values: Tensor, positions: Tensor, seen: Tensor) -> Tensor: ...
 
@@ -97,7 +99,7 @@ class Cohort(Generic[_Layer]):
 
     def _choose_victims(self, real: Tensor | None) -> None:
         if not self._given:
-            self._plan(_choose(self.table, self.layers[0].score_slots, real))
+            self._begin(_choose(self.table, self.layers[0].score_slots, real))
             return
         self.table.write_back()
         self._hand_counters()
@@ -105,13 +107,16 @@ class Cohort(Generic[_Layer]):
         begins = _choose(self.table, _score_together(self.layers), real)
         self._hand_out()
         self._hand_counters()
-        self._plan(begins)
+        self._begin(begins)
 
-    def _plan(self, begins: Tensor) -> None:
-        """Tell the layers' outlets, where they want to know."""
+    def _begin(self, begins: Tensor) -> None:
+        """Blocks are about to be overwritten: tell the layers' outlets, where they want to know, and turn keys."""
         if self.layers[0].outlet.plans:
             for layer, begins_here in zip(self.layers, begins.split(self._tables[0].rows), strict=True):
                 layer.plan(begins_here)
+        if self.table.shifts is not None:
+            for layer in self.layers:
+                layer.turn_keys()
 
     # ---- counting between compiled steps ------------------------------------------------------------------------
 
@@ -199,6 +204,7 @@ def _choose(table: BlockTable, score_slots: ScoreSlots, real: Tensor | None) -> 
     evicted_blocks = table.choice.evicted_blocks + moving.any(-1)
     table.choice = replace(table.choice, evicted_blocks=evicted_blocks)
     table.begin(torch.where(used_up, victim, table.choice.block))
+    table.close_gaps(moving)
     return moving
 
 
@@ -233,9 +239,10 @@ def _score_together(layers: Sequence[Member]) -> ScoreSlots:
         if slots is None:
             return one_by_one(None)
         parts = slots.split(first.table.rows)
+        keys, values = zip(*(layer.store.at(part) for layer, part in zip(layers, parts, strict=True)), strict=True)
         return first.score_alike(
-            torch.cat([gather_slots(layer.storage[0], part) for layer, part in zip(layers, parts, strict=True)]),
-            torch.cat([gather_slots(layer.storage[1], part) for layer, part in zip(layers, parts, strict=True)]),
+            torch.cat(keys),
+            torch.cat(values),
             torch.cat([layer.table.positions.gather(-1, part) for layer, part in zip(layers, parts, strict=True)]),
             torch.cat([layer.table.seen - layer.table.pads for layer in layers]),
         )

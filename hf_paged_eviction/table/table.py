@@ -10,16 +10,26 @@ follows from one number, `full_at`: the count of columns seen at which the row h
 """
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from ..parts import Snapshot, map_tensors, persistent
 from .budget import BlockBudget
+from .gaps import shifts_without_gaps
 from .ranking import KEEP, rank_keys
 from .state import Choice, Counters, Phase, TableState, Tokens, empty_tokens
 
 ScoreSlots = Callable[[Tensor | None], Tensor]
+
+
+@dataclass(frozen=True)
+class TableSnapshot(Snapshot):
+    """All that a table knows; the positions of all tokens are written down."""
+
+    state: TableState
+    counters: Counters
 
 
 class BlockTable:
@@ -40,6 +50,7 @@ class BlockTable:
         token_local: whether the score of a token is worked out once.
         interval: tokens between two choices of victims; where it is several blocks, so many are chosen together.
         absolute_noise: of the policy's scores, see `rank_keys`.
+        shifting: whether gaps that eviction leaves are closed, see `gaps`.
     """
 
     def __init__(
@@ -51,6 +62,7 @@ class BlockTable:
         token_local: bool,
         interval: int = 1,
         absolute_noise: bool = False,
+        shifting: bool = False,
     ) -> None:
         self.capacity = budget.capacity
         self.block_size = budget.block_size
@@ -61,7 +73,7 @@ class BlockTable:
         self.blocks_ahead = max(1, interval // self.block_size)
         self.counters = Counters()
         self.counters.know({self.capacity}, self.block_size)
-        self.give(TableState.empty(rows, sets, self.capacity, self.block_size, self.blocks_ahead, device))
+        self.give(TableState.empty(rows, sets, self.capacity, self.block_size, self.blocks_ahead, device, shifting))
 
     @property
     def state(self) -> TableState:
@@ -107,6 +119,18 @@ class BlockTable:
     def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
         """Apply an indexing of dimension 0 to all that belongs to a row."""
         self.give(self.state.map_rows(change))
+
+    def snapshot(self) -> TableSnapshot:
+        """All tensors and counters, as they are now."""
+        shifts = self.held_shifts if self.counters.overwriting else self.shifts
+        tokens = replace(self.tokens, positions=self._all_positions(), shifts=shifts)
+        counters = replace(self.counters, positions_until=self.counters.seen)
+        return TableSnapshot(replace(self.state, tokens=tokens), counters)
+
+    def restore(self, saved: TableSnapshot) -> None:
+        """Know what another table of this size knew."""
+        self.give(map_tensors(lambda tensor: persistent(tensor.to(self.device)), saved.state))
+        self.counters = replace(saved.counters)
 
     # ---- growing -------------------------------------------------------------------------------------------------
 
@@ -240,6 +264,7 @@ class BlockTable:
         if real is not None:
             # A row whose token was a pad kept what it held: only the others moved on.
             self._write_newest(self.tokens.positions, 1, real[:, :1])
+            self._forget_shifts(1, real[:, :1])
             self.counters.positions_until = self.counters.seen
 
     def alike(self, other: "BlockTable") -> bool:
@@ -251,6 +276,7 @@ class BlockTable:
             and self.tokens.positions.shape == other.tokens.positions.shape
             and (mine.limits is None and theirs.limits is None)
             and (mine.order is None) == (theirs.order is None)
+            and (self.shifts is None) == (other.shifts is None)
         )
 
     # ---- replacing everything at once ---------------------------------------------------------------------------
@@ -262,6 +288,7 @@ class BlockTable:
         count: int,
         real: Tensor | None,
         limits: Tensor | None = None,
+        shifts: Tensor | None = None,
     ) -> None:
         """`count` columns arrived and every slot was rewritten.
 
@@ -270,6 +297,7 @@ class BlockTable:
                 of slots may change.
             scores: `[B, S, C]`, or None where they are worked out afresh at each eviction.
             limits: `[B, S]`, see the attribute.
+            shifts: `[B, S, C]`, see `moved_shifts`; where there are shifts.
         """
         counters = self.counters
         counters.in_arrival_order = False
@@ -279,6 +307,9 @@ class BlockTable:
             self._make_room(positions.shape[-1])
             self._enter(replace(self.phase, full_at=self._work_out_full_at(positions)))
         self.tokens.positions.copy_(positions)
+        if self.shifts is not None and shifts is not None:
+            closed = shifts_without_gaps(positions, self._next_positions)
+            self.shifts.copy_(torch.where(shifts < 0, closed, shifts))
         if scores is not None:
             self.tokens.scores.copy_(scores)
         counters.scored = scores is not None
@@ -290,7 +321,7 @@ class BlockTable:
         if capacity != self.capacity:
             self.capacity = capacity
             rows, sets, _ = self.tokens.positions.shape
-            self.tokens = empty_tokens(rows, sets, capacity, self.device)
+            self.tokens = empty_tokens(rows, sets, capacity, self.device, self.shifts is not None)
 
     def _work_out_full_at(self, positions: Tensor) -> Tensor:
         """`Phase.full_at` from the positions held, `[B, S, held]`."""
@@ -307,9 +338,11 @@ class BlockTable:
     def resize(self, capacity: int) -> None:
         """Another number of slots, more than are in use; the tokens stay in theirs."""
         self.write_back()
-        positions = self.tokens.positions[:, :, : self.held]
+        old = self.tokens
         self._make_room(capacity)
-        self.tokens.positions[:, :, : self.held] = positions
+        self.tokens.positions[:, :, : self.held] = old.positions[:, :, : self.held]
+        if self.shifts is not None and old.shifts is not None:
+            self.shifts[:, :, : self.held] = old.shifts[:, :, : self.held]
         self._grow_again(self.pads)
 
     def shrink(self, order: Tensor | None, count: int, pads: Tensor) -> None:
@@ -322,18 +355,67 @@ class BlockTable:
         self.write_back()
         counters = self.counters
         if order is not None:
-            held = self.tokens.positions[:, :, : counters.held]
-            held.copy_(held.gather(-1, order))
+            for values in (self.tokens.positions, self.shifts):
+                if values is not None:
+                    held = values[:, :, : counters.held]
+                    held.copy_(held.gather(-1, order))
+        if self.shifts is not None:
+            self.shifts[:, :, counters.held - count :] = 0
         counters.held -= count
         counters.seen -= count
         counters.positions_until = counters.seen
         self._grow_again(pads)
+
+    # ---- gaps ---------------------------------------------------------------------------------------------------
+
+    @property
+    def shifts(self) -> Tensor | None:
+        """`[B, S, C]` int64 in slot order, see `Tokens.shifts`; as of the last `write_back`."""
+        return self.tokens.shifts
+
+    @property
+    def held_shifts(self) -> Tensor | None:
+        """`[B, S, held]` in slot order, as of now."""
+        shifts, count = self.shifts, self.counters.seen - self.counters.positions_until
+        if shifts is not None and count and self.counters.overwriting:
+            shifts = self._without_newest(shifts, count, None)
+        return None if shifts is None else shifts[:, :, : self.held]
+
+    def moved_shifts(self, kept: Tensor, staying: Tensor, positions: Tensor, count: int) -> Tensor | None:
+        """The shifts of tokens that stay, of those held and `count` new ones; -1 in sets from which any goes: there
+        gaps are to be closed.
+
+        Args:
+            kept: `[B, S, n]`, those that stay.
+            staying: `[B, S, n]`, their positions, -1 where no real token is.
+            positions: `[B, 1 or S, held + count]`, of all.
+        """
+        before = self.held_shifts
+        if before is None:
+            return None
+        moved = torch.nn.functional.pad(before, (0, count)).gather(-1, kept).masked_fill(staying < 0, 0)
+        went = (positions >= 0).sum(-1) > (staying >= 0).sum(-1)
+        return moved.masked_fill(went[..., None], -1)
+
+    @property
+    def _next_positions(self) -> Tensor:
+        """`[B]` of the next real token."""
+        return self.counters.seen - self.phase.pads
+
+    def close_gaps(self, beginning: Tensor) -> None:
+        """Close the gaps of the sets `[B, S]` that are about to overwrite the first slot of a block."""
+        if self.shifts is None:
+            return
+        held = self.tokens.positions.scatter(-1, self.choice.slots[..., :1], -1)
+        closed = shifts_without_gaps(held, self._next_positions)
+        self.shifts.copy_(torch.where(beginning[..., None], closed, self.shifts))
 
     # ---- positions and scores -----------------------------------------------------------------------------------
 
     def write_back(self) -> None:
         """Write down the positions of the tokens that came since the last time (all of them real)."""
         self._write_since(self.tokens.positions)
+        self._forget_shifts(self.counters.seen - self.counters.positions_until, None)
         self.counters.positions_until = self.counters.seen
 
     def _write_since(self, positions: Tensor) -> None:
@@ -350,15 +432,27 @@ class BlockTable:
 
     def _write_newest(self, positions: Tensor, count: int, real: Tensor | None) -> None:
         """Write the positions of the last `count` columns, which all lie in the current blocks."""
-        seen, slots = self.counters.seen, self.choice.slots
-        filled = (seen - 1 - self.phase.full_at) % self.block_size + 1  # [B, S] new tokens of the current block
-        place = torch.arange(self.block_size, device=self.device)
-        behind = filled[..., None] - 1 - place  # how many columns ago the token at this place came
-        fresh = (behind >= 0) & (behind < count)
-        if real is not None:
-            fresh &= real[..., None]
-        newest = (seen - self.phase.pads)[:, None, None] - 1 - behind
+        slots, (fresh, behind) = self.choice.slots, self._newest(count, real)
+        newest = self._next_positions[:, None, None] - 1 - behind
         positions.scatter_(-1, slots, torch.where(fresh, newest, positions.gather(-1, slots)))
+
+    def _newest(self, count: int, real: Tensor | None) -> tuple[Tensor, Tensor]:
+        """`[B, S, P]` for the current blocks: which places hold one of the last `count` columns, and how many columns
+        ago the token at a place came."""
+        filled = (self.counters.seen - 1 - self.phase.full_at) % self.block_size + 1  # [B, S] new tokens of the block
+        behind = filled[..., None] - 1 - torch.arange(self.block_size, device=self.device)
+        fresh = (behind >= 0) & (behind < count)
+        return (fresh if real is None else fresh & real[..., None]), behind
+
+    def _forget_shifts(self, count: int, real: Tensor | None) -> None:
+        """The last `count` columns came to slots whose tokens had been turned."""
+        shifts = self.shifts
+        if shifts is not None and count and self.counters.overwriting:
+            shifts.copy_(self._without_newest(shifts, count, real))
+
+    def _without_newest(self, shifts: Tensor, count: int, real: Tensor | None) -> Tensor:
+        slots, (fresh, _) = self.choice.slots, self._newest(count, real)
+        return shifts.scatter(-1, slots, shifts.gather(-1, slots).masked_fill(fresh, 0))
 
     def _all_positions(self) -> Tensor:
         """`[B, S, C]` in slot order, with those that are not written down yet."""

@@ -14,6 +14,8 @@ from .policy_text import PolicyText
 
 #: How far scores may be apart that ought to be equal: relative, and in mean sizes of the scores.
 _RELATIVE, _OF_SCALE = 1e-3, 1e-4
+#: Of states of size 1, what rounding may leave of a difference.
+_NOISE = 1e-4
 #: Sentences of one rule: what is wrong.
 Findings = Iterator[str]
 #: Makes texts, see `PolicyText.random`.
@@ -152,27 +154,32 @@ def _pieces(policy: EvictionPolicy, make: Make) -> Findings:
 def _ties(policy: EvictionPolicy, make: Make) -> Findings:
     """Tokens that repeat: rounding does not decide between them."""
     text = make(kinds=3)
-    levels = _levels(policy, text)
-    others = {"in other slots": _levels(policy, text.shuffled())}
-    for row in (0, 2):
-        pads = int((text.positions[row, 0] < 0).sum())
-        alone = _levels(policy, text.row(row))
-        others[f"alone (row {row})"] = torch.cat([levels[row, :, :pads], alone[0]], dim=-1)[None]
-    for how, found in others.items():
-        rows = slice(None) if len(found) > 1 else slice(int(how[-2]), int(how[-2]) + 1)
-        real = text.positions[rows] >= 0
-        if int((levels[rows] - found)[real].abs().amax()) > 1:
-            yield (
-                f"Of tokens that repeat, rounding decides which is better: {how} their order is another. Where scores "
-                "are differences, say Needs(absolute_noise=True), or set to 0 what is next to nothing."
-            )
-            return
+    batch, batch_levels = _compared(policy, text)
+    for row in range(len(text.positions)):
+        alone = text.row(row)
+        scores, levels = _compared(policy, alone)
+        mixed, mixed_levels = _compared(policy, alone.shuffled())
+        newest = slice(-scores.shape[-1], None)  # without the pads
+        ways = {
+            "in other slots": (mixed[0], mixed_levels[0]),
+            "in a batch": (batch[row, :, newest], batch_levels[row, :, newest]),
+        }
+        for how, (others, other_levels) in ways.items():
+            # What differs by more is no rounding, and another rule has found it.
+            noise = float((others - scores[0]).nan_to_num(0.0, 0.0, 0.0).abs().amax()) < _NOISE
+            if noise and int((other_levels - levels[0]).abs().amax()) > 1:
+                yield (
+                    f"Of tokens that repeat, rounding decides which is better: {how} their order is not that of the "
+                    "row alone. Where scores are differences, say Needs(absolute_noise=True), or set to 0 what is next "
+                    "to nothing."
+                )
+                return
 
 
-def _levels(policy: EvictionPolicy, text: PolicyText) -> Tensor:
-    """The scores as the cache compares them, in the order of the text."""
+def _compared(policy: EvictionPolicy, text: PolicyText) -> tuple[Tensor, Tensor]:
+    """The scores, and the same as the cache compares them, both in the order of the text."""
     scores, positions = text.in_order(text.scores(policy)), text.in_order(text.positions)
-    return rank_keys(scores, positions, positions >= 0, policy.needs.absolute_noise) >> 32
+    return scores, rank_keys(scores, positions, positions >= 0, policy.needs.absolute_noise) >> 32
 
 
 # ---- other inputs ---------------------------------------------------------------------------------------------------

@@ -75,7 +75,7 @@ def test_any_schedule(arrivals: list[int], pages: int, page_size: int, tokens: i
 
 @pytest.mark.parametrize("policy", ["paged_eviction", "lagkv", "random"])
 def test_policies(policy: str) -> None:
-    options = OPTIONS | {"policy": policy, "protected_prefix": 9}
+    options = OPTIONS | {"policy": policy, "protected_prefix": 9, "recent_tokens": 10}
     turned = run(options, pool(8), [0, 0, 3, 4, 11, 30], {})
     assert not differing(turned, options)
     assert len(turned.answers) == len(LENGTHS)

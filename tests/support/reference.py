@@ -37,6 +37,7 @@ class Column:
     real: list[bool]  # per row
     position: Tensor  # [rows] position id
     visible: dict[int, Visible] = field(default_factory=dict)  # per layer
+    shifts: dict[int, Any] = field(default_factory=dict)  # per layer, see slow_positions.py
     keys: dict[int, Tensor] = field(default_factory=dict)  # per layer [rows, heads, dim]
     values: dict[int, Tensor] = field(default_factory=dict)
     logits: Tensor | None = None  # [rows, vocabulary]
@@ -49,6 +50,7 @@ class Column:
             [self.real[row] for row in index],
             self.position[index],
             {layer: [copy.deepcopy(rows[row]) for row in index] for layer, rows in self.visible.items()},
+            {layer: [rows[row] for row in index] for layer, rows in self.shifts.items()},
             {layer: keys[index] for layer, keys in self.keys.items()},
             {layer: values[index] for layer, values in self.values.items()},
             None if self.logits is None else self.logits[index],
@@ -193,8 +195,9 @@ def poison_unused(layer: Any) -> None:
     """
     layer.keys[:, :, layer.held :] = math.nan
     layer.values[:, :, layer.held :] = math.nan
+    turned = [] if layer.store.turning is None else [layer.store.turning.turned]
     pads = (layer.positions < 0)[..., None]
-    for states in (layer.keys, layer.values):
+    for states in (layer.keys, layer.values, *(states for states in turned if states is not None)):
         held = states[:, :, : layer.held]
         held.copy_(held.masked_fill(pads, 1e4))
 
@@ -419,9 +422,15 @@ class Group:
     heads: list[int]
     pads: int = 0
     tokens: list[Token] = field(default_factory=list)  # in logical order
+    shifts: dict[int, int] = field(default_factory=dict)  # by position, of those held and some others
     victim: int | None = None  # logical block that is being overwritten
     used: int = 0  # slots of it that are overwritten
     left: list[tuple[int, Token]] = field(default_factory=list)  # which have left, with the columns seen by then
+
+    def close_gaps(self, following: int, leaving: Token | None = None) -> None:
+        """All that stay stand one after the other, right before the position that follows."""
+        staying = sorted((token.position for token in self.tokens if token is not leaving), reverse=True)
+        self.shifts = {position: following - 1 - place - position for place, position in enumerate(staying)}
 
 
 @dataclass
@@ -524,7 +533,7 @@ class SlowLayer:
                 elif count == 1 and self.held == self.budget:
                     self._overwrite(group, row.pending[0], len(row.columns))
                 else:
-                    self._trim(group, row.pending, len(row.columns))
+                    self._trim(group, row.pending, len(row.columns), sum(row.columns))
             row.pending = []
         self.held = min(self.held + count, self.budget)
 
@@ -581,19 +590,22 @@ class SlowLayer:
     def _append(self, group: Group, new: list[Token | None]) -> None:
         group.pads += new.count(None)
         group.tokens += [token for token in new if token is not None]
+        group.shifts |= {token.position: 0 for token in new if token is not None}
 
     def _overwrite(self, group: Group, new: Token | None, seen: int) -> None:
         if new is None:  # nothing worth keeping came: the row stays as it is
             return
         if group.pads:
             group.pads -= 1
-            group.tokens.append(new)
+            self._append(group, [new])
             return
         if group.victim is None or group.used == self.block_size:
             group.victim, group.used = self._next_victim(group, new.position), 0
+            group.close_gaps(new.position, group.tokens[group.victim * self.block_size])
         slot = group.victim * self.block_size + group.used
         group.left.append((seen, group.tokens[slot]))
         group.tokens[slot] = new
+        group.shifts[new.position] = 0
         group.used += 1
 
     def _next_victim(self, group: Group, seen: int) -> int:
@@ -611,7 +623,7 @@ class SlowLayer:
         ]
         return min(candidates, key=keys.__getitem__)
 
-    def _trim(self, group: Group, new: list[Token | None], seen: int) -> None:
+    def _trim(self, group: Group, new: list[Token | None], seen: int, following: int) -> None:
         self._append(group, new)
         tokens = sorted(group.tokens, key=lambda token: token.position)
         excess = group.pads + len(tokens) - self.budget
@@ -625,6 +637,8 @@ class SlowLayer:
         assert len(losers) == excess - from_pads
         group.left += [(seen, tokens[at]) for at in sorted(losers)]
         group.tokens = [token for at, token in enumerate(tokens) if at not in losers]
+        if losers:
+            group.close_gaps(following)
         group.victim, group.used = None, 0
 
     def _scores(self, group: Group, tokens: list[Token]) -> list[float]:

@@ -1,0 +1,53 @@
+"""The benchmark of continuous batching, in small."""
+
+from __future__ import annotations
+
+import driving
+import pytest
+
+pytestmark = pytest.mark.skipif(bool(driving.UNSERVED), reason=driving.UNSERVED)
+serving = pytest.importorskip("hf_paged_eviction_eval.bench.serving", reason="the extra `eval` is not installed")
+
+SMALL = serving.ServingSettings(
+    budgets=(32,),
+    block_size=4,
+    requests=8,
+    per_second=1000.0,
+    prompts=(16, 120),
+    answers=(4, 40),
+    pages=8,
+    page_size=16,
+    batch_tokens=40,
+    chunk=32,
+)
+
+
+@pytest.fixture(autouse=True)
+def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    small = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    monkeypatch.setattr(serving, "SHAPE", serving.SHAPE | small | {"num_key_value_heads": 1, "vocab_size": 64})
+
+
+def test_full_and_budget() -> None:
+    found = serving.run_serving(SMALL, say=lambda text: None)
+    full, bounded = found["runs"]["full"], found["runs"]["budget 32"]
+    assert bounded["live_most"] > full["live_most"]
+    assert (bounded["preempted"], full["preempted"] > 0) == (0, True)
+    for run in found["runs"].values():
+        assert run["tokens_per_second"] > 0
+        assert 0 < run["first_token_median"] <= run["first_token_95"]
+        assert run["steps"] >= max(arrival.answer for arrival in serving.trace(SMALL))
+    answers = sum(arrival.answer for arrival in serving.trace(SMALL))
+    assert round(bounded["tokens_per_second"] * bounded["seconds"] / answers, 1) == 1.0
+
+
+def test_bookkeeping() -> None:
+    found = serving.run_bookkeeping(SMALL, live=(1, 3), new=20, say=lambda text: None)
+    assert list(found["by_live_requests"]) == ["1", "3"]
+    assert all(0 < shares["share"] < 1 for shares in found["by_live_requests"].values())
+
+
+def test_the_trace_is_the_same_each_time() -> None:
+    assert serving.trace(SMALL) == serving.trace(SMALL)
+    lengths = [len(arrival.prompt) for arrival in serving.trace(SMALL)]
+    assert min(lengths) >= 16 and max(lengths) <= 120 and len(set(lengths)) > 4
