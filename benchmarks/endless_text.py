@@ -113,15 +113,16 @@ def draw(runs: list[dict[str, Any]], bins: int, window: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--policies", nargs="+", choices=POLICIES, default=list(POLICIES))
-    parser.add_argument("--budgets", nargs="+", type=int, default=[256, 512])
-    parser.add_argument("--laps", type=int, default=3, help="how often the text is read")
-    parser.add_argument("--chunk", type=int, default=32)
-    parser.add_argument("--bins", type=int, default=24, help="parts of a lap")
+    parser.add_argument("--budgets", nargs="+", type=int, default=[256])
+    parser.add_argument("--lap", type=int, default=51200, help="tokens of the text")
+    parser.add_argument("--laps", type=int, default=2, help="how often it is read")
+    parser.add_argument("--chunk", type=int, default=64)
+    parser.add_argument("--bins", type=int, default=50, help="parts of a lap")
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     model, tokenizer = embedded.load()
-    lap = held_out_tokens(tokenizer)
+    lap = held_out_tokens(tokenizer)[: options.lap]
     window = model.config.max_position_embeddings
     settings = {name: value for name, value in vars(options).items() if name in ("chunk", "bins")}
     settings |= {"lap": len(lap), "window": window}

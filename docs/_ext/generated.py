@@ -25,9 +25,11 @@ GENERATORS: dict[str, Callable[[str], str]] = {
     "commands": command_pages.sections,
     "comparison": comparison_table.page,
     "decode": measured.decode,
+    "endless-text": measured.endless_text,
     "lazy-reuse": measured.lazy_reuse,
     "policies": policy_pages.sections,
     "policy-table": policy_pages.overview,
+    "positions": measured.positions,
     "prefill-peak": measured.prefill_peak,
     "recent-tokens": measured.recent_tokens,
 }

@@ -153,3 +153,44 @@ def recent_tokens(_: str) -> str:
 
 
 _WAYS = {"stream": "text, token by token", "chunks": "text, in chunks", "answer": "answers"}
+
+
+def endless_text(_: str) -> str:
+    """Perplexity of each lap of a text, from `endless_text.json`."""
+    found = load("endless_text")
+    settings, rows = found["settings"], []
+    for run in found["runs"]:
+        laps = run["perplexity_by_lap"]
+        change = f"{100 * (laps[-1] / laps[0] - 1):+.1f} %"
+        rows.append(
+            [f"`{run['policy']}`", str(run["budget"]), run["positions"], *(f"{lap:.1f}" for lap in laps), change]
+        )
+    count = len(found["runs"][0]["perplexity_by_lap"])
+    names = [f"tokens {lap * settings['lap']:,} to {(lap + 1) * settings['lap']:,}" for lap in range(count)]
+    return (
+        "Perplexity:\n\n"
+        + table(("policy", "budget", "positions", *names, "change"), rows, numbers_from=3)
+        + f"\n\n(`python benchmarks/endless_text.py`, {settings['chunk']} tokens per forward; "
+        f"{machine('endless_text')}.)"
+    )
+
+
+def positions(_: str) -> str:
+    """What it costs to count positions in the cache, from `positions.json`."""
+    found = load("positions")
+    settings = found["settings"]
+    rows = [
+        [
+            run["way"],
+            f"{run['length']:,}",
+            f"{run['step_ms']:.1f} ms",
+            f"{run['step / text']:.3f}",
+            f"{run['storage_bytes'] / 2**20:.0f} MiB",
+        ]
+        for run in found["results"]
+    ]
+    return (
+        table(("positions", "tokens seen", "CPU time of a step", "relative to `text`", "storage"), rows, numbers_from=1)
+        + f"\n\n(`python benchmarks/positions.py`: a Llama of 100M parameters, budget {settings['budget']:,}, "
+        f"`{settings['policy']}`, {settings['dtype']}; {machine('positions')}.)"
+    )

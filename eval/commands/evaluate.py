@@ -53,7 +53,8 @@ def register(app: typer.Typer) -> None:
 def evaluate(options: EvalOptions) -> bool:
     """Run every policy at every budget; print tables; write rows, settings, costs and plots.
 
-    Rows are written as they are finished: a run that was stopped, by whatever, is continued by the same command.
+    Rows are written as they are finished: a run that was stopped, by whatever, is continued by the same command. With
+    more policies, budgets, tasks, lengths or a higher --limit, it computes what is missing in the folder.
     """
     return run(options)
 

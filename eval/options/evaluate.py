@@ -83,7 +83,10 @@ class TaskOptions(Options):
         panel=PROMPTS,
     )
     chat_template: Literal["auto", "always", "never"] = option(
-        "auto", "auto: as LongBench does, not for few-shot and code tasks.", panel=PROMPTS
+        "auto",
+        "auto, always or never; auto: as LongBench does, not for few-shot and code tasks.",
+        metavar="WHEN",
+        panel=PROMPTS,
     )
     prefill_chunk_size: int | None = option(
         None,

@@ -9,9 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from ..naming import spell
+from ..parts import Snapshot
 from ..store.store import Store
 
 
@@ -85,6 +87,28 @@ class Outlet:
 
     def clear(self) -> None:
         """Forget everything: the layer begins anew."""
+
+    # ---- saving ---------------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> Snapshot | None:
+        """All that it holds, with its tensors as fields; None = nothing.
+
+        Raises:
+            ValueError: it does something with tokens and does not say what it holds of them.
+        """
+        if self.plans or self.takes:
+            raise ValueError(
+                f"a {type(self).__name__} has no snapshot(), so what became of evicted tokens is not known"
+            )
+        return None
+
+    def restore(self, saved: Snapshot, device: torch.device) -> None:
+        """Hold what another one held.
+
+        Raises:
+            ValueError: that does not fit: shapes, or numbers that would point outside. The file may come from anybody.
+        """
+        raise ValueError(f"a {type(self).__name__} has no restore()")
 
 
 class Disposal(ABC):

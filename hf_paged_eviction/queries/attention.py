@@ -64,11 +64,12 @@ class ModelAttention:
     """Which attention implementation a model uses now; it may be changed after the cache was made.
 
     Attributes:
+        config: of the text part of the model.
         shows_queries: whether it is ours, as of the last `look`.
     """
 
     def __init__(self, config: Any) -> None:
-        self._config = config
+        self.config = config
         self.look()
 
     def look(self) -> None:
@@ -78,7 +79,7 @@ class ModelAttention:
     @property
     def name(self) -> str | None:
         """Such as "sdpa"."""
-        name: str | None = self._config._attn_implementation
+        name: str | None = self.config._attn_implementation
         return name
 
     @property

@@ -30,7 +30,7 @@ class Turning:
     def turn(self, states: Tensor, shifts: Tensor) -> None:
         """Make the copy of these states anew, each turned by its shift `[batch, sets, slots]`."""
         if self.turned is not None:
-            self.turned.copy_(self.rotary.rotate_by(states, shifts))
+            self.rotary.rotate_by_into(self.turned, states, shifts)
 
     def append(self, start: int, states: tuple[Tensor, Tensor]) -> None:
         """New keys and values, which stand where they came, to the slots from `start` on."""

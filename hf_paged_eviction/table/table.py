@@ -10,17 +10,26 @@ follows from one number, `full_at`: the count of columns seen at which the row h
 """
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from ..parts import Snapshot, map_tensors, persistent
 from .budget import BlockBudget
 from .gaps import shifts_without_gaps
 from .ranking import KEEP, rank_keys
 from .state import Choice, Counters, Phase, TableState, Tokens, empty_tokens
 
 ScoreSlots = Callable[[Tensor | None], Tensor]
+
+
+@dataclass(frozen=True)
+class TableSnapshot(Snapshot):
+    """All that a table knows; the positions of all tokens are written down."""
+
+    state: TableState
+    counters: Counters
 
 
 class BlockTable:
@@ -110,6 +119,18 @@ class BlockTable:
     def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
         """Apply an indexing of dimension 0 to all that belongs to a row."""
         self.give(self.state.map_rows(change))
+
+    def snapshot(self) -> TableSnapshot:
+        """All tensors and counters, as they are now."""
+        shifts = self.held_shifts if self.counters.overwriting else self.shifts
+        tokens = replace(self.tokens, positions=self._all_positions(), shifts=shifts)
+        counters = replace(self.counters, positions_until=self.counters.seen)
+        return TableSnapshot(replace(self.state, tokens=tokens), counters)
+
+    def restore(self, saved: TableSnapshot) -> None:
+        """Know what another table of this size knew."""
+        self.give(map_tensors(lambda tensor: persistent(tensor.to(self.device)), saved.state))
+        self.counters = replace(saved.counters)
 
     # ---- growing -------------------------------------------------------------------------------------------------
 
