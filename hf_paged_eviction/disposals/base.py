@@ -115,7 +115,8 @@ class Outlet:
         reads: whether `beside` wants to be called. Nothing is computed for an outlet that says no to all.
         ranks: whether it holds whole blocks of consecutive tokens, and says itself which of them goes next: a layer
             then asks `frame_ranks` in place of the policy's scores, except after a forward of several tokens.
-        device_bytes, host_bytes: what it keeps on the layer's device and in host memory.
+        device_bytes: what it keeps on the layer's device, beside the slots.
+        host_bytes: what it keeps in host memory.
         faults: blocks that a query needed and that were not in the slots, in all rows and sets.
     """
 
