@@ -47,7 +47,7 @@ def run_calibrate(settings: TextSettings, output: Path, tokens: int) -> Fitted:
     model = models.load(settings)[0]
     placed = [Window(window.tokens.to(input_device(model))) for window in windows]
     try:
-        with _bar(notes) as bar:
+        with token_bar(notes) as bar:
             task = bar.add_task("calibrating", total=read_tokens(placed))
             fitted = fit(model, placed, lambda count: bar.advance(task, count))
     except ValueError as error:
@@ -128,7 +128,8 @@ def cut(tokenizer: Any, texts: Iterable[str], length: int, tokens: int) -> list[
     return windows
 
 
-def _bar(console: Console) -> Progress:
+def token_bar(console: Console) -> Progress:
+    """Progress in tokens."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),

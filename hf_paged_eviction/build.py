@@ -1,6 +1,7 @@
 """From a configuration and options to layers: which parts each needs, and how much it may hold."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from .allocators import BudgetAllocator, FixedAllocator, Given, HeadAllocator, L
 from .allocators.cascade import Cascade
 from .allocators.quota import HeadQuota, RowQuota
 from .disposals import Disposal
-from .hybrid_layer import HybridLayer
+from .hybrid_layer import HybridLayer, paged_part
 from .integration.heads import HeadShare
 from .integration.model_rotary import UnknownRotaryError, layer_rotaries
 from .integration.models import asks_for_mask_sizes, is_latent_attention, is_paged
@@ -25,6 +26,7 @@ from .store.turning import Turning
 from .table.budget import BlockBudget, whole_number
 from .table.cohort import Cohorts
 from .table.gaps import Positions
+from .table.memory import MemoryPlan
 from .table.steps import StaticSteps
 
 
@@ -49,8 +51,14 @@ class LayerBuilder:
         disposal: Disposal | None = None,
         positions: Positions = "text",
     ) -> None:
-        if sizes.tokens is None and not isinstance(allocator, Uniform):
+        if sizes.keep_ratio is not None and not isinstance(allocator, Uniform):
             raise ValueError(f"The allocator {allocator.name!r} needs budget= in tokens, not keep_ratio=.")
+        if sizes.memory is not None and isinstance(allocator, LayerAllocator | HeadAllocator):
+            raise ValueError(
+                f"The allocator {allocator.name!r} decides for each row or head, and a layer's storage is as long as "
+                "the longest of them, so memory= could not be kept to: give budget= in tokens, or use "
+                "allocator='uniform' or 'pyramid'."
+            )
         if isinstance(allocator, HeadAllocator) and heads != "separate":
             raise ValueError(f'The allocator {allocator.name!r} shares out among KV heads: use heads="separate".')
         if static and not isinstance(allocator, Uniform):
@@ -62,6 +70,7 @@ class LayerBuilder:
         self._positions = positions
         self.cascade = Cascade(allocator, sizes) if isinstance(allocator, LayerAllocator) else None
         self._heads: Heads = heads
+        self._memory: MemoryPlan | None = None
         self._disposal = disposal
 
     def _make(
@@ -81,6 +90,9 @@ class LayerBuilder:
             disposal=self._disposal,
             turning=turning,
         )
+        if self._memory is not None:
+            layer.memory = self._memory
+            self._memory.add(layer)
         if self.cascade is not None:
             layer.quota = RowQuota(self.cascade, layer)
         elif isinstance(self._allocator, HeadAllocator):
@@ -96,6 +108,8 @@ class LayerBuilder:
         """
         paged = [index for index, layer in enumerate(plan) if is_paged(layer)]
         budgets = dict(zip(paged, layer_budgets(self._sizes, self._allocator, len(paged)), strict=True))
+        if self._sizes.memory is not None:
+            self._memory = MemoryPlan(self._sizes, partial(layer_budgets, allocator=self._allocator, layers=len(paged)))
         rotaries = self._rotaries(config, paged)
         turnings = turnings_of(config, paged) if self._positions == "cache" else {}
         layers = []
@@ -106,6 +120,9 @@ class LayerBuilder:
                 layers.append(made if layer is None else HybridLayer(made, layer))
             else:
                 layers.append(static_layer(layer, index) if self._static else layer)
+        made = [part for part in map(paged_part, layers) if part is not None]
+        if self._disposal is not None:
+            self._disposal.introduce([layer.outlet for layer in made])
         return layers
 
     def _rotaries(self, config: Any, paged: Sequence[int]) -> Mapping[int, Rotary | None]:

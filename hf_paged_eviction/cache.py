@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -13,7 +14,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from .allocators import BudgetAllocator, Given, Uniform, make_allocator
 from .arguments import check_config, check_flag, check_instance
 from .build import LayerBuilder, check_static, check_static_attention, given_shares, layer_budgets, make_steps
-from .disposals import Disposal, make_disposal
+from .disposals import Disposal, Surroundings, make_disposal
 from .hybrid_layer import HybridLayer, paged_part
 from .integration.masks import MaskWatch, TellingOffset, open_channel
 from .integration.models import (
@@ -30,12 +31,14 @@ from .layer import PagedLayer
 from .policies import EvictionPolicy, make_policy
 from .policies.scorer import Heads
 from .queries.attention import PAGED_EVICTION, ModelAttention, forget_handover, hand_over, unattended
+from .saving import context
 from .stats import CacheStats, LayerStats, readable_bytes
 from .store.pool import StoragePool
 from .store.tensors import byte_count
 from .table.budget import BlockBudget
 from .table.cohort import Cohorts
 from .table.gaps import Positions
+from .table.memory import parse_bytes
 from .table.steps import refusal
 from .table.takeback import columns_to_remove, crop_all_or_none
 
@@ -70,6 +73,11 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         disposal: what becomes of the tokens that are evicted; a name from `available_disposals()` or a `Disposal`.
         keep_ratio: instead of `budget`, the share of the first forward's tokens to hold, rounded up to a block. With
             chunked prefill the first chunk counts, so give `budget` there.
+        memory: instead of `budget`, the bytes that keys and values of all paged layers and rows may take together, as
+            an int or as text ("2GiB", "512MiB", "1.5GB"). They become tokens, in whole blocks and the same for every
+            layer, at the first forward, which shows rows, widths and precision; `budget` then tells how many. What is
+            not paged comes on top (`stats().other_bytes`), and so do the new tokens of a forward. Rows that are added
+            later (`batch_repeat_interleave`) add bytes. Under tensor parallelism these are the bytes of each process.
         static: keep every tensor at its place, so that a decode step compiles into one graph that never changes:
             `generate` compiles it by itself on an accelerator, with CUDA graphs. Cannot `shrink` or take tokens back
             (assisted decoding, `crop`); needs layers of one size and the attention implementation "sdpa", "eager" or,
@@ -101,6 +109,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         allocator: str | BudgetAllocator = "uniform",
         disposal: str | Disposal = "drop",
         keep_ratio: float | None = None,
+        memory: int | str | None = None,
         static: bool = False,
         pool: StoragePool | None = None,
         record_past: bool = False,
@@ -115,7 +124,8 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         if isinstance(budget, Sequence) and not isinstance(budget, str | bytes):
             budget, shares = given_shares(budget, shares)
         protection = (sink_tokens, protected_prefix, recent_tokens)
-        sizes = BlockBudget.validate(cast(int | None, budget), keep_ratio, block_size, *protection)
+        most_bytes = None if memory is None else parse_bytes(memory)
+        sizes = BlockBudget.validate(cast(int | None, budget), keep_ratio, block_size, *protection, memory=most_bytes)
         if heads not in ("shared", "separate"):
             raise ValueError(f'heads must be "shared" or "separate", got {heads!r}.')
         if positions not in ("text", "cache"):
@@ -131,19 +141,33 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         self._why_not_ours = why_not_ours(config)
         self._policy, self._allocator = scorer, shares
         self._sizes, self._protection = sizes, protection
+        self._heads: Heads = heads
+        self._positions: Positions = positions
         # Settled here, because `update` asks for every layer and token.
-        self._needs_our_attention = scorer.needs.queries or not isinstance(shares, Uniform)
+        self._disposal = make_disposal(disposal)
+        self._needs_our_attention = (
+            scorer.needs.queries or not isinstance(shares, Uniform) or self._disposal.needs_queries
+        )
+        self._disposal.check(
+            Surroundings(
+                config.get_text_config(decoder=True),
+                *(sizes, scorer, heads, static),
+                uniform=isinstance(shares, Uniform),
+                latent=is_latent_attention(config),
+                positions=positions,
+            )
+        )
         self._check_attention()
         if static:
             check_static(config, self._attention.name, scorer)
         plan = layer_plan(config)
         warn_of_surprises(config, plan, stacklevel=4 if _inside_encoder_decoder else 3)
         self._model_type: str = config.model_type
+        self._alone = not _inside_encoder_decoder
         self._model_masks_itself = not asks_for_mask_sizes(config)
         # The decoder's own prompt is a start token: no pads to be told of.
         self._padding = Padding(attention_mask, expected=not _inside_encoder_decoder)
         self._masks = MaskWatch()
-        self._disposal = make_disposal(disposal)
         builder = LayerBuilder(sizes, scorer, heads, shares, static, self._disposal, positions)
         self._cascade = builder.cascade
         Cache.__init__(self, layers=builder.fill(plan, self._padding, config))
@@ -165,6 +189,16 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         return self._policy
 
     @property
+    def budget(self) -> int | None:
+        """Tokens held per layer and row, on average over layers; None before the first forward where it is given as
+        `keep_ratio` or `memory`."""
+        if self._sizes.tokens is not None:
+            return self._sizes.tokens
+        shares = [layer.budget.tokens for _, layer in self.paged_layers]
+        known = [tokens for tokens in shares if tokens is not None]
+        return sum(known) // len(known) if len(known) == len(shares) and known else None
+
+    @property
     def disposal(self) -> Disposal:
         """What becomes of evicted tokens."""
         return self._disposal
@@ -178,7 +212,9 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             )
         if self._attention.shows_queries or not self._needs_our_attention:
             return
-        if self._policy.needs.queries:
+        if self._disposal.needs_queries:
+            reason = f"With disposal={self._disposal.label!r} queries say which blocks are needed, and only"
+        elif self._policy.needs.queries:
             reason = f"The policy {self._policy.label!r} decides by queries or attention, and only"
         else:
             reason = f"With the allocator {self._allocator.label!r} layers or heads hold different numbers, and only"
@@ -451,19 +487,14 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
                 f"The layers of this cache were given budgets of their own, {list(self._allocator.tokens)}, and one "
                 "number does not say how to share it out: make a new cache with a smaller list."
             )
-        present = self._present_budget()
+        self._disposal.check_sizes(sizes)
+        present = self.budget
         if present is not None and sizes.capacity > present:
             raise ValueError(
                 f"shrink({sizes.capacity}) would be growth: the budget is {present}, and evicted tokens cannot come "
                 "back. Make a new cache."
             )
         return sizes
-
-    def _present_budget(self) -> int | None:
-        """Mean share in tokens; None where a `keep_ratio` has met no prompt."""
-        if self._sizes.tokens is not None:
-            return self._sizes.tokens
-        return next((layer.budget.tokens for _, layer in self.paged_layers), None)
 
     @contextmanager
     def padding_aside(self) -> Iterator[None]:
@@ -490,6 +521,131 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         self.reset()
         for _, layer in reversed(self.paged_layers):  # the pool hands out first what it got last
             layer.release()
+
+    # ---- saving ---------------------------------------------------------------------------------------------------
+
+    def save(self, path: str | Path, input_ids: Tensor | None = None) -> None:
+        """Write all that the cache holds to a file, for `load`. The cache stays as it is.
+
+        The file holds named tensors and JSON (safetensors): no pickle. It is complete or not there, and readable by
+        its owner only: keys and values tell about the text. How caches are made, what they hold and how far they are
+        is in it; the model's weights and the text are not.
+
+        Args:
+            path: such as "context.safetensors".
+            input_ids: `[rows, length]` int64, the tokens that were read, pads included; more may follow. Only their
+                digest is saved, so that `load` can compare.
+
+        Raises:
+            ValueError: the cache is empty, tokens wait for `crop`, it is half of an encoder-decoder cache, or a layer
+                that is not paged holds something without a name. TypeError, ValueError: `input_ids` is not what was
+                read. OSError: the file cannot be written.
+        """
+        if not self._alone:
+            raise ValueError("What the encoder has read is in another cache, so this one would be of no use in a file.")
+        snapshot = context.CacheSnapshot(
+            [context.snapshot_layer(index, layer) for index, layer in enumerate(self.layers)],
+            self._padding.snapshot(),
+            None if self._cascade is None else self._cascade.snapshot(),
+        )
+        context.save(path, self._attention.config, self._settings(), snapshot, input_ids)
+
+    def _settings(self) -> dict[str, Any]:
+        """The arguments that make such a cache, as JSON."""
+        sinks, prefix, recent = self._protection
+        given = isinstance(self._allocator, Given)
+        return {
+            "budget": list(self._allocator.tokens) if isinstance(self._allocator, Given) else self._sizes.tokens,
+            "keep_ratio": self._sizes.keep_ratio,
+            "memory": self._sizes.memory,
+            "block_size": self._sizes.block_size,
+            "policy": self._policy.label,
+            "heads": self._heads,
+            "sink_tokens": None if sinks is None else int(sinks),
+            "protected_prefix": int(prefix),
+            "recent_tokens": None if recent is None else int(recent),
+            "allocator": "uniform" if given else self._allocator.label,
+            "disposal": self._disposal.label,
+            "positions": self._positions,
+            "static": self._steps is not None,
+            "record_past": any(getattr(layer, "record_past", False) for layer in self.layers),
+        }
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        config: Any,
+        *,
+        input_ids: Tensor | None = None,
+        device: context.Devices = "cpu",
+        policy: str | EvictionPolicy | None = None,
+        pool: StoragePool | None = None,
+    ) -> "PagedEvictionCache":
+        """A cache that goes on exactly as the one that was saved would have.
+
+        `batch_repeat_interleave(n)` makes it serve `n` different questions at once.
+
+        Args:
+            path: what `save` wrote.
+            config: `model.config` of the same model. Its weights are not compared.
+            input_ids: `[rows, length]`, to be refused if it does not begin with the text of the context; rows may be
+                repeated. Needs a file that was saved with `input_ids=`.
+            device: where the model is; for a model on several devices a list, one for each layer.
+            policy: where the one that the file names cannot be made here: a class that is not registered, or a
+                calibration that lies elsewhere. It has to be the same.
+            pool: as for the constructor.
+
+        Raises:
+            ValueError: the file is damaged, was changed, or belongs to another model or text; the message names the
+                difference. Also what the constructor refuses. OSError: it cannot be read.
+        """
+        check_config(config)
+        with context.naming(path):
+            saved = context.read(path, config, input_ids, policy)
+            cache = cls(config, **saved.settings, pool=pool)
+            context.restore(saved, cache.layers, cache._padding, cache._cascade, device, cache._steps is not None)
+            if cache._steps is not None:
+                cache._steps.resume(saved.all_real)
+        return cache
+
+    def follow_up(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> dict[str, Tensor]:
+        """What `generate` and the model are to be given when only the new tokens are at hand, not the text before them.
+
+        >>> model.generate(**cache.follow_up(question_ids), past_key_values=cache)  # doctest: +SKIP
+
+        Args:
+            input_ids: `[rows, new]`.
+            attention_mask: `[rows, new]`, nonzero = real token; rows of different length are padded on the left. None
+                = all real.
+
+        Returns:
+            `input_ids` and `attention_mask`, `[rows, seen + new]`. The first ids stand for tokens that the cache has
+            seen: they are never fed, and repeat the row's first new token.
+
+        Raises:
+            ValueError: shapes that do not go together, or other rows than the cache has.
+        """
+        seen, mask = self.get_seq_length(), attention_mask
+        mask = torch.ones_like(input_ids) if mask is None else mask.to(input_ids)
+        if input_ids.ndim != 2 or not input_ids.shape[1] or mask.shape != input_ids.shape:
+            raise ValueError(
+                f"input_ids must be [rows, new] with at least one token, and attention_mask the same; got "
+                f"{list(input_ids.shape)} and {list(mask.shape)}."
+            )
+        if seen:
+            rows = next(layer.table.rows for _, layer in self.paged_layers)
+            if len(input_ids) != rows:
+                raise ValueError(
+                    f"input_ids has {len(input_ids)} rows and the cache {rows}: cache.batch_repeat_interleave(n) makes "
+                    "n of each."
+                )
+        real = self._padding.columns(0, seen, len(input_ids), input_ids.device)
+        before = mask.new_ones(len(mask), seen) if real is None else real.to(mask.dtype)
+        return {
+            "input_ids": torch.cat([input_ids[:, :1].expand(-1, seen), input_ids], dim=1),
+            "attention_mask": torch.cat([before, mask], dim=1),
+        }
 
     # ---- reading --------------------------------------------------------------------------------------------------
 
@@ -526,6 +682,9 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             evicted_blocks=sum(layer.evicted_blocks for layer in layers),
             storage_bytes=sum(layer.storage_bytes for layer in layers),
             other_bytes=sum(_plain_bytes(layer) for layer in others),
+            summary_bytes=sum(layer.summary_bytes for layer in layers),
+            host_bytes=sum(layer.host_bytes for layer in layers),
+            faults=sum(layer.faults for layer in layers),
             layers=layers,
         )
 
@@ -535,7 +694,9 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             return f"{type(self).__name__}(no paged layer, {len(self.layers)} others)"
         layer, stats = paged[0][1], self.stats()
         sizes = layer.budget
-        budget = f"{sizes.tokens} tokens" if sizes.tokens is not None else f"{sizes.keep_ratio:.0%} of the prompt"
+        budget = sizes.label
+        if self._sizes.memory is not None and sizes.tokens is not None:
+            budget = f"{self.budget} tokens ({self._sizes.label})"
         return (
             f"{type(self).__name__}(policy={layer.policy.label}, heads={layer.heads}, "
             f"budget={budget} in blocks of {sizes.block_size}, layers={len(paged)} paged + "
@@ -560,6 +721,9 @@ def _layer_stats(layer: PagedLayer) -> LayerStats:
         evicted_tokens=evicted_tokens,
         evicted_blocks=evicted_blocks,
         storage_bytes=layer.storage_bytes,
+        summary_bytes=layer.outlet.device_bytes,
+        host_bytes=layer.outlet.host_bytes,
+        faults=layer.outlet.faults,
     )
 
 

@@ -1,6 +1,7 @@
 """One layer of the cache: keys and values in a fixed storage, evicted block by block."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -8,26 +9,54 @@ from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
 from .allocators.quota import Quota
-from .disposals import Disposal, Drop, Held
+from .disposals import Asked, Disposal, Drop, Held, Site
 from .integration.heads import WHOLE, HeadShare
 from .integration.padding import Padding
+from .parts import Snapshot, persistent
 from .policies import EvictionPolicy, QueryCount
 from .policies.scorer import Heads, Scorer
 from .queries.listener import Listener
-from .queries.observer import Observer, Queries
-from .queries.ring import QueryRing
+from .queries.observer import Observer, ObserverSnapshot, Queries
+from .queries.parts import Part, Read
+from .queries.ring import QueryRing, RingSnapshot
 from .rotary import Rotary
 from .store.fixed import FixedStore
 from .store.pending import Pending
-from .store.store import Store
+from .store.store import Store, StoreSnapshot
 from .store.tensors import with_new
 from .store.turning import Turning
 from .table.budget import BlockBudget
 from .table.cohort import Cohorts
-from .table.ranking import KEEP, best_tokens, best_within, not_kept, rank_keys
+from .table.memory import MemoryPlan
+from .table.ranking import KEEP, best_blocks, best_tokens, best_within, not_kept, rank_keys, rank_whole_blocks
 from .table.steps import StaticRun, StaticSteps, outside_graphs, refusal
-from .table.table import BlockTable
+from .table.table import BlockTable, TableSnapshot
 from .table.takeback import columns_to_remove, order_without
+
+
+@dataclass(frozen=True)
+class PagedSnapshot(Snapshot):
+    """What a paged layer holds, part by part. Without a table it has met no token.
+
+    Attributes:
+        tokens: its budget, once known.
+        processes, first_head: over how many processes the layer was split, and which of its heads were the first here.
+        store, table, observer, ring: of these parts, where there are any.
+        outlet: of the disposal, where it keeps anything.
+        scores: see `Quota`.
+        all_real: of the run of compiled steps that the layer takes part in, see `StaticRun`; None where there is none.
+    """
+
+    tokens: int | None
+    processes: int
+    first_head: int
+    store: StoreSnapshot | None
+    table: TableSnapshot | None
+    observer: ObserverSnapshot | None
+    ring: RingSnapshot | None
+    outlet: Snapshot | None
+    scores: Tensor | None
+    all_real: bool | None
 
 
 class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
@@ -45,6 +74,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         cohorts: of the layers that may choose victims with this one; the layer alone until a cache says otherwise.
         steps: what the layers of a static cache share; None in any other.
         quota: how many tokens each row or head may hold; all as many as `budget` says until a cache says otherwise.
+        memory: where the budget of the cache is in bytes, what makes tokens of them; None where it is not.
         outlet: through which every token leaves that is not taken back by `crop`.
 
     Args:
@@ -94,9 +124,11 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.padding = padding if padding is not None else Padding()
         self.store: Store | FixedStore = FixedStore(turning) if static else Store(turning)
         self.quota = Quota()
-        self.outlet = (disposal or Drop()).outlet(self.store)
+        self.memory: MemoryPlan | None = None
         self.listener: Listener | None = None
-        if needs.queries or masks_itself:
+        site = Site(self.store, heads, share, budget)
+        self.outlet = (disposal or Drop()).outlet(site)
+        if needs.queries or masks_itself or self.outlet.reads:
             self.listener = Listener(Observer(policy, budget.block_size, share, rotary), masks_itself)
         self._ring = QueryRing() if static and needs.queries else None
         self._table: BlockTable | None = None
@@ -107,7 +139,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self._first_row = 0
 
     def __repr__(self) -> str:
-        size = self.budget.tokens if self.budget.tokens is not None else f"{self.budget.keep_ratio:.0%} of the prompt"
+        size = self.budget.tokens if self.budget.tokens is not None else self.budget.label
         return f"{type(self).__name__}(budget={size}, held={self.held}, seen={self.get_seq_length()})"
 
     # ---- what transformers asks -----------------------------------------------------------------------------------
@@ -181,6 +213,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.store.dtype, self.store.device = key_states.dtype, key_states.device
         self.is_initialized = True
         if key_states.shape[2] == 0 and value_states is not None and key_states.shape[0]:
+            self._measure(key_states, value_states)
             if self.budget.tokens is None:
                 raise ValueError("keep_ratio= needs a prompt before its storage can be made: give budget= instead.")
             self.store.make(key_states, value_states, self.budget.capacity)
@@ -301,19 +334,29 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             return
         rows, heads, count, _ = keys.shape
         self.quota.check(heads, self.share)
+        self._measure(keys, values)
         self.budget = self.budget.resolve(count)
-        capacity, needs = self.budget.capacity, self.needs
+        capacity = self.budget.capacity
         least = self.store.slots_to_begin_with(count, self.budget.block_size, capacity)
         self.store.start(keys, values, least, capacity)
-        sets, interval = self._scorer.sets(heads), needs.decision_interval
-        self._table = BlockTable(
-            *(self.budget, rows, sets, keys.device, needs.token_local, interval, needs.absolute_noise),
-            shifting=self.store.turning is not None,
-        )
+        self._table = self._new_table(rows, heads, keys.device)
         if rows > 1:
             self.padding.warn_if_unknown()
         if self.listener is not None:
             self.listener.observer.start(rows, heads, capacity, keys.device)
+
+    def _new_table(self, rows: int, heads: int, device: torch.device) -> BlockTable:
+        needs, ranks = self.needs, self.outlet.ranks
+        sets, interval = self._scorer.sets(heads), 1 if ranks else needs.decision_interval
+        return BlockTable(
+            *(self.budget, rows, sets, device, needs.token_local and not ranks, interval, needs.absolute_noise),
+            shifting=self.store.turning is not None,
+        )
+
+    def _measure(self, keys: Tensor, values: Tensor) -> None:
+        """Make tokens of a budget in bytes, for states like these."""
+        if self.memory is not None:
+            self.memory.begin(self, self.store.token_bytes(keys, values), keys.shape[0])
 
     def _check_rows(self, rows: int) -> None:
         held = self.table.rows
@@ -416,15 +459,15 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self, full_k: Tensor, full_v: Tensor, positions: Tensor, scores: Tensor, count: int, real: Tensor | None
     ) -> None:
         """Of the `held + count` tokens in these states, keep the best."""
-        limits, rank = self._limits(scores, positions), self._rank(scores, positions)
+        limits = self._limits(scores, positions)
         if limits is None:
-            kept = best_tokens(rank, positions, self.budget.capacity)
+            kept = self._best(scores, positions, self.table.seen + count)
             kept_positions = positions.gather(-1, kept)
         else:
             self.budget = self.budget.of(int(limits.max()))
-            kept, kept_positions = best_within(rank, positions, limits, self.budget.capacity)
+            kept, kept_positions = best_within(self._rank(scores, positions), positions, limits, self.budget.capacity)
         shifts = self.table.moved_shifts(kept, kept_positions, positions, count)
-        if self.outlet.takes:
+        if self.outlet.takes or self.outlet.plans:
             leaves = not_kept(positions, kept, kept_positions)
             staying = self.outlet.overflow(Held(full_k, full_v, positions.expand_as(leaves)), leaves)
             full_k, full_v = staying.keys, staying.values
@@ -433,7 +476,10 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.store.keep(full_k, full_v, kept, self.table.held, kept_positions, anew)
         scores = scores.gather(-1, kept)
         self.quota.scores = scores if limits is not None else None
-        self.table.replace(kept_positions, scores if self.needs.token_local else None, count, real, limits, shifts)
+        scored = scores if self.needs.token_local and not self.outlet.ranks else None
+        self.table.replace(kept_positions, scored, count, real, limits, shifts)
+        if self.outlet.ranks:
+            self.table.align()
         self.turn_keys()
         self._settle(kept)
 
@@ -449,6 +495,14 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         """Of the held and new tokens `kept` `[B, S, C]` stay; None = all."""
         if self.listener is not None:
             self.listener.observer.settle(kept, self.table.capacity)
+
+    def _best(self, scores: Tensor, positions: Tensor, seen: int) -> Tensor:
+        """Indices `[B, S, C]` of the tokens that stay, in slot order; `seen` columns by then."""
+        capacity, size = self.budget.capacity, self.budget.block_size
+        if not self.outlet.ranks:
+            return best_tokens(self._rank(scores, positions), positions, capacity)
+        rank = rank_whole_blocks(scores, positions, seen // size + 1, size, self.needs.absolute_noise)
+        return best_blocks(rank, positions.expand_as(scores), self.budget)
 
     def _rank(self, scores: Tensor, positions: Tensor) -> Tensor:
         """`[B, S, tokens]` int64: the order in which tokens go, the protected ones last."""
@@ -476,6 +530,14 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     def mask(self, query_length: int) -> Tensor | None:
         """What the queries of the last `update` may attend to, see `QueryListener.mask`; where `masks_itself`."""
         return None if self.listener is None else self.listener.mask(self.table, self._pending, query_length)
+
+    def beside(self, queries: Queries, values: Tensor) -> Iterable[Part | Read] | None:
+        """What these queries attend to beside the tokens that the last `update` returned; None = nothing."""
+        if not self.outlet.reads or self.listener is None:
+            return None
+        pending = self._pending
+        real = self.listener.real if pending is None else pending.real
+        return self.outlet.beside(Asked(queries, values, self.table, pending is not None, real))
 
     def attended(self, queries: Queries) -> None:
         """The queries of the last forward, and what they were compared with."""
@@ -542,7 +604,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         """Whether victims of both can be chosen together now. Reads no tensor."""
         if other is self:
             return True
-        if other._table is None or not self.table.alike(other.table):
+        if other._table is None or self.outlet.ranks or not self.table.alike(other.table):
             return False
         mine, theirs = self.storage, other.storage
         return (mine[0].shape, mine[1].shape, mine[0].device, self.share) == (
@@ -557,12 +619,22 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     def score_slots(self, slots: Tensor | None) -> Tensor:
         """Scores `[B, S, n]` of the tokens in the slots `[B, S, n]`, or of all that are held."""
         table = self.table
+        if self.outlet.ranks and table.full:
+            return self._frame_ranks(slots)
         if slots is None:
             positions, keys, values = table.positions, *self.store.read(table.held)
         else:
             positions, keys, values = table.positions.gather(-1, slots), *self.store.at(slots)
         known, seen = self._statistics(slots), table.seen - table.pads
         return self._scorer(keys, values, positions, seen, known, self.queries_observed, self._room)
+
+    def _frame_ranks(self, slots: Tensor | None) -> Tensor:
+        """As `score_slots`, of an outlet that says itself which block goes next."""
+        table = self.table
+        logical = self.outlet.frame_ranks(table).repeat_interleave(self.budget.block_size, dim=-1)
+        order = table.phase.order
+        ranks = logical if order is None else torch.empty_like(logical).scatter(-1, order, logical)
+        return ranks if slots is None else ranks.gather(-1, slots)
 
     @property
     def _room(self) -> int | Tensor:
@@ -591,6 +663,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         """
         self.commit()
         self._asked = self.budget = budget
+        self.memory = None
         if self._table is None:
             self.store.give_up()  # room that an earlier prompt left
             return
@@ -669,6 +742,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             columns_to_remove(tokens_to_remove, self.get_seq_length()) - self._waiting
         )  # what waits can always be dropped
         if self._table is not None and 0 < count < self.table.seen:
+            self.outlet.check_crop(count)
             order_without(self.table, count, self._pads_without(count))
 
     def _remove(self, count: int) -> None:
@@ -808,6 +882,54 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     def prefetch(self) -> None:
         """Bring keys and values back."""
         self.store.prefetch()
+
+    # ---- saving ---------------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> PagedSnapshot:
+        """All that the layer holds.
+
+        Raises:
+            ValueError: tokens wait for `crop`. RuntimeError: attention did not tell of the last forward.
+        """
+        if self._waiting:
+            raise ValueError(
+                f"{self._waiting} tokens wait for crop() to say whether they stay: call cache.crop(0), which keeps "
+                "them, or cache.crop(-n) first."
+            )
+        if self._table is None:
+            return PagedSnapshot(None, 1, 0, None, None, None, None, None, None, None)
+        self.commit()
+        heads = self.storage[0].shape[1]
+        return PagedSnapshot(
+            tokens=self.budget.tokens,
+            processes=self.share.processes(heads),
+            first_head=self.share.first_head(heads),
+            store=self.store.snapshot(self.held),
+            table=self.table.snapshot(),
+            observer=None if self.listener is None else self.listener.observer.snapshot(),
+            ring=None if self._ring is None else self._ring.snapshot(),
+            outlet=self.outlet.snapshot(),
+            scores=self.quota.scores,
+            all_real=self._run.all_real if self._run is not None and self.steps and self.steps.joined else None,
+        )
+
+    def restore(self, saved: PagedSnapshot, device: torch.device) -> None:
+        """Hold what another layer made in the same way held. Nothing is checked here, see `saving.checks`."""
+        if saved.table is None or saved.store is None or saved.tokens is None:
+            return
+        self.budget = self._asked.of(saved.tokens)
+        rows, heads = saved.store.keys.shape[:2]
+        self.store.restore(saved.store, device)
+        self.is_initialized = True
+        self._table = self._new_table(rows, heads, device)
+        self._table.restore(saved.table)
+        if self.listener is not None and saved.observer is not None:
+            self.listener.observer.restore(saved.observer, heads, device)
+        if self._ring is not None and saved.ring is not None:
+            self._ring.restore(saved.ring, device)
+        if saved.outlet is not None:
+            self.outlet.restore(saved.outlet, device)
+        self.quota.scores = None if saved.scores is None else persistent(saved.scores.to(device))
 
     # ---- reading --------------------------------------------------------------------------------------------------
 

@@ -28,7 +28,7 @@ def accuracy(model: Any, tokenizer: Any, task: str, length: int, count: int, see
         output = model.generate(**inputs, max_new_tokens=new_tokens, do_sample=False)
         texts = tokenizer.batch_decode(output[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
         scores += [get_task(task).score(sample, text) for sample, text in zip(part, texts, strict=True)]
-    return sum(scores) / len(scores)
+    return float(sum(scores) / len(scores))
 
 
 @torch.no_grad()

@@ -12,6 +12,7 @@ from ..plugins import load_plugins
 from .bench import register as add_bench
 from .calibrate import register as add_calibrate
 from .chat import register as add_chat
+from .compress import register as add_compress
 from .errors import plain_errors
 from .evaluate import register as add_eval
 from .lists import register as add_lists
@@ -53,7 +54,18 @@ def root(
         load_plugins(plugin or ())
 
 
-for register in (add_eval, add_chat, add_score, add_report, add_verify, add_calibrate, add_bench, add_serve, add_lists):
+for register in (
+    add_eval,
+    add_chat,
+    add_score,
+    add_report,
+    add_verify,
+    add_calibrate,
+    add_compress,
+    add_bench,
+    add_serve,
+    add_lists,
+):
     register(app)
 
 __all__ = ["app"]

@@ -17,6 +17,10 @@ EPILOG = """[bold]Examples[/]
   paged-eviction score pred/llama3/*.jsonl --rouge rouge_score
 
   paged-eviction score pred_e/llama3 --longbench-e --output scores.json
+
+A published tree of several models, with files that hold several runs
+
+  paged-eviction score pred_e --keep-first-run
 """
 
 
@@ -25,11 +29,15 @@ class ScoreOptions(MetricOptions):
 
     paths: list[Path] = option(
         ...,
-        "Result folders of this package, or files (or folders of files) of LongBench's pred.py: TASK.jsonl.",
+        "Result folders of this package; files of LongBench's pred.py (TASK.jsonl) or of OpenCompass "
+        "(LongBench_TASK.json), folders of them, or whole trees such as pred_e/.",
         metavar="FOLDER|FILE...",
         argument=True,
     )
     longbench_e: bool = option(False, "Files of pred.py are LongBench-E: one score per length bucket.")
+    keep_first_run: bool = option(
+        False, "Of a file with more lines than its task has samples (pred.py appends), count the first ones only."
+    )
     output: Path | None = option(None, "Write the scores here too, as JSON.", metavar="FILE.json")
 
 
@@ -38,8 +46,9 @@ def register(app: typer.Typer) -> None:
     add_command(app, "score", ScoreOptions, score, EPILOG)
 
 
-def score(options: ScoreOptions) -> None:
-    """Score predictions, or score them again, without a model."""
+def score(options: ScoreOptions) -> bool:
+    """Score predictions, or score them again, without a model. Exit status 1 if a file could not be scored."""
     from ..scoring import run_score
 
-    run_score(options.paths, options.longbench_e, options.edit_similarity, options.rouge, options.output)
+    backends = (options.edit_similarity, options.rouge)
+    return run_score(options.paths, options.longbench_e, *backends, options.output, options.keep_first_run)

@@ -44,6 +44,9 @@ def serve(
     protected_prefix: Annotated[
         int, typer.Option(min=0, help="The same for a system prompt; the larger of the two counts.")
     ] = 0,
+    recent_tokens: Annotated[
+        int | None, typer.Option(min=0, show_default="a block", help="Newest tokens that are never evicted.")
+    ] = None,
     prefill_chunk_size: Annotated[int, typer.Option(min=1, help="Prompts are read in pieces of so many tokens.")] = 512,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Most that a request may ask for.")] = 4096,
 ) -> None:
@@ -60,5 +63,6 @@ def serve(
             block_size=block_size,
             sink_tokens=sink_tokens,
             protected_prefix=protected_prefix,
+            recent_tokens=recent_tokens,
             prefill_chunk_size=prefill_chunk_size,
         )

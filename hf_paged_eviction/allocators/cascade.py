@@ -1,12 +1,14 @@
 """The shares of a cache's layers, decided while a forward walks through them."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from ..integration.heads import HeadShare
+from ..parts import Snapshot, map_tensors, persistent
 from ..queries.observer import Queries, fold
 from ..table.budget import BlockBudget
 from .base import LayerAllocator
@@ -23,6 +25,20 @@ class Sharer(Protocol):
     def share(self) -> HeadShare: ...
 
     def resize(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class CascadeSnapshot(Snapshot):
+    """What was decided.
+
+    Attributes:
+        preferences, shares: by the layer's place, `[B]` and `[B, 1]` tokens.
+        real: `[B]` real tokens in the last forward of several tokens.
+    """
+
+    preferences: dict[int, Tensor]
+    shares: dict[int, Tensor]
+    real: Tensor | None
 
 
 class Cascade:
@@ -103,3 +119,12 @@ class Cascade:
     def clear(self) -> None:
         """Forget the prompt."""
         self._preferences, self._shares, self._real = {}, {}, None
+
+    def snapshot(self) -> CascadeSnapshot:
+        """What was decided."""
+        return CascadeSnapshot(self._preferences, self._shares, self._real)
+
+    def restore(self, saved: CascadeSnapshot, device: torch.device) -> None:
+        """Share out as another cascade did."""
+        saved = map_tensors(lambda tensor: persistent(tensor.to(device)), saved)
+        self._preferences, self._shares, self._real = dict(saved.preferences), dict(saved.shares), saved.real

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..integration.heads import WHOLE, HeadShare
+from ..parts import Snapshot, map_tensors, persistent
 from ..policies import EvictionPolicy, QueryCount, Statistics
 from ..rotary import Rotary
 from ..store.tensors import byte_count, gather_slots
@@ -43,6 +44,29 @@ class Queries:
     def map_rows(self, change: Callable[[Tensor], Tensor]) -> "Queries":
         """The same with the rows indexed."""
         return Queries(change(self.query), change(self.key), self.logits)
+
+
+@dataclass(frozen=True)
+class ObserverSnapshot(Snapshot):
+    """What an observer remembers.
+
+    Attributes:
+        tokens: `[batch, kv_heads, budget]` by name.
+        rows: `[batch, ...]` by name.
+        count: queries observed.
+        longest: single tokens whose queries are kept at most.
+        kept: `[batch, query_heads, 1, dim]` each, the queries of the block that is being filled.
+        kept_real: `[batch, 1]` bool each, None = all real.
+        logits: what the kept ones are scaled with.
+    """
+
+    tokens: dict[str, Tensor]
+    rows: dict[str, Tensor]
+    count: QueryCount
+    longest: int
+    kept: list[Tensor]
+    kept_real: list[Tensor | None]
+    logits: Logits | None
 
 
 #: `observe` of a policy or an allocator.
@@ -331,6 +355,21 @@ class Observer:
         count = self._count
         if count is not None:
             self._count = QueryCount(change(count.until), change(count.since), change(count.passing))
+
+    # ---- saving ---------------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> ObserverSnapshot:
+        """All that is remembered."""
+        return ObserverSnapshot(
+            self._tokens, self._rows, self.count, self._longest, list(self._kept), list(self._kept_real), self._logits
+        )
+
+    def restore(self, saved: ObserverSnapshot, kv_heads: int, device: torch.device) -> None:
+        """Remember what another observer did."""
+        saved = map_tensors(lambda tensor: persistent(tensor.to(device)), saved)
+        self._tokens, self._rows, self._count = dict(saved.tokens), dict(saved.rows), saved.count
+        self._heads, self._longest, self._logits = kv_heads, saved.longest, saved.logits
+        self._kept, self._kept_real = list(saved.kept), list(saved.kept_real)
 
 
 def _over_heads(slots: Tensor, values: Tensor) -> Tensor:

@@ -73,6 +73,7 @@ def paged_batching(
     *,
     sink_tokens: int | None = None,
     protected_prefix: int = 0,
+    recent_tokens: int | None = None,
     prefill_chunk_size: int = 512,
 ) -> Iterator[PagedBatching]:
     """Bound every request of this model's continuous batching to `budget` tokens per layer.
@@ -91,7 +92,8 @@ def paged_batching(
         budget: tokens held per request and layer, a multiple of `block_size`.
         policy: on keys, values and positions: one that decides by queries or attention is refused.
         block_size: tokens evicted together; has nothing to do with `page_size`, the unit of memory.
-        sink_tokens, protected_prefix: first tokens that are never evicted, see `PagedEvictionCache`.
+        sink_tokens, protected_prefix, recent_tokens: first and newest tokens that are never evicted, see
+            `PagedEvictionCache`.
         prefill_chunk_size: prompts are cut every so many tokens. `max_batch_tokens` must be at least as large.
 
     Yields:
@@ -111,7 +113,8 @@ def paged_batching(
             "This model keeps a continuous batching manager from before, without eviction. Call "
             "model.destroy_cached_continuous_batching_manager() first."
         )
-    options = ServingOptions.check(model, budget, policy, block_size, sink_tokens, protected_prefix, prefill_chunk_size)
+    protection = (sink_tokens, protected_prefix, recent_tokens)
+    options = ServingOptions.check(model, budget, policy, block_size, *protection, prefill_chunk_size)
     batching = PagedBatching(model, options)
     # Found by `generate_batch` and by the server on the model itself, before the method of its class.
     setattr(model, _ENTRY, batching.init_continuous_batching)

@@ -26,6 +26,8 @@ class BoundedManager(ContinuousBatchingManager):  # type: ignore[misc]
         ValueError: the configuration asks for what would change answers.
     """
 
+    num_return_sequences: int
+
     def __init__(
         self,
         model: Any,
@@ -40,8 +42,8 @@ class BoundedManager(ContinuousBatchingManager):  # type: ignore[misc]
         super().__init__(model, generation_config, config, workload_hints)
         # transformers reads a prompt up to its last token, then forks it. Each child reads the prompt itself here, so
         # that it is cut as a request alone is.
-        children: int = self.num_return_sequences - 1
-        self._children, self.num_return_sequences = children, 1
+        self._children = self.num_return_sequences - 1
+        self.num_return_sequences = 1
 
     def add_request(
         self,

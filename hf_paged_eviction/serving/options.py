@@ -45,6 +45,7 @@ class ServingOptions:
         block_size: int,
         sink_tokens: int | None,
         protected_prefix: int,
+        recent_tokens: int | None,
         prefill_chunk_size: int,
     ) -> "ServingOptions":
         """Check what the user asked for, as `PagedEvictionCache` does.
@@ -60,7 +61,13 @@ class ServingOptions:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # they speak of `generate`
             alone = PagedEvictionCache(
-                model.config, budget, block_size, scorer, "shared", sink_tokens, protected_prefix
+                model.config,
+                budget,
+                block_size,
+                scorer,
+                sink_tokens=sink_tokens,
+                protected_prefix=protected_prefix,
+                recent_tokens=recent_tokens,
             )
         layers = dict(alone.paged_layers)
         if not layers:
@@ -182,16 +189,16 @@ def _refusals(config: ContinuousBatchingConfig) -> list[tuple[bool, str]]:
 
 
 def _refuse_queries(policy: EvictionPolicy) -> None:
-    if policy.needs_queries:
+    if policy.needs.queries:
         raise ValueError(
             f"The policy {policy.label!r} decides by queries or attention. Continuous batching packs the tokens of "
             "all requests into one row and computes attention by transformers' own functions, which show queries to "
             "nobody. Use a policy on keys, values and positions, such as 'keydiff', 'key_norm' or 'calibrated:FILE'; "
             "or PagedEvictionCache with generate."
         )
-    if policy.decision_interval > 1:
+    if policy.needs.decision_interval > 1:
         raise ValueError(
-            f"The policy {policy.label!r} chooses victims every {policy.decision_interval} tokens; here they are "
+            f"The policy {policy.label!r} chooses victims every {policy.needs.decision_interval} tokens; here they are "
             "chosen a block at a time. Use another policy, or PagedEvictionCache with generate."
         )
 

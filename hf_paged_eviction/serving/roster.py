@@ -38,10 +38,10 @@ class Roster:
         self.sizes, self.pages = sizes, pages
         self.capacity, self.block_size = sizes.capacity, sizes.block_size
         self._layers = list(layers.values())
-        self._policy = self._layers[0].policy
+        self._needs = self._layers[0].needs
         self._together = (
-            self._policy.token_local
-            and not self._policy.by_layer
+            self._needs.token_local
+            and not self._needs.by_layer
             and all(layer.rotary is self._layers[0].rotary for layer in self._layers)
         )
         device, count = pages.device, len(self._layers)
@@ -50,6 +50,7 @@ class Roster:
         self.block = torch.zeros(count, 0, dtype=torch.int64, device=device)
         self._blocks = torch.arange(self.capacity // self.block_size, device=device)
         self._places = torch.arange(self.block_size, device=device)
+        self._all_slots = torch.arange(self.capacity, device=device)
         self._each_layer = torch.arange(count, device=device)[:, None]
 
     def seat(self, number: int, seats: int) -> None:
@@ -82,45 +83,43 @@ class Roster:
 
     def choose(self, seats: Sequence[Seat]) -> None:
         """Choose the next block to be overwritten in every layer of these requests, whose blocks are used up."""
-        token_local = self._policy.token_local
+        token_local = self._needs.token_local
         fresh = [seat for seat in seats if not (seat.scored and token_local)]
         known = [seat for seat in seats if seat.scored and token_local]
         if fresh:
-            self._score(fresh, None)
-        if known:
-            rows = self._rows(known)
-            newest = self.block[:, rows, None] * self.block_size + self._places
-            self._score(known, newest)
-        rows = self._rows(seats)
-        victims = self._lowest(rows)
-        self.block[:, rows] = victims
+            rows, seen = self._numbers(fresh)
+            self._score(rows, seen, self._all_slots.expand(len(self._layers), len(fresh), -1))
+        if known:  # only the block that was overwritten last lacks scores
+            rows, seen = self._numbers(known)
+            self._score(rows, seen, self.block[:, rows, None] * self.block_size + self._places)
+        rows, seen = self._numbers(seats)
+        self.block[:, rows] = self._lowest(rows, seen)
         for seat in seats:
             seat.scored = True
 
-    def _rows(self, seats: Sequence[Seat]) -> Tensor:
-        return torch.tensor([seat.number for seat in seats], device=self.pages.device)
+    def _numbers(self, seats: Sequence[Seat]) -> tuple[Tensor, Tensor]:
+        """`[n]` rows of these seats, and the tokens that they have seen before the one that is about to come."""
+        numbers = [(seat.number, seat.seen - 1) for seat in seats]  # which has been counted already
+        rows, seen = torch.tensor(numbers, device=self.pages.device).unbind(-1)
+        return rows, seen
 
-    def _lowest(self, rows: Tensor) -> Tensor:
+    def _lowest(self, rows: Tensor, seen: Tensor) -> Tensor:
         """`[L, n]`, as `BlockTable.rank_of_blocks` orders them."""
         shape = (len(self._layers), len(rows), len(self._blocks), self.block_size)
         scores = self.scores[:, rows].view(shape).mean(-1)
-        oldest = self.positions[:, rows].view(shape)[..., 0]
-        keys = rank_keys(scores, oldest, scores.isnan().logical_not(), self._policy.absolute_noise)
+        positions = self.positions[:, rows].view(shape)
+        keys = rank_keys(scores, positions[..., 0], scores.isnan().logical_not(), self._needs.absolute_noise)
         safe = (self._blocks < self.sizes.protected_blocks) | (self._blocks == self.block[:, rows, None])
+        if self.sizes.recent > self.block_size:  # fewer lie in the newest block
+            safe |= positions[..., -1] >= (seen - self.sizes.recent)[:, None]
         return keys.masked_fill(safe, KEEP).argmin(-1)
 
-    def _score(self, seats: Sequence[Seat], slots: Tensor | None) -> None:
-        """Score what lies in `slots` `[L, n, m]`, or in all of them."""
-        rows = self._rows(seats)
-        # The token that is about to come has been counted already.
-        seen = torch.tensor([seat.seen - 1 for seat in seats], device=self.pages.device)
-        if slots is None:
-            slots = torch.arange(self.capacity, device=self.pages.device).expand(len(self._layers), len(rows), -1)
+    def _score(self, rows: Tensor, seen: Tensor, slots: Tensor) -> None:
+        """Score what lies in `slots` `[L, n, m]` of these rows."""
         positions = self.positions[:, rows].gather(-1, slots)
         where = self.pages.rows[rows].expand(len(self._layers), -1, -1).gather(-1, slots)
         score = self._score_together if self._together else self._score_one_by_one
-        scores = score(where, positions, seen)
-        self.scores[self._each_layer[..., None], rows[:, None], slots] = scores
+        self.scores[self._each_layer[..., None], rows[:, None], slots] = score(where, positions, seen)
 
     def _score_together(self, where: Tensor, positions: Tensor, seen: Tensor) -> Tensor:
         states = [self.pages.states(at, rows) for at, rows in enumerate(where)]
@@ -150,8 +149,8 @@ class Roster:
         seen = new[-1:] + 1
         states = keys.transpose(0, 1)[None], values.transpose(0, 1)[None]
         scores = self._layers[layer].score_alike(*states, positions, seen)
-        rank = rank_keys(scores, positions, positions >= 0, self._policy.absolute_noise)
-        safe = (positions < self.sizes.protected) | (positions > seen - 1 - self.block_size)
+        rank = rank_keys(scores, positions, positions >= 0, self._needs.absolute_noise)
+        safe = (positions < self.sizes.protected) | (positions > seen - 1 - self.sizes.recent)
         kept = best_tokens(rank.masked_fill(safe, KEEP), positions, self.capacity)
         self.positions[layer, seat.number] = positions.gather(-1, kept)[0, 0]
         self.scores[layer, seat.number] = scores.gather(-1, kept)[0, 0]

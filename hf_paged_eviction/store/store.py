@@ -1,13 +1,31 @@
 """Where a layer keeps its keys and values."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from ..parts import Snapshot
 from .pool import StoragePool
 from .tensors import byte_count, gather_slots, make_storage, serves, slot_index, storage_shape
 from .turning import Turning
+
+
+@dataclass(frozen=True)
+class StoreSnapshot(Snapshot):
+    """What a store holds.
+
+    Attributes:
+        keys, values: `[batch, kv_heads, held, dim]`.
+        turned: as attention is shown those of them that are turned, see `Turning`.
+        slots: how many there are, used or not.
+    """
+
+    keys: Tensor
+    values: Tensor
+    turned: Tensor | None
+    slots: int
 
 
 class Store:
@@ -39,6 +57,11 @@ class Store:
     def bytes(self) -> int:
         """Of all slots, used or not."""
         return byte_count(self.keys, self.values, self._turned)
+
+    def token_bytes(self, keys: Tensor, values: Tensor) -> int:
+        """What a slot for tokens of all rows will take, given states like these, of any number of tokens."""
+        held = [keys, values, *(() if self.turning is None else ((keys, values)[self.turning.of],))]
+        return sum(states.shape[0] * states.shape[1] * states.shape[3] * states.element_size() for states in held)
 
     @property
     def slots(self) -> int:
@@ -252,3 +275,22 @@ class Store:
             self.values = self.values.to(self.device, non_blocking=True)
             if self.turning is not None:
                 self.turning.move_to(self.device)
+
+    # ---- saving ---------------------------------------------------------------------------------------------------
+
+    def snapshot(self, held: int) -> StoreSnapshot:
+        """The first `held` slots; what lies behind them is nobody's."""
+        turned = self._turned
+        return StoreSnapshot(*self.read(held), None if turned is None else turned[:, :, :held], self.slots)
+
+    def restore(self, saved: StoreSnapshot, device: torch.device) -> None:
+        """Hold what another store held."""
+        keys, values = saved.keys.to(device), saved.values.to(device)
+        self.dtype, self.device = keys.dtype, device
+        self.put(*self.new(keys, values, saved.slots))
+        if keys.shape[2]:
+            self.append(0, keys, values)
+        if saved.turned is not None and self.turning is not None:
+            if self._turned is None:
+                self._put_turned(self._make(self.tensors[self.turning.of], saved.slots))
+            self.turning.append(0, (saved.turned.to(device),) * 2)

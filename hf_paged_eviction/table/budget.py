@@ -4,6 +4,8 @@ from dataclasses import dataclass, replace
 from math import ceil
 from numbers import Integral, Real
 
+from ..stats import readable_bytes
+
 
 def whole_number(name: str, value: object, least: int) -> int:
     """The value as an int.
@@ -23,11 +25,12 @@ class BlockBudget:
     """Validated sizes, in tokens.
 
     Attributes:
-        tokens: held per layer and row; None until a `keep_ratio` meets its first prompt.
+        tokens: held per layer and row; None until a `keep_ratio` or `memory` meets its first prompt.
         block_size: tokens per block.
         protected: real tokens at the start of each row that are never evicted.
         recent: newest real tokens of each row that are never evicted. In blocks they count as `recent_blocks`.
         keep_ratio: share of the first prompt to hold, where `tokens` is not given.
+        memory: bytes of all layers and rows, where `tokens` is not given; see `MemoryPlan`.
     """
 
     tokens: int | None
@@ -35,6 +38,7 @@ class BlockBudget:
     protected: int
     recent: int
     keep_ratio: float | None = None
+    memory: int | None = None
 
     @classmethod
     def validate(
@@ -45,6 +49,8 @@ class BlockBudget:
         sink_tokens: int | None,
         protected_prefix: int,
         recent_tokens: int | None = None,
+        *,
+        memory: int | None = None,
     ) -> "BlockBudget":
         """Check what the user asked for.
 
@@ -56,8 +62,12 @@ class BlockBudget:
         sinks = block_size if sink_tokens is None else whole_number("sink_tokens", sink_tokens, 0)
         protected = max(sinks, whole_number("protected_prefix", protected_prefix, 0))
         recent = block_size if recent_tokens is None else whole_number("recent_tokens", recent_tokens, 0)
-        if (budget is None) == (keep_ratio is None):
-            raise ValueError("Give either budget= (tokens) or keep_ratio= (share of the first prompt), one of them.")
+        if sum(size is not None for size in (budget, keep_ratio, memory)) != 1:
+            raise ValueError(
+                "Give either budget= (tokens), memory= (bytes) or keep_ratio= (share of the first prompt), one of them."
+            )
+        if memory is not None:
+            return cls(None, block_size, protected, recent, memory=memory)
         if keep_ratio is not None:
             if isinstance(keep_ratio, bool) or not isinstance(keep_ratio, Real):
                 raise TypeError(f"keep_ratio must be a number, got {keep_ratio!r}.")
@@ -104,7 +114,7 @@ class BlockBudget:
 
     def of(self, tokens: int) -> "BlockBudget":
         """The same with another number of tokens, a multiple of the block size."""
-        return replace(self, tokens=tokens, keep_ratio=None)
+        return replace(self, tokens=tokens, keep_ratio=None, memory=None)
 
     def resolve(self, prompt_length: int) -> "BlockBudget":
         """Turn a `keep_ratio` into tokens: rounded up to a block, never below the smallest legal budget."""
@@ -117,5 +127,13 @@ class BlockBudget:
     def capacity(self) -> int:
         """`tokens`, once known."""
         if self.tokens is None:
-            raise RuntimeError("keep_ratio= has not met a prompt yet, so the budget is not known.")
+            given = "memory=" if self.memory is not None else "keep_ratio="
+            raise RuntimeError(f"{given} has not met a prompt yet, so the budget is not known.")
         return self.tokens
+
+    @property
+    def label(self) -> str:
+        """For people: "64 tokens", "50% of the prompt", "2.0 GiB"."""
+        if self.tokens is not None:
+            return f"{self.tokens} tokens"
+        return readable_bytes(self.memory) if self.memory is not None else f"{self.keep_ratio:.0%} of the prompt"

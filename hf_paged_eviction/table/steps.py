@@ -107,6 +107,7 @@ class StaticSteps:
         uncounted: a step was taken that the host has not counted yet. Compiled code sets it and never reads it, since
             what it reads is guarded.
         seen: int64, columns seen, for compiled code: by device, because layers may be on several.
+        joined: whether the layers take part in runs, which end with every forward of several tokens.
 
     Args:
         cohorts: of the paged layers.
@@ -124,7 +125,7 @@ class StaticSteps:
         self.uncounted = False
         self.seen: dict[torch.device, Tensor] = {}
         self._runs: list[StaticRun] = []
-        self._joined = False
+        self.joined = False
         self._cohorts = cohorts
         self._paged: list[PagedMember] = cohorts.layers
         self._sliding = list(sliding)
@@ -136,7 +137,7 @@ class StaticSteps:
     @property
     def all_real(self) -> bool:
         """Whether a single token needs no mask in the paged layers."""
-        return self._joined and all(run.all_real for run in self._runs)
+        return self.joined and all(run.all_real for run in self._runs)
 
     # ---- between the steps ----------------------------------------------------------------------------------------
 
@@ -146,7 +147,7 @@ class StaticSteps:
         if self.ready:
             return
         sorted_pads = [layer.sort_pads() for layer in self._paged]
-        if any(sorted_pads) or not self._joined:
+        if any(sorted_pads) or not self.joined:
             self._join()
         for run in self._runs:
             run.prepare()
@@ -167,7 +168,15 @@ class StaticSteps:
     def interrupt(self) -> None:
         """Something else than a single token happens to the layers."""
         self.settle()
-        self.ready = self._joined = False
+        self.ready = self.joined = False
+
+    def resume(self, all_real: Sequence[bool | None]) -> None:
+        """Go on after the layers were restored; whether a step needs no mask, by paged layer, None = not settled."""
+        if not all_real or any(known is None for known in all_real):
+            return
+        self._join()
+        for run in self._runs:
+            run.all_real = bool(all_real[self._paged.index(run.cohort.layers[0])])
 
     def _count(self) -> int:
         return self._layers[0].get_seq_length()
@@ -181,7 +190,7 @@ class StaticSteps:
         for layer in self._layers:
             if layer.device is not None and layer.device not in self.seen:
                 self.seen[layer.device] = static_zeros((), layer.device)
-        self._joined = True
+        self.joined = True
 
     # ---- within a step --------------------------------------------------------------------------------------------
 

@@ -10,17 +10,26 @@ follows from one number, `full_at`: the count of columns seen at which the row h
 """
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from ..parts import Snapshot, map_tensors, persistent
 from .budget import BlockBudget
 from .gaps import shifts_without_gaps
 from .ranking import KEEP, rank_keys
 from .state import Choice, Counters, Phase, TableState, Tokens, empty_tokens
 
 ScoreSlots = Callable[[Tensor | None], Tensor]
+
+
+@dataclass(frozen=True)
+class TableSnapshot(Snapshot):
+    """All that a table knows; the positions of all tokens are written down."""
+
+    state: TableState
+    counters: Counters
 
 
 class BlockTable:
@@ -110,6 +119,18 @@ class BlockTable:
     def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
         """Apply an indexing of dimension 0 to all that belongs to a row."""
         self.give(self.state.map_rows(change))
+
+    def snapshot(self) -> TableSnapshot:
+        """All tensors and counters, as they are now."""
+        shifts = self.held_shifts if self.counters.overwriting else self.shifts
+        tokens = replace(self.tokens, positions=self._all_positions(), shifts=shifts)
+        counters = replace(self.counters, positions_until=self.counters.seen)
+        return TableSnapshot(replace(self.state, tokens=tokens), counters)
+
+    def restore(self, saved: TableSnapshot) -> None:
+        """Know what another table of this size knew."""
+        self.give(map_tensors(lambda tensor: persistent(tensor.to(self.device)), saved.state))
+        self.counters = replace(saved.counters)
 
     # ---- growing -------------------------------------------------------------------------------------------------
 
@@ -494,6 +515,24 @@ class BlockTable:
         if not (self.full and self.all_real):
             scores = scores.masked_fill(self._all_positions() < 0, float("nan"))
         return self._in_blocks(scores, float("nan")).mean(-1)
+
+    def last_places(self) -> Tensor:
+        """`[B, S, C / P]` positions of the tokens in the last slot of each block, as far as they are written down."""
+        positions = self.tokens.positions
+        if self.phase.order is not None:
+            positions = positions.gather(-1, self.phase.order)
+        return positions[..., self.block_size - 1 :: self.block_size]
+
+    def slots_of(self, blocks: Tensor) -> Tensor:
+        """Slots `[B, S, n, P]` of the logical blocks `[B, S, n]`."""
+        slots = blocks[..., None] * self.block_size + torch.arange(self.block_size, device=self.device)
+        return slots if self.phase.order is None else self.phase.order.gather(-1, slots.flatten(2)).view_as(slots)
+
+    def align(self) -> None:
+        """Let blocks begin where positions are multiples of `P`: full rows go on inside their last block."""
+        inside = (self.counters.seen - self.phase.pads) % self.block_size
+        full = self.phase.full_at <= self.counters.seen
+        self._enter(replace(self.phase, full_at=self.phase.full_at - inside[:, None] * full))
 
     def rank_of_blocks(self) -> Tensor:
         """`[B, S, C / P]` int64: the lowest goes first, `KEEP` for blocks that may not go."""

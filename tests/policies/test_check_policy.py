@@ -302,7 +302,7 @@ def test_every_mistake_is_found(policy: EvictionPolicy, message: str) -> None:
 
 
 def test_a_right_one_that_watches_has_no_mistake() -> None:
-    check_policy(Watching())
+    assert check_policy(Watching()) is None  # type: ignore[func-returns-value]
 
 
 def test_all_mistakes_are_told_at_once() -> None:

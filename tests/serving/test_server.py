@@ -15,6 +15,9 @@ import driving
 import pytest
 import torch
 from driving import alone
+
+pytest.importorskip("typer", reason="the extra `eval` is not installed")
+
 from typer.testing import CliRunner
 
 from hf_paged_eviction_eval.commands import app
