@@ -32,7 +32,9 @@ def run_tasks(requests: Sequence[Request[TaskSettings]], workers: int | None) ->
         for length in request.settings.lengths:
             _say_rounding(notes, request.settings, length)
         with progress(notes, "answers") as watch:
-            found = evaluate_tasks(request.settings, request.output, workers, watch)
+            found = evaluate_tasks(
+                request.settings, request.output, workers, watch, lambda text, to=notes: say(to, f"note: {text}")
+            )
         if found is not None:
             outcome, cells = found
             complete &= _show(notes, outcome, [for_terminal(accuracy_grids(cells))] if cells else [])
