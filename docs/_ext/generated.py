@@ -32,6 +32,7 @@ GENERATORS: dict[str, Callable[[str], str]] = {
     "positions": measured.positions,
     "prefill-peak": measured.prefill_peak,
     "recent-tokens": measured.recent_tokens,
+    "serving": measured.serving,
 }
 
 
