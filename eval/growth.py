@@ -14,7 +14,7 @@ from .store.results import read_meta
 S = TypeVar("S", bound=Settings)
 
 #: Settings that are lists; what is in either list runs.
-LISTS = ("policies", "budgets", "tasks", "lengths")
+LISTS = ("policies", "budgets", "tasks", "lengths", "task_file")
 
 
 def grown(settings: S, output: Path) -> tuple[S, S | None]:

@@ -11,7 +11,7 @@ from .allocators import BudgetAllocator, FixedAllocator, Given, HeadAllocator, L
 from .allocators.cascade import Cascade
 from .allocators.quota import HeadQuota, RowQuota
 from .disposals import Disposal
-from .hybrid_layer import HybridLayer
+from .hybrid_layer import HybridLayer, paged_part
 from .integration.heads import HeadShare
 from .integration.model_rotary import UnknownRotaryError, layer_rotaries
 from .integration.models import asks_for_mask_sizes, is_latent_attention, is_paged
@@ -120,6 +120,9 @@ class LayerBuilder:
                 layers.append(made if layer is None else HybridLayer(made, layer))
             else:
                 layers.append(static_layer(layer, index) if self._static else layer)
+        made = [part for part in map(paged_part, layers) if part is not None]
+        if self._disposal is not None:
+            self._disposal.introduce([layer.outlet for layer in made])
         return layers
 
     def _rotaries(self, config: Any, paged: Sequence[int]) -> Mapping[int, Rotary | None]:

@@ -14,7 +14,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from .allocators import BudgetAllocator, Given, Uniform, make_allocator
 from .arguments import check_config, check_flag, check_instance
 from .build import LayerBuilder, check_static, check_static_attention, given_shares, layer_budgets, make_steps
-from .disposals import Disposal, make_disposal
+from .disposals import Disposal, Surroundings, make_disposal
 from .hybrid_layer import HybridLayer, paged_part
 from .integration.masks import MaskWatch, TellingOffset, open_channel
 from .integration.models import (
@@ -144,7 +144,19 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         self._heads: Heads = heads
         self._positions: Positions = positions
         # Settled here, because `update` asks for every layer and token.
-        self._needs_our_attention = scorer.needs.queries or not isinstance(shares, Uniform)
+        self._disposal = make_disposal(disposal)
+        self._needs_our_attention = (
+            scorer.needs.queries or not isinstance(shares, Uniform) or self._disposal.needs_queries
+        )
+        self._disposal.check(
+            Surroundings(
+                config.get_text_config(decoder=True),
+                *(sizes, scorer, heads, static),
+                uniform=isinstance(shares, Uniform),
+                latent=is_latent_attention(config),
+                positions=positions,
+            )
+        )
         self._check_attention()
         if static:
             check_static(config, self._attention.name, scorer)
@@ -156,7 +168,6 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         # The decoder's own prompt is a start token: no pads to be told of.
         self._padding = Padding(attention_mask, expected=not _inside_encoder_decoder)
         self._masks = MaskWatch()
-        self._disposal = make_disposal(disposal)
         builder = LayerBuilder(sizes, scorer, heads, shares, static, self._disposal, positions)
         self._cascade = builder.cascade
         Cache.__init__(self, layers=builder.fill(plan, self._padding, config))
@@ -201,7 +212,9 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             )
         if self._attention.shows_queries or not self._needs_our_attention:
             return
-        if self._policy.needs.queries:
+        if self._disposal.needs_queries:
+            reason = f"With disposal={self._disposal.label!r} queries say which blocks are needed, and only"
+        elif self._policy.needs.queries:
             reason = f"The policy {self._policy.label!r} decides by queries or attention, and only"
         else:
             reason = f"With the allocator {self._allocator.label!r} layers or heads hold different numbers, and only"
@@ -474,6 +487,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
                 f"The layers of this cache were given budgets of their own, {list(self._allocator.tokens)}, and one "
                 "number does not say how to share it out: make a new cache with a smaller list."
             )
+        self._disposal.check_sizes(sizes)
         present = self.budget
         if present is not None and sizes.capacity > present:
             raise ValueError(
@@ -668,6 +682,9 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             evicted_blocks=sum(layer.evicted_blocks for layer in layers),
             storage_bytes=sum(layer.storage_bytes for layer in layers),
             other_bytes=sum(_plain_bytes(layer) for layer in others),
+            summary_bytes=sum(layer.summary_bytes for layer in layers),
+            host_bytes=sum(layer.host_bytes for layer in layers),
+            faults=sum(layer.faults for layer in layers),
             layers=layers,
         )
 
@@ -704,6 +721,9 @@ def _layer_stats(layer: PagedLayer) -> LayerStats:
         evicted_tokens=evicted_tokens,
         evicted_blocks=evicted_blocks,
         storage_bytes=layer.storage_bytes,
+        summary_bytes=layer.outlet.device_bytes,
+        host_bytes=layer.outlet.host_bytes,
+        faults=layer.outlet.faults,
     )
 
 

@@ -1,6 +1,6 @@
 """One layer of the cache: keys and values in a fixed storage, evicted block by block."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
 from .allocators.quota import Quota
-from .disposals import Disposal, Drop, Held
+from .disposals import Asked, Disposal, Drop, Held, Site
 from .integration.heads import WHOLE, HeadShare
 from .integration.padding import Padding
 from .parts import Snapshot, persistent
@@ -17,6 +17,7 @@ from .policies import EvictionPolicy, QueryCount
 from .policies.scorer import Heads, Scorer
 from .queries.listener import Listener
 from .queries.observer import Observer, ObserverSnapshot, Queries
+from .queries.parts import Part, Read
 from .queries.ring import QueryRing, RingSnapshot
 from .rotary import Rotary
 from .store.fixed import FixedStore
@@ -27,7 +28,7 @@ from .store.turning import Turning
 from .table.budget import BlockBudget
 from .table.cohort import Cohorts
 from .table.memory import MemoryPlan
-from .table.ranking import KEEP, best_tokens, best_within, not_kept, rank_keys
+from .table.ranking import KEEP, best_blocks, best_tokens, best_within, not_kept, rank_keys, rank_whole_blocks
 from .table.steps import StaticRun, StaticSteps, outside_graphs, refusal
 from .table.table import BlockTable, TableSnapshot
 from .table.takeback import columns_to_remove, order_without
@@ -124,9 +125,10 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.store: Store | FixedStore = FixedStore(turning) if static else Store(turning)
         self.quota = Quota()
         self.memory: MemoryPlan | None = None
-        self.outlet = (disposal or Drop()).outlet(self.store)
         self.listener: Listener | None = None
-        if needs.queries or masks_itself:
+        site = Site(self.store, heads, share, budget)
+        self.outlet = (disposal or Drop()).outlet(site)
+        if needs.queries or masks_itself or self.outlet.reads:
             self.listener = Listener(Observer(policy, budget.block_size, share, rotary), masks_itself)
         self._ring = QueryRing() if static and needs.queries else None
         self._table: BlockTable | None = None
@@ -344,10 +346,10 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             self.listener.observer.start(rows, heads, capacity, keys.device)
 
     def _new_table(self, rows: int, heads: int, device: torch.device) -> BlockTable:
-        needs = self.needs
-        sets, interval = self._scorer.sets(heads), needs.decision_interval
+        needs, ranks = self.needs, self.outlet.ranks
+        sets, interval = self._scorer.sets(heads), 1 if ranks else needs.decision_interval
         return BlockTable(
-            *(self.budget, rows, sets, device, needs.token_local, interval, needs.absolute_noise),
+            *(self.budget, rows, sets, device, needs.token_local and not ranks, interval, needs.absolute_noise),
             shifting=self.store.turning is not None,
         )
 
@@ -457,15 +459,15 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self, full_k: Tensor, full_v: Tensor, positions: Tensor, scores: Tensor, count: int, real: Tensor | None
     ) -> None:
         """Of the `held + count` tokens in these states, keep the best."""
-        limits, rank = self._limits(scores, positions), self._rank(scores, positions)
+        limits = self._limits(scores, positions)
         if limits is None:
-            kept = best_tokens(rank, positions, self.budget.capacity)
+            kept = self._best(scores, positions, self.table.seen + count)
             kept_positions = positions.gather(-1, kept)
         else:
             self.budget = self.budget.of(int(limits.max()))
-            kept, kept_positions = best_within(rank, positions, limits, self.budget.capacity)
+            kept, kept_positions = best_within(self._rank(scores, positions), positions, limits, self.budget.capacity)
         shifts = self.table.moved_shifts(kept, kept_positions, positions, count)
-        if self.outlet.takes:
+        if self.outlet.takes or self.outlet.plans:
             leaves = not_kept(positions, kept, kept_positions)
             staying = self.outlet.overflow(Held(full_k, full_v, positions.expand_as(leaves)), leaves)
             full_k, full_v = staying.keys, staying.values
@@ -474,7 +476,10 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.store.keep(full_k, full_v, kept, self.table.held, kept_positions, anew)
         scores = scores.gather(-1, kept)
         self.quota.scores = scores if limits is not None else None
-        self.table.replace(kept_positions, scores if self.needs.token_local else None, count, real, limits, shifts)
+        scored = scores if self.needs.token_local and not self.outlet.ranks else None
+        self.table.replace(kept_positions, scored, count, real, limits, shifts)
+        if self.outlet.ranks:
+            self.table.align()
         self.turn_keys()
         self._settle(kept)
 
@@ -490,6 +495,14 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         """Of the held and new tokens `kept` `[B, S, C]` stay; None = all."""
         if self.listener is not None:
             self.listener.observer.settle(kept, self.table.capacity)
+
+    def _best(self, scores: Tensor, positions: Tensor, seen: int) -> Tensor:
+        """Indices `[B, S, C]` of the tokens that stay, in slot order; `seen` columns by then."""
+        capacity, size = self.budget.capacity, self.budget.block_size
+        if not self.outlet.ranks:
+            return best_tokens(self._rank(scores, positions), positions, capacity)
+        rank = rank_whole_blocks(scores, positions, seen // size + 1, size, self.needs.absolute_noise)
+        return best_blocks(rank, positions.expand_as(scores), self.budget)
 
     def _rank(self, scores: Tensor, positions: Tensor) -> Tensor:
         """`[B, S, tokens]` int64: the order in which tokens go, the protected ones last."""
@@ -517,6 +530,14 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     def mask(self, query_length: int) -> Tensor | None:
         """What the queries of the last `update` may attend to, see `QueryListener.mask`; where `masks_itself`."""
         return None if self.listener is None else self.listener.mask(self.table, self._pending, query_length)
+
+    def beside(self, queries: Queries, values: Tensor) -> Iterable[Part | Read] | None:
+        """What these queries attend to beside the tokens that the last `update` returned; None = nothing."""
+        if not self.outlet.reads or self.listener is None:
+            return None
+        pending = self._pending
+        real = self.listener.real if pending is None else pending.real
+        return self.outlet.beside(Asked(queries, values, self.table, pending is not None, real))
 
     def attended(self, queries: Queries) -> None:
         """The queries of the last forward, and what they were compared with."""
@@ -583,7 +604,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         """Whether victims of both can be chosen together now. Reads no tensor."""
         if other is self:
             return True
-        if other._table is None or not self.table.alike(other.table):
+        if other._table is None or self.outlet.ranks or not self.table.alike(other.table):
             return False
         mine, theirs = self.storage, other.storage
         return (mine[0].shape, mine[1].shape, mine[0].device, self.share) == (
@@ -598,12 +619,22 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     def score_slots(self, slots: Tensor | None) -> Tensor:
         """Scores `[B, S, n]` of the tokens in the slots `[B, S, n]`, or of all that are held."""
         table = self.table
+        if self.outlet.ranks and table.full:
+            return self._frame_ranks(slots)
         if slots is None:
             positions, keys, values = table.positions, *self.store.read(table.held)
         else:
             positions, keys, values = table.positions.gather(-1, slots), *self.store.at(slots)
         known, seen = self._statistics(slots), table.seen - table.pads
         return self._scorer(keys, values, positions, seen, known, self.queries_observed, self._room)
+
+    def _frame_ranks(self, slots: Tensor | None) -> Tensor:
+        """As `score_slots`, of an outlet that says itself which block goes next."""
+        table = self.table
+        logical = self.outlet.frame_ranks(table).repeat_interleave(self.budget.block_size, dim=-1)
+        order = table.phase.order
+        ranks = logical if order is None else torch.empty_like(logical).scatter(-1, order, logical)
+        return ranks if slots is None else ranks.gather(-1, slots)
 
     @property
     def _room(self) -> int | Tensor:
@@ -711,6 +742,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             columns_to_remove(tokens_to_remove, self.get_seq_length()) - self._waiting
         )  # what waits can always be dropped
         if self._table is not None and 0 < count < self.table.seen:
+            self.outlet.check_crop(count)
             order_without(self.table, count, self._pads_without(count))
 
     def _remove(self, count: int) -> None:

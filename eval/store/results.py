@@ -2,6 +2,9 @@
 
 Whatever ends a run (a killed process, a full disk), the folder can be read, and the same settings continue it: lines
 are whole or cut off, files are replaced whole or not at all, and what was written twice counts once.
+
+No database: processes of a run write to one folder from several machines, and the locks that SQLite needs for several
+writers do not hold on network file systems. With a file per writer, as here, merging stays, and with it this code.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from ..store.store import Store
-from .base import Disposal, Outlet
+from .base import Disposal, Outlet, Site
 from .registry import register_disposal
 
 
@@ -12,6 +11,6 @@ from .registry import register_disposal
 class Drop(Disposal):
     """Tokens that leave are gone: their slots are overwritten."""
 
-    def outlet(self, store: Store) -> Outlet:
+    def outlet(self, site: Site) -> Outlet:
         """See `Disposal.outlet`."""
         return Outlet()

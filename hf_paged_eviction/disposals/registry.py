@@ -10,7 +10,7 @@ DisposalClass = TypeVar("DisposalClass", bound=type[Disposal])
 
 #: All of them.
 DISPOSALS: Registry[Disposal] = Registry(
-    Kind("disposal", "disposals", "drop"),
+    Kind("disposal", "disposals", "recall(blocks=16)"),
     Disposal,  # type: ignore[type-abstract]
 )
 

@@ -516,6 +516,24 @@ class BlockTable:
             scores = scores.masked_fill(self._all_positions() < 0, float("nan"))
         return self._in_blocks(scores, float("nan")).mean(-1)
 
+    def last_places(self) -> Tensor:
+        """`[B, S, C / P]` positions of the tokens in the last slot of each block, as far as they are written down."""
+        positions = self.tokens.positions
+        if self.phase.order is not None:
+            positions = positions.gather(-1, self.phase.order)
+        return positions[..., self.block_size - 1 :: self.block_size]
+
+    def slots_of(self, blocks: Tensor) -> Tensor:
+        """Slots `[B, S, n, P]` of the logical blocks `[B, S, n]`."""
+        slots = blocks[..., None] * self.block_size + torch.arange(self.block_size, device=self.device)
+        return slots if self.phase.order is None else self.phase.order.gather(-1, slots.flatten(2)).view_as(slots)
+
+    def align(self) -> None:
+        """Let blocks begin where positions are multiples of `P`: full rows go on inside their last block."""
+        inside = (self.counters.seen - self.phase.pads) % self.block_size
+        full = self.phase.full_at <= self.counters.seen
+        self._enter(replace(self.phase, full_at=self.phase.full_at - inside[:, None] * full))
+
     def rank_of_blocks(self) -> Tensor:
         """`[B, S, C / P]` int64: the lowest goes first, `KEEP` for blocks that may not go."""
         scores, positions = self.block_scores(), self.blocks()

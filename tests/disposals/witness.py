@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from hf_paged_eviction import Disposal
-from hf_paged_eviction.disposals import Held, Outlet
+from hf_paged_eviction.disposals import Held, Outlet, Site
 from hf_paged_eviction.parts import map_tensors
 from hf_paged_eviction.store.fixed import static_zeros
-from hf_paged_eviction.store.store import Store
 
 MOST = 256  # positions that a test may use
 
@@ -94,7 +93,7 @@ class Witness(Disposal):
 
     name = "witness"
 
-    def outlet(self, store: Store) -> WitnessOutlet:
+    def outlet(self, site: Site) -> WitnessOutlet:
         return WitnessOutlet()
 
 
