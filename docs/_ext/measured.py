@@ -227,8 +227,8 @@ def serving(_: str) -> str:
         table(header, rows, numbers_from=1)
         + f"\n\n(`python benchmarks/serving.py`: {settings['requests']} requests with prompts of {prompts} tokens and "
         f"answers of {answers}, a pool of {settings['pages']} pages of {settings['page_size']} tokens, "
-        f"`{settings['policy']}`, a Llama of 4 layers with random weights; {machine('serving')}. The machine was shared "
-        "with other work, so that seconds are long; CPU seconds are those of this process.)\n\n"
+        f"`{settings['policy']}`, a Llama of 4 layers with random weights; {machine('serving')}. The machine was "
+        "shared with other work, so that seconds are long; CPU seconds are those of this process.)\n\n"
         f"Bookkeeping, which is all that eviction adds to a decode step, took {taken} requests of "
         f"{found['bookkeeping']['budget']} tokens live."
     )
