@@ -15,12 +15,14 @@ from hf_paged_eviction.queries.attention import PAGED_EVICTION
 from .budgets import FULL, Budget, parse_budgets
 from .environment import best_device
 from .errors import UserError
-from .options.evaluate import EvalOptions, whole_number
+from .options.base import flag
+from .options.evaluate import EvalOptions, TaskFileOptions, whole_number
 from .options.model import ModelOptions
 from .policy_names import ALL, ORACLE, choose_policies, needs_queries, split_name
 from .presets import get_preset
-from .prompting.suites import expand, is_generated
+from .prompting.suites import expand, is_generated, own_names
 from .settings import EMBEDDED, Settings, TaskSettings, TextSettings
+from .task_files import TaskFile
 
 LENGTH, TEXT_LENGTH, TEXT_LIMIT = 1024, 2048, 8
 S_co = TypeVar("S_co", bound=Settings, covariant=True)
@@ -50,7 +52,14 @@ def task_requests(options: EvalOptions) -> list[Request[TaskSettings]]:
 
 def task_settings(options: EvalOptions) -> TaskSettings:
     """A run over tasks."""
-    tasks = expand(words(options.tasks))
+    files = [TaskFile.read(path, options) for path in options.task_file or ()]
+    own = own_names(files)
+    if not own and (
+        wrong := [flag(name) for name in TaskFileOptions.model_fields if getattr(options, name) is not None]
+    ):
+        raise UserError(f"{', '.join(wrong)}: about records of your own, say --task-file")
+    listed = words(options.tasks) if not own or "tasks" in options.model_fields_set else []
+    tasks = tuple(dict.fromkeys([*expand([name for name in listed if name not in own]), *own]))
     if not tasks:
         raise UserError(f"no task given (--tasks {options.tasks!r}): for example --tasks suite")
     generated = [task for task in tasks if is_generated(task)]
@@ -63,6 +72,7 @@ def task_settings(options: EvalOptions) -> TaskSettings:
         **options.common(TaskSettings),
         **shared,
         "tasks": tasks,
+        "task_file": tuple(map(str, options.task_file or ())),
         "lengths": lengths(options.length or str(LENGTH)) if generated else (),
         # Chunks are compressed one after the other: no two caches see the same.
         "share_prefill": options.share_prefill and options.prefill_chunk_size is None,

@@ -37,10 +37,12 @@ class TaskSettings(Settings, TaskOptions, MetricOptions):
     Attributes:
         tasks: names, groups already expanded.
         lengths: tokens per prompt of the generated tasks; the others have their own.
+        task_file: files with tasks of the user.
     """
 
     tasks: tuple[str, ...]
     lengths: tuple[int, ...] = (1024,)
+    task_file: tuple[str, ...] = ()
 
 
 class TextSettings(Settings, TextOptions):

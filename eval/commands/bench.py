@@ -58,6 +58,11 @@ The throughput test of the PagedEviction paper, and a small version of it
   paged-eviction bench --preset paper-throughput --model 100m --requests 2 --input-tokens 64 --output-tokens 128 \
 --budgets 64
 
+Continuous batching with a fixed pool of pages, with budgets and without: requests and tokens per second, live \
+requests, preemptions, time to the first token
+
+  paged-eviction bench --preset serving --threads 1
+
 The goals of the project, each with a verdict: on any CPU, on one H200
 
   paged-eviction bench --preset cpu --threads 1
@@ -80,7 +85,11 @@ def bench(options: BenchOptions) -> bool:
 
     Exit status 1 if something that was asked for could not be measured.
     """
+    output = options.output or Path("results") / (f"bench_{options.preset}" if options.preset else "bench")
+    if options.preset == "serving":
+        from ..bench.serving.preset import run as run_preset
+
+        return run_preset(options, output)
     from ..bench.request import read, run
 
-    output = options.output or Path("results") / (f"bench_{options.preset}" if options.preset else "bench")
     return run(read(options), output, options.again, options.profile)

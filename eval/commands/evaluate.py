@@ -36,12 +36,18 @@ The experiments of the PagedEviction paper, ten samples of each task
 
   paged-eviction eval --preset paper --limit 10
 
+Records of your own; the gzipped JSON lines of lost-in-the-middle need no more than their name
+
+  paged-eviction eval --task-file nq-open-20_total_documents_gold_at_9.jsonl.gz --limit 100
+
+  paged-eviction eval --task-file my.csv --template '{{ report }}|||{{ question }}' --answers answer --metric qa_f1
+
 How well texts are predicted
 
   paged-eviction eval --text book.txt articles.jsonl --budgets 256,512,full
 """
 #: Options that mean nothing with, or without, --text.
-TASKS_ONLY = {"preset", "tasks", *TaskOptions.model_fields, *MetricOptions.model_fields}
+TASKS_ONLY = {"preset", "tasks", "task_file", *TaskOptions.model_fields, *MetricOptions.model_fields}
 TEXTS_ONLY = {*TextOptions.model_fields}
 
 
@@ -53,7 +59,8 @@ def register(app: typer.Typer) -> None:
 def evaluate(options: EvalOptions) -> bool:
     """Run every policy at every budget; print tables; write rows, settings, costs and plots.
 
-    Rows are written as they are finished: a run that was stopped, by whatever, is continued by the same command.
+    Rows are written as they are finished: a run that was stopped, by whatever, is continued by the same command. With
+    more policies, budgets, tasks, lengths or a higher --limit, it computes what is missing in the folder.
     """
     return run(options)
 

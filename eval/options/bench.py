@@ -94,7 +94,7 @@ class BenchOptions(StepOptions, ThroughputOptions):
     preset: str | None = option(
         None,
         "cpu or h200: the goals of the project on such a machine. paper-throughput: 1,024 tokens in, 8,192 out, 64 "
-        "requests, budget 1,024. Other options replace parts of it.",
+        "requests, budget 1,024. serving: continuous batching. Other options replace parts of it.",
         panel="What is measured",
     )
     profile: Path | None = option(

@@ -21,6 +21,9 @@ class CacheOptions(Options):
         0, "The same for a prefix that you know, such as a system prompt; the larger of the two counts.", at_least=0
     )
     recent_tokens: int | None = option(None, "Newest tokens that are never evicted.", at_least=0, shown="one block")
+    positions: Literal["text", "cache"] = option(
+        "text", "Where held tokens stand: at their place in the text, or one after the other."
+    )
     disposal: str = option("drop", "What becomes of evicted tokens, with parameters.", metavar="NAME")
 
     @property

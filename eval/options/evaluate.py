@@ -57,7 +57,24 @@ class RunOptions(Options):
     )
 
 
-class TaskOptions(Options):
+class TaskFileOptions(Options):
+    """What makes a task of a file of records."""
+
+    panel: ClassVar[str] = "A task of your own"
+
+    template: str | None = option(
+        None,
+        "How a prompt is made of the fields of a record, in Jinja: '{{ context }}|||Question: {{ question }}'. What "
+        "stands before ||| is compressed, what stands after it is the question.",
+        metavar="TEXT|@FILE",
+        shown="by the names of the fields",
+    )
+    metric: str | None = option(None, "What scores an answer.", metavar="NAME", shown="qa_f1")
+    max_new_tokens: int | None = option(None, "Most tokens of an answer.", at_least=1, shown="64")
+    answers: str | None = option(None, "The field of the right answers.", metavar="FIELD", shown="answers, answer, ...")
+
+
+class TaskOptions(TaskFileOptions):
     """What runs over tasks are told besides."""
 
     panel: ClassVar[str] = TASKS
@@ -83,7 +100,10 @@ class TaskOptions(Options):
         panel=PROMPTS,
     )
     chat_template: Literal["auto", "always", "never"] = option(
-        "auto", "auto: as LongBench does, not for few-shot and code tasks.", panel=PROMPTS
+        "auto",
+        "auto, always or never; auto: as LongBench does, not for few-shot and code tasks.",
+        metavar="WHEN",
+        panel=PROMPTS,
     )
     prefill_chunk_size: int | None = option(
         None,
@@ -172,6 +192,13 @@ class EvalOptions(ModelOptions, CacheOptions, RunOptions, TaskOptions, MetricOpt
         "e13, v2.",
         metavar="A,B,...",
         panel=TASKS,
+    )
+    task_file: list[File] | None = option(
+        None,
+        "Records of your own: JSON lines (also gzipped), JSON, CSV or Parquet; or a YAML file that names data, "
+        "template, metric and max_new_tokens. The task is called like the file. Without --tasks it runs alone.",
+        metavar="FILE",
+        panel="A task of your own",
     )
     length: Numbers | None = option(
         None,

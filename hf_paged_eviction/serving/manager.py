@@ -26,6 +26,8 @@ class BoundedManager(ContinuousBatchingManager):  # type: ignore[misc]
         ValueError: the configuration asks for what would change answers.
     """
 
+    num_return_sequences: int
+
     def __init__(
         self,
         model: Any,
@@ -40,7 +42,7 @@ class BoundedManager(ContinuousBatchingManager):  # type: ignore[misc]
         super().__init__(model, generation_config, config, workload_hints)
         # transformers reads a prompt up to its last token, then forks it. Each child reads the prompt itself here, so
         # that it is cut as a request alone is.
-        self._children: int = vars(self)["num_return_sequences"] - 1
+        self._children = self.num_return_sequences - 1
         self.num_return_sequences = 1
 
     def add_request(

@@ -120,6 +120,8 @@ def test_what_verify_says() -> None:
     assert report.ok
     assert report.rotation == look_at_rotation(models.shared("llama"))
     assert str(report.rotation) in str(report)
+    assert report.distances is not None
+    assert str(report.distances) in str(report)
     assert not replace(report, rotation=Rotation(0.5, 1e-3)).ok
     assert str(look_at_rotation(models.shared("llama"))).startswith("rotation of keys: known, undoing it leaves ")
     latent = look_at_rotation(models.shared("deepseek_v3"))

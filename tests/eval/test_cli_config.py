@@ -59,6 +59,12 @@ heads: separate
 sink-tokens: 64
 recent-tokens: 64
 disposal: drop
+positions: cache
+task-file: [mine.jsonl]
+template: x
+metric: qa_f1
+max-new-tokens: 9
+answers: gold
 protected-prefix: 5
 tasks: [paper, niah]
 length: [512, 1024]

@@ -35,6 +35,12 @@ def test_every_option_of_a_cache_is_one_of_every_command_that_makes_caches(comma
     assert all(name in kind.model_fields for kind in (Settings, BenchSettings, ChatOptions))
 
 
+@pytest.mark.parametrize("command", ["eval", "chat", "bench", "verify", "calibrate", "score", "report"])
+def test_names_of_options_fit_80_columns(command: str) -> None:
+    shown = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "80"}).output
+    assert "Usage" in shown and "…" not in shown and max(map(len, shown.splitlines())) <= 80
+
+
 def test_options_of_a_cache_reach_it(model: Any) -> None:
     options = EvalOptions(block_size=8, heads="separate", sink_tokens=0, protected_prefix=20, budgets="1%,full")
     settings = task_settings(options)

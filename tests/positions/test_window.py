@@ -85,7 +85,9 @@ def test_models_without_distances_are_left_in_peace() -> None:
     model = models.build("llama4", max_position_embeddings=40)
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
-        feed(model, cache_of(model), 0, 60)
+        cache = cache_of(model)
+        feed(model, cache, 0, 60)
+    assert cache.get_seq_length() > model.config.max_position_embeddings
 
 
 def test_the_way_out_is_not_shown_where_there_is_none() -> None:

@@ -128,5 +128,7 @@ def batching(model: PreTrainedModel, config: Any, **options: Any) -> Any:
         manager = model.init_continuous_batching(greedy(20), config)
         manager.current_batch = 0
         manager._wake_up_loop.wait = lambda timeout=None: None  # there is no other thread to wait for
-        manager.batch_processor = manager._create_batch_processor()
+        processor = manager.batch_processor = manager._create_batch_processor()
+        # What was never written must never be read.
+        processor.cache.cache_tensor.view(model.dtype).fill_(float("nan"))
         yield Batching(manager, manager.batch_processor)

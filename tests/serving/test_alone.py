@@ -11,6 +11,7 @@ from driving import Batching, alone, batching, greedy, model_of, pool, texts
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.serving import paged_batching
 
 pytestmark = pytest.mark.skipif(bool(driving.UNSERVED), reason=driving.UNSERVED)
@@ -73,10 +74,11 @@ def test_any_schedule(arrivals: list[int], pages: int, page_size: int, tokens: i
     assert set(turned.answers) >= {str(index) for index in range(len(LENGTHS)) if index not in cancels}
 
 
-@pytest.mark.parametrize("policy", ["paged_eviction", "lagkv", "random"])
-def test_policies(policy: str) -> None:
-    options = OPTIONS | {"policy": policy, "protected_prefix": 9, "recent_tokens": 10}
-    turned = run(options, pool(8), [0, 0, 3, 4, 11, 30], {})
+@pytest.mark.parametrize(("policy", "chunk"), [("paged_eviction", 16), ("lagkv", 5), ("random", 48)])
+def test_policies(policy: str, chunk: int) -> None:
+    """Policies on keys and values, on all tokens together, on positions and layers; chunks beyond the budget, too."""
+    options = OPTIONS | {"policy": policy, "protected_prefix": 9, "recent_tokens": 10, "prefill_chunk_size": chunk}
+    turned = run(options, pool(8, tokens=chunk + 4), [0, 0, 3, 4, 11, 30], {})
     assert not differing(turned, options)
     assert len(turned.answers) == len(LENGTHS)
 
@@ -133,23 +135,22 @@ def test_large_budget_is_stock() -> None:
     assert tokens[0] != tokens[2]  # the control: a small budget is not without effect
 
 
-def test_victims_are_the_same() -> None:
-    """Not the tokens alone: every layer holds the same positions as `PagedEvictionCache`."""
-    from hf_paged_eviction import PagedEvictionCache
-
-    model, prompt = model_of(), texts([70])[0]
-    cache = PagedEvictionCache(model.config, **OPTIONS)
+@pytest.mark.parametrize(("policy", "recent"), [("keydiff", 9), ("paged_eviction", 1)])
+def test_victims_are_the_same(policy: str, recent: int) -> None:
+    """Not the tokens alone: every layer holds the same positions as `PagedEvictionCache`, in the same slots."""
+    model, prompt, options = model_of(), texts([70])[0], OPTIONS | {"policy": policy, "recent_tokens": recent}
+    cache = PagedEvictionCache(model.config, **options)
     ids = torch.tensor([prompt])
     model.generate(
         ids,
         attention_mask=torch.ones_like(ids),
         past_key_values=cache,
-        generation_config=greedy(30, prefill_chunk_size=driving.CHUNK),
+        generation_config=greedy(70, prefill_chunk_size=driving.CHUNK),
     )
     expected = torch.stack([layer.positions[0, 0] for _, layer in cache.paged_layers])
-    with batching(model, pool(8), **OPTIONS) as turned:
-        turned.add("0", prompt, 30)
+    with batching(model, pool(8), **options) as turned:
         turned.add("1", texts([40], seed=1)[0], 80)
+        turned.add("0", prompt, 70)
         while "0" not in turned.answers:
             number = turned.bounded.seats.taken["0"].number if "0" in turned.bounded.seats else 0
             turned.step()

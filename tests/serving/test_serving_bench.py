@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import driving
 import pytest
 
@@ -19,13 +22,16 @@ SMALL = serving.ServingSettings(
     page_size=16,
     batch_tokens=40,
     chunk=32,
+    shape={
+        "vocab_size": 64,
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "eos_token_id": None,
+    },
 )
-
-
-@pytest.fixture(autouse=True)
-def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
-    small = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    monkeypatch.setattr(serving, "SHAPE", serving.SHAPE | small | {"num_key_value_heads": 1, "vocab_size": 64})
 
 
 def test_full_and_budget() -> None:
@@ -51,3 +57,25 @@ def test_the_trace_is_the_same_each_time() -> None:
     assert serving.trace(SMALL) == serving.trace(SMALL)
     lengths = [len(arrival.prompt) for arrival in serving.trace(SMALL)]
     assert min(lengths) >= 16 and max(lengths) <= 120 and len(set(lengths)) > 4
+
+
+def test_preset(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from typer.testing import CliRunner
+
+    from hf_paged_eviction_eval.bench.serving import preset
+    from hf_paged_eviction_eval.commands import app
+
+    asked: list[Any] = []
+    monkeypatch.setattr(preset, "ServingSettings", lambda **changes: asked.append(changes) or SMALL)
+    monkeypatch.setattr(preset, "run_bookkeeping", lambda settings, say: {})
+    words = ["bench", "--preset", "serving", "--budgets", "32,64", "--output", str(tmp_path)]
+    result = CliRunner().invoke(app, words, env={"COLUMNS": "120"})
+    assert result.exit_code == 0, result.output
+    assert asked == [{"budgets": (32, 64)}]
+    assert "budget 32" in result.stdout and "preempted" in result.stdout
+    written = json.loads((tmp_path / "summary.json").read_text("utf-8"))
+    assert set(written) == {"settings", "runs", "bookkeeping", "environment"}
+    again = CliRunner().invoke(app, words, env={"COLUMNS": "120"})
+    assert again.exit_code == 2 and "--again" in again.stderr
+    wrong = CliRunner().invoke(app, [*words, "--contexts", "64"], env={"COLUMNS": "120"})
+    assert wrong.exit_code == 2 and "--contexts" in wrong.stderr
