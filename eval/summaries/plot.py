@@ -140,7 +140,7 @@ def perplexity_by_position(curves: Sequence[Curve], length: int, window: int | N
             )
         if length >= 10_000:  # numbers of six digits would run into each other
             axes.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]))
-            axes.xaxis.set_major_formatter(lambda tokens, _: f"{tokens / 1000:g}k")
+            axes.xaxis.set_major_formatter(lambda tokens, _: f"{tokens / 1000:g}k" if tokens else "0")
     return finish(figure, panels, columns, "position in the text (tokens)", "perplexity")
 
 
