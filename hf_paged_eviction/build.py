@@ -19,6 +19,7 @@ from .policies import EvictionPolicy
 from .policies.scorer import Heads
 from .queries.attention import PAGED_EVICTION
 from .rotary import Rotary
+from .store.codec import Codec
 from .store.sliding import StaticSlidingLayer
 from .table.budget import BlockBudget, whole_number
 from .table.steps import StaticSteps
@@ -30,6 +31,7 @@ class LayerBuilder:
     Args:
         sizes: what the user asked for.
         policy, heads, allocator, static: of the cache.
+        bits: of keys and of values.
 
     Raises:
         ValueError: they do not go together.
@@ -42,6 +44,7 @@ class LayerBuilder:
         heads: Heads,
         allocator: BudgetAllocator,
         static: bool = False,
+        bits: tuple[int | None, int | None] = (None, None),
     ) -> None:
         if sizes.tokens is None and not isinstance(allocator, Uniform):
             raise ValueError(f"The allocator {allocator.name!r} needs budget= in tokens, not keep_ratio=.")
@@ -55,13 +58,29 @@ class LayerBuilder:
         self._sizes, self._policy, self._allocator, self._static = sizes, policy, allocator, static
         self.cascade = Cascade(allocator, sizes) if isinstance(allocator, LayerAllocator) else None
         self._heads: Heads = heads
+        self._bits = bits
 
-    def _make(self, budget: BlockBudget, index: int, padding: Padding, share: HeadShare, rotary: Rotary | None) -> Any:
+    def _codecs(self, config: Any) -> tuple[Codec, Codec] | None:
+        """For all layers alike."""
+        keys, values = self._bits
+        # What latent attention (MLA) hands over as values are keys too.
+        return None if keys is values is None else (Codec(keys, True), Codec(values, is_latent_attention(config)))
+
+    def _make(
+        self,
+        budget: BlockBudget,
+        index: int,
+        padding: Padding,
+        share: HeadShare,
+        rotary: Rotary | None,
+        codecs: tuple[Codec, Codec] | None,
+    ) -> Any:
         own_size = not isinstance(self._allocator, Uniform)
         layer = PagedLayer(
             *(budget, self._policy, self._heads, index, padding, share, rotary),
             masks_itself=own_size,
             static=self._static,
+            codecs=codecs,
         )
         if self.cascade is not None:
             layer.quota = RowQuota(self.cascade, layer)
@@ -77,12 +96,12 @@ class LayerBuilder:
         """
         paged = [index for index, layer in enumerate(plan) if is_paged(layer)]
         budgets = dict(zip(paged, layer_budgets(self._sizes, self._allocator, len(paged)), strict=True))
-        rotaries = self._rotaries(config, paged)
+        rotaries, codecs = self._rotaries(config, paged), self._codecs(config)
         layers = []
         for index, layer in enumerate(plan):
             if index in budgets:
                 share, rotary = HeadShare.of(config, index), rotaries.get(index)
-                made = self._make(budgets[index], index, padding, share, rotary)
+                made = self._make(budgets[index], index, padding, share, rotary, codecs)
                 layers.append(made if layer is None else HybridLayer(made, layer))
             else:
                 layers.append(static_layer(layer, index) if self._static else layer)

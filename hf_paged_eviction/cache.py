@@ -29,6 +29,7 @@ from .policies import EvictionPolicy, make_policy
 from .policies.scorer import Heads
 from .queries.attention import PAGED_EVICTION, ModelAttention, forget_handover, hand_over, unattended
 from .stats import CacheStats, LayerStats, readable_bytes
+from .store.codec import check_bits
 from .store.pool import StoragePool
 from .store.tensors import byte_count
 from .table.budget import BlockBudget
@@ -70,6 +71,10 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         pool: where storage comes from and `release` brings it back to; for services that make a cache per request.
         record_past: hold new tokens back until `crop` or the next forward, so that they can be taken back exactly.
             transformers 5.14 and later switches this on by itself for assisted decoding; earlier ones do not.
+        bits: 8, 4 or 2: keep keys and values in so many bits per number, rounded token by token, and decode them for
+            each forward; a pair `(keys, values)` gives each its own. The first `sink_tokens` (or `protected_prefix`)
+            and the newest `block_size` tokens of a row stay as they came. None = the model's own type. The budget
+            still counts tokens; `stats` tells the bytes.
 
     Raises:
         TypeError, ValueError: sizes, policy or model that cannot work; the message says what would.
@@ -91,13 +96,14 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         static: bool = False,
         pool: StoragePool | None = None,
         record_past: bool = False,
+        bits: int | tuple[int | None, int | None] | None = None,
         _inside_encoder_decoder: bool = False,
     ) -> None:
         check_config(config)
         check_flag("static", static)
         check_flag("record_past", record_past)
         check_instance("pool", pool, StoragePool)
-        scorer, shares = make_policy(policy), make_allocator(allocator)
+        scorer, shares, precision = make_policy(policy), make_allocator(allocator), check_bits(bits)
         if isinstance(budget, Sequence) and not isinstance(budget, str | bytes):
             budget, shares = given_shares(budget, shares)
         sizes = BlockBudget.validate(cast(int | None, budget), keep_ratio, block_size, sink_tokens, protected_prefix)
@@ -126,7 +132,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         # The decoder's own prompt is a start token: no pads to be told of.
         self._padding = Padding(attention_mask, expected=not _inside_encoder_decoder)
         self._masks = MaskWatch()
-        builder = LayerBuilder(sizes, scorer, heads, shares, static)
+        builder = LayerBuilder(sizes, scorer, heads, shares, static, precision)
         self._cascade = builder.cascade
         Cache.__init__(self, layers=builder.fill(plan, self._padding, config))
         self._cohorts = Cohorts([layer for _, layer in self.paged_layers])

@@ -16,9 +16,9 @@ from .queries.listener import Listener
 from .queries.observer import Observer, Queries
 from .queries.ring import QueryRing
 from .rotary import Rotary
-from .store.fixed import FixedStore
+from .store.codec import Codec
+from .store.coded import CodedStore, make_store
 from .store.pending import Pending
-from .store.store import Store
 from .table.budget import BlockBudget
 from .table.cohort import Cohorts
 from .table.ranking import KEEP, best_tokens, best_within, rank_keys
@@ -53,6 +53,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         masks_itself: the model's own mask does not fit this layer, whose number of tokens is not that of the others.
         static: take single tokens without a branch or a counter, see `StaticSteps`. A single token then gets the whole
             storage back, slots that are not in use yet included: the mask hides them.
+        codecs: of keys and of values, where they are kept in few bits.
     """
 
     is_sliding = False
@@ -72,6 +73,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         *,
         masks_itself: bool = False,
         static: bool = False,
+        codecs: tuple[Codec, Codec] | None = None,
     ) -> None:
         self.is_initialized = False
         self.is_compileable = static
@@ -82,7 +84,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.layer_idx = layer_idx
         self._scorer = Scorer(policy, heads, layer_idx, share, rotary)
         self.padding = padding if padding is not None else Padding()
-        self.store: Store | FixedStore = FixedStore() if static else Store()
+        self.store = make_store(budget, static, codecs)
         self.quota = Quota()
         self.listener: Listener | None = None
         if policy.needs_queries or masks_itself:
@@ -276,9 +278,11 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         if self._holds_back(count):
             self._pending = Pending(keys, values, real)
             return self._read_with(table.held, key_states, value_states)
-        if count == 1 or (table.seen and not key_states.requires_grad):
-            return self._take(keys, values, real)
-        # The caller's own tensors carry a gradient, the storage does not.
+        if count == 1 or (table.seen and not key_states.requires_grad and not self.store.rounds):
+            every_slot = table.held == table.capacity
+            attended = self._take(keys, values, real)
+            return self._read(None if every_slot else table.held) if attended is None else attended
+        # The caller's own tensors carry a gradient and are not rounded, the storage is another matter.
         attended = self._read_with(table.held, key_states, value_states)
         self._take(keys, values, real)
         return attended
@@ -338,7 +342,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     # ---- append, overwrite, overflow ------------------------------------------------------------------------------
 
-    def _take(self, keys: Tensor, values: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _take(self, keys: Tensor, values: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor] | None:
+        """Hold new tokens. Returns all that they may attend to, where that was put together; else `_read` gives it."""
         table, count, listener = self.table, keys.shape[2], self.listener
         self.quota.scores = None
         waited = None if listener is None else listener.queries
@@ -352,12 +357,12 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         if self._overflows(count):
             return self._overflow(keys, values, real)
         if count == 1 and table.held == table.capacity:
-            returned = self._overwrite(keys, values, real)
+            self._overwrite(keys, values, real)
         else:
-            returned = self._append(keys, values, real)
+            self._append(keys, values, real)
         if waited is not None and listener is not None and count == 1:
             listener.observe_waiting_step(table, waited)
-        return returned
+        return None
 
     def _overflows(self, count: int) -> bool:
         """Whether `count` new tokens make the layer choose anew all that it holds."""
@@ -368,24 +373,38 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         # Pads in the middle have to move to the lowest slots before the first slot is overwritten.
         return room < 0 or (room == 0 and self.padding.irregular)
 
-    def _append(self, keys: Tensor, values: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _append(self, keys: Tensor, values: Tensor, real: Tensor | None) -> None:
         table, count, held = self.table, keys.shape[2], self.held
         self.store.grow(held, held + count, self.budget.block_size, self.budget.capacity)
-        self.store.append(held, keys, values)
-        table.append(count, real)
+        if not self.store.rounds:
+            self.store.append(held, keys, values)
+            table.append(count, real)
+        elif count == 1 and held:
+            self.store.overwrite(self._slot(held), keys, values, real)
+            table.append(count, real)
+            self._encode_block()
+        else:
+            self._encode()
+            table.append(count, real)
+            self.store.append(held, keys, values, table.positions)
+            self._note_scores(keys, values)
         if self.listener is not None:
             self.listener.observe_appended(table, held, count)
-        return self._read(table.held)
 
-    def _overwrite(self, keys: Tensor, values: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _slot(self, slot: int) -> Tensor:
+        """The same for all rows, `[B, 1, 1]`."""
+        return torch.full((self.table.rows, 1, 1), slot, dtype=torch.int64, device=self.table_device)
+
+    def _overwrite(self, keys: Tensor, values: Tensor, real: Tensor | None) -> None:
         table = self.table
         if table.victims_due:
             self.cohorts.of(self).choose_victims(real)
         self.store.overwrite(table.next_slot(), keys, values, real)  # a pad evicts nothing
         table.overwritten(real)
-        return self._read()
+        self._encode_block()
 
     def _overflow(self, keys: Tensor, values: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
+        self._encode()
         table, count = self.table, keys.shape[2]
         positions = table.positions_with(table.new_positions(count, real)[:, 0])
         full_k, full_v = self._read_with(table.held, keys, values)
@@ -524,6 +543,9 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     def score_slots(self, slots: Tensor | None) -> Tensor:
         """Scores `[B, S, n]` of the tokens in the slots `[B, S, n]`, or of all that are held."""
         table = self.table
+        if self.scores_early:
+            self._score_waiting()
+            return table.scores if slots is None else table.scores.gather(-1, slots)
         if slots is None:
             positions, keys, values = table.positions, *self.store.read(table.held)
         else:
@@ -540,13 +562,48 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         seen = positions[:, 0].amax(-1) + 1
         if listener is not None:
             listener.observe_overflow(positions, table.held)
-            known = listener.observer.statistics(positions)
-            return self._scorer(keys, values, positions, seen, known, listener.count, self._room)
+            if not self.scores_early:
+                known = listener.observer.statistics(positions)
+                return self._scorer(keys, values, positions, seen, known, listener.count, self._room)
         if not self.policy.token_local or table.held == 0:
             return self.score_alike(keys, values, positions, seen)
         table.refresh_scores(self.score_slots)
         new = self.score_alike(keys[:, :, -count:], values[:, :, -count:], positions[..., -count:], seen)
         return torch.cat([table.scores, new], dim=-1)
+
+    # ---- precision ------------------------------------------------------------------------------------------------
+
+    @property
+    def scores_early(self) -> bool:
+        """Whether tokens are scored when they come, since they will be rounded, and no more after that."""
+        return self.store.rounds and self.policy.token_local
+
+    def _encode_block(self) -> None:
+        """Encode the newest block, if it is full."""
+        if self.store.waiting == self.budget.block_size:
+            self._encode()
+
+    def _encode(self) -> None:
+        """Score and encode the single tokens that still wait for both."""
+        if self.store.waiting:
+            self._score_waiting()
+            self.store.encode()
+
+    def _score_waiting(self) -> None:
+        if not self.scores_early or not isinstance(self.store, CodedStore) or not self.store.waiting:
+            return
+        table, scores = self.table, self.table.tokens.scores
+        slots, keys, values, new = self.store.newest()
+        slots = slots[:, : scores.shape[1]]
+        found = self.score_alike(keys, values, table.positions.gather(-1, slots), table.seen - table.pads)
+        scores.scatter_(-1, slots, torch.where(new, found, scores.gather(-1, slots)))
+
+    def _note_scores(self, keys: Tensor, values: Tensor) -> None:
+        """Several tokens were appended."""
+        if self.scores_early:
+            table, count = self.table, keys.shape[2]
+            found = self.score_alike(keys, values, table.positions[..., -count:], table.seen - table.pads)
+            table.tokens.scores[:, :, table.held - count : table.held] = found
 
     # ---- another budget -------------------------------------------------------------------------------------------
 
@@ -573,6 +630,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def _fit(self) -> None:
         """Bring tokens and storage in line with the budget, or the quota, which has changed."""
+        self._encode()
         table = self.table
         if self.quota.unequal:
             self._fit_quota(table)
@@ -648,10 +706,12 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def _move(self, order: Tensor | None, count: int, pads: Tensor) -> None:
         """Take back `count` columns, the others being moved as `order` `[B, S, held]` says; see `BlockTable.shrink`."""
+        self._encode()
         table, held = self.table, self.held
         if order is not None:
             self.store.reorder(order)
         table.shrink(order, count, pads)
+        self.store.take_back(table.seen - table.pads)
         self.quota.scores = None
         if self.listener is not None:
             self.listener.observer.move(order, held, table.seen - table.pads, count)
@@ -700,7 +760,10 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         if self.listener is not None and self._ring is not None:
             table = self.table
             self.listener.prepare(table, 1, None)
-            self.listener.observe_step(table, self._ring.take(table.seen, self._read(table.held)[0]))
+            held = table.held if table.may_fill_block or not self.store.rounds else 0  # to read is to decode
+            self.listener.observe_step(table, self._ring.take(table.seen, self._read(held)[0]))
+        self.store.wrote()
+        self._encode_block()
 
     def sort_pads(self) -> bool:
         """Bring pads in the middle of the text to the lowest slots, if the next token takes the last free slot.

@@ -39,7 +39,7 @@ class FixedStore(Store):
 
     def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
         """See `Store.map_rows`; as many rows as before (beams) stay at the same address."""
-        old = self.tensors
+        old = self._both
         new = change(old[0]), change(old[1])
         if new[0].shape == old[0].shape:
             old[0].copy_(new[0])

@@ -13,29 +13,47 @@ class Store:
     """Keys and values in one tensor each, which is made anew as rarely as possible. It grows as it fills.
 
     Attributes:
-        keys, values: `[batch, kv_heads, slots, dim]`, used or not; None before the first forward.
+        rounds: whether tokens are kept in fewer bits than they came in.
+        waiting: how many of the newest tokens wait for `encode`.
         pool: where tensors come from and go to; None = they are made for this layer.
         dtype, device: of keys and values, None before the first forward.
     """
 
+    rounds = False
+    waiting = 0
+
     def __init__(self) -> None:
-        self.keys: Tensor | None = None
-        self.values: Tensor | None = None
+        self._keys: Tensor | None = None
+        self._values: Tensor | None = None
         self.pool: StoragePool | None = None
         self.dtype: torch.dtype | None = None
         self.device: torch.device | None = None
 
     @property
-    def tensors(self) -> tuple[Tensor, Tensor]:
-        """Keys and values, `[batch, kv_heads, slots, dim]`, used or not."""
-        if self.keys is None or self.values is None:
+    def keys(self) -> Tensor | None:
+        """`[batch, kv_heads, slots, dim]`, used or not; None before the first forward."""
+        return self._keys
+
+    @property
+    def values(self) -> Tensor | None:
+        """As `keys`."""
+        return self._values
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What is kept of all slots, used or not, `[batch, kv_heads, slots, ...]` each: keys and values."""
+        return self._both
+
+    @property
+    def _both(self) -> tuple[Tensor, Tensor]:
+        if self._keys is None or self._values is None:
             raise RuntimeError("The cache is empty: run a forward first.")
-        return self.keys, self.values
+        return self._keys, self._values
 
     @property
     def bytes(self) -> int:
         """Of all slots, used or not."""
-        return byte_count(self.keys, self.values)
+        return byte_count(self._keys, self._values)
 
     @property
     def slots(self) -> int:
@@ -53,7 +71,7 @@ class Store:
 
     def start(self, keys: Tensor, values: Tensor, least: int, most: int) -> None:
         """Make room for `least` tokens of states like these, unless what an earlier prompt left has it."""
-        if not (serves(self.keys, keys, least, most) and serves(self.values, values, least, most)):
+        if not (serves(self._keys, keys, least, most) and serves(self._values, values, least, most)):
             self.make(keys, values, least)
 
     def make(self, keys: Tensor, values: Tensor, slots: int) -> None:
@@ -75,13 +93,13 @@ class Store:
     def put(self, keys: Tensor | None, values: Tensor | None) -> None:
         """Use these tensors from now on; the old ones go back to the pool."""
         if self.pool is not None:
-            old = [states for states in (self.values, self.keys) if states is not None]
+            old = [states for states in (self._values, self._keys) if states is not None]
             self.pool.give(*(states for states in old if states is not keys and states is not values))
-        self.keys, self.values = keys, values
+        self._keys, self._values = keys, values
 
     def move(self, slots: int, held: int) -> None:
         """To tensors of another size, with the first `held` slots."""
-        old = self.tensors
+        old = self._both
         new = self.new(*old, slots)
         for target, states in zip(new, old, strict=True):
             target[:, :, :held] = states[:, :, :held]
@@ -108,24 +126,28 @@ class Store:
 
         Not to be written to: views here, made for the caller where a store keeps something else than it was given.
         """
-        keys, values = self.tensors
+        keys, values = self._both
         return (keys, values) if held is None else (keys[:, :, :held], values[:, :, :held])
 
     def at(self, slots: Tensor) -> tuple[Tensor, Tensor]:
         """As `read`, of the slots `[batch, 1 or kv_heads, n]` alone."""
-        keys, values = self.tensors
+        keys, values = self._both
         return gather_slots(keys, slots), gather_slots(values, slots)
 
-    def append(self, start: int, keys: Tensor, values: Tensor) -> None:
-        """Write new states to the slots from `start` on."""
+    def append(self, start: int, keys: Tensor, values: Tensor, positions: Tensor | None = None) -> None:
+        """Write new states to the slots from `start` on.
+
+        Args:
+            positions: `[batch, 1 or sets, start + n]` of the tokens that are held then, where the store `rounds`.
+        """
         count = keys.shape[2]
-        storage_k, storage_v = self.tensors
+        storage_k, storage_v = self._both
         storage_k.narrow(2, start, count).copy_(keys)
         storage_v.narrow(2, start, count).copy_(values)
 
     def overwrite(self, slot: Tensor, keys: Tensor, values: Tensor, real: Tensor | None) -> None:
         """Write a single token to the slot `[batch, sets, 1]`; not in rows that `real` `[batch, 1]` says are pads."""
-        storage_k, storage_v = self.tensors
+        storage_k, storage_v = self._both
         index_k = slot_index(slot, storage_k)
         index_v = index_k if storage_v.shape == storage_k.shape else slot_index(slot, storage_v)
         if real is not None:
@@ -137,11 +159,14 @@ class Store:
 
     def write(self, slot: Tensor, keys: Tensor, values: Tensor) -> None:
         """As `overwrite`, to the slot `[batch, sets]`, for compiled code."""
-        for states, new in zip(self.tensors, (keys, values), strict=True):
+        for states, new in zip(self._both, (keys, values), strict=True):
             rows, heads = states.shape[:2]
             row, head = torch.arange(rows, device=states.device)[:, None], torch.arange(heads, device=states.device)
             # Not scatter_, for which inductor copies the whole storage.
             states.index_put_((row, head, slot), new.detach().to(states.dtype)[:, :, 0])
+
+    def wrote(self) -> None:
+        """Compiled code has called `write`."""
 
     def keep(self, keys: Tensor, values: Tensor, kept: Tensor, held: int, positions: Tensor, anew: bool) -> None:
         """Hold what stands at `kept` `[batch, sets, n]` in these states, and nothing else.
@@ -151,7 +176,7 @@ class Store:
             positions: `[batch, sets, n]` of the kept tokens, -1 for pads and dead slots.
             anew: whether other tensors are needed: for another number of slots, or where the states are views of these.
         """
-        storage_k, storage_v = self.new(*self.tensors, kept.shape[-1]) if anew else self.tensors
+        storage_k, storage_v = self.new(*self._both, kept.shape[-1]) if anew else self._both
         torch.gather(keys, 2, slot_index(kept, keys), out=storage_k)
         torch.gather(values, 2, slot_index(kept, values), out=storage_v)
         self.put(storage_k, storage_v)
@@ -161,11 +186,17 @@ class Store:
         for states in self.tensors:
             states[:, :, : order.shape[-1]] = gather_slots(states, order)
 
+    def take_back(self, left: Tensor) -> None:
+        """Of each row the first `left` `[batch]` real tokens remain."""
+
+    def encode(self) -> None:
+        """Bring the newest tokens into the form in which they are kept, where that is put off."""
+
     # ---- rows and life --------------------------------------------------------------------------------------------
 
     def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
         """Apply an indexing of dimension 0."""
-        keys, values = self.tensors
+        keys, values = self._both
         self.put(change(keys), change(values))
 
     def clear(self) -> None:
@@ -173,12 +204,12 @@ class Store:
 
     def offload(self) -> None:
         """Move keys and values to the CPU."""
-        if self.keys is not None and self.values is not None:
-            self.keys = self.keys.to("cpu", non_blocking=True)
-            self.values = self.values.to("cpu", non_blocking=True)
+        if self._keys is not None and self._values is not None:
+            self._keys = self._keys.to("cpu", non_blocking=True)
+            self._values = self._values.to("cpu", non_blocking=True)
 
     def prefetch(self) -> None:
         """Bring keys and values back."""
-        if self.keys is not None and self.values is not None and self.keys.device != self.device:
-            self.keys = self.keys.to(self.device, non_blocking=True)
-            self.values = self.values.to(self.device, non_blocking=True)
+        if self._keys is not None and self._values is not None and self._keys.device != self.device:
+            self._keys = self._keys.to(self.device, non_blocking=True)
+            self._values = self._values.to(self.device, non_blocking=True)

@@ -21,6 +21,9 @@ class Member(Protocol):
     policy: Any
 
     @property
+    def scores_early(self) -> bool: ...
+
+    @property
     def rotary(self) -> Any: ...
 
     @property
@@ -210,5 +213,5 @@ def _score_together(layers: Sequence[Member]) -> ScoreSlots:
             torch.cat([layer.table.seen - layer.table.pads for layer in layers]),
         )
 
-    stackable = first.policy.token_local and not first.policy.by_layer
+    stackable = first.policy.token_local and not first.policy.by_layer and not first.scores_early
     return at_once if stackable and all(layer.rotary is first.rotary for layer in layers) else one_by_one

@@ -149,9 +149,14 @@ class BlockTable:
         """Whether the blocks of all rows are known to be full at the same time. Reads no tensor."""
         return len(self.counters.residues) == 1
 
+    @property
+    def may_fill_block(self) -> bool:
+        """Whether the last column may have filled the newest block of some row. Reads no tensor."""
+        return self.counters.seen % self.block_size in self.counters.residues
+
     def block_filled(self) -> Tensor | None:
         """`[B]` bool, rows in which some newest block is full; None where it is known that there is none."""
-        if self.counters.seen % self.block_size not in self.counters.residues:
+        if not self.may_fill_block:
             return None
         return ((self.counters.seen - self.phase.full_at) % self.block_size == 0).any(-1)
 
@@ -296,9 +301,10 @@ class BlockTable:
     def resize(self, capacity: int) -> None:
         """Another number of slots, more than are in use; the tokens stay in theirs."""
         self.write_back()
-        positions = self.tokens.positions[:, :, : self.held]
+        old, held = self.tokens, self.held
         self._make_room(capacity)
-        self.tokens.positions[:, :, : self.held] = positions
+        self.tokens.positions[:, :, :held] = old.positions[:, :, :held]
+        self.tokens.scores[:, :, :held] = old.scores[:, :, :held]
         self._grow_again(self.pads)
 
     def shrink(self, order: Tensor | None, count: int, pads: Tensor) -> None:
@@ -311,8 +317,9 @@ class BlockTable:
         self.write_back()
         counters = self.counters
         if order is not None:
-            held = self.tokens.positions[:, :, : counters.held]
-            held.copy_(held.gather(-1, order))
+            for numbers in (self.tokens.positions, self.tokens.scores):
+                held = numbers[:, :, : counters.held]
+                held.copy_(held.gather(-1, order))
         counters.held -= count
         counters.seen -= count
         counters.positions_until = counters.seen
