@@ -1,0 +1,163 @@
+"""A slow cache of few bits: everything is kept in full precision, and rounded when it is read.
+
+Which tokens a forward sees rounded follows from positions alone: all but the first `protected` of a row, the newest
+block before the forward, and the forward's own. The rounding is written out from its definition.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from functools import cache
+from itertools import groupby
+from random import Random
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from reference import Column, Recorder, _additive_mask, _forced_masks, _recorded, check_layer
+
+
+@cache
+def slow_turn(dim: int) -> Tensor:
+    """Entry by entry: a sign per channel, (-1) ** (common bits) for the power of two, cos + sin for the odd rest."""
+    odd = dim
+    while odd % 2 == 0:
+        odd //= 2
+    draw = Random(dim)
+    signs = [draw.choice((-1.0, 1.0)) for _ in range(dim)]
+    matrix = torch.zeros(dim, dim, dtype=torch.float64)
+    for row in range(dim):
+        for column in range(dim):
+            common = bin((row // odd) & (column // odd)).count("1")
+            angle = 2 * math.pi * (row % odd) * (column % odd) / odd
+            entry = (-1) ** common * (math.cos(angle) + math.sin(angle)) / math.sqrt(dim)
+            matrix[row, column] = signs[row] * entry
+    return matrix
+
+
+def slow_round(states: Tensor, bits: int | None, turned: bool) -> Tensor:
+    """`[..., dim]` as they are read after they were kept in so many bits."""
+    if bits is None:
+        return states
+    turn = slow_turn(states.shape[-1]).to(states) if turned else torch.eye(states.shape[-1]).to(states)
+    numbers, levels = states @ turn, 2**bits - 1
+    zero = numbers.min(-1, keepdim=True).values.half().to(states)
+    step = ((numbers.max(-1, keepdim=True).values - zero) / levels).half().to(states)
+    steps = torch.nan_to_num((numbers - zero) / step, 0.0, 0.0, 0.0).round().clamp(0, levels)
+    return (zero + steps * step) @ turn.T
+
+
+class RoundedRecorder(Recorder):
+    """Notes which tokens each forward may see as they came, and checks what the cache holds."""
+
+    def __init__(self, model: torch.nn.Module, cache: Any, bits: tuple[int | None, int | None], latent: bool) -> None:
+        super().__init__(model, cache)
+        self.bits, self.turned = bits, (True, latent)
+
+    def round(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        return slow_round(keys, self.bits[0], self.turned[0]), slow_round(values, self.bits[1], self.turned[1])
+
+    def _watch(self, index: int, layer: Any, update: Callable[..., Any]) -> Callable[..., Any]:
+        followed = super()._watch(index, layer, update)
+
+        def watched(keys: Tensor, values: Tensor, *args: Any, **kwargs: Any) -> Any:
+            result = followed(keys, values, *args, **kwargs)
+            taken_in_first = keys.shape[2] == 1 and not layer._waiting
+            stop = len(self.columns) if taken_in_first else len(self.columns) - len(self.new)
+            for column in self.new:
+                column.newest[index] = [
+                    sum(other.real[row] for other in self.columns[:stop]) - layer.budget.block_size
+                    for row in range(keys.shape[0])
+                ]
+            return result
+
+        return watched
+
+    def _check(self, layer: Any, index: int) -> None:
+        if not layer.held:
+            return
+        newest = layer.positions.amax((1, 2)) - layer.budget.block_size
+        protected = layer.budget.protected
+
+        def expect(column: Column, index: int, row: int, head: int, position: int) -> tuple[Tensor, Tensor]:
+            key, value = column.keys[index][row, head], column.values[index][row, head]
+            return (key, value) if position < protected or position > newest[row] else self.round(key, value)
+
+        check_layer(layer, self.columns, index, expect, 1e-6)
+        poison_codes(layer)
+
+
+def poison_codes(layer: Any) -> None:
+    """As `reference.poison_unused`, of codes."""
+    pads = (layer.positions < 0)[..., None]
+    for codes in layer.store.codes:
+        if codes.levels.shape[-1]:
+            codes.levels[:, :, layer.held :] = math.nan
+            held = codes.levels[:, :, : layer.held]
+            held.copy_(held.masked_fill(pads, 1e3))
+
+
+class _RoundedCache(DynamicCache):
+    """Gives each forward what it may see, rounded where it must."""
+
+    def __init__(self, recorder: RoundedRecorder) -> None:
+        super().__init__(config=recorder.model.config)
+        self.recorder = recorder
+        self.protected = {index: layer.budget.protected for index, layer in recorder.cache.paged_layers}
+        self.count = 0  # columns of this forward
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
+        keys, values = super().update(key_states, value_states, layer_idx, *args, **kwargs)
+        if layer_idx not in self.protected:
+            return keys, values
+        columns = self.recorder.columns[: keys.shape[2]]
+        newest, first_new = columns[-1].newest[layer_idx], len(columns) - self.count
+        rounded = torch.zeros(keys.shape[0], keys.shape[2], dtype=torch.bool)
+        for row in range(keys.shape[0]):
+            position = -1
+            for at, column in enumerate(columns):
+                position += column.real[row]
+                rounded[row, at] = self.protected[layer_idx] <= position < newest[row] and at < first_new
+        pairs = zip((keys, values), self.recorder.round(keys, values), strict=True)
+        keys, values = (torch.where(rounded[:, None, :, None], few, full) for full, few in pairs)
+        return keys, values
+
+
+def rounded_logits(model: torch.nn.Module, recorder: RoundedRecorder) -> Tensor:
+    """[rows, columns, vocabulary]: forward by forward, each layer and head masked as recorded, with rounded tokens."""
+    reference = copy.deepcopy(model)
+    reference.set_attn_implementation("eager")
+    text, slow, logits = _recorded(model, recorder), _RoundedCache(recorder), []
+    masks = {layer: _additive_mask(model, sees, text.embeds.dtype) for layer, sees in text.visible.items()}
+    for _, group in groupby(range(len(recorder.columns)), lambda at: recorder.columns[at].forward):
+        columns = list(group)
+        slow.count, part, stop = len(columns), slice(columns[0], columns[-1] + 1), columns[-1] + 1
+        fed = {"inputs_embeds": text.embeds[:, part]} if text.ids is None else {"input_ids": text.ids[:, part]}
+        with torch.no_grad(), _forced_masks(reference, {at: mask[:, :, part, :stop] for at, mask in masks.items()}):
+            logits.append(
+                reference(
+                    **fed,
+                    attention_mask=recorder.mask[:, :stop],
+                    position_ids=text.positions[:, part],
+                    past_key_values=slow,
+                    use_cache=True,
+                ).logits
+            )
+    return torch.cat(logits, dim=1)
+
+
+def assert_rounded(model: torch.nn.Module, recorder: RoundedRecorder, tolerance: float = 1e-5) -> None:
+    """Every logit of the run equals the slow cache's: a wrong token or rounding moves them by much more."""
+    expected = rounded_logits(model, recorder)
+    differences = [
+        (column.logits[row] - expected[row, at]).abs().max().item()
+        for at, column in enumerate(recorder.columns)
+        for row, real in enumerate(column.real)
+        if real and column.logits is not None
+    ]
+    assert differences
+    assert max(differences) <= tolerance, f"logits differ by {max(differences):.2e}"
