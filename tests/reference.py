@@ -42,7 +42,9 @@ class Column:
     logits: Tensor | None = None  # [rows, vocabulary]
     ids: Tensor | None = None  # [rows], where the model was fed ids
     forward: int = 0  # in which it came
-    newest: dict[int, list[int]] = field(default_factory=dict)  # per layer [row]: position from which nothing is rounded
+    newest: dict[int, list[int]] = field(
+        default_factory=dict
+    )  # per layer [row]: position from which nothing is rounded
 
     def rows(self, index: list[int]) -> Column:
         """This column in a batch made of these rows."""

@@ -45,10 +45,17 @@ def slow_round(states: Tensor, bits: int | None, turned: bool) -> Tensor:
         return states
     turn = slow_turn(states.shape[-1]).to(states) if turned else torch.eye(states.shape[-1]).to(states)
     numbers, levels = states @ turn, 2**bits - 1
-    zero = numbers.min(-1, keepdim=True).values.half().to(states)
-    step = ((numbers.max(-1, keepdim=True).values - zero) / levels).half().to(states)
-    steps = torch.nan_to_num((numbers - zero) / step, 0.0, 0.0, 0.0).round().clamp(0, levels)
-    return (zero + steps * step) @ turn.T
+    low, high = numbers.min(-1, keepdim=True).values, numbers.max(-1, keepdim=True).values
+    best, least = numbers, torch.full_like(low, math.inf)
+    for share in (1.0, 0.85, 0.7) if bits == 2 else (1.0,):
+        start, stop = ((low + high) / 2 + side * share * (high - low) / 2 for side in (-1, 1))
+        zero = start.half().to(states)
+        step = ((stop - zero) / levels).clamp(min=0).half().to(states)
+        rounded = zero + step * torch.nan_to_num((numbers - zero) / step, 0.0, 0.0, 0.0).round().clamp(0, levels)
+        error = ((rounded - numbers) ** 2).sum(-1, keepdim=True)
+        better = error < 0.999 * least
+        best, least = torch.where(better, rounded, best), torch.where(better, error, least)
+    return best @ turn.T
 
 
 class RoundedRecorder(Recorder):

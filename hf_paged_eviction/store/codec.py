@@ -17,6 +17,9 @@ from torch import Tensor
 #: What `bits=` accepts, beside None.
 BITS = (2, 4, 8)
 
+#: With few levels it pays to cut off the ends: what share of the range the levels cover is chosen per token. On normal
+#: numbers in 128 channels that makes a relative error of .36 at 2 bits, not .50; at 4 bits there is nothing to gain.
+_SHARES = {2: (0.85, 0.7)}
 _LARGEST = torch.finfo(torch.float16).max
 
 
@@ -67,12 +70,25 @@ class Codec:
         if self.turned:
             numbers = numbers @ self.turn(states.shape[-1], numbers.dtype, states.device)
         lowest, highest = numbers.aminmax(dim=-1, keepdim=True)
-        # What is left of a rounded lowest level, the indices make up for.
+        middle, reach = (lowest + highest) / 2, (highest - lowest) / 2
+        index, levels, error = self._round(numbers, lowest, 2 * reach)
+        for share in _SHARES.get(self.bits, ()):
+            other, other_levels, other_error = self._round(numbers, middle - share * reach, 2 * share * reach)
+            better = other_error < 0.999 * error  # not by noise alone
+            index, levels = torch.where(better, other, index), torch.where(better, other_levels, levels)
+            error = torch.where(better, other_error, error)
+        return Codes(pack(index.to(torch.uint8), self.bits), levels)
+
+    def _round(self, numbers: Tensor, lowest: Tensor, width: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Indices, levels and squared errors per token with levels from `lowest` on."""
+        most = 2 ** (self.bits or 0) - 1
+        # What the rounding of the lowest level changes, the indices make up for.
         zero = lowest.clamp(-_LARGEST, _LARGEST).half()
-        step = ((highest - zero) / (2**self.bits - 1)).clamp(0, _LARGEST).half()
+        step = ((lowest + width - zero) / most).clamp(0, _LARGEST).half()
         per_step = torch.where(step > 0, step.to(numbers.dtype).reciprocal(), 0.0)
-        index = ((numbers - zero) * per_step).round().clamp(0, 2**self.bits - 1)
-        return Codes(pack(index.to(torch.uint8), self.bits), torch.cat([zero, step], dim=-1))
+        index = ((numbers - zero) * per_step).round().clamp(0, most)
+        error = torch.addcmul(zero.to(numbers.dtype), index, step.to(numbers.dtype)).sub(numbers).square()
+        return index, torch.cat([zero, step], dim=-1), error.sum(-1, keepdim=True)
 
     def decode(self, codes: Codes, dim: int, dtype: torch.dtype) -> Tensor:
         """The rounded states `[batch, kv_heads, n, dim]`, in a tensor of their own."""
