@@ -210,16 +210,7 @@ def poison_unused(layer: Any) -> None:
         held.copy_(held.masked_fill(pads, 1e4))
 
 
-Expect = Callable[[Column, int, int, int, int], tuple[Tensor, Tensor]]
-
-
-def _as_they_came(column: Column, index: int, row: int, head: int, position: int) -> tuple[Tensor, Tensor]:
-    return column.keys[index][row, head], column.values[index][row, head]
-
-
-def check_layer(
-    layer: Any, columns: list[Column], index: int, expect: Expect = _as_they_came, tolerance: float = 0.0
-) -> None:
+def check_layer(layer: Any, columns: list[Column], index: int, *, as_they_came: bool = True) -> None:
     """The promises that hold after every forward: bounded, protected, and every slot is what it says."""
     sizes, held, keys, values = layer.budget, layer.held, layer.keys, layer.values
     budget = sizes.tokens
@@ -239,11 +230,10 @@ def check_layer(
                 must_hold |= set(range(max(0, len(own) - sizes.block_size), len(own)))
                 assert must_hold <= set(real), "a protected token was evicted"
             for slot, position in enumerate(slots):
-                if position < 0:
+                if position < 0 or not as_they_came:
                     continue
-                key, value = expect(own[position], index, row, head, position)
-                torch.testing.assert_close(keys[row, head, slot], key, rtol=0, atol=tolerance)
-                torch.testing.assert_close(values[row, head, slot], value, rtol=0, atol=tolerance)
+                assert torch.equal(keys[row, head, slot], own[position].keys[index][row, head])
+                assert torch.equal(values[row, head, slot], own[position].values[index][row, head])
 
 
 # ---------------------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from reference import Column, Recorder, _additive_mask, _forced_masks, _recorded, check_layer
+from reference import Recorder, _additive_mask, _forced_masks, _recorded, check_layer
 
 
 @cache
@@ -85,17 +85,30 @@ class RoundedRecorder(Recorder):
         return watched
 
     def _check(self, layer: Any, index: int) -> None:
+        check_layer(layer, self.columns, index, as_they_came=False)
         if not layer.held:
             return
-        newest = layer.positions.amax((1, 2)) - layer.budget.block_size
-        protected = layer.budget.protected
-
-        def expect(column: Column, index: int, row: int, head: int, position: int) -> tuple[Tensor, Tensor]:
-            key, value = column.keys[index][row, head], column.values[index][row, head]
-            return (key, value) if position < protected or position > newest[row] else self.round(key, value)
-
-        check_layer(layer, self.columns, index, expect, 1e-6)
+        positions, real = layer.positions, torch.tensor([column.real for column in self.columns]).T
+        ahead = real.long().cumsum(-1)[:, None].expand(-1, positions.shape[1], -1).contiguous()
+        at = torch.searchsorted(ahead, positions + 1).clamp(max=len(self.columns) - 1)[..., None]
+        newest = positions.amax((1, 2), keepdim=True) - layer.budget.block_size
+        exact = ((positions < layer.budget.protected) | (positions > newest))[..., None]
+        came = self.came(index)
+        for found, states, few in zip((layer.keys, layer.values), came, self.round(*came), strict=True):
+            expected = torch.where(
+                exact, *(kind.gather(2, at.expand(-1, -1, -1, kind.shape[-1])) for kind in (states, few))
+            )
+            different = (found[:, :, : layer.held] - expected).abs().amax(-1) > 1e-6
+            assert not (different & (positions >= 0)).any()
         poison_codes(layer)
+
+    def came(self, index: int, count: int | None = None) -> tuple[Tensor, Tensor]:
+        """Keys and values of the first columns as a layer was given them, `[rows, heads, columns, dim]`."""
+        columns = self.columns[:count]
+        return (
+            torch.stack([column.keys[index] for column in columns], dim=2),
+            torch.stack([column.values[index] for column in columns], dim=2),
+        )
 
 
 def poison_codes(layer: Any) -> None:
@@ -123,13 +136,15 @@ class _RoundedCache(DynamicCache):
             return keys, values
         columns = self.recorder.columns[: keys.shape[2]]
         newest, first_new = columns[-1].newest[layer_idx], len(columns) - self.count
-        rounded = torch.zeros(keys.shape[0], keys.shape[2], dtype=torch.bool)
-        for row in range(keys.shape[0]):
-            position = -1
-            for at, column in enumerate(columns):
-                position += column.real[row]
-                rounded[row, at] = self.protected[layer_idx] <= position < newest[row] and at < first_new
-        pairs = zip((keys, values), self.recorder.round(keys, values), strict=True)
+        real = torch.tensor([column.real for column in columns]).T
+        position = real.long().cumsum(-1) - 1
+        rounded = (position >= self.protected[layer_idx]) & (position < torch.tensor(newest)[:, None])
+        rounded[:, first_new:] = False
+        # What the run was given: noise of the last digit may round to another level.
+        came = self.recorder.came(layer_idx, len(columns))
+        differences = [(own - given).abs().amax((1, 3)) for own, given in zip((keys, values), came, strict=True)]
+        assert all(each[real].max() < 1e-2 for each in differences)
+        pairs = zip((keys, values), self.recorder.round(*came), strict=True)
         keys, values = (torch.where(rounded[:, None, :, None], few, full) for full, few in pairs)
         return keys, values
 

@@ -72,7 +72,7 @@ class Slow:
 @pytest.mark.parametrize("sinks", [0, 2, 4])
 @pytest.mark.parametrize("policy", ["key_norm", "keydiff", "recency"])
 @pytest.mark.parametrize("heads", ["shared", "separate"])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 def test_random_calls(seed: int, policy: str, sinks: int, heads: str) -> None:
     torch.manual_seed(seed)
     draw, rows = Random(seed), 3
@@ -81,7 +81,7 @@ def test_random_calls(seed: int, policy: str, sinks: int, heads: str) -> None:
     layer = PagedLayer(budget, make_policy(policy), heads, codecs=codecs)  # type: ignore[arg-type]
     layer.padding.expected = False
     slow = Slow(rows, sinks)
-    for _ in range(45):
+    for _ in range(35):
         action = draw.random()
         if layer.held and action < 0.12 and layer.table.counters.in_arrival_order:
             crop(layer, slow, draw)
