@@ -345,6 +345,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     def _take(self, keys: Tensor, values: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor] | None:
         """Hold new tokens. Returns all that they may attend to, where that was put together; else `_read` gives it."""
         table, count, listener = self.table, keys.shape[2], self.listener
+        if count > 1 and self.store.rounds:
+            self.store.meet(keys, real)
         self.quota.scores = None
         waited = None if listener is None else listener.queries
         if listener is not None:

@@ -39,10 +39,24 @@ def slow_turn(dim: int) -> Tensor:
     return matrix
 
 
-def slow_round(states: Tensor, bits: int | None, turned: bool) -> Tensor:
+def slow_channels(keys: list[Tensor]) -> Tensor:
+    """`[heads, dim]` for a row that begins with these keys `[heads, dim]`: by what each channel is divided."""
+    divided = torch.ones_like(keys[0])
+    if len(keys) > 1:
+        for head in range(len(divided)):
+            size = sum(key[head] ** 2 for key in keys) / len(keys)
+            size = size * len(keys) + 8 * size.median()
+            for channel, ratio in enumerate((size / size.median()).sqrt().tolist()):
+                divided[head, channel] = 2.0 ** max(round(math.log2(ratio)), 0)
+    return divided
+
+
+def slow_round(states: Tensor, bits: int | None, turned: bool, channels: Tensor | None = None) -> Tensor:
     """`[..., dim]` as they are read after they were kept in so many bits."""
     if bits is None:
         return states
+    if channels is not None:
+        return slow_round(states / channels, bits, turned) * channels
     turn = slow_turn(states.shape[-1]).to(states) if turned else torch.eye(states.shape[-1]).to(states)
     numbers, levels = states @ turn, 2**bits - 1
     low, high = numbers.min(-1, keepdim=True).values, numbers.max(-1, keepdim=True).values
@@ -65,8 +79,18 @@ class RoundedRecorder(Recorder):
         super().__init__(model, cache)
         self.bits, self.turned = bits, (True, latent)
 
-    def round(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        return slow_round(keys, self.bits[0], self.turned[0]), slow_round(values, self.bits[1], self.turned[1])
+    def round(self, index: int, count: int | None = None) -> tuple[Tensor, Tensor]:
+        """What a layer was given, rounded."""
+        keys, values = self.came(index, count)
+        channels = torch.stack([self._channels(index, row) for row in range(len(keys))])[:, :, None]
+        return slow_round(keys, self.bits[0], self.turned[0], channels), slow_round(
+            values, self.bits[1], self.turned[1]
+        )
+
+    def _channels(self, index: int, row: int) -> Tensor:
+        real = [column for column in self.columns if column.real[row]]
+        first = [column.keys[index][row] for column in real if column.forward == real[0].forward]
+        return slow_channels(first) if first else torch.ones_like(self.columns[0].keys[index][row])
 
     def _watch(self, index: int, layer: Any, update: Callable[..., Any]) -> Callable[..., Any]:
         followed = super()._watch(index, layer, update)
@@ -94,7 +118,7 @@ class RoundedRecorder(Recorder):
         newest = positions.amax((1, 2), keepdim=True) - layer.budget.block_size
         exact = ((positions < layer.budget.protected) | (positions > newest))[..., None]
         came = self.came(index)
-        for found, states, few in zip((layer.keys, layer.values), came, self.round(*came), strict=True):
+        for found, states, few in zip((layer.keys, layer.values), came, self.round(index), strict=True):
             expected = torch.where(
                 exact, *(kind.gather(2, at.expand(-1, -1, -1, kind.shape[-1])) for kind in (states, few))
             )
@@ -144,7 +168,7 @@ class _RoundedCache(DynamicCache):
         came = self.recorder.came(layer_idx, len(columns))
         differences = [(own - given).abs().amax((1, 3)) for own, given in zip((keys, values), came, strict=True)]
         assert all(each[real].max() < 1e-2 for each in differences)
-        pairs = zip((keys, values), self.recorder.round(*came), strict=True)
+        pairs = zip((keys, values), self.recorder.round(layer_idx, len(columns)), strict=True)
         keys, values = (torch.where(rounded[:, None, :, None], few, full) for full, few in pairs)
         return keys, values
 

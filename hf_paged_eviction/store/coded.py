@@ -119,7 +119,9 @@ class CodedStore(Store):
         self._exact = Exact(
             self._new((*places, keys.shape[-1]), keys.dtype, device),
             self._new((*places, values.shape[-1]), values.dtype, device),
-            *(self._new(shape, torch.int64, device) for shape in (places, (rows,), (rows,), (rows,))),
+            *(self._new(shape, torch.int64, device) for shape in (places, (rows,), (rows,))),
+            self._new((rows, heads, 1, keys.shape[-1]), keys.dtype, device),
+            self._new((rows,), torch.int64, device),
             self._newest,
         )
 
@@ -158,14 +160,14 @@ class CodedStore(Store):
     # ---- codes ----------------------------------------------------------------------------------------------------
 
     def _encode(self, keys: Tensor, values: Tensor) -> list[Tensor]:
-        return _parts((self._codecs[0].encode(keys), self._codecs[1].encode(values)))
+        return _parts((self._codecs[0].encode(keys, self.exact.channels), self._codecs[1].encode(values)))
 
     def _decode(self, parts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         if self._kinds is None:
             raise RuntimeError("The cache is empty: run a forward first.")
         (keys, values), (kind, other) = self._codecs, self._kinds
         return (
-            keys.decode(Codes(*parts[:2]), kind.dim, kind.dtype),
+            keys.decode(Codes(*parts[:2]), kind.dim, kind.dtype, self.exact.channels),
             values.decode(Codes(*parts[2:]), other.dim, other.dtype),
         )
 
@@ -200,6 +202,10 @@ class CodedStore(Store):
         """See `Store.at`."""
         keys, values = self._decode([gather_slots(part, slots) for part in self.tensors])
         return self.exact.instead(slots, keys, values)
+
+    def meet(self, keys: Tensor, real: Tensor | None) -> None:
+        """See `Store.meet`."""
+        self.exact.meet(keys, real)
 
     # ---- tokens ---------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""The few tokens of a coded store that stay as they are: the protected start and the newest block."""
+"""What a coded store knows of each row beside codes: above all the few tokens that stay as they are."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
+from .codec import outliers
 from .tensors import gather_slots, slot_index
 
 #: Keys and values `[B, H, n, dim]` of the slots `[B, H, n]`.
@@ -28,6 +29,7 @@ class Exact:
         slots: `[B, H, W]` int64, where the tokens are held.
         count: `[B]` int64, real tokens of each row.
         coded: `[B]` int64, how many of these have their codes.
+        channels: `[B, H, 1, dim]`, what the channels of keys are divided by before they are encoded.
         since: `[B]` int64: of the tokens before this one, none is among the newest (they were, before later ones were
             taken back).
         newest: `P`.
@@ -38,6 +40,7 @@ class Exact:
     slots: Tensor
     count: Tensor
     coded: Tensor
+    channels: Tensor
     since: Tensor
     newest: int
 
@@ -55,6 +58,16 @@ class Exact:
         """No token has come."""
         for held in self.tensors():
             held.zero_()
+        self.channels.fill_(1)
+
+    def meet(self, keys: Tensor, real: Tensor | None) -> None:
+        """The first keys of some rows, `[B, H, n, dim]`, show which channels stand out; `real` `[B, n]`, None = all.
+
+        A single token shows nothing, whatever batch it comes in.
+        """
+        several = keys.shape[2] if real is None else real.sum(-1)
+        new = (self.count == 0) & torch.as_tensor(several > 1, device=keys.device)
+        self.channels.copy_(torch.where(new[:, None, None, None], outliers(keys, real), self.channels))
 
     # ---- one token ------------------------------------------------------------------------------------------------
 

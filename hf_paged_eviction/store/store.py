@@ -134,6 +134,9 @@ class Store:
         keys, values = self._both
         return gather_slots(keys, slots), gather_slots(values, slots)
 
+    def meet(self, keys: Tensor, real: Tensor | None) -> None:
+        """Several tokens are about to come; `real` `[batch, n]` bool, None = all of them are."""
+
     def append(self, start: int, keys: Tensor, values: Tensor, positions: Tensor | None = None) -> None:
         """Write new states to the slots from `start` on.
 

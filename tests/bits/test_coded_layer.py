@@ -14,7 +14,7 @@ from hf_paged_eviction.policies import make_policy
 from hf_paged_eviction.store.codec import Codec
 from hf_paged_eviction.store.coded import CodedStore
 from hf_paged_eviction.table.budget import BlockBudget
-from rounded import slow_round
+from rounded import slow_channels, slow_round
 
 HEADS, DIM, BLOCK, BITS = 2, 6, 3, 4
 
@@ -36,9 +36,13 @@ class Slow:
         self.rows: list[list[Token]] = [[] for _ in range(rows)]
         self.real = torch.ones(rows, 0, dtype=torch.bool)  # by column
         self.protected = protected
+        self.channels = [torch.ones(HEADS, DIM, dtype=torch.float64)] * rows
 
     def came(self, keys: Tensor, values: Tensor, real: Tensor) -> None:
         for row, tokens in enumerate(self.rows):
+            first = [keys[row, :, at] for at in range(keys.shape[2]) if real[row, at]]
+            if not tokens and len(first) > 1:
+                self.channels[row] = slow_channels(first)
             tokens += [Token(keys[row, :, at], values[row, :, at]) for at in range(keys.shape[2]) if real[row, at]]
             for position, token in enumerate(tokens):
                 token.rounded |= self.protected <= position < len(tokens) - BLOCK
@@ -54,7 +58,8 @@ class Slow:
                         token = self.rows[row][position]
                         key, value = token.key[head], token.value[head]
                         if token.rounded:
-                            key, value = slow_round(key, BITS, True), slow_round(value, BITS, False)
+                            few = slow_round(key, BITS, True, self.channels[row][head])
+                            key, value = few, slow_round(value, BITS, False)
                         place = f"row {row}, head {head}, token {position}"
                         assert torch.allclose(keys[row, head, slot], key, rtol=0, atol=1e-9), place
                         assert torch.allclose(values[row, head, slot], value, rtol=0, atol=1e-9), place
@@ -90,6 +95,7 @@ def test_random_calls(seed: int, policy: str, sinks: int, heads: str) -> None:
             layer.reorder_cache(torch.tensor(index))
             slow.rows = [[Token(**vars(token)) for token in slow.rows[row]] for row in index]
             slow.real = slow.real[index]
+            slow.channels = [slow.channels[row] for row in index]
             layer.padding.map_rows(lambda known, index=index: known[index], rows)
         elif layer.held and action < 0.25:
             layer.offload()

@@ -300,7 +300,7 @@ def test_bytes() -> None:
         assert (stats.held, stats.budget) == (24, 24)
         bytes_of[bits] = stats.storage_bytes
     rows, heads, dim, layers, budget, exact = 2, 2, 8, 2, 24, 4 + 4
-    beside = rows * heads * exact * (2 * dim * 8 + 8) + rows * 3 * 8
+    beside = rows * heads * (exact * (2 * dim * 8 + 8) + dim * 8) + rows * 3 * 8
     for bits in (8, 4, 2):
         token = 2 * (dim * bits // 8 + 4)
         assert bytes_of[bits] == layers * (rows * heads * budget * token + beside)
