@@ -11,10 +11,12 @@ INPUTS = pyproject.toml $(CONSTRAINTS)
 OLDEST = 4.57.6
 NEWEST = $(shell sed -n 's/^transformers==//p' $(CONSTRAINTS))
 VERSIONS = $(OLDEST) 5.0.0 5.14.1 $(NEWEST)
+# Those that hf_paged_eviction/serving/contract.py names, besides the newest.
+SERVED = 5.19.0 5.20.0 5.21.0 5.22.0
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-notebooks test-families test-oldest test-versions notebooks docs coverage mutate \
-	build format clean
+.PHONY: help demo test test-all test-notebooks test-families test-oldest test-versions test-serving notebooks docs \
+	coverage mutate embedded build format clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -43,6 +45,8 @@ test-oldest: test-$(OLDEST) ## the contract suite on the oldest supported transf
 
 test-versions: $(VERSIONS:%=test-%) ## the contract suite on every supported generation of transformers
 
+test-serving: $(SERVED:%=test-serving-%) ## continuous batching on every version of transformers that it works with
+
 notebooks: .venv/.stamp-dev ## execute the notebooks anew, outputs and pictures included
 	$(ONE_THREAD) .venv/bin/python notebooks/execute.py
 
@@ -61,6 +65,12 @@ mutate: .venv/.stamp-dev ## break the block bookkeeping in a copy, one line at a
 	$(ONE_THREAD) .venv/bin/mutmut run --max-children 1
 	.venv/bin/mutmut results
 
+embedded: .venv/.stamp-dev ## train, calibrate and measure the embedded model anew, in results/embedded (40 minutes)
+	$(ONE_THREAD) .venv/bin/python -m training.train --output results/embedded
+	$(ONE_THREAD) .venv/bin/python -m training.calibrate --model results/embedded \
+		--output results/embedded/calibration.safetensors
+	$(ONE_THREAD) .venv/bin/python -m training.measure --model results/embedded
+
 build: .venv/.stamp-dev ## wheel and sdist in dist/
 	rm -rf build dist
 	.venv/bin/python -m build
@@ -72,6 +82,9 @@ format: .venv/.stamp-dev ## rewrite the sources in the project's format
 
 clean: ## remove environments, builds and caches (not results/)
 	rm -rf .venv .venvs build dist docs/_build docs/notebooks mutants .coverage* *.egg-info .mypy_cache .pytest_cache .ruff_cache
+
+test-serving-%: .venvs/%/.stamp
+	$(ONE_THREAD) .venvs/$*/bin/python -m pytest -n $(JOBS) tests/serving
 
 test-%: .venvs/%/.stamp
 	$(ONE_THREAD) .venvs/$*/bin/python -m pytest -n $(JOBS) -m contract tests/contract

@@ -21,6 +21,7 @@ from hf_paged_eviction.layer import PagedLayer
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
 from hf_paged_eviction_eval import embedded
 from hf_paged_eviction_eval.budgets import parse_budget
+from hf_paged_eviction_eval.options.cache import CacheOptions
 from hf_paged_eviction_eval.perplexity import make_text_jobs, token_losses
 from hf_paged_eviction_eval.prompting.prompts import Batch, make_batches
 from hf_paged_eviction_eval.prompting.suites import score
@@ -99,7 +100,7 @@ def batch_scores(
     inputs = reader.inputs(batch.prompts)
     for policy in policies:
         for budget in settings.parsed_budgets:
-            tokens = budget.resolve(batch.length or 0, settings.block_size)
+            tokens = budget.resolve(batch.length or 0, settings)
             for way in WAYS:
                 sizes = {"budget": tokens, "block_size": settings.block_size, "policy": policy}
                 start = reader.start(inputs, make_cache(model, way, inputs.context_mask, **sizes), source)
@@ -143,7 +144,7 @@ def text_losses(model: Any, tokenizer: Any, options: argparse.Namespace) -> Iter
     ids = torch.tensor([tokens[:shortest] for tokens in job.tokens])
     for policy in options.policies:
         for label in options.budgets:
-            tokens = parse_budget(label).resolve(shortest, options.block_size)
+            tokens = parse_budget(label).resolve(shortest, CacheOptions(block_size=options.block_size))
             for way in WAYS:
                 sizes = {"budget": tokens, "block_size": options.block_size, "policy": policy}
                 cache = make_cache(model, way, torch.ones_like(ids), **sizes)

@@ -9,7 +9,6 @@ standard error, go to `results/peers_table.json`.
 
 import argparse
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from importlib.metadata import version
 from itertools import product
 from math import sqrt
@@ -25,6 +24,7 @@ from transformers import DynamicCache
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
 from hf_paged_eviction_eval import embedded
+from hf_paged_eviction_eval.options.cache import CacheOptions
 from hf_paged_eviction_eval.prompting.prompts import Prompt, make_batches
 from hf_paged_eviction_eval.prompting.suites import score
 from hf_paged_eviction_eval.running.generation import Generator, until_end
@@ -99,7 +99,7 @@ def settings(options: argparse.Namespace, mode: str, budget: str) -> list[TaskSe
         limit=options.samples,
         batch_size=1,
     )
-    return [replace(first, seed=int(seed)) for seed in options.seeds.split(",")]
+    return [first.but(seed=int(seed)) for seed in options.seeds.split(",")]
 
 
 def by_press(model: Any, name: str) -> Compress:
@@ -138,7 +138,7 @@ def answered(model: Any, tokenizer: Any, compress: Compress, runs: list[TaskSett
         (budget,) = run.parsed_budgets
         for batch in make_batches(run, tokenizer, model.config):
             (prompt,) = batch.prompts
-            tokens = budget.resolve(run.lengths[0], BLOCK) or len(prompt.context)
+            tokens = budget.resolve(run.lengths[0], CacheOptions(block_size=BLOCK)) or len(prompt.context)
             generator = Generator(model, tokenizer, prompt.sample.stop_at_newline)
             cache, logits = compress(prompt, tokens)
             said = list(answer(generator, prompt, cache, logits))

@@ -9,7 +9,7 @@ are those of all seeds together, with the shares of each seed beside them. `--qu
 import argparse
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -116,7 +116,7 @@ def grid(options: argparse.Namespace) -> Iterator[list[tuple[TaskSettings, str]]
             attn_implementation=PAGED_EVICTION,
         )
         seeds = list(map(int, options.seeds.split(",")))
-        yield [(replace(first, seed=seed), f"{mode}-block{block}" + f"-seed{seed}" * bool(seed)) for seed in seeds]
+        yield [(first.but(seed=seed), f"{mode}-block{block}" + f"-seed{seed}" * bool(seed)) for seed in seeds]
 
 
 def parts(settings: TaskSettings, wanted: Sequence[str], work: Path, name: str) -> Iterator[tuple[TaskSettings, Path]]:
@@ -128,12 +128,12 @@ def parts(settings: TaskSettings, wanted: Sequence[str], work: Path, name: str) 
         if meta is not None:
             part = tuple(meta["settings"]["policies"])
             known += part
-            yield replace(settings, policies=part), path
+            yield settings.but(policies=part), path
     rest = tuple(policy for policy in wanted if policy not in known)
     if rest:
         budgets = tuple(budget for budget in settings.budgets if budget != FULL or not known)
         number = 1 + max((int(path.name.rpartition("part")[2]) for path in folders), default=0)
-        yield replace(settings, policies=rest, budgets=budgets), work / f"{name}-part{number}"
+        yield settings.but(policies=rest, budgets=budgets), work / f"{name}-part{number}"
 
 
 class Printer:

@@ -48,7 +48,7 @@ def main() -> None:
         f"DynamicLayer {size}": Updater(DynamicLayer(), size, options.steps)
         for size in (options.budget, options.context)
     }
-    for policy in (name for name in available_policies() if not make_policy(name).needs_queries):
+    for policy in (name for name in available_policies() if not make_policy(name).needs.queries):
         runs[policy] = Updater(PagedLayer(sizes, make_policy(policy)), options.context, options.steps)
     times = interleaved(runs, options.rounds)
     update_us = {name: 1e6 * median(values) / options.steps for name, values in times.items()}

@@ -8,6 +8,7 @@ from fractions import Fraction
 from hf_paged_eviction.table.budget import BlockBudget
 
 from .errors import UserError
+from .options.cache import CacheOptions
 
 FULL = "full"
 
@@ -24,18 +25,19 @@ class Budget:
     def is_full(self) -> bool:
         return self.tokens is None and self.share is None
 
-    def resolve(self, length: int, block_size: int) -> int | None:
+    def resolve(self, length: int, options: CacheOptions) -> int | None:
         """Tokens held at this `length`: rounded up to whole blocks and to the smallest legal budget."""
         if self.is_full:
             return None
         wanted = self.tokens if self.share is None else self.share * length
-        blocks = -(-Fraction(wanted or 0) // block_size)
-        return max(int(blocks) * block_size, smallest_budget(block_size))
+        blocks = -(-Fraction(wanted or 0) // options.block_size)
+        return max(int(blocks) * options.block_size, smallest_budget(options))
 
 
-def smallest_budget(block_size: int) -> int:
-    """The sink block, the newest block and one block that can be evicted."""
-    return BlockBudget(None, block_size, protected=block_size).smallest
+def smallest_budget(options: CacheOptions) -> int:
+    """What is protected at both ends, and one block that can be evicted."""
+    sinks, prefix, recent = options.sink_tokens, options.protected_prefix, options.recent_tokens
+    return BlockBudget.validate(None, 1.0, options.block_size, sinks, prefix, recent).smallest
 
 
 def parse_budget(text: str) -> Budget:
@@ -67,9 +69,9 @@ def parse_budgets(text: str) -> tuple[Budget, ...]:
     return tuple(found.values())
 
 
-def rounding_notes(budgets: tuple[Budget, ...], length: int, block_size: int) -> list[str]:
+def rounding_notes(budgets: tuple[Budget, ...], length: int, options: CacheOptions) -> list[str]:
     """One sentence for every budget that had to be raised to the smallest legal one."""
-    smallest = smallest_budget(block_size)
+    smallest, block_size = smallest_budget(options), options.block_size
     notes = []
     for budget in budgets:
         wanted = budget.tokens if budget.share is None else budget.share * length

@@ -16,12 +16,11 @@ from hf_paged_eviction.calibration import save_calibration
 from hf_paged_eviction.recipes.fit import DISTANCE, Fitted, LayerReport, Window, fit, read_tokens
 
 from . import models
-from .budgets import FULL
-from .environment import best_device
 from .errors import UserError
-from .requests import check_device
+from .options.model import ModelOptions
+from .requests import model_settings
 from .running.prefill import input_device
-from .settings import EMBEDDED, TextSettings
+from .settings import TextSettings
 from .texts import documents
 
 #: Windows of a text are at least this long: shorter ones have hardly a token that is far from a later one.
@@ -48,7 +47,7 @@ def run_calibrate(settings: TextSettings, output: Path, tokens: int) -> Fitted:
     model = models.load(settings)[0]
     placed = [Window(window.tokens.to(input_device(model))) for window in windows]
     try:
-        with _bar(notes) as bar:
+        with token_bar(notes) as bar:
             task = bar.add_task("calibrating", total=read_tokens(placed))
             fitted = fit(model, placed, lambda count: bar.advance(task, count))
     except ValueError as error:
@@ -65,14 +64,12 @@ def run_calibrate(settings: TextSettings, output: Path, tokens: int) -> Fitted:
     return fitted
 
 
-def text_settings(files: Sequence[Path], window: int, *, device: str | None, **model: Any) -> TextSettings:
+def text_settings(files: Sequence[Path], window: int, options: ModelOptions) -> TextSettings:
     """What to read with which model.
 
     Args:
         files: plain texts and JSON lines.
         window: tokens per window.
-        device: None = the accelerator if there is one, and the CPU for the embedded model.
-        model: other fields of `Settings` that say which model.
 
     Raises:
         UserError: no file is given or one does not exist, or the device cannot be used.
@@ -82,14 +79,7 @@ def text_settings(files: Sequence[Path], window: int, *, device: str | None, **m
     missing = [str(file) for file in files if not file.is_file()]
     if missing:
         raise UserError(f"no such file: {', '.join(missing)}")
-    return TextSettings(
-        **model,
-        device=check_device(device or ("cpu" if model.get("model", EMBEDDED) == EMBEDDED else best_device())),
-        policies=(),
-        budgets=(FULL,),
-        files=tuple(map(str, files)),
-        length=window,
-    )
+    return TextSettings(**model_settings(options).model_dump() | {"files": tuple(map(str, files)), "length": window})
 
 
 def check_output(output: Path) -> None:
@@ -138,7 +128,8 @@ def cut(tokenizer: Any, texts: Iterable[str], length: int, tokens: int) -> list[
     return windows
 
 
-def _bar(console: Console) -> Progress:
+def token_bar(console: Console) -> Progress:
+    """Progress in tokens."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),

@@ -5,13 +5,14 @@ from __future__ import annotations
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from .policy_table import read_policy_table
+from .plugins import others_register
+from .policy_table import make_policy_table, read_policy_table
 from .prompting import suites
 
 
 def policy_tables() -> RenderableType:
     """The policies, for the terminal."""
-    known = read_policy_table()
+    known = make_policy_table() if others_register() else read_policy_table()
     tables: list[RenderableType] = []
     for title, lines in known.sections.items():
         table = _table(title)
@@ -23,7 +24,8 @@ def policy_tables() -> RenderableType:
         "What has the lowest score goes first. --policies all: all of them; full: the full cache; oracle: a yardstick, "
         "which evicts what the rest of the full cache's answer will attend to least (for tasks only). Around "
         f"others: {', '.join(known.modifiers)}, such as caote(h2o). Parameters: snapkv(window=16). Budgets that "
-        f"differ between layers or heads: h2o@cake, with {', '.join(known.allocators)}."
+        f"differ between layers or heads: h2o@cake, with {', '.join(known.allocators)}. What "
+        f"becomes of evicted tokens (disposal= of the cache): {', '.join(known.disposals)}."
     )
     return Group(*tables, notes)
 

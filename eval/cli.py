@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-NEEDS_EXTRA = frozenset({"accelerate", "datasets", "evaluate", "filelock", "matplotlib", "rich", "typer", "yaml"})
+NEEDS_EXTRA = frozenset("accelerate datasets evaluate filelock matplotlib pydantic rich typer yaml".split())
 
 
 def main() -> None:

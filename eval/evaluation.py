@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from .distributed import Team, join
 from .errors import UserError
+from .growth import grown
 from .models import load_config, load_tokenizer
 from .perplexity import make_text_jobs, run_texts, text_row_key
 from .prompting.prompts import Batch, make_batches
@@ -20,6 +21,7 @@ from .store.results import ResultFolder
 from .summaries.plot import plot_accuracy, plot_accuracy_by_task, plot_perplexity
 from .summaries.summary import Cell, Curve, curves, summarise
 
+S = TypeVar("S", bound=Settings)
 #: The batches of a run by the names of what is in them.
 Plan = list[tuple[str, int | None, tuple[str, ...]]]
 
@@ -38,12 +40,14 @@ def evaluate_tasks(
     Returns:
         None in all processes of a launched run but the main one.
     """
-    team = _gather(settings, output)
-    config = load_config(settings)
-    batches = same_batches(team, make_batches(settings, load_tokenizer(settings), config))
+    team, settings, earlier = _gather(settings, output)
+    config, tokenizer = load_config(settings), load_tokenizer(settings)
+    batches = same_batches(team, make_batches(settings, tokenizer, config))
     jobs = [(batch, batch_keys(settings, batch)) for batch in batches]
     facts = task_facts(settings, batches) if team.is_main else {}
-    outcome = complete(team, settings, output, Work(run_batch, row_key, jobs, facts), workers, watch)
+    known = task_facts(earlier, make_batches(earlier, tokenizer, config)) if team.is_main and earlier else facts
+    work = Work(run_batch, row_key, jobs, facts, known)
+    outcome = complete(team, settings, output, work, workers, watch, earlier)
     if outcome is None:
         return None
     cells = summarise(outcome.rows)
@@ -58,10 +62,18 @@ def evaluate_texts(
     settings: TextSettings, output: Path, workers: int | None, watch: Watch
 ) -> tuple[Outcome, list[Curve]] | None:
     """Predict every text under every policy and budget; arguments and result as of `evaluate_tasks`."""
-    team = _gather(settings, output)
-    found = make_text_jobs(settings, load_tokenizer(settings))
+    team, settings, earlier = _gather(settings, output)
+    tokenizer = load_tokenizer(settings)
+    found = make_text_jobs(settings, tokenizer)
     jobs = [(job, job.keys()) for job in found]
-    outcome = complete(team, settings, output, Work(run_texts, text_row_key, jobs, text_facts(found)), workers, watch)
+    there = make_text_jobs(earlier, tokenizer) if earlier else found
+    if there[0].length != found[0].length:
+        raise UserError(
+            f"the longest text would have {found[0].length} tokens, and shares in {output} are of "
+            f"{there[0].length}: choose another --output"
+        )
+    work = Work(run_texts, text_row_key, jobs, text_facts(found), text_facts(there))
+    outcome = complete(team, settings, output, work, workers, watch, earlier)
     if outcome is None:
         return None
     summary = curves(outcome.rows)
@@ -71,11 +83,19 @@ def evaluate_texts(
     return outcome, summary
 
 
-def _gather(settings: Settings, output: Path) -> Team:
-    """Meet the other processes; a folder of other settings is refused before anything is loaded."""
+def _gather(settings: S, output: Path) -> tuple[Team, S, S | None]:
+    """Meet the other processes; the settings with what the folder has already, and those that it had.
+
+    A folder of other settings is refused before anything is loaded.
+    """
     team = join(settings)
-    team.agree(lambda: ResultFolder(output, settings.as_json()) and None)
-    return team
+
+    def look() -> tuple[S, S | None]:
+        found, earlier = grown(settings, output)
+        ResultFolder(output, found.as_json(), earlier.as_json() if earlier else None)
+        return found, earlier
+
+    return team, *team.agree(look)
 
 
 def same_batches(team: Team, batches: Sequence[Batch]) -> list[Batch]:

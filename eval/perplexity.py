@@ -11,6 +11,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import DynamicCache
 
+from hf_paged_eviction.integration.feeding import feed
+
 from .errors import RowsFailed, UserError
 from .running.memory import free_memory, is_out_of_memory
 from .running.prefill import input_device
@@ -91,13 +93,7 @@ def token_losses(model: Any, ids: Tensor, cache: DynamicCache, chunk: int) -> Te
     losses = []
     for start in range(0, ids.shape[1] - 1, chunk):
         stop = min(start + chunk, ids.shape[1] - 1)
-        logits = model(
-            input_ids=ids[:, start:stop],
-            attention_mask=torch.ones_like(ids[:, :stop]),
-            position_ids=torch.arange(start, stop, device=ids.device).expand(len(ids), -1),
-            past_key_values=cache,
-            use_cache=True,
-        ).logits
+        logits = feed(model, ids[:, start:stop], torch.ones_like(ids[:, :stop]), cache, keep=0)
         targets = ids[:, start + 1 : stop + 1]
         losses.append(cross_entropy(logits.float().transpose(1, 2), targets, reduction="none"))
     return torch.cat(losses, dim=1)
@@ -144,7 +140,7 @@ def _text_rows(model: Any, settings: TextSettings, job: TextJob, texts: Sequence
     for line, tokens in zip(ids, chosen, strict=True):
         line[: len(tokens)] = torch.tensor(tokens)
     ids = ids.to(input_device(model))
-    held = job.variant.budget.resolve(job.length, settings.block_size)
+    held = job.variant.budget.resolve(job.length, settings)
     cache = make_cache(model, settings, job.variant, held, torch.ones_like(ids))
     losses = token_losses(model, ids, cache, settings.chunk).cpu()
     return [

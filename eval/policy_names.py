@@ -6,7 +6,7 @@ import re
 from difflib import get_close_matches
 
 from hf_paged_eviction import available_policies, make_policy
-from hf_paged_eviction.allocators import make_allocator
+from hf_paged_eviction.allocators import Uniform, make_allocator
 
 from . import embedded  # noqa: F401 (it names the calibration of the embedded model)
 from .budgets import FULL
@@ -17,12 +17,15 @@ ORACLE = "oracle"
 #: All policies of the library.
 ALL = "all"
 UNIFORM = "uniform"
+#: A name, perhaps with parameters in parentheses.
+_ALLOCATOR = re.compile(r"\s*[^\W\d]\w*\s*(\(.*\)\s*)?", re.DOTALL)
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """Policy and allocator: "h2o@cake" is ("h2o", "cake"), "h2o" is ("h2o", "uniform")."""
+    """Policy and allocator: "h2o@ada_kv(floor=0.5)" is ("h2o", "ada_kv(floor=0.5)"), "h2o" is ("h2o", "uniform")."""
     policy, found, allocator = name.rpartition("@")
-    return (policy, allocator) if found and allocator.isidentifier() else (name, UNIFORM)
+    # An "@" may stand in the path of a calibration, too.
+    return (policy, allocator) if found and _ALLOCATOR.fullmatch(allocator) else (name, UNIFORM)
 
 
 def needs_queries(name: str) -> bool:
@@ -32,8 +35,8 @@ def needs_queries(name: str) -> bool:
         ValueError: there is no such policy or allocator.
     """
     policy, allocator = split_name(name)
-    make_allocator(allocator)
-    return policy == ORACLE or make_policy(policy).needs_queries or allocator != UNIFORM
+    equal = isinstance(make_allocator(allocator), Uniform)
+    return policy == ORACLE or make_policy(policy).needs.queries or not equal
 
 
 def choose_policies(typed: str) -> tuple[str, ...]:

@@ -19,12 +19,13 @@ class PolicyTable:
 
     Attributes:
         sections: by title: name, arXiv id (empty without one) and first sentence of every policy.
-        modifiers, allocators: their names.
+        modifiers, allocators, disposals: their names.
     """
 
     sections: dict[str, list[list[str]]]
     modifiers: list[str]
     allocators: list[str]
+    disposals: list[str]
 
 
 def read_policy_table() -> PolicyTable:
@@ -34,15 +35,24 @@ def read_policy_table() -> PolicyTable:
 
 def make_policy_table() -> PolicyTable:
     """The table as the registry has it; imports torch."""
-    from hf_paged_eviction import available_allocators, available_modifiers, available_policies, make_policy
+    from hf_paged_eviction import (
+        available_allocators,
+        available_disposals,
+        available_modifiers,
+        available_policies,
+        make_policy,
+    )
     from hf_paged_eviction.queries.attention import PAGED_EVICTION
 
     seen: list[list[str]] = []
     asked: list[list[str]] = []
     for name in available_policies():
-        policy = make_policy(name)
+        try:
+            policy = make_policy(name)
+        except ValueError:  # one of another package, with a parameter that has no default
+            continue
         summary = (getdoc(type(policy)) or "").partition("\n\n")[0].replace("\n", " ").replace("`", "")
-        (asked if policy.needs_queries else seen).append([name, policy.paper or "", summary])
+        (asked if policy.needs.queries else seen).append([name, policy.paper or "", summary])
     return PolicyTable(
         {
             "by keys, values and positions; with every attention implementation": seen,
@@ -50,6 +60,7 @@ def make_policy_table() -> PolicyTable:
         },
         list(available_modifiers()),
         list(available_allocators()),
+        list(available_disposals()),
     )
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from enum import Enum
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 
@@ -16,21 +15,16 @@ from hf_paged_eviction.queries.attention import PAGED_EVICTION
 from .budgets import FULL, Budget, parse_budgets
 from .environment import best_device
 from .errors import UserError
+from .options.base import flag
+from .options.evaluate import EvalOptions, TaskFileOptions, whole_number
+from .options.model import ModelOptions
 from .policy_names import ALL, ORACLE, choose_policies, needs_queries, split_name
 from .presets import get_preset
-from .prompting.suites import expand, is_generated
-from .settings import AUTO, EMBEDDED, Settings, TaskSettings, TextSettings
+from .prompting.suites import expand, is_generated, own_names
+from .settings import EMBEDDED, Settings, TaskSettings, TextSettings
+from .task_files import TaskFile
 
-if TYPE_CHECKING:
-    from .commands.options import Options
-
-DEFAULT_TASKS = "suite"
-#: What the paper compares and the simplest there are; `--policies all` is every one.
-DEFAULT_POLICIES = "paged_eviction,keydiff,key_norm,value_norm,streaming_llm,recency,random"
-DEFAULT_BUDGETS = "6%,12.5%,25%,50%,full"
 LENGTH, TEXT_LENGTH, TEXT_LIMIT = 1024, 2048, 8
-
-
 S_co = TypeVar("S_co", bound=Settings, covariant=True)
 
 
@@ -42,52 +36,51 @@ class Request(Generic[S_co]):
     output: Path
 
 
-def task_requests(options: Options) -> list[Request[TaskSettings]]:
+def task_requests(options: EvalOptions) -> list[Request[TaskSettings]]:
     """One run over tasks per model."""
     models: tuple[str, ...] = ()
+    given = options.model_fields_set
     if options.preset is not None:
         preset = get_preset(options.preset)
         models = preset.models
-        options = replace(
-            options, **{name: value for name, value in preset.options.items() if getattr(options, name) is None}
-        )
+        options = options.but(**{name: value for name, value in preset.options.items() if name not in given})
     output = options.output or Path("results") / (options.preset or "eval")
-    if options.model is not None or not models:
+    if "model" in given or not models:
         return [Request(task_settings(options), output)]
-    return [Request(task_settings(replace(options, model=name)), output / name.rpartition("/")[2]) for name in models]
+    return [Request(task_settings(options.but(model=name)), output / name.rpartition("/")[2]) for name in models]
 
 
-def task_settings(options: Options) -> TaskSettings:
+def task_settings(options: EvalOptions) -> TaskSettings:
     """A run over tasks."""
-    tasks = expand(words(options.tasks or DEFAULT_TASKS))
+    files = [TaskFile.read(path, options) for path in options.task_file or ()]
+    own = own_names(files)
+    if not own and (
+        wrong := [flag(name) for name in TaskFileOptions.model_fields if getattr(options, name) is not None]
+    ):
+        raise UserError(f"{', '.join(wrong)}: about records of your own, say --task-file")
+    listed = words(options.tasks) if not own or "tasks" in options.model_fields_set else []
+    tasks = tuple(dict.fromkeys([*expand([name for name in listed if name not in own]), *own]))
     if not tasks:
-        raise UserError(f"no task given (--tasks {options.tasks!r}): for example --tasks {DEFAULT_TASKS}")
+        raise UserError(f"no task given (--tasks {options.tasks!r}): for example --tasks suite")
     generated = [task for task in tasks if is_generated(task)]
     if options.length and not generated:
         raise UserError("--length is about generated tasks; the prompts of LongBench have their own: --max-length")
     shared = shared_settings(options)
     if options.agreement and FULL not in shared["budgets"]:
         raise UserError(f"--agreement compares with the full cache: add full to --budgets {options.budgets}")
-    return TaskSettings(
+    found = {
+        **options.common(TaskSettings),
         **shared,
-        limit=options.limit,
-        tasks=tasks,
-        lengths=lengths(options.length or str(LENGTH)) if generated else (),
-        seed=options.seed,
-        question_aware=options.question_aware,
-        max_length=options.max_length,
-        chat_template=options.chat_template.value,
-        data_dir=options.data_dir,
-        prefill_chunk_size=options.prefill_chunk_size,
+        "tasks": tasks,
+        "task_file": tuple(map(str, options.task_file or ())),
+        "lengths": lengths(options.length or str(LENGTH)) if generated else (),
         # Chunks are compressed one after the other: no two caches see the same.
-        share_prefill=options.share_prefill and options.prefill_chunk_size is None,
-        agreement=options.agreement,
-        edit_similarity=options.edit_similarity.value,
-        rouge=options.rouge.value,
-    )
+        "share_prefill": options.share_prefill and options.prefill_chunk_size is None,
+    }
+    return TaskSettings(**found)
 
 
-def text_request(options: Options) -> Request[TextSettings]:
+def text_request(options: EvalOptions) -> Request[TextSettings]:
     """A run over texts."""
     files = [str(file) for file in options.files or ()]
     if files and options.dataset:
@@ -98,54 +91,57 @@ def text_request(options: Options) -> Request[TextSettings]:
     shared = shared_settings(options)
     if any(split_name(name)[0] == ORACLE for name in shared["policies"]):
         raise UserError("oracle: it looks ahead to the answer of the full cache, which only tasks have; leave it out")
-    settings = TextSettings(
+    found = {
+        **options.common(TextSettings),
         **shared,
-        files=tuple(files),
-        limit=options.limit or TEXT_LIMIT,
-        length=whole_number(options.length or str(TEXT_LENGTH)),
-        chunk=options.chunk,
-    )
-    return Request(settings, options.output or Path("results/text"))
+        "files": tuple(files),
+        "limit": options.limit or TEXT_LIMIT,
+        "length": length_of(options.length or str(TEXT_LENGTH)),
+    }
+    return Request(TextSettings(**found), options.output or Path("results/text"))
 
 
-def shared_settings(options: Options) -> dict[str, Any]:
-    """Settings that tasks and texts have in common."""
-    model = options.model or EMBEDDED
-    for name in ("tokenizer", "revision"):
-        if model == EMBEDDED and getattr(options, name):
-            raise UserError(f"the embedded model has its own {name}: leave out --{name}, or name a --model")
+def shared_settings(options: EvalOptions) -> dict[str, Any]:
+    """Settings that are not what was typed, and that tasks and texts have in common."""
     if options.tensor_parallel and options.device_map:
         raise UserError("--tensor-parallel and --device-map both split the model: choose one")
     if options.dataset_revision and not options.dataset:
         raise UserError("--dataset-revision goes with --dataset")
     policies, budgets = choose_caches(options.policies, options.budgets)
     return {
-        "model": model,
-        "tokenizer": options.tokenizer,
-        "revision": options.revision,
-        "trust_remote_code": options.trust_remote_code,
-        "allow_pickle": options.allow_pickle,
-        "dtype": options.dtype.value,
-        "device": check_device(options.device or ("cpu" if model == EMBEDDED else best_device())),
-        "device_map": value_of(options.device_map),
-        "tensor_parallel": options.tensor_parallel,
+        "device": device_for(options),
         "attn_implementation": attention_for(policies, options.attn_implementation),
         "policies": policies,
         "budgets": tuple(budget.label for budget in budgets),
-        "block_size": options.block_size or Settings.block_size,
-        "heads": options.heads.value,
-        "batch_size": batch_size(options.batch_size),
-        "dataset": options.dataset,
-        "dataset_revision": options.dataset_revision,
     }
 
 
-def choose_caches(policies: str | None, budgets: str | None) -> tuple[tuple[str, ...], list[Budget]]:
+def model_settings(options: ModelOptions) -> Settings:
+    """Which model runs where, without a cache.
+
+    Raises:
+        UserError: the device cannot be used, or the model has no such tokenizer or revision.
+    """
+    found = {**options.common(Settings), "device": device_for(options), "policies": (), "budgets": (FULL,)}
+    return Settings(**found)
+
+
+def device_for(options: ModelOptions) -> str:
+    """The device that was named; else the accelerator if there is one, and the CPU for the embedded model."""
+    if options.model != EMBEDDED:
+        return check_device(options.device or best_device())
+    for name in ("tokenizer", "revision"):
+        if getattr(options, name):
+            raise UserError(f"the embedded model has its own {name}: leave out --{name}, or name a --model")
+    return check_device(options.device or "cpu")
+
+
+def choose_caches(policies: str, budgets: str) -> tuple[tuple[str, ...], list[Budget]]:
     """Policies without the full cache, and budgets; "full" in either list adds the full cache, once."""
-    names = choose_policies(DEFAULT_POLICIES if policies is None else policies)
+    names = choose_policies(policies)
     every = available_policies() if ALL in names else ()
     chosen = tuple(dict.fromkeys([*every, *(name for name in names if name not in (FULL, ALL))]))
-    found = list(parse_budgets(DEFAULT_BUDGETS if budgets is None else budgets))
+    found = list(parse_budgets(budgets))
     if FULL in names:
         found = [each for each in found if chosen and not each.is_full] + list(parse_budgets(FULL))
     if all(each.is_full for each in found):
@@ -171,36 +167,18 @@ def words(typed: str) -> list[str]:
 
 def lengths(typed: str) -> tuple[int, ...]:
     """Numbers of tokens, each once."""
-    found = tuple(dict.fromkeys(map(whole_number, words(typed))))
+    found = tuple(dict.fromkeys(map(length_of, words(typed))))
     if not found:
         raise UserError(f"length {typed!r}: write numbers of tokens, such as 512,1024")
     return found
 
 
-def whole_number(typed: str) -> int:
-    """A positive number of tokens."""
-    if not is_positive(typed):
+def length_of(typed: str) -> int:
+    """A number of tokens."""
+    found = whole_number(typed)
+    if found is None:
         raise UserError(f"length {typed!r}: write a number of tokens, such as 1024")
-    return int(typed)
-
-
-def batch_size(typed: str) -> int | Literal["auto"]:
-    """A positive number, or "auto"."""
-    if typed == AUTO:
-        return AUTO
-    if not is_positive(typed):
-        raise UserError(f"--batch-size {typed!r}: write a number of prompts, or auto")
-    return int(typed)
-
-
-def is_positive(typed: str) -> bool:
-    """Whether this is a whole number from 1 to a billion."""
-    return typed.isascii() and typed.isdecimal() and len(typed) < 10 and int(typed) > 0
-
-
-def value_of(choice: Enum | None) -> Any:
-    """The value of a choice that may be left open."""
-    return None if choice is None else choice.value
+    return found
 
 
 def check_device(name: str) -> str:

@@ -3,28 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import asdict
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from .errors import UserError
+from .options.base import Options, problem
 from .settings import Settings, TextSettings
 
 NAME = "run.yaml"
 _HEAD = "# All settings of a run: `paged-eviction eval --config {name}` repeats or continues it.\n"
 
 
-def read_run_file(path: Path, known: Collection[str]) -> dict[str, Any]:
-    """Options by name, as Python values; those without a value are left out.
+def read_run_file(path: Path, options: type[Options]) -> dict[str, Any]:
+    """Options by name; those without a value are left out.
 
     Args:
         path: a YAML file with a mapping.
-        known: names of all options, with hyphens.
+        options: those that it may have, but `config`.
 
     Raises:
-        UserError: the file cannot be read, or a key is unknown or there twice.
+        UserError: the file cannot be read, a key is unknown or there twice, or a value cannot be used.
     """
+    known = [name.replace("_", "-") for name in options.offered() if name != "config"]
+    found = {key.replace("-", "_"): value for key, value in _read(path, known).items() if value is not None}
+    try:
+        options.model_validate(found, strict=True)
+    except ValidationError as error:
+        name, value, expected = problem(options, error)
+        raise UserError(f"{path}: {name.replace('_', '-')}: {value!r} cannot be used: {expected}") from error
+    return found
+
+
+def _read(path: Path, known: Collection[str]) -> dict[str, Any]:
     import yaml
 
     try:
@@ -47,7 +60,7 @@ def read_run_file(path: Path, known: Collection[str]) -> dict[str, Any]:
         if name in names:
             raise UserError(f"{path}, line {line}: {key.value!r} is there twice")
         names.add(name)
-    return {key.replace("_", "-"): value for key, value in content.items() if value is not None}
+    return content
 
 
 def _nearest(name: str, known: Collection[str]) -> str:
@@ -62,9 +75,9 @@ def as_run_file(settings: Settings, output: Path) -> str:
     options: dict[str, Any] = {}
     if isinstance(settings, TextSettings):
         options["text"] = True
-    for name, value in asdict(settings).items():
-        if value is not None and value != ():
-            options[_OPTIONS.get(name, name).replace("_", "-")] = list(value) if isinstance(value, tuple) else value
+    for name, value in settings.as_json().items():
+        if value is not None and value != []:
+            options[_OPTIONS.get(name, name).replace("_", "-")] = value
     options.setdefault("policies", ["full"])
     options["output"] = str(output)
     content: str = yaml.safe_dump(options, sort_keys=False, allow_unicode=True, width=110)

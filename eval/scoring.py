@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from rich.table import Table
 
 from .errors import UserError
 from .metrics import first_line_of, score_sample
-from .store.predictions import Group, Prediction, read_groups
+from .store.predictions import Group, Prediction, read_groups, runs
 from .summaries.aggregates import Aggregate, aggregates, bucket_scores, task_score, v2_scores
 from .tasks import Sample, get_task
 
@@ -34,6 +34,8 @@ class TaskScore:
         groups: per bucket of LongBench-E or group of LongBench v2 in percent; None where nothing is in it.
         recorded: `score` out of the scores that stood in the rows; None in files of LongBench's `pred.py`.
         repeated: lines equal to an earlier one, which are counted, as the official code does.
+        left_out: lines of later runs, with `keep_first_run`.
+        differing: rows whose recorded score is another one; `differs` is the place of the first.
     """
 
     source: str
@@ -47,6 +49,9 @@ class TaskScore:
     groups: dict[str, float | None] | None
     recorded: float | None
     repeated: int
+    left_out: int
+    differing: int
+    differs: str | None
 
 
 @dataclass(frozen=True)
@@ -66,14 +71,18 @@ def score_files(
     longbench_e: bool = False,
     edit_similarity: str = "difflib",
     rouge: str = "official",
+    keep_first_run: bool = False,
+    problems: list[str] | None = None,
 ) -> list[TaskScore]:
-    """Score predictions of this package (`results.jsonl`) or of LongBench's `pred.py` (`<task>.jsonl`).
+    """Score predictions of this package (`results.jsonl`), of LongBench's `pred.py` (`<task>.jsonl`) or of OpenCompass.
 
     Args:
-        paths: files, or folders that hold them.
+        paths: files, folders that hold them, or trees of such folders, one per model.
         longbench_e: score by LongBench-E's buckets of length. Tasks whose name ends in `_e`, and files of `pred.py` in
             a folder `pred_e`, are scored so anyway.
         edit_similarity: as for `metrics.score_sample`, and so is `rouge`.
+        keep_first_run: see `read_groups`.
+        problems: takes what is wrong with a file, and the others are scored; None raises.
 
     Returns:
         One score per file of `pred.py`; of rows of this package, one per task, length, policy and budget.
@@ -81,13 +90,23 @@ def score_files(
     Raises:
         UserError: a file is absent, empty or damaged, has repeated rows, or its task is unknown.
     """
-    groups = [group for path in paths for group in read_groups(path, longbench_e)]
-    return [_score_group(group, edit_similarity, rouge) for group in groups]
+    found: list[TaskScore] = []
+    for files in (files for path in paths for files in runs(path)):
+        try:
+            groups = read_groups(files, longbench_e, keep_first_run)
+            found += [_score_group(group, edit_similarity, rouge) for group in groups]
+        except UserError as error:
+            if problems is None:
+                raise
+            problems.append(str(error))
+    return found
 
 
 def _score_group(group: Group, edit_similarity: str, rouge: str) -> TaskScore:
     scores = [_score(group, prediction, edit_similarity, rouge) for prediction in group.predictions]
     recorded = [prediction.recorded for prediction in group.predictions if prediction.recorded is not None]
+    pairs = zip(group.predictions, scores, strict=True)
+    differing = [each.place for each, score in pairs if each.recorded is not None and abs(each.recorded - score) > 1e-6]
     whole, groups = _official_numbers(group, scores)
     return TaskScore(
         source=str(group.source),
@@ -101,6 +120,9 @@ def _score_group(group: Group, edit_similarity: str, rouge: str) -> TaskScore:
         groups=groups,
         recorded=None if whole is None else task_score(recorded),
         repeated=group.repeated,
+        left_out=group.left_out,
+        differing=len(differing),
+        differs=differing[0] if differing else None,
     )
 
 
@@ -163,22 +185,48 @@ def _run(score: TaskScore) -> str:
     return str(Path(score.source).parent) if score.policy is None else score.source
 
 
-def run_score(paths: Sequence[Path], longbench_e: bool, edit_similarity: str, rouge: str, output: Path | None) -> None:
-    """Print the scores of files of predictions; write them as JSON too if `output` is given."""
-    scores = score_files(paths, longbench_e=longbench_e, edit_similarity=edit_similarity, rouge=rouge)
+def run_score(
+    paths: Sequence[Path],
+    longbench_e: bool,
+    edit_similarity: str,
+    rouge: str,
+    output: Path | None,
+    keep_first_run: bool = False,
+) -> bool:
+    """Print the scores of files of predictions; write them as JSON too if `output` is given; whether all were scored.
+
+    Raises:
+        UserError: none could be.
+    """
+    problems: list[str] = []
+    backends = {"edit_similarity": edit_similarity, "rouge": rouge}
+    scores = score_files(paths, longbench_e=longbench_e, keep_first_run=keep_first_run, problems=problems, **backends)
+    if not scores:
+        raise UserError(problems[0])
     console = Console()
     console.print(score_table(scores))
     for mean in means(scores):
         name = ", ".join(part for part in (mean.source, mean.policy, mean.budget, mean.name) if part)
         console.print(f"{name}: {mean.value:.2f}", highlight=False, markup=False, soft_wrap=True)
-    notes = Console(stderr=True)
-    for score in scores:
-        if score.repeated:
-            text = f"note: {score.source}: {score.repeated} lines are equal to an earlier one; they are counted"
-            notes.print(text, highlight=False, markup=False, soft_wrap=True)
+    notes = [note for score in scores for note in _notes(score)] + [f"not scored: {each}" for each in problems]
     if output is not None:
-        write_scores(output, scores, {"edit_similarity": edit_similarity, "rouge": rouge})
-        notes.print(f"written to {output}", highlight=False, markup=False, soft_wrap=True)
+        write_scores(output, scores, backends)
+        notes.append(f"written to {output}")
+    for note in notes:
+        Console(stderr=True).print(note, highlight=False, markup=False, soft_wrap=True)
+    return not problems
+
+
+def _notes(score: TaskScore) -> Iterator[str]:
+    if score.repeated:
+        yield f"note: {score.source}: {score.repeated} lines are equal to an earlier one; they are counted"
+    if score.left_out:
+        yield f"note: {score.source}: {score.left_out} lines after the first {score.samples} were left out"
+    if score.differs:
+        yield (
+            f"note: {score.source}: {score.differing} of {score.samples} rows of {score.task} have another score than "
+            f"the one that is recorded, first {score.differs}"
+        )
 
 
 def write_scores(path: Path, scores: Sequence[TaskScore], backends: dict[str, str]) -> None:

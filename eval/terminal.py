@@ -63,7 +63,7 @@ def say(console: Console, text: str) -> None:
 
 
 def _say_rounding(notes: Console, settings: Settings, length: int) -> None:
-    for note in rounding_notes(settings.parsed_budgets, length, settings.block_size):
+    for note in rounding_notes(settings.parsed_budgets, length, settings):
         say(notes, f"note: {note}")
 
 

@@ -14,10 +14,8 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, Auto
 from hf_paged_eviction import Verification, verify
 
 from . import models
-from .environment import best_device
 from .errors import UserError
-from .requests import check_device
-from .settings import AUTO, EMBEDDED, Settings
+from .settings import AUTO, Settings
 from .store.completion import Progress
 from .terminal import progress, say
 
@@ -51,20 +49,6 @@ def run_verify(settings: Settings, output: Path | None, **asked: Any) -> Verific
     if output is not None:
         output.write_text(json.dumps({**asdict(report), "ok": report.ok}, indent=1) + "\n", "utf-8")
     return report
-
-
-def verify_settings(*, device: str | None, **model: Any) -> Settings:
-    """Which model is verified where.
-
-    Args:
-        device: None = the accelerator if there is one, and the CPU for the embedded model.
-        model: other fields of `Settings` that say which model.
-
-    Raises:
-        UserError: the device cannot be used.
-    """
-    chosen = device or ("cpu" if model.get("model", EMBEDDED) == EMBEDDED else best_device())
-    return Settings(**model, device=check_device(chosen), policies=(), budgets=())
 
 
 def load(settings: Settings, notes: Console) -> Any:

@@ -16,6 +16,7 @@ import torch
 from .environment import model_facts
 from .errors import RowsFailed, UserError
 from .models import load
+from .plugins import load_plugins
 from .settings import EMBEDDED, Settings
 from .store.results import Row
 from .worker import begin
@@ -141,6 +142,7 @@ def work(pipe: Connection, run: RunJob[Any, Any], settings: Settings) -> None:
     """A child: load the model once, then do jobs until there are no more."""
     torch.set_num_threads(1)
     try:
+        load_plugins(())
         loaded = load(settings)
         pipe.send(Loaded(model_facts(loaded[0])))
         while True:

@@ -1,6 +1,7 @@
 """From a configuration and options to layers: which parts each needs, and how much it may hold."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,7 +10,8 @@ from transformers.cache_utils import Cache, DynamicSlidingWindowLayer
 from .allocators import BudgetAllocator, FixedAllocator, Given, HeadAllocator, LayerAllocator, Uniform, share_out
 from .allocators.cascade import Cascade
 from .allocators.quota import HeadQuota, RowQuota
-from .hybrid_layer import HybridLayer
+from .disposals import Disposal
+from .hybrid_layer import HybridLayer, paged_part
 from .integration.heads import HeadShare
 from .integration.model_rotary import UnknownRotaryError, layer_rotaries
 from .integration.models import asks_for_mask_sizes, is_latent_attention, is_paged
@@ -21,7 +23,11 @@ from .queries.attention import PAGED_EVICTION
 from .rotary import Rotary
 from .store.codec import Codec
 from .store.sliding import StaticSlidingLayer
+from .store.turning import Turning
 from .table.budget import BlockBudget, whole_number
+from .table.cohort import Cohorts
+from .table.gaps import Positions
+from .table.memory import MemoryPlan
 from .table.steps import StaticSteps
 
 
@@ -30,7 +36,7 @@ class LayerBuilder:
 
     Args:
         sizes: what the user asked for.
-        policy, heads, allocator, static: of the cache.
+        policy, heads, allocator, static, disposal, positions: of the cache.
         bits: of keys and of values.
 
     Raises:
@@ -44,10 +50,18 @@ class LayerBuilder:
         heads: Heads,
         allocator: BudgetAllocator,
         static: bool = False,
+        disposal: Disposal | None = None,
+        positions: Positions = "text",
         bits: tuple[int | None, int | None] = (None, None),
     ) -> None:
-        if sizes.tokens is None and not isinstance(allocator, Uniform):
+        if sizes.keep_ratio is not None and not isinstance(allocator, Uniform):
             raise ValueError(f"The allocator {allocator.name!r} needs budget= in tokens, not keep_ratio=.")
+        if sizes.memory is not None and isinstance(allocator, LayerAllocator | HeadAllocator):
+            raise ValueError(
+                f"The allocator {allocator.name!r} decides for each row or head, and a layer's storage is as long as "
+                "the longest of them, so memory= could not be kept to: give budget= in tokens, or use "
+                "allocator='uniform' or 'pyramid'."
+            )
         if isinstance(allocator, HeadAllocator) and heads != "separate":
             raise ValueError(f'The allocator {allocator.name!r} shares out among KV heads: use heads="separate".')
         if static and not isinstance(allocator, Uniform):
@@ -56,9 +70,11 @@ class LayerBuilder:
                 "allocator='uniform' and one number as budget."
             )
         self._sizes, self._policy, self._allocator, self._static = sizes, policy, allocator, static
+        self._positions, self._bits = positions, bits
         self.cascade = Cascade(allocator, sizes) if isinstance(allocator, LayerAllocator) else None
         self._heads: Heads = heads
-        self._bits = bits
+        self._memory: MemoryPlan | None = None
+        self._disposal = disposal
 
     def _codecs(self, config: Any) -> tuple[Codec, Codec] | None:
         """For all layers alike."""
@@ -73,6 +89,7 @@ class LayerBuilder:
         padding: Padding,
         share: HeadShare,
         rotary: Rotary | None,
+        turning: Turning | None,
         codecs: tuple[Codec, Codec] | None,
     ) -> Any:
         own_size = not isinstance(self._allocator, Uniform)
@@ -80,8 +97,13 @@ class LayerBuilder:
             *(budget, self._policy, self._heads, index, padding, share, rotary),
             masks_itself=own_size,
             static=self._static,
+            disposal=self._disposal,
+            turning=turning,
             codecs=codecs,
         )
+        if self._memory is not None:
+            layer.memory = self._memory
+            self._memory.add(layer)
         if self.cascade is not None:
             layer.quota = RowQuota(self.cascade, layer)
         elif isinstance(self._allocator, HeadAllocator):
@@ -92,23 +114,30 @@ class LayerBuilder:
         """The layers of the model: those of `plan`, and paged ones where it says so.
 
         Raises:
-            ValueError: the policy asks for the model's rotation, and that is not known.
+            ValueError: the policy asks for the model's rotation, and that is not known; or keys are to be turned to
+                other positions, and cannot be.
         """
         paged = [index for index, layer in enumerate(plan) if is_paged(layer)]
         budgets = dict(zip(paged, layer_budgets(self._sizes, self._allocator, len(paged)), strict=True))
+        if self._sizes.memory is not None:
+            self._memory = MemoryPlan(self._sizes, partial(layer_budgets, allocator=self._allocator, layers=len(paged)))
         rotaries, codecs = self._rotaries(config, paged), self._codecs(config)
+        turnings = turnings_of(config, paged) if self._positions == "cache" else {}
         layers = []
         for index, layer in enumerate(plan):
             if index in budgets:
                 share, rotary = HeadShare.of(config, index), rotaries.get(index)
-                made = self._make(budgets[index], index, padding, share, rotary, codecs)
+                made = self._make(budgets[index], index, padding, share, rotary, turnings.get(index), codecs)
                 layers.append(made if layer is None else HybridLayer(made, layer))
             else:
                 layers.append(static_layer(layer, index) if self._static else layer)
+        made = [part for part in map(paged_part, layers) if part is not None]
+        if self._disposal is not None:
+            self._disposal.introduce([layer.outlet for layer in made])
         return layers
 
     def _rotaries(self, config: Any, paged: Sequence[int]) -> Mapping[int, Rotary | None]:
-        if not self._policy.needs_rotary:
+        if not self._policy.needs.rotary:
             return {}
         try:
             return layer_rotaries(config, paged)
@@ -118,6 +147,25 @@ class LayerBuilder:
                 f"this {config.model_type} model cannot be undone: {error}. Use a policy that reads them as they are, "
                 "such as 'keydiff', 'leverage' or 'snapkv'."
             ) from error
+
+
+def turnings_of(config: Any, paged: Sequence[int]) -> dict[int, Turning]:
+    """What turns the states held in each of these layers to other positions; layers that do not rotate have none.
+
+    Raises:
+        ValueError: they cannot be turned, with the reason.
+    """
+    latent = is_latent_attention(config)
+    try:
+        rotaries = layer_rotaries(config, paged, latents=latent)
+        if paged and not any(rotaries.values()):
+            raise UnknownRotaryError("no layer that evicts rotates its keys by their position")
+    except UnknownRotaryError as error:
+        raise ValueError(
+            'positions="cache" turns the keys held to the positions where they then stand, and those of this '
+            f'{config.model_type} model cannot be turned: {error}. Use positions="text".'
+        ) from error
+    return {index: Turning(rotary, int(latent)) for index, rotary in rotaries.items() if rotary is not None}
 
 
 def static_layer(layer: Any, index: int) -> Any:
@@ -189,7 +237,7 @@ def check_static(config: Any, attention: str | None, policy: EvictionPolicy) -> 
         raise ValueError(
             f"static=True: {config.model_type} does not ask its cache for the size of its masks. Use static=False."
         )
-    if policy.needs_queries and is_latent_attention(config):
+    if policy.needs.queries and is_latent_attention(config):
         raise ValueError(
             f"static=True: {policy.label!r} compares queries with keys, and this model caches latents (MLA). Use "
             "static=False or a policy that reads keys and values."
@@ -210,15 +258,19 @@ def check_static_attention(name: str | None) -> None:
         )
 
 
-def make_steps(layers: Sequence[Any]) -> StaticSteps:
+def make_steps(layers: Sequence[Any], cohorts: Cohorts[PagedLayer]) -> StaticSteps:
     """What the layers of a static cache share.
+
+    Args:
+        layers: all of them.
+        cohorts: of those that are paged.
 
     Raises:
         ValueError: no layer is paged.
     """
-    paged = [layer for layer in layers if isinstance(layer, PagedLayer)]
+    paged = cohorts.layers
     if not paged:
         raise ValueError("static=True: no layer of this model can evict. Use transformers' StaticCache.")
     sliding = [layer for layer in layers if isinstance(layer, StaticSlidingLayer)]
     last = next((layer for layer in reversed(layers) if layer in paged or layer in sliding), None)
-    return StaticSteps(paged, sliding, last)
+    return StaticSteps(cohorts, sliding, last)

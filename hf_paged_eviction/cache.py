@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -13,6 +14,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from .allocators import BudgetAllocator, Given, Uniform, make_allocator
 from .arguments import check_config, check_flag, check_instance
 from .build import LayerBuilder, check_static, check_static_attention, given_shares, layer_budgets, make_steps
+from .disposals import Disposal, Surroundings, make_disposal
 from .hybrid_layer import HybridLayer, paged_part
 from .integration.masks import MaskWatch, TellingOffset, open_channel
 from .integration.models import (
@@ -24,16 +26,20 @@ from .integration.models import (
     why_not_ours,
 )
 from .integration.padding import Padding
+from .integration.window import Window
 from .layer import PagedLayer
 from .policies import EvictionPolicy, make_policy
 from .policies.scorer import Heads
 from .queries.attention import PAGED_EVICTION, ModelAttention, forget_handover, hand_over, unattended
+from .saving import context
 from .stats import CacheStats, LayerStats, readable_bytes
 from .store.codec import check_bits
 from .store.pool import StoragePool
 from .store.tensors import byte_count
 from .table.budget import BlockBudget
 from .table.cohort import Cohorts
+from .table.gaps import Positions
+from .table.memory import parse_bytes
 from .table.steps import refusal
 from .table.takeback import columns_to_remove, crop_all_or_none
 
@@ -57,13 +63,22 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             evicts its own.
         sink_tokens: first real tokens of each row that are never evicted; one block if None.
         protected_prefix: the same for a prefix you know, such as a system prompt; the larger of the two counts.
+        recent_tokens: newest real tokens of each row that are never evicted; one block if None. Exact to the token
+            where a prompt, chunk or turn overflows, and in `shrink`. While single tokens come, whole blocks go: any
+            that holds one of these tokens stays, and so does the newest block, even if this is less than a block.
         attention_mask: `[rows, length]`, nonzero = real token. Normally learned from the model by itself; if given,
             it wins for the columns it covers. `rows` may divide the batch (beams). `reset` forgets it.
         allocator: how the budget of all layers together is shared out among layers and KV heads; a name from
-            `available_allocators()` or a `BudgetAllocator`. All but "uniform" need the attention implementation
-            "paged_eviction".
+            `available_allocators()`, perhaps with parameters, or a `BudgetAllocator`. All but "uniform" need the
+            attention implementation "paged_eviction".
+        disposal: what becomes of the tokens that are evicted; a name from `available_disposals()` or a `Disposal`.
         keep_ratio: instead of `budget`, the share of the first forward's tokens to hold, rounded up to a block. With
             chunked prefill the first chunk counts, so give `budget` there.
+        memory: instead of `budget`, the bytes that keys and values of all paged layers and rows may take together, as
+            an int or as text ("2GiB", "512MiB", "1.5GB"). They become tokens, in whole blocks and the same for every
+            layer, at the first forward, which shows rows, widths and precision; `budget` then tells how many. What is
+            not paged comes on top (`stats().other_bytes`), and so do the new tokens of a forward. Rows that are added
+            later (`batch_repeat_interleave`) add bytes. Under tensor parallelism these are the bytes of each process.
         static: keep every tensor at its place, so that a decode step compiles into one graph that never changes:
             `generate` compiles it by itself on an accelerator, with CUDA graphs. Cannot `shrink` or take tokens back
             (assisted decoding, `crop`); needs layers of one size and the attention implementation "sdpa", "eager" or,
@@ -71,6 +86,10 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         pool: where storage comes from and `release` brings it back to; for services that make a cache per request.
         record_past: hold new tokens back until `crop` or the next forward, so that they can be taken back exactly.
             transformers 5.14 and later switches this on by itself for assisted decoding; earlier ones do not.
+        positions: where the tokens held stand. "text" = at their place in the text, so that distances grow with it;
+            "cache" = one after the other (StreamingLLM, arXiv 2309.17453), so that no distance exceeds the budget plus
+            a block plus the forward, however long the text is. The model's queries keep their positions; the keys held
+            are turned, which needs a rotary embedding and half as much memory again once something was evicted.
         bits: 8, 4 or 2: keep keys and values in so many bits per number, rounded token by token, and decode them for
             each forward; a pair `(keys, values)` gives each its own. The first `sink_tokens` (or `protected_prefix`)
             and the newest `block_size` tokens of a row stay as they came. None = the model's own type. The budget
@@ -91,11 +110,15 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         protected_prefix: int = 0,
         attention_mask: Tensor | None = None,
         *,
+        recent_tokens: int | None = None,
         allocator: str | BudgetAllocator = "uniform",
+        disposal: str | Disposal = "drop",
         keep_ratio: float | None = None,
+        memory: int | str | None = None,
         static: bool = False,
         pool: StoragePool | None = None,
         record_past: bool = False,
+        positions: Positions = "text",
         bits: int | tuple[int | None, int | None] | None = None,
         _inside_encoder_decoder: bool = False,
     ) -> None:
@@ -106,12 +129,21 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         scorer, shares, precision = make_policy(policy), make_allocator(allocator), check_bits(bits)
         if isinstance(budget, Sequence) and not isinstance(budget, str | bytes):
             budget, shares = given_shares(budget, shares)
-        sizes = BlockBudget.validate(cast(int | None, budget), keep_ratio, block_size, sink_tokens, protected_prefix)
+        protection = (sink_tokens, protected_prefix, recent_tokens)
+        most_bytes = None if memory is None else parse_bytes(memory)
+        sizes = BlockBudget.validate(cast(int | None, budget), keep_ratio, block_size, *protection, memory=most_bytes)
         if heads not in ("shared", "separate"):
             raise ValueError(f'heads must be "shared" or "separate", got {heads!r}.')
+        if positions not in ("text", "cache"):
+            raise ValueError(f'positions must be "text" or "cache", got {positions!r}.')
+        if positions == "cache" and precision != (None, None):
+            raise ValueError(
+                'positions="cache" keeps a turned copy of all keys in the type of the model, so that bits= would save '
+                'little: use positions="text" with bits=, or bits=None.'
+            )
         check_model(config, _inside_encoder_decoder, heads)
         scorer.check_model(config)
-        if is_latent_attention(config) and not scorer.supports_mla:
+        if is_latent_attention(config) and not scorer.needs.supports_mla:
             raise ValueError(
                 f"The policy {scorer.name!r} compares norms of keys and values, but this model caches latents (MLA). "
                 "Use one that does not, such as 'keydiff', 'streaming_llm' or 'random'."
@@ -119,27 +151,45 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         self._attention = ModelAttention(config.get_text_config(decoder=True))
         self._why_not_ours = why_not_ours(config)
         self._policy, self._allocator = scorer, shares
-        self._sizes, self._start = sizes, (sink_tokens, protected_prefix)
+        self._sizes, self._protection = sizes, protection
+        self._heads: Heads = heads
+        self._positions: Positions = positions
+        self._bits = precision
         # Settled here, because `update` asks for every layer and token.
-        self._needs_our_attention = scorer.needs_queries or not isinstance(shares, Uniform)
+        self._disposal = make_disposal(disposal)
+        self._needs_our_attention = (
+            scorer.needs.queries or not isinstance(shares, Uniform) or self._disposal.needs_queries
+        )
+        self._disposal.check(
+            Surroundings(
+                config.get_text_config(decoder=True),
+                *(sizes, scorer, heads, static),
+                uniform=isinstance(shares, Uniform),
+                latent=is_latent_attention(config),
+                positions=positions,
+            )
+        )
         self._check_attention()
         if static:
             check_static(config, self._attention.name, scorer)
         plan = layer_plan(config)
         warn_of_surprises(config, plan, stacklevel=4 if _inside_encoder_decoder else 3)
         self._model_type: str = config.model_type
+        self._alone = not _inside_encoder_decoder
         self._model_masks_itself = not asks_for_mask_sizes(config)
         # The decoder's own prompt is a start token: no pads to be told of.
         self._padding = Padding(attention_mask, expected=not _inside_encoder_decoder)
         self._masks = MaskWatch()
-        builder = LayerBuilder(sizes, scorer, heads, shares, static, precision)
+        builder = LayerBuilder(sizes, scorer, heads, shares, static, self._disposal, positions, precision)
         self._cascade = builder.cascade
         Cache.__init__(self, layers=builder.fill(plan, self._padding, config))
+        self._window = Window(config, [index for index, _ in self.paged_layers], positions == "text")
         self._cohorts = Cohorts([layer for _, layer in self.paged_layers])
         for layer in self._cohorts.layers:
             layer.cohorts, layer.store.pool = self._cohorts, pool
         self.pool = pool
-        self._steps = make_steps([paged_part(layer) or layer for layer in self.layers]) if static else None
+        parts = [paged_part(layer) or layer for layer in self.layers]
+        self._steps = make_steps(parts, self._cohorts) if static else None
         self._mask_was_made = False
         if record_past:
             self.activate_past_recording()
@@ -150,6 +200,21 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         """What scores the tokens."""
         return self._policy
 
+    @property
+    def budget(self) -> int | None:
+        """Tokens held per layer and row, on average over layers; None before the first forward where it is given as
+        `keep_ratio` or `memory`."""
+        if self._sizes.tokens is not None:
+            return self._sizes.tokens
+        shares = [layer.budget.tokens for _, layer in self.paged_layers]
+        known = [tokens for tokens in shares if tokens is not None]
+        return sum(known) // len(known) if len(known) == len(shares) and known else None
+
+    @property
+    def disposal(self) -> Disposal:
+        """What becomes of evicted tokens."""
+        return self._disposal
+
     def _check_attention(self) -> None:
         if self._attention.shows_queries and self._why_not_ours is not None:
             raise ValueError(
@@ -159,10 +224,12 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             )
         if self._attention.shows_queries or not self._needs_our_attention:
             return
-        if self._policy.needs_queries:
+        if self._disposal.needs_queries:
+            reason = f"With disposal={self._disposal.label!r} queries say which blocks are needed, and only"
+        elif self._policy.needs.queries:
             reason = f"The policy {self._policy.label!r} decides by queries or attention, and only"
         else:
-            reason = f"With the allocator {self._allocator.name!r} layers or heads hold different numbers, and only"
+            reason = f"With the allocator {self._allocator.label!r} layers or heads hold different numbers, and only"
         reason = f"{reason} the attention implementation {PAGED_EVICTION!r} can serve that"
         if self._why_not_ours is not None:
             raise ValueError(
@@ -262,6 +329,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
     @property
     def is_sliding(self) -> list[bool]:
         """Which layers hold a sliding window. Asked when a mask is about to be built."""
+        # A getter that takes note of being asked: at this moment transformers asks a cache for nothing else.
         if not torch.compiler.is_compiling():
             self._masks.begin()
         # Written out: `torch.compile` cannot trace a property of a base class.
@@ -270,7 +338,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
     def get_mask_sizes(self, query_length: int | Tensor, layer_idx: int = 0) -> tuple[int, int]:
         """`(kv_length, kv_offset)` of what the next `update` of this layer returns."""
         if not torch.compiler.is_compiling():
-            self._masks.ask(self.get_seq_length())
+            self._masks.ask(self.get_seq_length())  # notes it, see `is_sliding`
         if layer_idx == 0:  # some releases ask the first layer, whatever it is, and mean the first one with attention
             layer_idx = next((i for i, layer in enumerate(self.layers) if isinstance(layer, CacheLayerMixin)), 0)
         layer = paged_part(self.layers[layer_idx]) if layer_idx < len(self.layers) else None
@@ -280,6 +348,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         length, offset = layer.get_mask_sizes(query_length)
         if self._steps is not None and (torch.compiler.is_compiling() or isinstance(offset, Tensor)):
             return length, offset
+        self._window.check(length, offset, stacklevel=2)
         self._attention.look()
         count = query_length if isinstance(query_length, int) else query_length.shape[0]
         no_mask = count == 1 and self._attention.shows_queries
@@ -424,25 +493,20 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         """Raise the error of `shrink`, if it would; returns the sizes that it would set."""
         if self._steps is not None:
             raise refusal("shrink")
-        sizes = BlockBudget.validate(budget, None, self._sizes.block_size, *self._start)
+        sizes = BlockBudget.validate(budget, None, self._sizes.block_size, *self._protection)
         if isinstance(self._allocator, Given):
             raise ValueError(
                 f"The layers of this cache were given budgets of their own, {list(self._allocator.tokens)}, and one "
                 "number does not say how to share it out: make a new cache with a smaller list."
             )
-        present = self._present_budget()
+        self._disposal.check_sizes(sizes)
+        present = self.budget
         if present is not None and sizes.capacity > present:
             raise ValueError(
                 f"shrink({sizes.capacity}) would be growth: the budget is {present}, and evicted tokens cannot come "
                 "back. Make a new cache."
             )
         return sizes
-
-    def _present_budget(self) -> int | None:
-        """Mean share in tokens; None where a `keep_ratio` has met no prompt."""
-        if self._sizes.tokens is not None:
-            return self._sizes.tokens
-        return next((layer.budget.tokens for _, layer in self.paged_layers), None)
 
     @contextmanager
     def padding_aside(self) -> Iterator[None]:
@@ -469,6 +533,132 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         self.reset()
         for _, layer in reversed(self.paged_layers):  # the pool hands out first what it got last
             layer.release()
+
+    # ---- saving ---------------------------------------------------------------------------------------------------
+
+    def save(self, path: str | Path, input_ids: Tensor | None = None) -> None:
+        """Write all that the cache holds to a file, for `load`. The cache stays as it is.
+
+        The file holds named tensors and JSON (safetensors): no pickle. It is complete or not there, and readable by
+        its owner only: keys and values tell about the text. How caches are made, what they hold and how far they are
+        is in it; the model's weights and the text are not.
+
+        Args:
+            path: such as "context.safetensors".
+            input_ids: `[rows, length]` int64, the tokens that were read, pads included; more may follow. Only their
+                digest is saved, so that `load` can compare.
+
+        Raises:
+            ValueError: the cache is empty, tokens wait for `crop`, it is half of an encoder-decoder cache, or a layer
+                that is not paged holds something without a name. TypeError, ValueError: `input_ids` is not what was
+                read. OSError: the file cannot be written.
+        """
+        if not self._alone:
+            raise ValueError("What the encoder has read is in another cache, so this one would be of no use in a file.")
+        snapshot = context.CacheSnapshot(
+            [context.snapshot_layer(index, layer) for index, layer in enumerate(self.layers)],
+            self._padding.snapshot(),
+            None if self._cascade is None else self._cascade.snapshot(),
+        )
+        context.save(path, self._attention.config, self._settings(), snapshot, input_ids)
+
+    def _settings(self) -> dict[str, Any]:
+        """The arguments that make such a cache, as JSON."""
+        sinks, prefix, recent = self._protection
+        given = isinstance(self._allocator, Given)
+        return {
+            "budget": list(self._allocator.tokens) if isinstance(self._allocator, Given) else self._sizes.tokens,
+            "keep_ratio": self._sizes.keep_ratio,
+            "memory": self._sizes.memory,
+            "block_size": self._sizes.block_size,
+            "policy": self._policy.label,
+            "heads": self._heads,
+            "sink_tokens": None if sinks is None else int(sinks),
+            "protected_prefix": int(prefix),
+            "recent_tokens": None if recent is None else int(recent),
+            "allocator": "uniform" if given else self._allocator.label,
+            "disposal": self._disposal.label,
+            "positions": self._positions,
+            "bits": list(self._bits),
+            "static": self._steps is not None,
+            "record_past": any(getattr(layer, "record_past", False) for layer in self.layers),
+        }
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        config: Any,
+        *,
+        input_ids: Tensor | None = None,
+        device: context.Devices = "cpu",
+        policy: str | EvictionPolicy | None = None,
+        pool: StoragePool | None = None,
+    ) -> "PagedEvictionCache":
+        """A cache that goes on exactly as the one that was saved would have.
+
+        `batch_repeat_interleave(n)` makes it serve `n` different questions at once.
+
+        Args:
+            path: what `save` wrote.
+            config: `model.config` of the same model. Its weights are not compared.
+            input_ids: `[rows, length]`, to be refused if it does not begin with the text of the context; rows may be
+                repeated. Needs a file that was saved with `input_ids=`.
+            device: where the model is; for a model on several devices a list, one for each layer.
+            policy: where the one that the file names cannot be made here: a class that is not registered, or a
+                calibration that lies elsewhere. It has to be the same.
+            pool: as for the constructor.
+
+        Raises:
+            ValueError: the file is damaged, was changed, or belongs to another model or text; the message names the
+                difference. Also what the constructor refuses. OSError: it cannot be read.
+        """
+        check_config(config)
+        with context.naming(path):
+            saved = context.read(path, config, input_ids, policy)
+            cache = cls(config, **saved.settings, pool=pool)
+            context.restore(saved, cache.layers, cache._padding, cache._cascade, device, cache._steps is not None)
+            if cache._steps is not None:
+                cache._steps.resume(saved.all_real)
+        return cache
+
+    def follow_up(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> dict[str, Tensor]:
+        """What `generate` and the model are to be given when only the new tokens are at hand, not the text before them.
+
+        >>> model.generate(**cache.follow_up(question_ids), past_key_values=cache)  # doctest: +SKIP
+
+        Args:
+            input_ids: `[rows, new]`.
+            attention_mask: `[rows, new]`, nonzero = real token; rows of different length are padded on the left. None
+                = all real.
+
+        Returns:
+            `input_ids` and `attention_mask`, `[rows, seen + new]`. The first ids stand for tokens that the cache has
+            seen: they are never fed, and repeat the row's first new token.
+
+        Raises:
+            ValueError: shapes that do not go together, or other rows than the cache has.
+        """
+        seen, mask = self.get_seq_length(), attention_mask
+        mask = torch.ones_like(input_ids) if mask is None else mask.to(input_ids)
+        if input_ids.ndim != 2 or not input_ids.shape[1] or mask.shape != input_ids.shape:
+            raise ValueError(
+                f"input_ids must be [rows, new] with at least one token, and attention_mask the same; got "
+                f"{list(input_ids.shape)} and {list(mask.shape)}."
+            )
+        if seen:
+            rows = next(layer.table.rows for _, layer in self.paged_layers)
+            if len(input_ids) != rows:
+                raise ValueError(
+                    f"input_ids has {len(input_ids)} rows and the cache {rows}: cache.batch_repeat_interleave(n) makes "
+                    "n of each."
+                )
+        real = self._padding.columns(0, seen, len(input_ids), input_ids.device)
+        before = mask.new_ones(len(mask), seen) if real is None else real.to(mask.dtype)
+        return {
+            "input_ids": torch.cat([input_ids[:, :1].expand(-1, seen), input_ids], dim=1),
+            "attention_mask": torch.cat([before, mask], dim=1),
+        }
 
     # ---- reading --------------------------------------------------------------------------------------------------
 
@@ -505,6 +695,9 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             evicted_blocks=sum(layer.evicted_blocks for layer in layers),
             storage_bytes=sum(layer.storage_bytes for layer in layers),
             other_bytes=sum(_plain_bytes(layer) for layer in others),
+            summary_bytes=sum(layer.summary_bytes for layer in layers),
+            host_bytes=sum(layer.host_bytes for layer in layers),
+            faults=sum(layer.faults for layer in layers),
             layers=layers,
         )
 
@@ -514,7 +707,9 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             return f"{type(self).__name__}(no paged layer, {len(self.layers)} others)"
         layer, stats = paged[0][1], self.stats()
         sizes = layer.budget
-        budget = f"{sizes.tokens} tokens" if sizes.tokens is not None else f"{sizes.keep_ratio:.0%} of the prompt"
+        budget = sizes.label
+        if self._sizes.memory is not None and sizes.tokens is not None:
+            budget = f"{self.budget} tokens ({self._sizes.label})"
         return (
             f"{type(self).__name__}(policy={layer.policy.label}, heads={layer.heads}, "
             f"budget={budget} in blocks of {sizes.block_size}, layers={len(paged)} paged + "
@@ -539,6 +734,9 @@ def _layer_stats(layer: PagedLayer) -> LayerStats:
         evicted_tokens=evicted_tokens,
         evicted_blocks=evicted_blocks,
         storage_bytes=layer.storage_bytes,
+        summary_bytes=layer.outlet.device_bytes,
+        host_bytes=layer.outlet.host_bytes,
+        faults=layer.outlet.faults,
     )
 
 

@@ -1,6 +1,7 @@
 """One layer of the cache: keys and values in a fixed storage, evicted block by block."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -8,23 +9,55 @@ from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
 from .allocators.quota import Quota
+from .disposals import Asked, Disposal, Drop, Held, Site
 from .integration.heads import WHOLE, HeadShare
 from .integration.padding import Padding
+from .parts import Snapshot, persistent
 from .policies import EvictionPolicy, QueryCount
 from .policies.scorer import Heads, Scorer
 from .queries.listener import Listener
-from .queries.observer import Observer, Queries
-from .queries.ring import QueryRing
+from .queries.observer import Observer, ObserverSnapshot, Queries
+from .queries.parts import Part, Read
+from .queries.ring import QueryRing, RingSnapshot
 from .rotary import Rotary
 from .store.codec import Codec
 from .store.coded import CodedStore, make_store
 from .store.pending import Pending
+from .store.store import HeldSnapshot
+from .store.tensors import with_new
+from .store.turning import Turning
 from .table.budget import BlockBudget
 from .table.cohort import Cohorts
-from .table.ranking import KEEP, best_tokens, best_within, rank_keys
+from .table.memory import MemoryPlan
+from .table.ranking import KEEP, best_blocks, best_tokens, best_within, not_kept, rank_keys, rank_whole_blocks
 from .table.steps import StaticRun, StaticSteps, outside_graphs, refusal
-from .table.table import BlockTable
+from .table.table import BlockTable, TableSnapshot
 from .table.takeback import columns_to_remove, order_without
+
+
+@dataclass(frozen=True)
+class PagedSnapshot(Snapshot):
+    """What a paged layer holds, part by part. Without a table it has met no token.
+
+    Attributes:
+        tokens: its budget, once known.
+        processes, first_head: over how many processes the layer was split, and which of its heads were the first here.
+        store, table, observer, ring: of these parts, where there are any.
+        outlet: of the disposal, where it keeps anything.
+        scores: see `Quota`.
+        all_real: of the run of compiled steps that the layer takes part in, see `StaticRun`; None where there is none.
+    """
+
+    tokens: int | None
+    processes: int
+    first_head: int
+    store: HeldSnapshot | None
+    table: TableSnapshot | None
+    observer: ObserverSnapshot | None
+    ring: RingSnapshot | None
+    outlet: Snapshot | None
+    scores: Tensor | None
+    all_real: bool | None
 
 
 class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
@@ -34,13 +67,16 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     lowest score. Attention always sees the new tokens next to everything held: use, then evict.
 
     What differs between layers is in their parts: where keys and values lie (`store`), which token is where (`table`),
-    what attention says of them (`listener`), and how many there may be (`quota`).
+    what attention says of them (`listener`), how many there may be (`quota`), and what becomes of
+    those that leave (`outlet`).
 
     Attributes:
         record_past: while True, new tokens wait in a buffer until `crop` or the next forward commits them.
         cohorts: of the layers that may choose victims with this one; the layer alone until a cache says otherwise.
         steps: what the layers of a static cache share; None in any other.
         quota: how many tokens each row or head may hold; all as many as `budget` says until a cache says otherwise.
+        memory: where the budget of the cache is in bytes, what makes tokens of them; None where it is not.
+        outlet: through which every token leaves that is not taken back by `crop`.
 
     Args:
         budget: sizes in tokens.
@@ -53,6 +89,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         masks_itself: the model's own mask does not fit this layer, whose number of tokens is not that of the others.
         static: take single tokens without a branch or a counter, see `StaticSteps`. A single token then gets the whole
             storage back, slots that are not in use yet included: the mask hides them.
+        disposal: what becomes of tokens that leave.
+        turning: closes the gaps that eviction leaves, see `table.gaps`; None = keys stay at their place in the text.
         codecs: of keys and of values, where they are kept in few bits.
     """
 
@@ -73,6 +111,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         *,
         masks_itself: bool = False,
         static: bool = False,
+        disposal: Disposal | None = None,
+        turning: Turning | None = None,
         codecs: tuple[Codec, Codec] | None = None,
     ) -> None:
         self.is_initialized = False
@@ -80,16 +120,25 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.record_past = False
         self._asked = self.budget = budget
         self.policy = policy
+        self.needs = needs = policy.needs
         self.heads: Heads = heads
         self.layer_idx = layer_idx
         self._scorer = Scorer(policy, heads, layer_idx, share, rotary)
         self.padding = padding if padding is not None else Padding()
-        self.store = make_store(budget, static, codecs)
+        self.store = make_store(budget, static, turning, codecs)
         self.quota = Quota()
+        self.memory: MemoryPlan | None = None
         self.listener: Listener | None = None
-        if policy.needs_queries or masks_itself:
+        site = Site(self.store, heads, share, budget)
+        self.outlet = (disposal or Drop()).outlet(site)
+        if self.store.rounds and (self.outlet.plans or self.outlet.reads or self.outlet.ranks):
+            raise ValueError(
+                f"bits= keeps tokens in few bits, and the disposal {(disposal or Drop()).label!r} moves or reads them "
+                "as they came: use disposal='drop' with bits=, or bits=None."
+            )
+        if needs.queries or masks_itself or self.outlet.reads:
             self.listener = Listener(Observer(policy, budget.block_size, share, rotary), masks_itself)
-        self._ring = QueryRing() if static and policy.needs_queries else None
+        self._ring = QueryRing() if static and needs.queries else None
         self._table: BlockTable | None = None
         self._pending: Pending | None = None
         self.cohorts: Cohorts[PagedLayer] = Cohorts([self])
@@ -98,7 +147,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self._first_row = 0
 
     def __repr__(self) -> str:
-        size = self.budget.tokens if self.budget.tokens is not None else f"{self.budget.keep_ratio:.0%} of the prompt"
+        size = self.budget.tokens if self.budget.tokens is not None else self.budget.label
         return f"{type(self).__name__}(budget={size}, held={self.held}, seen={self.get_seq_length()})"
 
     # ---- what transformers asks -----------------------------------------------------------------------------------
@@ -172,6 +221,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.store.dtype, self.store.device = key_states.dtype, key_states.device
         self.is_initialized = True
         if key_states.shape[2] == 0 and value_states is not None and key_states.shape[0]:
+            self._measure(key_states, value_states)
             if self.budget.tokens is None:
                 raise ValueError("keep_ratio= needs a prompt before its storage can be made: give budget= instead.")
             self.store.make(key_states, value_states, self.budget.capacity)
@@ -193,7 +243,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         return self.storage[0].device
 
     @property
-    def storage(self) -> tuple[Tensor, Tensor]:
+    def storage(self) -> tuple[Tensor, ...]:
         """What the store keeps, `[batch, kv_heads, slots, ...]` each, used or not."""
         return self.store.tensors
 
@@ -260,7 +310,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         keys, values = self._use_then_evict(key_states, value_states)
         if key_states.shape[2]:
             self.listener.expect()
-        if self.masks_itself and keys is self.storage[0]:
+        if self.masks_itself and not self.store.rounds and keys is self.store.shown()[0]:
             keys = keys[:]  # attention notes on them what may be seen, which the storage must not keep
         return keys, values
 
@@ -282,7 +332,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             every_slot = table.held == table.capacity
             attended = self._take(keys, values, real)
             return self._read(None if every_slot else table.held) if attended is None else attended
-        # The caller's own tensors carry a gradient and are not rounded, the storage is another matter.
+        # The caller's own tensors carry a gradient and are not rounded, which those of the storage may be.
         attended = self._read_with(table.held, key_states, value_states)
         self._take(keys, values, real)
         return attended
@@ -294,18 +344,30 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             return
         rows, heads, count, _ = keys.shape
         self.quota.check(heads, self.share)
+        self._measure(keys, values)
         self.budget = self.budget.resolve(count)
-        capacity, policy = self.budget.capacity, self.policy
+        capacity = self.budget.capacity
         least = self.store.slots_to_begin_with(count, self.budget.block_size, capacity)
         self.store.start(keys, values, least, capacity)
-        sets, interval = self._scorer.sets(heads), policy.decision_interval
-        self._table = BlockTable(
-            self.budget, rows, sets, keys.device, policy.token_local, interval, policy.absolute_noise
-        )
+        self._table = self._new_table(rows, heads, keys.device)
         if rows > 1:
             self.padding.warn_if_unknown()
         if self.listener is not None:
             self.listener.observer.start(rows, heads, capacity, keys.device)
+
+    def _new_table(self, rows: int, heads: int, device: torch.device) -> BlockTable:
+        needs, ranks = self.needs, self.outlet.ranks
+        sets, interval = self._scorer.sets(heads), 1 if ranks else needs.decision_interval
+        return BlockTable(
+            *(self.budget, rows, sets, device, needs.token_local and not ranks, interval, needs.absolute_noise),
+            shifting=self.store.turning is not None,
+        )
+
+    def _measure(self, keys: Tensor, values: Tensor) -> None:
+        """Make tokens of a budget in bytes, for states like these."""
+        if self.memory is not None:
+            store = self.store
+            self.memory.begin(self, store.token_bytes(keys, values), keys.shape[0], store.fixed_bytes(keys, values))
 
     def _check_rows(self, rows: int) -> None:
         held = self.table.rows
@@ -331,14 +393,11 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def _read(self, held: int | None = None) -> tuple[Tensor, Tensor]:
         """The first `held` slots, or all, as attention gets them. Held tokens reach it on no other way."""
-        return self.store.read(held)
+        return self.store.shown(held)
 
     def _read_with(self, held: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """As `_read`, with new states behind them."""
-        if held == 0:
-            return keys, values
-        held_k, held_v = self._read(held)
-        return torch.cat([held_k, keys], dim=2), torch.cat([held_v, values], dim=2)
+        return (keys, values) if held == 0 else with_new(self._read(held), keys, values)
 
     # ---- append, overwrite, overflow ------------------------------------------------------------------------------
 
@@ -378,11 +437,20 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     def _append(self, keys: Tensor, values: Tensor, real: Tensor | None) -> None:
         table, count, held = self.table, keys.shape[2], self.held
         self.store.grow(held, held + count, self.budget.block_size, self.budget.capacity)
-        if not self.store.rounds:
+        if self.store.rounds:
+            self._append_to_encode(held, keys, values, real)
+        else:
             self.store.append(held, keys, values)
             table.append(count, real)
-        elif count == 1 and held:
-            self.store.overwrite(self._slot(held), keys, values, real)
+        if self.listener is not None:
+            self.listener.observe_appended(table, held, count)
+
+    def _append_to_encode(self, held: int, keys: Tensor, values: Tensor, real: Tensor | None) -> None:
+        """A single token waits for others, until a block is encoded; several are encoded at once."""
+        table, count = self.table, keys.shape[2]
+        if count == 1 and held:
+            slot = torch.full((table.rows, 1, 1), held, dtype=torch.int64, device=self.table_device)
+            self.store.overwrite(slot, keys, values, real)
             table.append(count, real)
             self._encode_block()
         else:
@@ -390,62 +458,91 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             table.append(count, real)
             self.store.append(held, keys, values, table.positions)
             self._note_scores(keys, values)
-        if self.listener is not None:
-            self.listener.observe_appended(table, held, count)
-
-    def _slot(self, slot: int) -> Tensor:
-        """The same for all rows, `[B, 1, 1]`."""
-        return torch.full((self.table.rows, 1, 1), slot, dtype=torch.int64, device=self.table_device)
 
     def _overwrite(self, keys: Tensor, values: Tensor, real: Tensor | None) -> None:
         table = self.table
         if table.victims_due:
             self.cohorts.of(self).choose_victims(real)
-        self.store.overwrite(table.next_slot(), keys, values, real)  # a pad evicts nothing
+        slot = table.next_slot()
+        if self.outlet.takes:
+            self._let_go(slot, table.positions_in(slot, real))
+        self.store.overwrite(slot, keys, values, real)  # a pad evicts nothing
         table.overwritten(real)
         self._encode_block()
+
+    def turn_keys(self) -> None:
+        """Turn the keys held to where they stand now, for attention; see `table.gaps`."""
+        if self.table.shifts is not None:
+            self.store.turn(self.table.shifts)
 
     def _overflow(self, keys: Tensor, values: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
         self._encode()
         table, count = self.table, keys.shape[2]
         positions = table.positions_with(table.new_positions(count, real)[:, 0])
-        full_k, full_v = self._read_with(table.held, keys, values)
+        attended = full_k, full_v = self._read_with(table.held, keys, values)
+        if self.store.turns and table.held:
+            full_k, full_v = with_new(self.store.read(table.held), keys, values)
         scores = self._score_overflow(full_k, full_v, positions, count)
         self._keep_best(full_k, full_v, positions, scores, count, real)
-        return full_k, full_v
+        return attended
 
     def _keep_best(
         self, full_k: Tensor, full_v: Tensor, positions: Tensor, scores: Tensor, count: int, real: Tensor | None
     ) -> None:
         """Of the `held + count` tokens in these states, keep the best."""
-        limits, rank = self._limits(scores, positions), self._rank(scores, positions)
+        limits = self._limits(scores, positions)
         if limits is None:
-            kept = best_tokens(rank, positions, self.budget.capacity)
-            positions = positions.gather(-1, kept)
+            kept = self._best(scores, positions, self.table.seen + count)
+            kept_positions = positions.gather(-1, kept)
         else:
             self.budget = self.budget.of(int(limits.max()))
-            kept, positions = best_within(rank, positions, limits, self.budget.capacity)
+            kept, kept_positions = best_within(self._rank(scores, positions), positions, limits, self.budget.capacity)
+        shifts = self.table.moved_shifts(kept, kept_positions, positions, count)
+        if self.outlet.takes or self.outlet.plans:
+            leaves = not_kept(positions, kept, kept_positions)
+            staying = self.outlet.overflow(Held(full_k, full_v, positions.expand_as(leaves)), leaves)
+            full_k, full_v = staying.keys, staying.values
         # Without new tokens, these states are views of the storage.
         anew = count == 0 or self.store.slots != self.budget.capacity
-        self.store.keep(full_k, full_v, kept, self.table.held, positions, anew)
+        self.store.keep(full_k, full_v, kept, self.table.held, kept_positions, anew)
         scores = scores.gather(-1, kept)
         self.quota.scores = scores if limits is not None else None
-        self.table.replace(positions, scores if self.policy.token_local else None, count, real, limits)
+        scored = scores if self.needs.token_local and not self.outlet.ranks else None
+        self.table.replace(kept_positions, scored, count, real, limits, shifts)
+        if self.outlet.ranks:
+            self.table.align()
+        self.turn_keys()
         self._settle(kept)
+
+    def _let_go(self, slots: Tensor, positions: Tensor) -> None:
+        """What stands in these slots `[B, S, 1]`, tokens at `positions` `[B, S, 1]`, is about to be overwritten."""
+        self.outlet.let_go(Held(*self.store.at(slots), positions), slots)
+
+    def plan(self, begins: Tensor) -> None:
+        """A victim was chosen where `begins` `[B, S]` says so."""
+        self.outlet.plan(self.table.choice.slots, begins, Held(*self.store.read(), self.table.positions))
 
     def _settle(self, kept: Tensor | None) -> None:
         """Of the held and new tokens `kept` `[B, S, C]` stay; None = all."""
         if self.listener is not None:
             self.listener.observer.settle(kept, self.table.capacity)
 
+    def _best(self, scores: Tensor, positions: Tensor, seen: int) -> Tensor:
+        """Indices `[B, S, C]` of the tokens that stay, in slot order; `seen` columns by then."""
+        capacity, size = self.budget.capacity, self.budget.block_size
+        if not self.outlet.ranks:
+            return best_tokens(self._rank(scores, positions), positions, capacity)
+        rank = rank_whole_blocks(scores, positions, seen // size + 1, size, self.needs.absolute_noise)
+        return best_blocks(rank, positions.expand_as(scores), self.budget)
+
     def _rank(self, scores: Tensor, positions: Tensor) -> Tensor:
         """`[B, S, tokens]` int64: the order in which tokens go, the protected ones last."""
-        rank = rank_keys(scores, positions, positions >= 0, self.policy.absolute_noise)
+        rank = rank_keys(scores, positions, positions >= 0, self.needs.absolute_noise)
         return rank.masked_fill(self._protected(positions), KEEP)
 
     def _protected(self, positions: Tensor) -> Tensor:
-        """The row's first real tokens and its newest block."""
-        newest = positions.amax(-1, keepdim=True) - self.budget.block_size
+        """The row's first real tokens and its newest."""
+        newest = positions.amax(-1, keepdim=True) - self.budget.recent
         return (positions >= 0) & ((positions < self.budget.protected) | (positions > newest))
 
     def _limits(self, scores: Tensor, positions: Tensor) -> Tensor | None:
@@ -464,6 +561,14 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     def mask(self, query_length: int) -> Tensor | None:
         """What the queries of the last `update` may attend to, see `QueryListener.mask`; where `masks_itself`."""
         return None if self.listener is None else self.listener.mask(self.table, self._pending, query_length)
+
+    def beside(self, queries: Queries, values: Tensor) -> Iterable[Part | Read] | None:
+        """What these queries attend to beside the tokens that the last `update` returned; None = nothing."""
+        if not self.outlet.reads or self.listener is None:
+            return None
+        pending = self._pending
+        real = self.listener.real if pending is None else pending.real
+        return self.outlet.beside(Asked(queries, values, self.table, pending is not None, real))
 
     def attended(self, queries: Queries) -> None:
         """The queries of the last forward, and what they were compared with."""
@@ -530,7 +635,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         """Whether victims of both can be chosen together now. Reads no tensor."""
         if other is self:
             return True
-        if other._table is None or not self.table.alike(other.table):
+        if other._table is None or self.outlet.ranks or not self.table.alike(other.table):
             return False
         mine, theirs = self.storage, other.storage
         return (mine[0].shape, mine[1].shape, mine[0].device, self.share) == (
@@ -545,6 +650,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     def score_slots(self, slots: Tensor | None) -> Tensor:
         """Scores `[B, S, n]` of the tokens in the slots `[B, S, n]`, or of all that are held."""
         table = self.table
+        if self.outlet.ranks and table.full:
+            return self._frame_ranks(slots)
         if self.scores_early:
             self._score_waiting()
             return table.scores if slots is None else table.scores.gather(-1, slots)
@@ -554,6 +661,14 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             positions, keys, values = table.positions.gather(-1, slots), *self.store.at(slots)
         known, seen = self._statistics(slots), table.seen - table.pads
         return self._scorer(keys, values, positions, seen, known, self.queries_observed, self._room)
+
+    def _frame_ranks(self, slots: Tensor | None) -> Tensor:
+        """As `score_slots`, of an outlet that says itself which block goes next."""
+        table = self.table
+        logical = self.outlet.frame_ranks(table).repeat_interleave(self.budget.block_size, dim=-1)
+        order = table.phase.order
+        ranks = logical if order is None else torch.empty_like(logical).scatter(-1, order, logical)
+        return ranks if slots is None else ranks.gather(-1, slots)
 
     @property
     def _room(self) -> int | Tensor:
@@ -567,7 +682,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             if not self.scores_early:
                 known = listener.observer.statistics(positions)
                 return self._scorer(keys, values, positions, seen, known, listener.count, self._room)
-        if not self.policy.token_local or table.held == 0:
+        if not self.needs.token_local or table.held == 0:
             return self.score_alike(keys, values, positions, seen)
         table.refresh_scores(self.score_slots)
         new = self.score_alike(keys[:, :, -count:], values[:, :, -count:], positions[..., -count:], seen)
@@ -578,7 +693,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     @property
     def scores_early(self) -> bool:
         """Whether tokens are scored when they come, since they will be rounded, and no more after that."""
-        return self.store.rounds and self.policy.token_local
+        return self.store.rounds and self.needs.token_local
 
     def _encode_block(self) -> None:
         """Encode the newest block, if it is full."""
@@ -617,6 +732,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         """
         self.commit()
         self._asked = self.budget = budget
+        self.memory = None
         if self._table is None:
             self.store.give_up()  # room that an earlier prompt left
             return
@@ -649,7 +765,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def _fit_quota(self, table: BlockTable) -> None:
         positions = table.positions
-        scores = None if self.policy.reads_budget else self.quota.scores
+        scores = None if self.needs.reads_budget else self.quota.scores
         scores = self.score_slots(None) if scores is None else scores
         limits = self._limits(scores, positions)
         if limits is not None and (table.limits is None or not torch.equal(limits, table.limits)):
@@ -696,6 +812,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             columns_to_remove(tokens_to_remove, self.get_seq_length()) - self._waiting
         )  # what waits can always be dropped
         if self._table is not None and 0 < count < self.table.seen:
+            self.outlet.check_crop(count)
             order_without(self.table, count, self._pads_without(count))
 
     def _remove(self, count: int) -> None:
@@ -745,8 +862,10 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         if self._run is None or key_states.shape[0] != rows:
             self._check_rows(key_states.shape[0])
             raise RuntimeError(f"Layer {self.layer_idx} was left out of the forward before this one.")
-        slots = self._run.slots[self._first_row : self._first_row + rows, :, 0]
-        self.store.write(slots, key_states, value_states)
+        slots = self._run.slots[self._first_row : self._first_row + rows]
+        if self.outlet.takes:
+            self._let_go(slots, self._run.leaving[self._first_row : self._first_row + rows])
+        self.store.write(slots[:, :, 0], key_states, value_states)
         steps.took(self)
         return self._read()
 
@@ -788,6 +907,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.store.map_rows(change)
         self._table.map_rows(change)
         self.quota.scores = None
+        self.outlet.map_rows(change)
         if self._pending is not None:
             self._pending = self._pending.map_rows(change)
         if self.listener is not None:
@@ -816,6 +936,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self._table = self._pending = self._run = None
         self.quota.scores = None
         self.store.clear()
+        self.outlet.clear()
         if self.listener is not None:
             self.listener.clear()
 
@@ -837,6 +958,54 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         """Bring keys and values back."""
         self.store.prefetch()
 
+    # ---- saving ---------------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> PagedSnapshot:
+        """All that the layer holds.
+
+        Raises:
+            ValueError: tokens wait for `crop`. RuntimeError: attention did not tell of the last forward.
+        """
+        if self._waiting:
+            raise ValueError(
+                f"{self._waiting} tokens wait for crop() to say whether they stay: call cache.crop(0), which keeps "
+                "them, or cache.crop(-n) first."
+            )
+        if self._table is None:
+            return PagedSnapshot(None, 1, 0, None, None, None, None, None, None, None)
+        self.commit()
+        heads = self.storage[0].shape[1]
+        return PagedSnapshot(
+            tokens=self.budget.tokens,
+            processes=self.share.processes(heads),
+            first_head=self.share.first_head(heads),
+            store=self.store.snapshot(self.held),
+            table=self.table.snapshot(),
+            observer=None if self.listener is None else self.listener.observer.snapshot(),
+            ring=None if self._ring is None else self._ring.snapshot(),
+            outlet=self.outlet.snapshot(),
+            scores=self.quota.scores,
+            all_real=self._run.all_real if self._run is not None and self.steps and self.steps.joined else None,
+        )
+
+    def restore(self, saved: PagedSnapshot, device: torch.device) -> None:
+        """Hold what another layer made in the same way held. Nothing is checked here, see `saving.checks`."""
+        if saved.table is None or saved.store is None or saved.tokens is None:
+            return
+        self.budget = self._asked.of(saved.tokens)
+        rows, heads = saved.store.shape[:2]
+        self.store.restore(saved.store, device)
+        self.is_initialized = True
+        self._table = self._new_table(rows, heads, device)
+        self._table.restore(saved.table)
+        if self.listener is not None and saved.observer is not None:
+            self.listener.observer.restore(saved.observer, heads, device)
+        if self._ring is not None and saved.ring is not None:
+            self._ring.restore(saved.ring, device)
+        if saved.outlet is not None:
+            self.outlet.restore(saved.outlet, device)
+        self.quota.scores = None if saved.scores is None else persistent(saved.scores.to(device))
+
     # ---- reading --------------------------------------------------------------------------------------------------
 
     @property
@@ -845,6 +1014,12 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         if self._table is None:
             return torch.empty(0, 0, 0, dtype=torch.int64)
         return self.table.positions.expand(-1, self.storage[0].shape[1], -1)
+
+    @property
+    def shifts(self) -> Tensor:
+        """As `positions`: how far forward attention sees the token of each slot, see `table.gaps`."""
+        shifts = None if self._table is None else self.table.held_shifts
+        return torch.zeros_like(self.positions) if shifts is None else shifts.expand(self.positions.shape)
 
     def block_table(self) -> Tensor:
         """`[batch, kv_heads, blocks, block_size]` int64 positions in logical order, -1 where no real token is."""

@@ -2,8 +2,10 @@
 
 from .allocators import available_allocators, make_allocator
 from .cache import PagedEvictionCache
+from .disposals import Disposal, available_disposals, make_disposal
 from .policies import (
     EvictionPolicy,
+    Needs,
     ScoreContext,
     available_modifiers,
     available_policies,
@@ -14,21 +16,26 @@ from .recipes.encoder_decoder import paged_encoder_decoder_cache
 from .recipes.probe import compress_by_probe
 from .stats import CacheStats, LayerStats
 from .store.pool import StoragePool
-from .verification import Verification, verify
+from .verification import Verification, check_policy, verify
 
 __all__ = [
     "CacheStats",
+    "Disposal",
     "EvictionPolicy",
     "LayerStats",
+    "Needs",
     "PagedEvictionCache",
     "ScoreContext",
     "StoragePool",
     "Verification",
     "available_allocators",
+    "available_disposals",
     "available_modifiers",
     "available_policies",
+    "check_policy",
     "compress_by_probe",
     "make_allocator",
+    "make_disposal",
     "make_policy",
     "paged_encoder_decoder_cache",
     "register_policy",

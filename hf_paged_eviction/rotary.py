@@ -1,5 +1,6 @@
 """How a layer turns its queries and keys by their position (rotary embedding), and how to undo it."""
 
+from math import pi
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ class Rotary:
         tables = frequencies.float(), partners, signs.float(), scaling.float()
         self._tables: dict[torch.device, tuple[Tensor, Tensor, Tensor, Tensor]] = {frequencies.device: tables}
         self._given = tables
+        self._pairs = _pairs(*tables[:3])
 
     def __deepcopy__(self, memo: Any) -> "Rotary":
         return self  # is never changed
@@ -57,8 +59,27 @@ class Rotary:
         return self._turn(states, cos, -sin, scaled=-1)
 
     def rotate_by(self, states: Tensor, offsets: Tensor) -> Tensor:
-        """Move states that are rotated already by so many positions; negative = towards the start. See `rotate`."""
-        return self._turn(states, *self._waves(_one_for_all_heads(offsets), states), scaled=0)
+        """Move states that are rotated already by so many positions; negative = towards the start. See `rotate`.
+
+        Here no model has to be imitated: angles are worked out in float64 where the device has it, so that millions of
+        positions are turned as exactly as one.
+        """
+        return self._turn(states, *self._exact_waves(_one_for_all_heads(offsets), states, slice(None)), scaled=0)
+
+    def rotate_by_into(self, target: Tensor, states: Tensor, offsets: Tensor) -> None:
+        """As `rotate_by`, written to `target` `[..., head_dim]`, of any type, in the fewest passes over memory."""
+        if self._pairs is None:
+            target.copy_(self.rotate_by(states, offsets))
+            return
+        one, other = self._pairs
+        cos, sin = self._exact_waves(_one_for_all_heads(offsets), states, one)
+        for new, own, partner, sign in ((one, one, other, 1), (other, other, one, -1)):
+            if target.dtype == states.dtype == cos.dtype:
+                torch.mul(states[..., own], cos, out=target[..., new]).addcmul_(states[..., partner], sin, value=sign)
+            else:
+                turned = states[..., own] * cos
+                target[..., new] = turned.addcmul_(states[..., partner].to(cos.dtype), sin, value=sign)
+        target[..., other.stop :] = states[..., other.stop :]
 
     def rotate_mean(self, states: Tensor, start: Tensor, count: int) -> Tensor:
         """The mean of `rotate` over the positions `start .. start + count - 1`.
@@ -81,12 +102,22 @@ class Rotary:
         angles = positions.to(states.device)[..., None].float() * frequencies
         return angles.cos(), angles.sin() * signs
 
+    def _exact_waves(self, offsets: Tensor, states: Tensor, which: slice) -> tuple[Tensor, Tensor]:
+        """As `_waves` of some channels, without the rounding of large angles."""
+        frequencies, _, signs, _ = self._on(states.device)
+        wide = torch.float32 if states.device.type == "mps" else torch.float64
+        angles = offsets.to(states.device)[..., None].to(wide) * frequencies[which]
+        angles = angles.remainder_(2 * pi).to(torch.promote_types(states.dtype, torch.float32))
+        return angles.cos(), angles.sin() * signs[which]
+
     def _turn(self, states: Tensor, cos: Tensor, sin: Tensor, scaled: int) -> Tensor:
         _, partners, _, scaling = self._on(states.device)
         states = states.to(torch.promote_types(states.dtype, torch.float32))
         turning, still = states[..., : self.width], states[..., self.width :]
-        factor = scaling**scaled
-        turned = turning * (cos * factor) + turning.index_select(-1, partners) * (sin * factor)
+        if scaled:
+            factor = scaling**scaled
+            cos, sin = cos * factor, sin * factor
+        turned = turning * cos + turning.index_select(-1, partners) * sin
         return torch.cat([turned, still], dim=-1) if still.shape[-1] else turned
 
     def _on(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -94,6 +125,21 @@ class Rotary:
             frequencies, partners, signs, scaling = (table.to(device) for table in self._given)
             self._tables[device] = frequencies, partners, signs, scaling
         return self._tables[device]
+
+
+def _pairs(frequencies: Tensor, partners: Tensor, signs: Tensor) -> tuple[slice, slice] | None:
+    """Two strides of channels of which each turns with its counterpart, as in all common layouts; None for others.
+
+    Channels behind them do not turn.
+    """
+    channels = torch.arange(len(partners), device=partners.device)
+    width = int(((partners != channels) * (channels + 1)).max())
+    for one, other in ((slice(0, width // 2), slice(width // 2, width)), (slice(0, width, 2), slice(1, width, 2))):
+        matching = channels[one].shape == channels[other].shape and torch.equal(partners[one], channels[other])
+        if matching and torch.equal(partners[other], channels[one]):
+            alike = torch.equal(frequencies[one], frequencies[other]) and torch.equal(signs[one], -signs[other])
+            return (one, other) if alike else None
+    return None
 
 
 def _one_for_all_heads(positions: Tensor) -> Tensor:

@@ -13,9 +13,12 @@ class LayerStats:
         held: tokens held per row, pads included.
         budget: most tokens it may hold per row, its share where an allocator shares out; None while a `keep_ratio`
             waits for its prompt. Means where rows or heads have shares of their own.
-        evicted_tokens: real tokens seen and no longer held, summed over rows.
+        evicted_tokens: real tokens seen and no longer held (of recall: not on the device), summed over rows.
         evicted_blocks: blocks overwritten during decoding, summed over rows (shared by the KV heads or one each).
         storage_bytes: key and value storage, used or not.
+        summary_bytes: what `disposal=` keeps beside it on the device.
+        host_bytes: what `disposal=` keeps in host memory.
+        faults: blocks that a query needed and that were not in the slots, in all rows and sets.
     """
 
     layer_idx: int
@@ -25,6 +28,9 @@ class LayerStats:
     evicted_tokens: int
     evicted_blocks: int
     storage_bytes: int
+    summary_bytes: int = 0
+    host_bytes: int = 0
+    faults: int = 0
 
 
 @dataclass(frozen=True)
@@ -44,6 +50,9 @@ class CacheStats:
     storage_bytes: int
     other_bytes: int
     layers: tuple[LayerStats, ...]
+    summary_bytes: int = 0
+    host_bytes: int = 0
+    faults: int = 0
 
 
 def readable_bytes(count: int) -> str:

@@ -17,13 +17,16 @@ from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.allocators import (
     D2O,
     AdaKV,
+    BudgetAllocator,
     Cake,
     Pyramid,
+    Uniform,
     available_allocators,
     make_allocator,
     register_allocator,
     share_out,
 )
+from hf_paged_eviction.queries.attention import PAGED_EVICTION
 from hf_paged_eviction.queries.weights import Attention, Logits
 
 
@@ -132,11 +135,11 @@ def test_ada_kv_counts_the_best_of_the_layer() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Pyramid(beta=0.5), "beta must be at least 1"),
-        (lambda: Pyramid(window=-1), "cannot be negative"),
-        (lambda: Cake(tau1=0), "must be positive"),
-        (lambda: Cake(observed=1), "at least 2 queries"),
-        (lambda: AdaKV(floor=2), r"must lie in \[0, 1\]"),
+        (lambda: Pyramid(beta=0.5), "beta must be a number of at least 1"),
+        (lambda: Pyramid(window=-1), "window must be a whole number of at least 0"),
+        (lambda: Cake(tau1=0), "tau1 must be above 0"),
+        (lambda: Cake(observed=1), "observed must be a whole number of at least 2"),
+        (lambda: AdaKV(floor=2), "floor must be a number of at least 0 and at most 1"),
     ],
 )
 def test_wrong_parameters(make: object, message: str) -> None:
@@ -155,6 +158,54 @@ def test_registry() -> None:
     with pytest.raises(ValueError, match="'pyramid' is taken"):
         register_allocator("pyramid")(AdaKV)
     assert AdaKV.name == "ada_kv"
+
+
+@pytest.mark.parametrize(
+    ("text", "made"),
+    [
+        ("ada_kv(floor=0.5)", AdaKV(floor=0.5)),
+        ("cake(tau1=2.0, observed=8)", Cake(tau1=2.0, observed=8)),
+        ("pyramid(beta=3)", Pyramid(beta=3)),
+        ("uniform", Uniform()),
+    ],
+)
+def test_text_and_object_are_the_same(text: str, made: BudgetAllocator) -> None:
+    assert make_allocator(text) == make_allocator(f" {text} ") == made
+    assert made.label == str(made) == text
+    assert make_allocator(f"{made.name}()") == type(made)()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("piramid", "Unknown allocator 'piramid'. Did you mean 'pyramid'\\? Available: ada_kv"),
+        ("piramid(beta=3)", "Unknown allocator 'piramid'"),
+        (
+            "pyramid(bta=3)",
+            "pyramid has no parameter bta. Its parameters: beta, window. Allowed are a name, and",
+        ),
+        ("uniform(floor=1)", "It has no parameters"),
+        ("ada_kv(0.5)", r"no allocator \(parameters are given by name, such as floor=0.5\)"),
+        ("ada_kv(cake)", "character 8: ada_kv takes no other allocator"),
+        ("ada_kv(floor=2)", "floor must be a number of at least 0 and at most 1, got 2"),
+        ("ada_kv(floor=half)", "floor must be a number .* got 'half'"),
+        ("cake(observed=2.5)", "observed must be a whole number"),
+        ("ada_kv(floor=0.5", "Cannot read the allocator 'ada_kv\\(floor=0.5', character 7"),
+    ],
+)
+def test_mistakes_are_explained(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_allocator(text)
+
+
+def test_an_allocator_with_parameters_works_where_a_name_does() -> None:
+    config = models.shared("llama", PAGED_EVICTION).config
+    sizes = []
+    for allocator in ("pyramid", "pyramid(beta=4)", Pyramid(beta=4)):
+        cache = PagedEvictionCache(config, 64, 4, allocator=allocator)
+        sizes.append([layer.budget.capacity for _, layer in cache.paged_layers])
+    assert sizes[0] != sizes[1] == sizes[2]
+    assert sum(sizes[0]) == sum(sizes[1]) == 128
 
 
 def test_refusals() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass
 from functools import cache as memoize
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +19,9 @@ from torch import Tensor
 from transformers.masking_utils import AttentionMaskInterface
 
 import models
-from hf_paged_eviction import EvictionPolicy, PagedEvictionCache, ScoreContext
+from hf_paged_eviction import EvictionPolicy, Needs, PagedEvictionCache, ScoreContext
+from hf_paged_eviction.rotary import Rotary
+from hf_paged_eviction.store.turning import Turning
 from reference import SLOW_POLICIES, SlowLayer, Vector
 
 LAYERS = 2
@@ -29,7 +31,7 @@ LAYERS = 2
 class FirstValue(EvictionPolicy):
     """The score is the first number of the value: exact in every order of summation."""
 
-    token_local: ClassVar[bool] = True
+    needs = Needs(token_local=True)
 
     def score(self, context: ScoreContext) -> Tensor:
         return context.values[..., 0].float()
@@ -39,7 +41,7 @@ class FirstValue(EvictionPolicy):
 class ComparedFirstValue(FirstValue):
     """The same, declared as a score that depends on the other tokens: another path, the same result."""
 
-    token_local: ClassVar[bool] = False
+    needs = Needs(token_local=False)
 
 
 def slow_first_value(
@@ -53,6 +55,12 @@ def config() -> Any:
     return models.family_config("llama")
 
 
+@memoize
+def standing_still() -> Rotary:
+    """Turns nothing: attention must always see what came, whatever the shifts are."""
+    return Rotary(torch.zeros(2), torch.arange(2), torch.ones(2), torch.ones(2))
+
+
 class Play:
     """A cache and its slow twins, fed with the same tokens."""
 
@@ -63,11 +71,14 @@ class Play:
         budget: int,
         block_size: int,
         sink_tokens: int,
+        recent: int | None,
         separate: bool,
         compared: bool = False,
         recording: bool = False,
         policy: str | None = None,
+        closing: bool = False,
         seed: int = 0,
+        disposal: Any = "drop",
     ) -> None:
         own = ComparedFirstValue() if compared else FirstValue()
         self.exact_scores = policy is None
@@ -78,12 +89,20 @@ class Play:
             policy=policy or own,
             heads="separate" if separate else "shared",
             sink_tokens=sink_tokens,
+            recent_tokens=recent,
             record_past=recording,
+            disposal=disposal,
         )
         score = SLOW_POLICIES[policy] if policy else slow_first_value
-        self.slow = [SlowLayer(budget, block_size, sink_tokens, score, not separate, layer) for layer in range(LAYERS)]
+        self.slow = [
+            SlowLayer(budget, block_size, sink_tokens, score, not separate, layer, recent) for layer in range(LAYERS)
+        ]
         for layer in self.slow:
             layer.recording = recording
+        self.closing = closing
+        if closing:
+            for layer in self.cache.layers:
+                layer.store.turning = Turning(standing_still())
         self.heads, self.rows = heads, rows
         self.mask = torch.ones(rows, 0, dtype=torch.long)
         self.random = torch.Generator().manual_seed(seed)
@@ -227,6 +246,9 @@ class Play:
             if position >= 0:
                 assert layer.keys[row, head, slot].tolist() == by_position[position].keys[head]
                 assert layer.values[row, head, slot].tolist() == by_position[position].values[head]
+        if self.closing:
+            shifts = dict(zip(slots, layer.shifts[row, head].tolist(), strict=True))
+            assert {p: shifts[p] for p in by_position} == {p: group.shifts[p] for p in by_position}
         logical = [token.position for token in group.tokens]
         padding = [-1] * (slow.budget - len(logical))
         assert table[row, head].flatten().tolist() == logical + padding
@@ -248,8 +270,12 @@ ROWS = st.tuples(st.just("rows"), st.sampled_from(["reorder", "select", "repeat"
 RESET = st.tuples(st.just("reset"))
 COPY = st.tuples(st.just("copy"))
 CALLS = st.lists(st.one_of(FEED, DECODE, DECODE, CROP, ROWS, RESET, COPY), min_size=1, max_size=9)
+#: Budget, block size, tokens at the start and newest tokens that stay.
 SIZES = st.sampled_from(
-    [(8, 4, 0), (12, 4, 4), (12, 4, 3), (16, 4, 4), (20, 4, 6), (24, 4, 0), (3, 1, 1), (6, 1, 2), (8, 2, 2), (10, 2, 5)]
+    [
+        *((8, 4, 0, None), (12, 4, 4, None), (12, 4, 3, 2), (16, 4, 4, 0), (20, 4, 6, 6), (24, 4, 0, 15)),
+        *((3, 1, 1, None), (6, 1, 2, 3), (8, 2, 2, 1), (10, 2, 5, None), (16, 2, 3, 9)),
+    ]
 )
 
 
@@ -283,6 +309,7 @@ ANY_GAME = given(
     sizes=SIZES,
     separate=st.booleans(),
     compared=st.booleans(),
+    closing=st.booleans(),
     seed=st.integers(0, 10_000),
     calls=CALLS,
 )
@@ -291,17 +318,31 @@ ANY_GAME = given(
 @COMMON
 @ANY_GAME
 def test_any_calls(
-    rows: int, heads: int, sizes: tuple[int, int, int], separate: bool, compared: bool, seed: int, calls: list[Any]
+    rows: int,
+    heads: int,
+    sizes: tuple[Any, ...],
+    separate: bool,
+    compared: bool,
+    closing: bool,
+    seed: int,
+    calls: list[Any],
 ) -> None:
-    play(Play(rows, heads, *sizes, separate, compared, seed=seed), calls)
+    play(Play(rows, heads, *sizes, separate, compared, closing=closing, seed=seed), calls)
 
 
 @COMMON
 @ANY_GAME
 def test_any_calls_while_recording(
-    rows: int, heads: int, sizes: tuple[int, int, int], separate: bool, compared: bool, seed: int, calls: list[Any]
+    rows: int,
+    heads: int,
+    sizes: tuple[Any, ...],
+    separate: bool,
+    compared: bool,
+    closing: bool,
+    seed: int,
+    calls: list[Any],
 ) -> None:
-    play(Play(rows, heads, *sizes, separate, compared, recording=True, seed=seed), calls)
+    play(Play(rows, heads, *sizes, separate, compared, recording=True, closing=closing, seed=seed), calls)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -309,7 +350,7 @@ def test_any_calls_while_recording(
 @pytest.mark.parametrize("policy", sorted(SLOW_POLICIES))
 def test_every_policy(policy: str, separate: bool, seed: int) -> None:
     """Real scores instead of fractions, a fixed sequence with everything in it."""
-    game = Play(3, 2, 16, 4, 4, separate, policy=policy, seed=seed)
+    game = Play(3, 2, 16, 4, 4, None, separate, policy=policy, closing=seed == 0, seed=seed)
     calls: list[tuple[Any, ...]] = [("feed", 13, "left"), ("decode", 25, "none"), ("feed", 7, "none")]
     calls += [("rows", "reorder"), ("decode", 10, "none"), ("feed", 9, "any"), ("decode", 22, "none")]
     play(game, calls)

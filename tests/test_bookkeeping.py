@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 import models
-from hf_paged_eviction import EvictionPolicy, PagedEvictionCache, ScoreContext, StoragePool
+from hf_paged_eviction import EvictionPolicy, Needs, PagedEvictionCache, ScoreContext, StoragePool
 from hf_paged_eviction.integration.padding import Padding
 from hf_paged_eviction.layer import PagedLayer
 from hf_paged_eviction.store.sliding import StaticSlidingLayer
@@ -25,7 +25,7 @@ BLOCK, BUDGET = 4, 24
 class Counting(EvictionPolicy):
     """The score is the first number of the value; notes how many tokens it was asked about."""
 
-    token_local: ClassVar[bool] = True
+    needs = Needs(token_local=True)
     asked: list[int] = field(default_factory=list)
 
     def score(self, context: ScoreContext) -> Tensor:
@@ -37,8 +37,7 @@ class Counting(EvictionPolicy):
 class Following(EvictionPolicy):
     """The first number of the value again; notes how many real tokens each row is said to have seen."""
 
-    token_local: ClassVar[bool] = True
-    by_layer: ClassVar[bool] = False
+    needs = Needs(token_local=True, by_layer=False)
     seen: list[list[int]] = field(default_factory=list)
 
     def score(self, context: ScoreContext) -> Tensor:
@@ -112,7 +111,7 @@ def static_pair(window: int = 8, padding: Padding | None = None) -> tuple[PagedL
     """A paged and a sliding layer that take steps together, the sliding one last."""
     paged = PagedLayer(SIZES, Counting(), padding=padding, static=True)
     sliding = StaticSlidingLayer(window)
-    StaticSteps([paged], [sliding], sliding)
+    StaticSteps(Cohorts([paged]), [sliding], sliding)
     return paged, sliding
 
 

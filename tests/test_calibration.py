@@ -25,8 +25,8 @@ from hf_paged_eviction.recipes.future import Seen, watch
 from hf_paged_eviction.recipes.moments import Moments
 from hf_paged_eviction.recipes.monotone import bend, fit_curve
 from hf_paged_eviction_eval import embedded
-from hf_paged_eviction_eval.embedded.calibrate import windows as embedded_windows
 from hf_paged_eviction_eval.tasks import get_task, make_samples
+from training.calibrate import windows as embedded_windows
 
 HEADS, KEY, VALUE = 2, 5, 3
 
@@ -196,7 +196,7 @@ def test_scores_are_those_of_a_plain_loop(dtype: torch.dtype, tmp_path: Path) ->
 def test_a_score_is_that_of_its_token_alone(tmp_path: Path) -> None:
     save_calibration(a_calibration(), tmp_path / "c.safetensors")
     policy, given = Calibrated(str(tmp_path / "c.safetensors")), a_context()
-    assert policy.token_local
+    assert policy.needs.token_local
     few = replace(
         given, keys=given.keys[:, :, 40:], values=given.values[:, :, 40:], positions=given.positions[..., 40:]
     )

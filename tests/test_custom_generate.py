@@ -84,7 +84,13 @@ def test_assistant() -> None:
 
 def test_every_setting_arrives() -> None:
     model = models.build("llama", "paged_eviction")
-    settings = {"policy": "snapkv(window=2)", "heads": "separate", "sink_tokens": 3, "protected_prefix": 5}
+    settings = {
+        "policy": "snapkv(window=2)",
+        "heads": "separate",
+        "sink_tokens": 3,
+        "protected_prefix": 5,
+        "recent_tokens": 7,
+    }
     settings |= {"allocator": "pyramid", **SMALL}
     given = say(model, past_key_values=PagedEvictionCache(model.config, **settings))
     made = say(model, **PAGED, **settings)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import models
 import modes
-from hf_paged_eviction import EvictionPolicy, PagedEvictionCache, ScoreContext, make_policy
+from hf_paged_eviction import EvictionPolicy, Needs, PagedEvictionCache, ScoreContext, make_policy
 from hf_paged_eviction.calibration import load_calibration
 from hf_paged_eviction.calibration.files import FILE_NAME, find_file
 from hf_paged_eviction.integration.heads import HeadShare
@@ -197,8 +197,12 @@ class Curious(EvictionPolicy):
     """Keeps what it was told."""
 
     def __init__(self, local: bool) -> None:
-        self.token_local = local  # type: ignore[misc]
+        self.local = local
         self.told: list[ScoreContext] = []
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(token_local=self.local)
 
     def score(self, context: ScoreContext) -> Tensor:
         self.told.append(context)
@@ -225,7 +229,7 @@ def test_policies_are_told_how_much_was_seen(local: bool) -> None:
 
 
 class Forgetful(EvictionPolicy):
-    token_statistics = ("hits",)
+    needs = Needs(token_statistics=("hits",))
 
     def score(self, context: ScoreContext) -> Tensor:
         return context.statistics["hits"]

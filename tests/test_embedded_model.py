@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction_eval import embedded
 from hf_paged_eviction_eval.embedded import measure
-from hf_paged_eviction_eval.embedded.corpus import training_files
-from hf_paged_eviction_eval.embedded.tokenizer import task_words
 from hf_paged_eviction_eval.tasks import NeedleTask, available_tasks, get_task, held_out_texts, library
+from training.corpus import training_files
+from training.tokenizer import task_words
 
 NEEDLE_TASKS = [name for name in available_tasks() if isinstance(get_task(name), NeedleTask)]
 MODEL, TOKENIZER = embedded.load()

@@ -66,10 +66,13 @@ def test_generation_config() -> None:
     assert found["cache"].stats().held == 256
 
 
-def test_saved_prompt() -> None:
-    found = run("saved_prompt")
-    assert right(found, found["answer"])
-    assert found["cache"].stats().seen == found["context"].input_ids.shape[1]
+def test_saved_context() -> None:
+    found = run("saved_context")
+    start = found["inputs"]["input_ids"].shape[1]
+    answers = [found["tokenizer"].decode(row[start:]) for row in found["output"]]
+    assert len(answers) == 2
+    assert all(right(found, answer) for answer in answers)
+    assert found["cache"].budget == 128
 
 
 def test_offloaded() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from dataclasses import FrozenInstanceError, dataclass, is_dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +15,7 @@ import models
 import modes
 from hf_paged_eviction import (
     EvictionPolicy,
+    Needs,
     PagedEvictionCache,
     ScoreContext,
     available_policies,
@@ -90,7 +91,7 @@ def test_token_local_keeps_its_word(name: str) -> None:
     )
     policy = make_policy(name)
     same = torch.allclose(policy.score(given)[:, :, 6:], policy.score(few))
-    assert same == policy.token_local
+    assert same == policy.needs.token_local
 
 
 @pytest.mark.parametrize("name", sorted(SLOW_POLICIES))
@@ -162,7 +163,7 @@ def test_random_is_the_same_every_time(seed: int) -> None:
 
 @pytest.fixture
 def clean_registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(registry, "_POLICIES", dict(registry._POLICIES))
+    monkeypatch.setattr(registry.POLICIES, "classes", dict(registry.POLICIES.classes))
     yield
 
 
@@ -178,7 +179,7 @@ def test_a_policy_of_the_users_own_in_ten_lines() -> None:
     @register_policy("even_positions")
     @dataclass(frozen=True)
     class EvenPositions(EvictionPolicy):
-        token_local: ClassVar[bool] = True
+        needs = Needs(token_local=True)
 
         def score(self, context: ScoreContext) -> Tensor:
             return 1.0 - (context.positions % 2).float()
@@ -226,7 +227,7 @@ def test_neither_name_nor_policy(wrong: Any) -> None:
 class Fixed(EvictionPolicy):
     """Scores by position from a table."""
 
-    token_local: ClassVar[bool] = True
+    needs = Needs(token_local=True)
 
     def __init__(self, table: list[float]) -> None:
         self.table = torch.tensor(table)
@@ -278,14 +279,14 @@ def test_a_key_of_nearly_no_length_does_not_hide_the_others() -> None:
     policy = make_policy("paged_eviction")
     scores = policy.score(ScoreContext(keys, values, positions, torch.tensor([40]), 0))
     assert scores[0, 0, 7] > 1e4
-    keys_of_rank = rank_keys(scores, positions, positions >= 0, policy.absolute_noise)[0, 0]
+    keys_of_rank = rank_keys(scores, positions, positions >= 0, policy.needs.absolute_noise)[0, 0]
     assert keys_of_rank.argsort().tolist() == scores[0, 0].argsort().tolist()
 
 
 class Wavering(Fixed):
     """Differences: what should be equal is off by a rounding error."""
 
-    absolute_noise: ClassVar[bool] = True
+    needs = Needs(absolute_noise=True)
 
 
 def test_a_policy_says_that_its_noise_is_absolute() -> None:
@@ -293,9 +294,9 @@ def test_a_policy_says_that_its_noise_is_absolute() -> None:
     assert held_after(Wavering(noisy), 7, 4) == [1, 3, 4, 6]
     assert held_after(Wavering([-score for score in noisy]), 7, 4) == [2, 3, 5, 6]
     assert held_after(Fixed(noisy), 7, 5) == [0, 1, 3, 4, 6]
-    assert make_policy("adaptive(tova, keydiff)").absolute_noise
-    assert make_policy("graphkv(hybrid(h2o, tova))").absolute_noise
-    assert not make_policy("caote(h2o)").absolute_noise
+    assert make_policy("adaptive(tova, keydiff)").needs.absolute_noise
+    assert make_policy("graphkv(hybrid(h2o, tova))").needs.absolute_noise
+    assert not make_policy("caote(h2o)").needs.absolute_noise
 
 
 def test_infinities_pin_and_nan_is_lowest() -> None:
@@ -318,7 +319,7 @@ def test_shared_heads_average_and_separate_heads_do_not() -> None:
     class ByHead(EvictionPolicy):
         """Head 0 wants low positions, head 1 high ones, twice as strongly."""
 
-        token_local: ClassVar[bool] = True
+        needs = Needs(token_local=True)
 
         def score(self, context: ScoreContext) -> Tensor:
             return context.positions.float() * torch.tensor([-1.0, 2.0])[:, None]

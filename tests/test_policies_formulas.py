@@ -17,7 +17,7 @@ ALL = sorted(SLOW_ATTENTION_POLICIES)
 
 def slowly(name: str, given: Text) -> Tensor:
     """The loop's scores, nan where a pad is."""
-    window = make_policy(name).window
+    window = make_policy(name).needs.window
     scores = torch.full(given.positions.shape, float("nan"))
     for row in range(scores.shape[0]):
         for at, head in enumerate(heads_of(given, row)):
@@ -70,7 +70,7 @@ def test_slots_do_not_matter(name: str) -> None:
 @pytest.mark.parametrize("name", ALL)
 def test_pieces_do_not_matter(name: str, size: int) -> None:
     given, policy = text(seed=4), make_policy(name)
-    if policy.window == 1 and size > 1:
+    if policy.needs.window == 1 and size > 1:
         size = 1
     scores, context = quickly(policy, given, size)
     assert_scores(scores, slowly(name, given), context.valid)
@@ -106,14 +106,14 @@ def test_scores_are_float32_whatever_the_model(name: str, dtype: torch.dtype) ->
 def test_nothing_observed_yet(name: str) -> None:
     """Before the first query all scores are there, and none is nan."""
     given, policy = text(), make_policy(name)
-    context = given.context(policy, []) if not policy.row_statistics else _unobserved(given, policy)
+    context = given.context(policy, []) if not policy.needs.row_statistics else _unobserved(given, policy)
     scores = policy.score(context)
     assert scores.shape == given.positions.shape
     assert not scores[context.valid].isnan().any()
 
 
 def _unobserved(given: Text, policy: EvictionPolicy) -> ScoreContext:
-    statistics = {name: torch.zeros(given.positions.shape) for name in policy.token_statistics}
+    statistics = {name: torch.zeros(given.positions.shape) for name in policy.needs.token_statistics}
     seen = given.positions[:, 0].amax(-1) + 1
     return ScoreContext(given.keys, given.values, given.positions, seen, 1, statistics)
 
@@ -122,7 +122,7 @@ def _unobserved(given: Text, policy: EvictionPolicy) -> ScoreContext:
 def test_rows_of_pads_and_queries_that_do_not_count(name: str) -> None:
     """A row whose queries do not count keeps its statistics, and a row of pads alone harms nobody."""
     given, policy = text(seed=8), make_policy(name)
-    if not policy.needs_queries:
+    if not policy.needs.queries:
         return
     before = given.context(policy, given.all_pieces(policy)).statistics
     silent = replace(given.attention(range(5)), query_positions=torch.full((3, 5), -1))
@@ -143,7 +143,7 @@ def test_observing_is_deterministic_and_changes_nothing_in_place(name: str) -> N
     first = given.context(policy, given.all_pieces(policy))
     copies = {key: value.clone() for key, value in first.statistics.items()}
     assert torch.equal(policy.score(first), policy.score(first))
-    if policy.needs_queries:
+    if policy.needs.queries:
         policy.observe(dict(first.statistics), given.attention(range(3)))
     assert all(torch.equal(first.statistics[key], copy) for key, copy in copies.items())
 

@@ -84,7 +84,7 @@ def test_repeated_tokens(policy: str) -> None:
             assert together[row].tolist() == alone[0].tolist()
 
 
-@pytest.mark.parametrize("policy", [name for name in POLICIES if make_policy(name).supports_mla])
+@pytest.mark.parametrize("policy", [name for name in POLICIES if make_policy(name).needs.supports_mla])
 def test_latent_attention(policy: str) -> None:
     """A row is as alone where a layer holds latents, which all query heads share."""
     latent = models.shared("deepseek_v3", "paged_eviction")
@@ -99,7 +99,7 @@ def test_latent_attention(policy: str) -> None:
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize("policy", [name for name in POLICIES if not make_policy(name).supports_mla])
+@pytest.mark.parametrize("policy", [name for name in POLICIES if not make_policy(name).needs.supports_mla])
 def test_latent_attention_is_refused(policy: str) -> None:
     with pytest.raises(ValueError, match="MLA"):
         PagedEvictionCache(

@@ -71,7 +71,7 @@ def test_raw_h2o_is_the_column_sum_and_favours_the_old() -> None:
     even = torch.ones(tokens, tokens).tril() / torch.arange(1, tokens + 1)[:, None]
     states = torch.ones(tokens, 2)
     raw, fair = H2O(recent=0), H2O(normalised=True, recent=0)
-    zero = {name: torch.zeros(1, 1, tokens) for name in raw.token_statistics}
+    zero = {name: torch.zeros(1, 1, tokens) for name in raw.needs.token_statistics}
     seen = raw.observe(zero, attention_of(even))
     given = replace(context_of(states), statistics=seen)
     torch.testing.assert_close(raw.score(given)[0, 0], even.sum(0))
@@ -101,10 +101,15 @@ def test_mean_over_heads_goes_by_token() -> None:
     values = torch.tensor([[[1.0, 2.0, 3.0], [10.0, 20.0, 30.0]]])
     positions = torch.tensor([[[4, 7, 9], [9, 4, 2]]])
     expected = torch.tensor([[[(1 + 20) / 2, 2, (3 + 10) / 2], [(3 + 10) / 2, (1 + 20) / 2, 30]]])
-    torch.testing.assert_close(mean_over_heads(values, positions), expected)
+
+    def mean(positions: Tensor) -> Tensor:
+        states = torch.zeros(1, 2, 3, 1)
+        return mean_over_heads(values, ScoreContext(states, states, positions, torch.tensor([10]), 0))
+
+    torch.testing.assert_close(mean(positions), expected)
     shared = torch.tensor([[[4, 7, 9]]]).expand(-1, 2, -1)
-    torch.testing.assert_close(mean_over_heads(values, shared), values.mean(1, keepdim=True).expand(-1, 2, -1))
-    torch.testing.assert_close(mean_over_heads(values, shared.contiguous()), mean_over_heads(values, shared))
+    torch.testing.assert_close(mean(shared), values.mean(1, keepdim=True).expand(-1, 2, -1))
+    torch.testing.assert_close(mean(shared.contiguous()), mean(shared))
 
 
 def test_roco_spares_what_varies() -> None:
@@ -188,7 +193,7 @@ def test_pauses_are_measured_across_pieces() -> None:
     weights[[0, 1, 6], 0] = 1.0
     policy = LazyEviction(threshold=0.01, lag=0)
     whole = attention_of(weights)
-    known = {name: torch.zeros(1, 1, 10) for name in policy.token_statistics}
+    known = {name: torch.zeros(1, 1, 10) for name in policy.needs.token_statistics}
     for part in ([0], [1, 2, 3], [6, 4, 5], [8, 7]):
         piece = replace(whole, queries=whole.queries[:, :, part], query_positions=whole.query_positions[:, part])
         known = policy.observe(known, piece)
@@ -202,7 +207,7 @@ def test_even_attention_attends_to_nothing(name: str) -> None:
     policy = make_policy(name)
     for tokens in (3, 7, 11, 49):
         even = torch.ones(tokens, tokens).tril() / torch.arange(1, tokens + 1)[:, None]
-        known = {key: torch.zeros(1, 1, tokens) for key in policy.token_statistics}
+        known = {key: torch.zeros(1, 1, tokens) for key in policy.needs.token_statistics}
         known = policy.observe(known, attention_of(even))
         assert (known["used" if name == "lra" else "uses"] == 0).all()
 
@@ -215,7 +220,7 @@ def test_the_latest_of_several_copies_survives() -> None:
     torch.manual_seed(0)
     keys = torch.nn.functional.normalize(torch.randn(12, 32), dim=-1) * 4
     keys[[2, 5, 8, 11]] = keys[2].clone()
-    given = context_of(keys, **{name: torch.zeros(12) for name in RKV().token_statistics})
+    given = context_of(keys, **{name: torch.zeros(12) for name in RKV().needs.token_statistics})
     scores = RKV(balance=0.0).score(given)[0, 0]
     assert scores[11] >= scores[8] > scores[5]
     assert scores[11] > scores[2]

@@ -74,7 +74,7 @@ def test_ways_of_writing(text: str, label: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("h3o(h2o)", "Unknown policy 'h3o'. Available: attention_mean"),
+        ("h3o(h2o)", "Unknown policy 'h3o'. Did you mean 'h2o'\\? Available: attention_mean"),
         ("caote(h3o)", "Unknown policy 'h3o'"),
         ("", "Unknown policy ''"),
         ("caote", "'caote' changes the scores of other policies .* as in 'caote\\(h2o\\)'"),
@@ -184,12 +184,12 @@ def test_modifiers_are_listed_apart() -> None:
     assert available_modifiers() == ("adaptive", "caote", "graphkv", "hybrid")
     assert not set(available_modifiers()) & set(available_policies())
     for name in available_modifiers():
-        example = registry._POLICIES[name].example  # type: ignore[attr-defined]
+        example = registry.POLICIES.classes[name].example  # type: ignore[attr-defined]
         assert make_policy(example).label == example
 
 
 def test_a_policy_of_the_users_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_POLICIES", dict(registry._POLICIES))
+    monkeypatch.setattr(registry.POLICIES, "classes", dict(registry.POLICIES.classes))
 
     @register_policy("by_name")
     @dataclass(frozen=True)
@@ -218,7 +218,7 @@ def test_a_policy_of_the_users_own(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_statistics_of_parts_cannot_clash() -> None:
     both = Hybrid(H2O(), Caote(H2O()), SnapKV(window=4), SnapKV(window=8))
-    names = [*both.token_statistics, *both.row_statistics]
+    names = [*both.needs.token_statistics, *both.needs.row_statistics]
     assert len(names) == len(set(names)) == 1 + 1 + 5 + 5
     assert "1.0.attention" in names
 
@@ -237,9 +237,9 @@ def test_statistics_of_parts_cannot_clash() -> None:
 )
 def test_windows_are_joined(text: str, window: int | None, needs: bool) -> None:
     policy = make_policy(text)
-    assert policy.window == window
-    assert policy.needs_queries is needs
-    assert not policy.token_local
+    assert policy.needs.window == window
+    assert policy.needs.queries is needs
+    assert not policy.needs.token_local
 
 
 @pytest.mark.parametrize(
@@ -260,4 +260,4 @@ def test_windows_are_joined(text: str, window: int | None, needs: bool) -> None:
     ],
 )
 def test_latent_attention_is_supported_where_all_parts_do(text: str, supported: bool) -> None:
-    assert make_policy(text).supports_mla is supported
+    assert make_policy(text).needs.supports_mla is supported

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor
 import models
 import rows
 from evicting import check
-from hf_paged_eviction import EvictionPolicy, PagedEvictionCache, ScoreContext, make_policy
+from hf_paged_eviction import EvictionPolicy, Needs, PagedEvictionCache, ScoreContext, make_policy
 from hf_paged_eviction.layer import PagedLayer
 from hf_paged_eviction.policies import LazyEviction
 from hf_paged_eviction.table.budget import BlockBudget
@@ -32,11 +31,9 @@ class Restless(EvictionPolicy):
 
     interval: int = 1
 
-    supports_mla: ClassVar[bool] = True
-
     @property
-    def decision_interval(self) -> int:
-        return self.interval
+    def needs(self) -> Needs:
+        return Needs(decision_interval=self.interval)
 
     def score(self, context: ScoreContext) -> Tensor:
         return worth(context.positions, int(context.seen[0]))
@@ -90,9 +87,9 @@ def test_rows_do_not_depend_on_their_batch() -> None:
 
 
 def test_policies_say_when() -> None:
-    assert make_policy("lazy_eviction(lag=48)").decision_interval == 48
-    assert make_policy("hybrid(lazy_eviction, h2o)").decision_interval == 32
-    assert make_policy("h2o").decision_interval == 1
+    assert make_policy("lazy_eviction(lag=48)").needs.decision_interval == 48
+    assert make_policy("hybrid(lazy_eviction, h2o)").needs.decision_interval == 32
+    assert make_policy("h2o").needs.decision_interval == 1
 
 
 def test_a_policy_that_learns_from_prompts_only_keeps_no_queries() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -432,10 +433,30 @@ def test_protection_in_blocks(
     sizes = BlockBudget.validate(smallest, None, block, sinks, prefix)
     assert (sizes.protected, sizes.protected_blocks, sizes.smallest) == (protected, blocks, smallest)
     assert sizes.capacity == smallest
-    assert sizes.of(smallest + block) == BlockBudget(smallest + block, block, protected)
+    assert sizes.of(smallest + block) == BlockBudget(smallest + block, block, protected, block)
     if smallest > block:
         with pytest.raises(ValueError, match=f"leaves no block to evict.*Smallest legal budget: {smallest}\\."):
             BlockBudget.validate(smallest - block, None, block, sinks, prefix)
+
+
+@pytest.mark.parametrize(
+    ("recent", "blocks"), [(None, 1), (0, 1), (1, 1), (4, 1), (5, 2), (8, 2), (9, 3)], ids=lambda value: f"{value}"
+)
+def test_newest_tokens_in_blocks(recent: int | None, blocks: int) -> None:
+    sizes = BlockBudget.validate(40, None, 4, None, 0, recent)
+    assert (sizes.recent, sizes.recent_blocks) == (4 if recent is None else recent, blocks)
+    assert sizes.smallest == (1 + blocks + 1) * 4
+    assert sizes.of(44).recent == sizes.recent
+    assert BlockBudget.validate(None, 0.1, 4, None, 0, recent).resolve(10).capacity == sizes.smallest
+    message = rf"recent_tokens={sizes.recent}\) take {blocks}, .*\(1 \+ {blocks} \+ 1\) \* 4\. Smallest legal budget: "
+    with pytest.raises(ValueError, match=message + rf"{sizes.smallest}\."):
+        BlockBudget.validate(4, None, 4, None, 0, recent)
+
+
+@pytest.mark.parametrize(("recent", "kind"), [(-1, ValueError), (1.5, TypeError), (True, TypeError), ("4", TypeError)])
+def test_newest_tokens_are_a_whole_number(recent: Any, kind: type[Exception]) -> None:
+    with pytest.raises(kind, match="recent_tokens"):
+        BlockBudget.validate(40, None, 4, None, 0, recent)
 
 
 @pytest.mark.parametrize(
@@ -457,7 +478,7 @@ def test_a_share_of_the_prompt(ratio: float, prompt: int, tokens: int) -> None:
     with pytest.raises(RuntimeError, match="has not met a prompt yet"):
         _ = sizes.capacity
     resolved = sizes.resolve(prompt)
-    assert resolved == BlockBudget(tokens, 4, 4)
+    assert resolved == BlockBudget(tokens, 4, 4, 4)
     assert resolved.resolve(1000) is resolved
 
 
@@ -492,7 +513,7 @@ def test_a_whole_number_of_another_kind() -> None:
     import numpy as np
 
     sizes = BlockBudget.validate(np.int64(16), None, 4, None, 0)  # type: ignore[arg-type]
-    assert sizes == BlockBudget(16, 4, 4)
+    assert sizes == BlockBudget(16, 4, 4, 4)
     assert type(sizes.tokens) is int
 
 

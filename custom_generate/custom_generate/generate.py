@@ -25,8 +25,10 @@ def generate(
     heads: str | None = None,
     sink_tokens: int | None = None,
     protected_prefix: int | None = None,
+    recent_tokens: int | None = None,
     allocator: Any = None,
     keep_ratio: float | None = None,
+    memory: int | str | None = None,
     **kwargs: Any,
 ) -> Any:
     """Generate as `model.generate` does, holding at most `budget` tokens per layer and row.
@@ -36,8 +38,9 @@ def generate(
         model: the model; transformers fills it in.
         past_key_values: a `PagedEvictionCache` (or a pair from `paged_encoder_decoder_cache`) of an earlier turn, which
             is continued; the settings below belong to it then and must be left out.
-        budget, block_size, policy, heads, sink_tokens, protected_prefix, allocator, keep_ratio: as for
-            `PagedEvictionCache`, whose defaults stand for None. One of `budget` and `keep_ratio` is needed.
+        budget, block_size, policy, heads, sink_tokens, protected_prefix, recent_tokens, allocator, keep_ratio, memory:
+            as for `PagedEvictionCache`, whose defaults stand for None. One of `budget`, `keep_ratio` and `memory` is
+            needed.
 
     Returns:
         What `model.generate` returns; `return_dict_in_generate=True` puts the cache into `past_key_values`.
@@ -54,8 +57,10 @@ def generate(
         "heads": heads,
         "sink_tokens": sink_tokens,
         "protected_prefix": protected_prefix,
+        "recent_tokens": recent_tokens,
         "allocator": allocator,
         "keep_ratio": keep_ratio,
+        "memory": memory,
     }
     settings = {name: value for name, value in settings.items() if value is not None}
     kwargs = {name: value for name, value in kwargs.items() if name not in _FROM_WHERE}

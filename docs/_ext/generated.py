@@ -14,6 +14,7 @@ import command_pages
 import comparison_table
 import measured
 import policy_pages
+import recall_tables
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 from sphinx.errors import ExtensionError
@@ -25,10 +26,15 @@ GENERATORS: dict[str, Callable[[str], str]] = {
     "commands": command_pages.sections,
     "comparison": comparison_table.page,
     "decode": measured.decode,
+    "endless-text": measured.endless_text,
     "lazy-reuse": measured.lazy_reuse,
     "policies": policy_pages.sections,
     "policy-table": policy_pages.overview,
+    "positions": measured.positions,
     "prefill-peak": measured.prefill_peak,
+    "recall": recall_tables.recall,
+    "replacement": recall_tables.replacement,
+    "recent-tokens": measured.recent_tokens,
 }
 
 

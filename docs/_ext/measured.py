@@ -128,3 +128,69 @@ def lazy_reuse(_: str) -> str:
         "Perplexity if the victim is dropped at once, against reusing it lazily, on the embedded model "
         f"(`{found['command']}`):\n\n" + table(("policy", "budget", "change"), rows, numbers_from=2)
     )
+
+
+def recent_tokens(_: str) -> str:
+    """Perplexity and scores of tasks by `recent_tokens`, from `recent_tokens.json`."""
+    found = load("recent_tokens")
+    first, *others = found["settings"]["recent"]
+    rows: dict[tuple[str, int, str], list[str]] = {}
+    for row in found["perplexity"]:
+        cell = f"{row['perplexity']:.1f}"
+        if row["recent_tokens"] != first:
+            cell = f"{100 * (row['ratio'] - 1):+.1f}{_PLUS_MINUS}{100 * row['ratio_error']:.1f} %"
+        rows.setdefault((row["policy"], row["budget"], _WAYS[row["way"]]), []).append(cell)
+    for row in found["tasks"]:
+        cell = f"{100 * row['score']:.1f}"
+        if row["recent_tokens"] != first:
+            cell = f"{100 * row['gain']:+.1f}{_PLUS_MINUS}{100 * row['gain_error']:.1f}"
+        rows.setdefault((row["policy"], row["budget"], "tasks"), []).append(cell)
+    lines = [
+        (f"`{policy}`", str(budget), what, *cells, *[""] * (1 + len(others) - len(cells)))
+        for (policy, budget, what), cells in sorted(rows.items())
+    ]
+    return table(("policy", "budget", "measured", *map(str, (first, *others))), lines, numbers_from=3)
+
+
+_WAYS = {"stream": "text, token by token", "chunks": "text, in chunks", "answer": "answers"}
+
+
+def endless_text(_: str) -> str:
+    """Perplexity of each lap of a text, from `endless_text.json`."""
+    found = load("endless_text")
+    settings, rows = found["settings"], []
+    for run in found["runs"]:
+        laps = run["perplexity_by_lap"]
+        change = f"{100 * (laps[-1] / laps[0] - 1):+.1f} %"
+        rows.append(
+            [f"`{run['policy']}`", str(run["budget"]), run["positions"], *(f"{lap:.1f}" for lap in laps), change]
+        )
+    count = len(found["runs"][0]["perplexity_by_lap"])
+    names = [f"tokens {lap * settings['lap']:,} to {(lap + 1) * settings['lap']:,}" for lap in range(count)]
+    return (
+        "Perplexity:\n\n"
+        + table(("policy", "budget", "positions", *names, "change"), rows, numbers_from=3)
+        + f"\n\n(`python benchmarks/endless_text.py`, {settings['chunk']} tokens per forward; "
+        f"{machine('endless_text')}.)"
+    )
+
+
+def positions(_: str) -> str:
+    """What it costs to count positions in the cache, from `positions.json`."""
+    found = load("positions")
+    settings = found["settings"]
+    rows = [
+        [
+            run["way"],
+            f"{run['length']:,}",
+            f"{run['step_ms']:.1f} ms",
+            f"{run['step / text']:.3f}",
+            f"{run['storage_bytes'] / 2**20:.0f} MiB",
+        ]
+        for run in found["results"]
+    ]
+    return (
+        table(("positions", "tokens seen", "CPU time of a step", "relative to `text`", "storage"), rows, numbers_from=1)
+        + f"\n\n(`python benchmarks/positions.py`: a Llama of 100M parameters, budget {settings['budget']:,}, "
+        f"`{settings['policy']}`, {settings['dtype']}; {machine('positions')}.)"
+    )

@@ -40,7 +40,7 @@ def overview(_: str) -> str:
                 [
                     f"[`{name}`]({page}.md#{anchor(name)})",
                     _reads(policy),
-                    "once" if policy.token_local else "at each decision",
+                    "once" if policy.needs.token_local else "at each decision",
                     paper_link(policy.paper, ""),
                     *own,
                 ]
@@ -54,7 +54,7 @@ def members(group: str) -> list[tuple[str, EvictionPolicy]]:
     if group == "modifiers":
         return [(name, _example(name)) for name in available_modifiers()]
     policies = ((name, make_policy(name)) for name in available_policies())
-    return [(name, policy) for name, policy in policies if policy.needs_queries == (group == "attention")]
+    return [(name, policy) for name, policy in policies if policy.needs.queries == (group == "attention")]
 
 
 def anchor(name: str) -> str:
@@ -93,16 +93,17 @@ def _public_module(cls: type) -> str:
 
 
 def _facts(name: str, policy: EvictionPolicy) -> str:
+    needs = policy.needs
     lines = [
         ("Write", f"`policy={policy.label!r}`"),
         ("Paper", paper_link(policy.paper)),
         ("Decides by", _reads(policy)),
-        ("Attention implementation", f"`{PAGED_EVICTION}`" if policy.needs_queries else "any"),
+        ("Attention implementation", f"`{PAGED_EVICTION}`" if needs.queries else "any"),
         ("When", _schedule(policy)),
         ("Extra memory", _memory(policy)),
-        ("Latent attention (MLA)", "yes" if policy.supports_mla else "refused: norms and values mean nothing there"),
+        ("Latent attention (MLA)", "yes" if needs.supports_mla else "refused: norms and values mean nothing there"),
     ]
-    if policy.needs_rotary:
+    if needs.rotary:
         lines.append(("Rotary embedding", "undone: models whose rotation cannot be learned are refused"))
     if _can_be_probed(policy):
         lines.append(("Probe", "{py:func}`~hf_paged_eviction.compress_by_probe` takes it"))
@@ -118,7 +119,7 @@ def _reads(policy: EvictionPolicy) -> str:
     found = [name for name in ("keys", "values") if {name, f"unrotated_{name}"} & scored]
     if isinstance(policy, Modifier):
         return ", ".join(["its parts", *found])
-    if policy.needs_queries:
+    if policy.needs.queries:
         shown = _attributes_of("attention", cls)
         weighs = bool(shown & {"weights", "largest_weights"})
         found.insert(0, "queries" if {"queries", "unrotated_queries"} & shown and not weighs else "attention")
@@ -140,19 +141,20 @@ def _attributes_of(argument: str, cls: type) -> set[str]:
 
 
 def _schedule(policy: EvictionPolicy) -> str:
-    if policy.token_local:
+    if policy.needs.token_local:
         return "a token is scored once, when its block fills; the sums of blocks are kept"
-    often = f"every {policy.decision_interval} tokens" if policy.decision_interval > 1 else "once per block"
+    needs = policy.needs
+    often = f"every {needs.decision_interval} tokens" if needs.decision_interval > 1 else "once per block"
     scored = f"all held tokens are scored at each decision: after a prompt or chunk, then {often} of decoded tokens"
-    if not policy.needs_queries:
+    if not needs.queries:
         return scored
-    window = "all queries" if policy.window is None else f"the last {policy.window} queries"
-    decode = "each full block's queries in decode" if policy.observes_decode else "none in decode"
+    window = "all queries" if needs.window is None else f"the last {needs.window} queries"
+    decode = "each full block's queries in decode" if needs.observes_decode else "none in decode"
     return f"{scored}; {window} of a prompt or chunk are observed, {decode}"
 
 
 def _memory(policy: EvictionPolicy) -> str:
-    tokens, rows = policy.token_statistics, policy.row_statistics
+    tokens, rows = policy.needs.token_statistics, policy.needs.row_statistics
     if not tokens and not rows:
         return "none, but for its parts" if isinstance(policy, Modifier) else "none"
     parts = []
@@ -160,7 +162,7 @@ def _memory(policy: EvictionPolicy) -> str:
         parts.append(f"{len(tokens)} float32 per held token and KV head ({_names(tokens)})")
     if rows:
         parts.append(f"per row: {_names(rows)}")
-    if policy.observes_decode:
+    if policy.needs.observes_decode:
         parts.append("the queries of the newest block")
     return "; ".join(parts)
 
@@ -170,7 +172,8 @@ def _names(names: tuple[str, ...]) -> str:
 
 
 def _can_be_probed(policy: EvictionPolicy) -> bool:
-    return bool(policy.token_statistics) and not policy.row_statistics and policy.window is None
+    needs = policy.needs
+    return bool(needs.token_statistics) and not needs.row_statistics and needs.window is None
 
 
 def _results(name: str, policy: EvictionPolicy) -> str:

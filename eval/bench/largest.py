@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from ..running.memory import free_memory, is_out_of_memory
@@ -42,7 +41,7 @@ def fits(
 
     def try_batch(rows: int) -> bool:
         try:
-            held = make_cache(name, model, replace(settings, steps=_STEPS), budget, rows, context)
+            held = make_cache(name, model, settings.but(steps=_STEPS), budget, rows, context)
             fill(held.cache, shapes, rows, held.filled, model)
             Decoder(model, model.forward, held, rows).run(_STEPS)
         except (RuntimeError, MemoryError) as error:

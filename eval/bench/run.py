@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ..environment import commit, hardware, model_facts, versions
-from ..errors import UserError
 from ..store.completion import Progress, Watch
 from ..store.lock import held
-from ..store.results import META, ROWS, ResultFolder, Row, read_meta, read_rows
+from ..store.results import META, ROWS, ResultFolder, Row, read_meta, read_rows, refuse_other_settings
 from .decoding import Group, decode_keys, ticks
 from .goals import COMMANDS, Verdict, judge
 from .rows import MISSING, BenchKey, make_row, row_key
@@ -55,14 +54,7 @@ class Device:
     @property
     def model(self) -> Any:
         if self._model is None:
-            wanted = self.settings
-            self._model = make_model(
-                wanted.model,
-                wanted.dtype,
-                wanted.device,
-                trust_remote_code=wanted.trust_remote_code,
-                allow_pickle=wanted.allow_pickle,
-            )
+            self._model = make_model(self.settings)
         return self._model
 
     @property
@@ -155,16 +147,12 @@ def _open(output: Path, settings: BenchSettings) -> ResultFolder:
         UserError: it holds those of other settings, or of another machine or version.
     """
     before, now = read_meta(output), settings.as_json()
-    if before is not None and before["settings"] != now:
-        there = _flat(before["settings"])
-        differences = [
-            f"  {name}: {there.get(name)!r} there, {value!r} now"
-            for name, value in _flat(now).items()
-            if there.get(name) != value
-        ]
-        shown = "\n".join(differences)
-        raise UserError(
-            f"{output} holds results of other settings:\n{shown}\nchoose another --output, or measure anew with --again"
+    if before is not None:
+        refuse_other_settings(
+            _flat(before["settings"]),
+            _flat(now),
+            f"{output} holds results of other settings",
+            "choose another --output, or measure anew with --again",
         )
     return ResultFolder(output, now)
 
@@ -257,4 +245,4 @@ def list_missing(settings: BenchSettings, output: Path, reason: str) -> Report:
 def at(settings: BenchSettings, device: str) -> BenchSettings:
     """The settings on a device of this machine."""
     _set_threads(settings)
-    return replace(settings, device=device, machine=machine(device))
+    return settings.but(device=device, machine=machine(device))

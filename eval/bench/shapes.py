@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from ..environment import best_device
 from ..errors import UserError
 from ..models import load
+from ..options.model import Loading
 from ..settings import EMBEDDED, Settings
 
 _LLAMA_3: dict[str, Any] = {
@@ -66,30 +67,17 @@ def config_of(name: str) -> LlamaConfig:
     return LlamaConfig(**SHAPES[name])
 
 
-def make_model(
-    name: str, dtype: str, device: str, *, trust_remote_code: bool = False, allow_pickle: bool = False
-) -> Any:
+def make_model(options: Loading) -> Any:
     """A model in evaluation mode: a shape, made where it runs and never on the way there, or one that is loaded.
 
-    Args:
-        name: of a shape, or what `--model` of the evaluation takes.
-        dtype: "auto" is float32 on a CPU; elsewhere bfloat16 for a shape and the checkpoint's own for others.
-        trust_remote_code, allow_pickle: as in `Settings`, for one that is loaded.
+    "auto" is float32 on a CPU; elsewhere bfloat16 for a shape and the checkpoint's own for others.
 
     Raises:
         UserError: there is no such model, or it does not fit.
     """
+    name, dtype, device = options.model, options.dtype, options.device or "cpu"
     if name not in SHAPES:
-        settings = Settings(
-            model=name,
-            trust_remote_code=trust_remote_code,
-            allow_pickle=allow_pickle,
-            dtype=dtype,
-            device=device,
-            policies=(),
-            budgets=(),
-        )
-        return load(settings)[0]
+        return load(Settings(**{**options.common(Settings), "policies": (), "budgets": ()}))[0]
     wanted = getattr(torch, dtype) if dtype != "auto" else torch.float32 if device == "cpu" else torch.bfloat16
     try:
         with torch.device(device):

@@ -1,4 +1,4 @@
-"""Shares of a step's time inside the cache. The one file that knows where the cache chooses its victims.
+"""Shares of a step's time inside the cache.
 
 Measured in runs of their own, apart from the timings, by a clock around two calls: `cache.update` of every layer, and
 the choice of victims (scores, ranking, the next block). `update` is a part of a compiled step, where no clock can be
@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from statistics import median
-from typing import Any, NamedTuple
-from unittest.mock import patch
+from typing import NamedTuple
 
 import torch
+from transformers import DynamicCache
 
 from hf_paged_eviction import PagedEvictionCache
-from hf_paged_eviction.table.cohort import Cohort
 
 from ..running.efficiency import UpdateTime, timed_updates
 from .decoder import Decoder
@@ -41,18 +41,20 @@ def measure_shares(decoder: Decoder, steps: int, compiled: bool) -> Shares:
 def _measure(decoder: Decoder, steps: int, compiled: bool) -> Shares:
     cache = decoder.held.cache
     clocked = nullcontext() if compiled else timed_updates(cache)
-    with clocked as updates, _timed_choices(decoder.model.device) as choices:
+    with clocked as updates, _timed_choices(cache, decoder.model.device) as choices:
         seconds = decoder.run(steps)
-    evicts = isinstance(cache, PagedEvictionCache)
-    return Shares(updates.seconds / seconds if updates else None, choices.seconds / seconds if evicts else None)
+    return Shares(updates.seconds / seconds if updates else None, choices.seconds / seconds if choices else None)
 
 
 @contextmanager
-def _timed_choices(device: torch.device) -> Iterator[UpdateTime]:
-    spent, place, choose = UpdateTime(), torch.empty(0, device=device), Cohort.choose_victims
-
-    def clocked(cohort: Cohort[Any], real: torch.Tensor | None = None) -> None:
-        spent.measure(lambda _: choose(cohort, real), place)
-
-    with patch.object(Cohort, "choose_victims", clocked):
+def _timed_choices(cache: DynamicCache, device: torch.device) -> Iterator[UpdateTime | None]:
+    """Measure the choices of victims inside this block; None where there are none."""
+    if not isinstance(cache, PagedEvictionCache) or not cache.paged_layers:
+        yield None
+        return
+    spent, cohorts = UpdateTime(), cache.paged_layers[0][1].cohorts
+    cohorts.surround(partial(spent.clock, device))
+    try:
         yield spent
+    finally:
+        cohorts.surround(nullcontext)

@@ -77,20 +77,17 @@ class Held:
     around: Callable[[], AbstractContextManager[Any]] = nullcontext
 
 
-def choose_variants(text: str | None, allowed: Sequence[str]) -> tuple[str, ...]:
-    """Read a comma-separated list; "all" or None is every one of `allowed`.
+def choose_variants(words: Sequence[str], allowed: Sequence[str]) -> tuple[str, ...]:
+    """The variants that are named; "all", or no word, is every one of `allowed`.
 
     Raises:
         UserError: there is no such variant.
     """
-    words = [word.strip() for word in (text or "all").split(",") if word.strip()]
-    names = dict.fromkeys(name for word in words for name in (allowed if word == "all" else (word,)))
+    names = tuple(dict.fromkeys(name for word in words or ("all",) for name in (allowed if word == "all" else (word,))))
     for name in names:
         if name not in allowed:
             raise UserError(f"--variants {name}: there is {', '.join(allowed)}, and all")
-    if not names:
-        raise UserError(f"no variant given: for example --variants {FLOOR},{PAGED}")
-    return tuple(names)
+    return names
 
 
 def make_cache(name: str, model: Any, settings: BenchSettings, budget: int, batch: int, context: int | None) -> Held:
@@ -133,9 +130,9 @@ def paged_cache(model: Any, settings: BenchSettings, budget: int, static: bool, 
         return PagedEvictionCache(
             model.config,
             budget=budget,
-            block_size=settings.block_size,
             policy=settings.policy,
             attention_mask=mask,
+            **settings.cache_arguments,
             **extra,
         )
     except (TypeError, ValueError) as error:

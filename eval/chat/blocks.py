@@ -31,7 +31,7 @@ class LayerBlocks:
     Attributes:
         positions: `[kv_heads, blocks, block_size]` int64, -1 where no token is.
         scores: `[kv_heads, blocks]` float32, nan where there is none yet.
-        protected: `[kv_heads, blocks]` bool: not evicted now, the protected start and the newest block.
+        protected: `[kv_heads, blocks]` bool: not evicted now, the protected start and the newest tokens.
     """
 
     index: int
@@ -45,8 +45,9 @@ class LayerBlocks:
         """Read a layer that has seen something."""
         positions, scores = layer.block_table()[0].cpu().clone(), layer.block_scores()[0].cpu().clone()
         first = positions.masked_fill(positions < 0, torch.iinfo(torch.int64).max).amin(-1)
-        newest = positions.amax(-1)
-        protected = (first < layer.budget.protected) | (newest == newest.amax(-1, keepdim=True))
+        newest, sizes = positions.amax(-1), layer.budget
+        recent = sizes.recent if sizes.recent > sizes.block_size else 1  # the newest block in any case
+        protected = (first < sizes.protected) | (newest > newest.amax(-1, keepdim=True) - recent)
         return cls(index, positions, scores, protected)
 
 

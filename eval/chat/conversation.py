@@ -12,11 +12,11 @@ import torch
 from transformers import DynamicCache
 
 from hf_paged_eviction import PagedEvictionCache
-from hf_paged_eviction.allocators import HeadAllocator, make_allocator
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
 
+from ..caches import make_paged_cache
 from ..errors import UserError
-from ..policy_names import needs_queries, split_name
+from ..policy_names import needs_queries
 from ..running.efficiency import kv_bytes
 from .footprint import Footprint
 from .interrupt import Interrupt
@@ -205,23 +205,13 @@ class Conversation:
 
 
 def _make_cache(model: Any, settings: ChatSettings, turns: Turns) -> PagedEvictionCache:
-    name, allocator = split_name(settings.policy)
-    shares = make_allocator(allocator)
     if needs_queries(settings.policy) and model.config._attn_implementation != PAGED_EVICTION:
         model.set_attn_implementation(PAGED_EVICTION)
-    try:
-        cache = PagedEvictionCache(
-            model.config,
-            budget=settings.budget,
-            block_size=settings.loading.block_size,
-            policy=name,
-            heads="separate" if isinstance(shares, HeadAllocator) else settings.loading.heads,
-            sink_tokens=settings.sink_tokens,
-            protected_prefix=turns.prefix() if settings.protect_system else 0,
-            allocator=shares,
-        )
-    except (TypeError, ValueError) as error:
-        raise UserError(f"{settings.policy} with a budget of {settings.budget}: {error}") from error
+    options = settings.loading
+    if settings.protect_system:
+        options = options.but(protected_prefix=max(turns.prefix(), options.protected_prefix))
+    label = f"with a budget of {settings.budget}"
+    cache = make_paged_cache(model.config, options, settings.policy, label, budget=settings.budget)
     if not cache.paged_layers:
         raise UserError("no layer of this model keeps all that it has read, so there is nothing to evict")
     return cache

@@ -36,7 +36,7 @@ def save(conversation: Conversation, screen: Screen, name: str) -> None:
 def as_json(conversation: Conversation) -> dict[str, Any]:
     """Settings, messages, tokens, and what every answer cost."""
     return {
-        "settings": asdict(conversation.settings),
+        "settings": conversation.settings.as_json(),
         "model": model_facts(conversation.model),
         "versions": versions(),
         "messages": list(conversation.turns.messages),

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
 
 from hf_paged_eviction.stats import readable_bytes
 
 from ..errors import UserError
 from ..models import load
+from ..options.chat import ChatOptions
 from ..prompting.chat_template import has_template
 from ..settings import EMBEDDED
 from .conversation import Answer, Conversation, FullAnswer
@@ -19,9 +19,6 @@ from .interrupt import Interrupt
 from .screen import Screen
 from .settings import chat_settings, text_or_file
 from .slash import Commands
-
-if TYPE_CHECKING:
-    from ..commands.chat import ChatOptions
 
 _PROMPT = "you> "
 

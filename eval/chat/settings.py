@@ -2,51 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ..budgets import FULL
-from ..commands.options import Options
 from ..distributed import launched
 from ..errors import UserError
+from ..options.base import Options
+from ..options.chat import ANSWER, BUDGET, EMBEDDED_ANSWER, EMBEDDED_BUDGET, ChatOptions, SamplingOptions
 from ..policy_names import ALL, ORACLE, choose_policies, split_name
-from ..requests import shared_settings
-from ..settings import EMBEDDED, Settings
-
-if TYPE_CHECKING:
-    from ..commands.chat import ChatOptions
-
-#: The demonstration of the embedded model is 2,000 tokens long, and its answers are words.
-EMBEDDED_BUDGET, EMBEDDED_ANSWER = 256, 32
-BUDGET, ANSWER = 1024, 512
+from ..requests import attention_for, device_for
+from ..settings import Settings
 
 
-@dataclass(frozen=True)
-class Sampling:
-    """How the next token is chosen.
-
-    Attributes:
-        max_new_tokens: most tokens of an answer.
-        temperature: 0 takes the likeliest token.
-        top_p: share of the probability that is drawn from.
-        seed: with the number of the turn, decides what is drawn.
-    """
+class Sampling(SamplingOptions):
+    """How the next token is chosen."""
 
     max_new_tokens: int
-    temperature: float
-    top_p: float
-    seed: int
 
 
-@dataclass(frozen=True)
-class ChatSettings:
+class ChatSettings(Options):
     """A model, a cache, and how to talk.
 
     Attributes:
-        loading: what `models.load` needs, with the one policy.
+        loading: what `models.load` needs, and what the cache is told, with the one policy.
         budget: tokens held per layer.
-        sink_tokens: first tokens that are never evicted; None is one block.
         system: text of the system message.
         protect_system: whether the system message is never evicted.
         template: whether the tokenizer's chat template is used, where it has one.
@@ -56,7 +35,6 @@ class ChatSettings:
 
     loading: Settings
     budget: int
-    sink_tokens: int | None
     system: str | None
     protect_system: bool
     template: bool
@@ -71,8 +49,8 @@ class ChatSettings:
 
     def with_policy(self, policy: str, budget: int) -> ChatSettings:
         """The same chat with another cache."""
-        loading = replace(self.loading, policies=(policy,), budgets=(str(budget),))
-        return replace(self, loading=loading, budget=budget)
+        loading = self.loading.but(policies=(policy,), budgets=(str(budget),))
+        return self.but(loading=loading, budget=budget)
 
 
 def chat_settings(options: ChatOptions) -> ChatSettings:
@@ -83,37 +61,27 @@ def chat_settings(options: ChatOptions) -> ChatSettings:
     """
     if launched() > 1:
         raise UserError("a chat runs in one process: start it without a launcher; --device-map auto splits a model")
-    usual_budget, usual_answer = (EMBEDDED_BUDGET, EMBEDDED_ANSWER) if options.model == EMBEDDED else (BUDGET, ANSWER)
-    budget = options.budget or usual_budget
+    policy = one_policy(options.policy)
+    budget = options.budget or (EMBEDDED_BUDGET if options.on_embedded else BUDGET)
+    answer = options.max_new_tokens or (EMBEDDED_ANSWER if options.on_embedded else ANSWER)
     system = None if options.system is None else text_or_file("--system", options.system)
     if options.protect_system and system is None:
         raise UserError("--protect-system protects the system message: give one, --system TEXT or --system @FILE")
-    shared = shared_settings(
-        Options(
-            model=options.model,
-            revision=options.revision,
-            tokenizer=options.tokenizer,
-            trust_remote_code=options.trust_remote_code,
-            allow_pickle=options.allow_pickle,
-            dtype=options.dtype,
-            attn_implementation=options.attn_implementation,
-            device=options.device,
-            device_map=options.device_map,
-            policies=one_policy(options.policy),
-            budgets=str(budget),
-            block_size=options.block_size,
-            heads=options.heads,
-        )
-    )
+    loading = {
+        **options.common(Settings),
+        "device": device_for(options),
+        "attn_implementation": attention_for([policy], options.attn_implementation),
+        "policies": (policy,),
+        "budgets": (str(budget),),
+    }
     return ChatSettings(
-        loading=Settings(**shared),
+        loading=Settings(**loading),
         budget=budget,
-        sink_tokens=options.sink_tokens,
         system=system,
         protect_system=options.protect_system,
         template=options.chat_template,
         chunk=options.prefill_chunk_size,
-        sampling=Sampling(options.max_new_tokens or usual_answer, options.temperature, options.top_p, options.seed),
+        sampling=Sampling(**{**options.common(SamplingOptions), "max_new_tokens": answer}),
         compare=options.full,
     )
 

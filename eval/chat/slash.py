@@ -10,7 +10,8 @@ import torch
 from rich.table import Table
 
 from ..errors import UserError
-from ..requests import attention_for, is_positive
+from ..options.evaluate import whole_number
+from ..requests import attention_for
 from ..tasks.task import count_tokens
 from .blocks import show_blocks
 from .conversation import Conversation
@@ -52,6 +53,8 @@ class Commands:
         """What can be typed."""
         table = Table.grid(padding=(0, 2))
         for name, command in _COMMANDS.items():
+            if not command.meaning:  # another name of one that is listed
+                continue
             table.add_row(f"/{name} {command.usage}".strip(), command.meaning)
         table.add_row("Ctrl-C", "stop an answer; what was read and said stays")
         table.add_row("Ctrl-D", "end the chat")
@@ -133,11 +136,13 @@ _COMMANDS = {
     "reset": _Command("[N]", "begin a new conversation, with a budget of N tokens", Commands.reset),
     "file": _Command("PATH", "put a text file in front of the next message", Commands.file),
     "save": _Command("FILE", "write messages and figures as JSON; what was shown as .svg or .html", Commands.save),
-    "exit": _Command("", "end the chat", Commands.exit),
+    "exit": _Command("", "end the chat; /quit too", Commands.exit),
+    "quit": _Command("", "", Commands.exit),
 }  # fmt: skip
 
 
 def _tokens(command: str, typed: str) -> int:
-    if not is_positive(typed):
+    found = whole_number(typed)
+    if found is None:
         raise UserError(f"{command} {typed}: write a number of tokens, such as {command} 256")
-    return int(typed)
+    return found

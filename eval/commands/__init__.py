@@ -8,13 +8,17 @@ import typer
 
 import hf_paged_eviction
 
+from ..plugins import load_plugins
 from .bench import register as add_bench
 from .calibrate import register as add_calibrate
 from .chat import register as add_chat
+from .compress import register as add_compress
+from .errors import plain_errors
 from .evaluate import register as add_eval
 from .lists import register as add_lists
 from .report import register as add_report
 from .score import register as add_score
+from .serve import register as add_serve
 from .verify import register as add_verify
 
 app = typer.Typer(
@@ -36,11 +40,32 @@ def root(
     version: Annotated[
         bool, typer.Option("--version", callback=show_version, is_eager=True, help="Print the version and stop.")
     ] = False,
+    plugin: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="MODULE",
+            help="A module or .py file that registers policies, allocators or disposals of your own. Stands before the "
+            "command, once for each module.",
+        ),
+    ] = None,
 ) -> None:
     """What does a smaller KV cache cost? Accuracy, perplexity, time and memory of eviction policies at any budget."""
+    with plain_errors():
+        load_plugins(plugin or ())
 
 
-for register in (add_eval, add_chat, add_score, add_report, add_verify, add_calibrate, add_bench, add_lists):
+for register in (
+    add_eval,
+    add_chat,
+    add_score,
+    add_report,
+    add_verify,
+    add_calibrate,
+    add_compress,
+    add_bench,
+    add_serve,
+    add_lists,
+):
     register(app)
 
 __all__ = ["app"]

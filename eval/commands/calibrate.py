@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import ClassVar
 
 import typer
 
-from .errors import plain_errors
-from .options import AllowPickle, DeviceMap, Dtype, TrustRemoteCode
+from ..options.base import File, option
+from ..options.model import ModelOptions
+from .command import add_command
 
 EPILOG = """[bold]Examples[/]
 
@@ -18,52 +19,32 @@ EPILOG = """[bold]Examples[/]
 """
 
 
+class CalibrateOptions(ModelOptions):
+    """What was typed."""
+
+    panel: ClassVar[str] = "The text"
+    left_out: ClassVar[frozenset[str]] = frozenset({"attn_implementation"})
+
+    output: Path = option(..., "The file to write.", metavar="FILE.safetensors")
+    text: list[File] | None = option(
+        None,
+        "What the model reads: plain texts, or JSON lines with a field context or text. Best like that which it will "
+        "read later, questions and answers included.",
+        metavar="FILE...",
+    )
+    files: list[File] | None = option(None, "More of them.", metavar="[FILE...]", argument=True)
+    tokens: int = option(65536, "To read, in all; a few thousand are enough.", at_least=1)
+    window: int = option(1024, "Tokens per window: as long as the texts that matter.", at_least=1)
+
+
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("calibrate", epilog=EPILOG)(calibrate)
+    add_command(app, "calibrate", CalibrateOptions, calibrate, EPILOG)
 
 
-def calibrate(
-    output: Annotated[Path, typer.Option(metavar="FILE.safetensors", help="The file to write.")],
-    text: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--text",
-            metavar="FILE...",
-            help="What the model reads: plain texts, or JSON lines with a field context or text. Best like that which "
-            "it will read later, questions and answers included.",
-        ),
-    ] = None,
-    files: Annotated[list[Path] | None, typer.Argument(metavar="[FILE...]", help="More of them.")] = None,
-    model: Annotated[
-        str, typer.Option(help="A folder or a name on the Hugging Face Hub; embedded is the small one of the package.")
-    ] = "embedded",
-    tokens: Annotated[int, typer.Option(min=1, help="To read, in all; a few thousand are enough.")] = 65536,
-    window: Annotated[int, typer.Option(min=1, help="Tokens per window: as long as the texts that matter.")] = 1024,
-    tokenizer: Annotated[str | None, typer.Option(help="If it is not the model's own.")] = None,
-    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of the model on the Hub.")] = None,
-    trust_remote_code: TrustRemoteCode = False,
-    allow_pickle: AllowPickle = False,
-    dtype: Annotated[Dtype, typer.Option(help="auto: float32 on a CPU, else the checkpoint's.")] = Dtype.auto,
-    device: Annotated[
-        str | None, typer.Option(help="The accelerator if there is one; the CPU for the embedded model.")
-    ] = None,
-    device_map: Annotated[DeviceMap | None, typer.Option(help="auto: layers split over all devices.")] = None,
-) -> None:
+def calibrate(options: CalibrateOptions) -> None:
     """Fit the policy calibrated:FILE to a model: what later tokens attend to, told from keys and values alone."""
-    with plain_errors():
-        from ..calibrate import run_calibrate, text_settings
+    from ..calibrate import run_calibrate, text_settings
 
-        settings = text_settings(
-            [*(text or ()), *(files or ())],
-            window,
-            model=model,
-            tokenizer=tokenizer,
-            revision=revision,
-            trust_remote_code=trust_remote_code,
-            allow_pickle=allow_pickle,
-            dtype=dtype.value,
-            device=device,
-            device_map=None if device_map is None else device_map.value,
-        )
-        run_calibrate(settings, output, tokens)
+    settings = text_settings([*(options.text or ()), *(options.files or ())], options.window, options)
+    run_calibrate(settings, options.output, options.tokens)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
-from dataclasses import fields
-from typing import Any
-
 import typer
 
 from ..errors import UserError
-from .errors import plain_errors
-from .options import Options, changed, option_hints
+from ..options.base import flag
+from ..options.evaluate import EvalOptions, MetricOptions, TaskOptions, TextOptions
+from .command import add_command
 
 EPILOG = """[bold]Examples[/]
 
@@ -39,60 +36,49 @@ The experiments of the PagedEviction paper, ten samples of each task
 
   paged-eviction eval --preset paper --limit 10
 
+Records of your own; the gzipped JSON lines of lost-in-the-middle need no more than their name
+
+  paged-eviction eval --task-file nq-open-20_total_documents_gold_at_9.jsonl.gz --limit 100
+
+  paged-eviction eval --task-file my.csv --template '{{ report }}|||{{ question }}' --answers answer --metric qa_f1
+
 How well texts are predicted
 
   paged-eviction eval --text book.txt articles.jsonl --budgets 256,512,full
 """
 #: Options that mean nothing with, or without, --text.
-TASKS_ONLY = frozenset(
-    "preset tasks seed data_dir question_aware max_length chat_template prefill_chunk_size share_prefill agreement "
-    "edit_similarity rouge".split()
-)
-TEXTS_ONLY = frozenset({"chunk"})
+TASKS_ONLY = {"preset", "tasks", "task_file", *TaskOptions.model_fields, *MetricOptions.model_fields}
+TEXTS_ONLY = {*TextOptions.model_fields}
 
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("eval", epilog=EPILOG)(evaluate)
+    add_command(app, "eval", EvalOptions, evaluate, EPILOG)
 
 
-def evaluate(**typed: Any) -> None:
+def evaluate(options: EvalOptions) -> bool:
     """Run every policy at every budget; print tables; write rows, settings, costs and plots.
 
-    Rows are written as they are finished: a run that was stopped, by whatever, is continued by the same command.
+    Rows are written as they are finished: a run that was stopped, by whatever, is continued by the same command. With
+    more policies, budgets, tasks, lengths or a higher --limit, it computes what is missing in the folder.
     """
-    with plain_errors():
-        complete = run(Options(**typed))
-    if not complete:
-        raise typer.Exit(1)
+    return run(options)
 
 
-def run(options: Options) -> bool:
+def run(options: EvalOptions) -> bool:
     """Everything that was asked for; False if rows are missing."""
     from .. import requests, terminal
 
     if options.text:
-        if wrong := changed(options, TASKS_ONLY):
-            raise UserError(f"{', '.join(wrong)}: about tasks, leave it out with --text")
+        if wrong := _given(options, TASKS_ONLY):
+            raise UserError(f"{wrong}: about tasks, leave it out with --text")
         return terminal.run_texts(requests.text_request(options), options.workers)
     if options.files:
         raise UserError(f"to read files, say --text: paged-eviction eval --text {options.files[0]}")
-    if wrong := changed(options, TEXTS_ONLY):
-        raise UserError(f"{', '.join(wrong)}: about texts, say --text")
+    if wrong := _given(options, TEXTS_ONLY):
+        raise UserError(f"{wrong}: about texts, say --text")
     return terminal.run_tasks(requests.task_requests(options), options.workers)
 
 
-def _signature() -> inspect.Signature:
-    hints = option_hints()
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    return inspect.Signature(
-        [
-            inspect.Parameter(each.name, keyword, default=each.default, annotation=hints[each.name])
-            for each in fields(Options)
-        ]
-    )
-
-
-# The options are written down once, as fields: the command line reads them here.
-evaluate.__signature__ = _signature()  # type: ignore[attr-defined]
-evaluate.__annotations__ = option_hints()
+def _given(options: EvalOptions, names: set[str]) -> str:
+    return ", ".join(flag(name) for name in options.offered() if name in names & options.model_fields_set)

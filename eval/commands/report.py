@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
-from .errors import plain_errors
+from ..options.base import Options, option
+from .command import add_command
 
 EPILOG = """[bold]Examples[/]
 
@@ -17,19 +17,20 @@ EPILOG = """[bold]Examples[/]
 """
 
 
+class ReportOptions(Options):
+    """What was typed."""
+
+    folders: list[Path] = option(..., "Result folders, one or many.", metavar="FOLDER...", argument=True)
+    output: Path | None = option(None, "Folder of the report.", shown="report in the first result folder")
+
+
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("report", epilog=EPILOG)(report)
+    add_command(app, "report", ReportOptions, report, EPILOG)
 
 
-def report(
-    folders: Annotated[list[Path], typer.Argument(metavar="FOLDER...", help="Result folders, one or many.")],
-    output: Annotated[
-        Path | None, typer.Option(help="Folder of the report.", show_default="report in the first result folder")
-    ] = None,
-) -> None:
+def report(options: ReportOptions) -> None:
     """Tables (Markdown, CSV, LaTeX), plots and one HTML page of everything that runs found."""
-    with plain_errors():
-        from ..report import run_report
+    from ..report import run_report
 
-        run_report(folders, output)
+    run_report(options.folders, options.output)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
-from .errors import plain_errors
-from .options import EditSimilarity, Rouge
+from ..options.base import option
+from ..options.evaluate import MetricOptions
+from .command import add_command
 
 EPILOG = """[bold]Examples[/]
 
@@ -17,35 +17,38 @@ EPILOG = """[bold]Examples[/]
   paged-eviction score pred/llama3/*.jsonl --rouge rouge_score
 
   paged-eviction score pred_e/llama3 --longbench-e --output scores.json
+
+A published tree of several models, with files that hold several runs
+
+  paged-eviction score pred_e --keep-first-run
 """
+
+
+class ScoreOptions(MetricOptions):
+    """What was typed."""
+
+    paths: list[Path] = option(
+        ...,
+        "Result folders of this package; files of LongBench's pred.py (TASK.jsonl) or of OpenCompass "
+        "(LongBench_TASK.json), folders of them, or whole trees such as pred_e/.",
+        metavar="FOLDER|FILE...",
+        argument=True,
+    )
+    longbench_e: bool = option(False, "Files of pred.py are LongBench-E: one score per length bucket.")
+    keep_first_run: bool = option(
+        False, "Of a file with more lines than its task has samples (pred.py appends), count the first ones only."
+    )
+    output: Path | None = option(None, "Write the scores here too, as JSON.", metavar="FILE.json")
 
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("score", epilog=EPILOG)(score)
+    add_command(app, "score", ScoreOptions, score, EPILOG)
 
 
-def score(
-    paths: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="FOLDER|FILE...",
-            help="Result folders of this package, or files (or folders of files) of LongBench's pred.py: TASK.jsonl.",
-        ),
-    ],
-    longbench_e: Annotated[
-        bool, typer.Option("--longbench-e", help="Files of pred.py are LongBench-E: one score per length bucket.")
-    ] = False,
-    edit_similarity: Annotated[
-        EditSimilarity, typer.Option(help="Of code tasks; difflib is official.")
-    ] = EditSimilarity.difflib,
-    rouge: Annotated[Rouge, typer.Option(help="Of summaries.")] = Rouge.official,
-    output: Annotated[
-        Path | None, typer.Option(metavar="FILE.json", help="Write the scores here too, as JSON.")
-    ] = None,
-) -> None:
-    """Score predictions, or score them again, without a model."""
-    with plain_errors():
-        from ..scoring import run_score
+def score(options: ScoreOptions) -> bool:
+    """Score predictions, or score them again, without a model. Exit status 1 if a file could not be scored."""
+    from ..scoring import run_score
 
-        run_score(paths, longbench_e, edit_similarity.value, rouge.value, output)
+    backends = (options.edit_similarity, options.rouge)
+    return run_score(options.paths, options.longbench_e, *backends, options.output, options.keep_first_run)

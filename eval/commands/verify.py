@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
+from typing import ClassVar
 
 import typer
 
-from .errors import plain_errors
-from .options import AllowPickle, DeviceMap, DeviceName, Dtype, Precision, Revision, TrustRemoteCode
+from ..options.base import File, option
+from ..options.model import EMBEDDED, ModelOptions
+from .command import add_command
 
 EPILOG = """[bold]What the table says[/]
 
@@ -29,54 +29,37 @@ covered: there is nothing to compare with, and why
 """
 
 
+class VerifyOptions(ModelOptions):
+    """What was typed."""
+
+    panel: ClassVar[str] = "What is checked"
+    left_out: ClassVar[frozenset[str]] = frozenset({"tokenizer"})
+
+    model: str = option(
+        EMBEDDED,
+        "A folder or a name on the Hugging Face Hub; embedded is the small one of the package. A folder with a "
+        "configuration and no weights gets random ones.",
+    )
+    attn_implementation: str | None = option(
+        None,
+        "sdpa, eager, ... If not given: the model's default. paged_eviction is looked at in any case.",
+        metavar="NAME",
+    )
+    budget: int = option(20, "Tokens of the small budget, a multiple of 4.", at_least=16)
+    policy: str | None = option(None, "What evicts.", shown="random, and h2o where queries are shown")
+    seed: int = option(0, "Of the tokens, which are random.")
+    json_file: File | None = option(None, "Also write all checks, as JSON.", metavar="FILE", flags="--json")
+
+
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("verify", epilog=EPILOG)(verify)
+    add_command(app, "verify", VerifyOptions, verify, EPILOG)
 
 
-def verify(
-    model: Annotated[
-        str,
-        typer.Option(
-            help="A folder or a name on the Hugging Face Hub; embedded is the small one of the package. A folder with "
-            "a configuration and no weights gets random ones."
-        ),
-    ] = "embedded",
-    revision: Revision = None,
-    trust_remote_code: TrustRemoteCode = False,
-    allow_pickle: AllowPickle = False,
-    dtype: Precision = Dtype.auto,
-    attn_implementation: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="sdpa, eager, ... If not given: the model's default. paged_eviction is looked at in any case.",
-        ),
-    ] = None,
-    device: DeviceName = None,
-    device_map: Annotated[DeviceMap | None, typer.Option(help="auto: layers split over all devices.")] = None,
-    budget: Annotated[int, typer.Option(min=16, help="Tokens of the small budget, a multiple of 4.")] = 20,
-    policy: Annotated[
-        str | None,
-        typer.Option(help="What evicts.", show_default="random, and h2o where queries are shown"),
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Of the tokens, which are random.")] = 0,
-    json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write all checks, as JSON.")] = None,
-) -> None:
+def verify(options: VerifyOptions) -> bool:
     """Is the cache right for this model? Logits against DynamicCache, in seconds; exit status 1 if one is wrong."""
-    with plain_errors():
-        from ..verifying import run_verify, verify_settings
+    from ..requests import model_settings
+    from ..verifying import run_verify
 
-        settings = verify_settings(
-            model=model,
-            revision=revision,
-            trust_remote_code=trust_remote_code,
-            allow_pickle=allow_pickle,
-            dtype=dtype.value,
-            attn_implementation=attn_implementation,
-            device=device,
-            device_map=None if device_map is None else device_map.value,
-        )
-        report = run_verify(settings, json, budget=budget, policy=policy, seed=seed)
-    if not report.ok:
-        raise typer.Exit(1)
+    asked = {"budget": options.budget, "policy": options.policy, "seed": options.seed}
+    return run_verify(model_settings(options), options.json_file, **asked).ok

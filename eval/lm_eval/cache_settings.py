@@ -3,65 +3,68 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
-from hf_paged_eviction import EvictionPolicy, PagedEvictionCache, make_policy
-from hf_paged_eviction.allocators import BudgetAllocator, Uniform, make_allocator
+from hf_paged_eviction import PagedEvictionCache, make_policy
+from hf_paged_eviction.allocators import Uniform, make_allocator
 from hf_paged_eviction.table.budget import BlockBudget
 
 from ..errors import UserError
+from ..options.cache import OneCacheOptions
 
 
-@dataclass(frozen=True)
-class CacheSettings:
+class CacheSettings(OneCacheOptions):
     """What `PagedEvictionCache` takes, checked as far as possible without a model.
 
     Attributes:
         prefill_chunk_size: tokens of the prompt per forward; None = all at once.
-        The others are those of `PagedEvictionCache`.
-
-    Raises:
-        UserError: values that cannot work; the message says what would.
     """
 
-    budget: int | None
-    keep_ratio: float | None
-    block_size: int
-    policy: str | EvictionPolicy
-    heads: str
-    sink_tokens: int | None
-    protected_prefix: int
-    allocator: str | BudgetAllocator
-    prefill_chunk_size: int | None
+    keep_ratio: float | None = None
+    policy: Any = "paged_eviction"
+    allocator: Any = "uniform"
+    prefill_chunk_size: int | None = None
 
-    def __post_init__(self) -> None:
-        if self.budget is None and self.keep_ratio is None:
+    @classmethod
+    def of(cls, arguments: dict[str, Any]) -> CacheSettings:
+        """Those among the arguments of a model, in the cache's own words where they cannot work.
+
+        Raises:
+            UserError: values that cannot work; the message says what would.
+        """
+        found = cls.model_construct(**arguments)
+        if found.budget is None and found.keep_ratio is None:
             raise UserError(
                 "the model hf-paged-eviction needs a budget: --model_args budget=1024 (tokens held per layer) or "
                 "keep_ratio=0.25 (share of each prompt); for the full cache use --model hf"
             )
-        chunk = self.prefill_chunk_size
+        chunk = found.prefill_chunk_size
         if chunk is not None and (isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1):
             raise UserError(f"prefill_chunk_size={chunk!r} must be a whole number of tokens, at least 1")
         try:
-            _ = self._sizes
-            _ = self.needs_attention
+            _ = found._sizes
+            _ = found.needs_attention
         except (TypeError, ValueError) as error:
             raise UserError(f"model arguments of hf-paged-eviction: {error}") from error
+        return found
 
     @property
     def _sizes(self) -> BlockBudget:
         return BlockBudget.validate(
-            self.budget, self.keep_ratio, self.block_size, self.sink_tokens, self.protected_prefix
+            self.budget,
+            self.keep_ratio,
+            self.block_size,
+            self.sink_tokens,
+            self.protected_prefix,
+            self.recent_tokens,
         )
 
     @property
     def needs_attention(self) -> bool:
         """Whether the cache looks at queries or attention, and not at keys and values alone."""
-        return make_policy(self.policy).needs_queries or not isinstance(make_allocator(self.allocator), Uniform)
+        return make_policy(self.policy).needs.queries or not isinstance(make_allocator(self.allocator), Uniform)
 
     def check(self, config: Any, attn_implementation: str | None) -> None:
         """Refuse a model that this cache cannot serve, before its weights are read."""
@@ -86,11 +89,8 @@ class CacheSettings:
         return PagedEvictionCache(
             config,
             budget=tokens,
-            block_size=self.block_size,
             policy=self.policy,
-            heads=self.heads,  # type: ignore[arg-type]  # checked by the cache
-            sink_tokens=self.sink_tokens,
-            protected_prefix=self.protected_prefix,
             attention_mask=mask,
             allocator=self.allocator,
+            **self.cache_arguments,
         )

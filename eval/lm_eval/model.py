@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import difflib
-import inspect
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, fields
 from typing import Any
 
 import torch
@@ -17,6 +15,7 @@ from tqdm import tqdm
 
 from hf_paged_eviction import PagedEvictionCache, __version__, make_policy
 from hf_paged_eviction.allocators import make_allocator
+from hf_paged_eviction.integration.feeding import feed
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
 
 from .. import embedded
@@ -39,13 +38,12 @@ class PagedEvictionLM(HFLM):  # type: ignore[misc]
 
     Args:
         pretrained: as for `HFLM`; "embedded" is the small model that ships with this package.
-        budget, keep_ratio, block_size, policy, heads, sink_tokens, protected_prefix, allocator: as for
-            `PagedEvictionCache`; `keep_ratio` is taken of each prompt without its pads. A policy or allocator that
-            looks at attention makes "paged_eviction" the default of `attn_implementation`.
-        prefill_chunk_size: tokens of the prompt per forward; None = all at once.
         dtype: as for `HFLM`; "auto" is float32 for the embedded model.
-        kwargs: every other argument of `HFLM`. The Python files of a model are run with `trust_remote_code=True` only;
-            weights that are not safetensors are read with `use_safetensors=False` only.
+        kwargs: `budget`, `keep_ratio`, `policy`, `allocator` and all of `CacheOptions`, as for `PagedEvictionCache`;
+            `keep_ratio` is taken of each prompt without its pads. A policy or allocator that looks at attention makes
+            "paged_eviction" the default of `attn_implementation`. `prefill_chunk_size`: tokens of the prompt per
+            forward; None = all at once. And every other argument of `HFLM`. The Python files of a model are run with
+            `trust_remote_code=True` only; weights that are not safetensors are read with `use_safetensors=False` only.
 
     Raises:
         UserError: arguments or a model that cannot work, before any weight is read.
@@ -55,22 +53,12 @@ class PagedEvictionLM(HFLM):  # type: ignore[misc]
         self,
         pretrained: Any,
         *,
-        budget: int | None = None,
-        keep_ratio: float | None = None,
-        block_size: int = 16,
-        policy: Any = "paged_eviction",
-        heads: str = "shared",
-        sink_tokens: int | None = None,
-        protected_prefix: int = 0,
-        allocator: Any = "uniform",
-        prefill_chunk_size: int | None = None,
         dtype: Any = "auto",
         **kwargs: Any,
     ) -> None:
+        ours = {name: kwargs.pop(name) for name in CacheSettings.model_fields if name in kwargs}
         _refuse_misspelt(kwargs)
-        self._cache = CacheSettings(
-            budget, keep_ratio, block_size, policy, heads, sink_tokens, protected_prefix, allocator, prefill_chunk_size
-        )
+        self._cache = CacheSettings.of(ours)
         if self._cache.needs_attention and isinstance(pretrained, str):
             kwargs.setdefault("attn_implementation", PAGED_EVICTION)
         self._attention: str | None = kwargs.get("attn_implementation")
@@ -93,9 +81,9 @@ class PagedEvictionLM(HFLM):  # type: ignore[misc]
     def get_model_info(self) -> dict[str, Any]:
         """What the harness writes into its results, and how the cache was set."""
         info: dict[str, Any] = super().get_model_info()
-        settings = asdict(self._cache) | {
+        settings = dict(self._cache) | {
             "policy": make_policy(self._cache.policy).label,
-            "allocator": make_allocator(self._cache.allocator).name,
+            "allocator": make_allocator(self._cache.allocator).label,
         }
         return {**info, "hf_paged_eviction": {"version": __version__, **settings}}
 
@@ -189,19 +177,11 @@ class PagedEvictionLM(HFLM):  # type: ignore[misc]
         return answers
 
     def _forward(self, cache: PagedEvictionCache) -> Forward:
-        accepted = inspect.signature(self.model.forward).parameters
         precision = self.mixed_precision_dtype
 
         def forward(ids: Tensor, mask: Tensor, positions: Tensor, keep: int) -> Tensor:
-            optional = {"position_ids": positions, "logits_to_keep": keep}
             with torch.no_grad(), torch.autocast(self.device.type, precision, enabled=precision is not None):
-                logits = self.model(
-                    input_ids=ids,
-                    attention_mask=mask,
-                    past_key_values=cache,
-                    use_cache=True,
-                    **{name: value for name, value in optional.items() if name in accepted},
-                ).logits
+                logits = feed(self.model, ids, mask, cache, positions=positions, keep=keep)
             return log_softmax(logits[:, -keep:], dim=-1, dtype=self.softmax_dtype)
 
         return forward
@@ -209,9 +189,8 @@ class PagedEvictionLM(HFLM):  # type: ignore[misc]
 
 def _refuse_misspelt(arguments: Iterable[str]) -> None:
     """Arguments that are not ours reach `from_pretrained`, which would complain late and say little."""
-    ours = [field.name for field in fields(CacheSettings)]
     for name in arguments:
-        close = difflib.get_close_matches(name, ours, n=1, cutoff=0.75)
+        close = difflib.get_close_matches(name, CacheSettings.model_fields, n=1, cutoff=0.75)
         if close:
             raise UserError(f"unknown model argument {name!r}: did you mean {close[0]!r}?")
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 from .. import longbench
 from ..errors import UserError
 from ..metrics import first_line_of, score_sample
 from ..settings import TaskSettings
+from ..task_files import TaskFile
 from ..tasks import TASK_GROUPS, Sample, available_tasks, get_task, make_samples
 
 #: Samples per task and length where `--limit` says nothing; those of LongBench all run.
@@ -41,6 +43,31 @@ def expand(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(found)
 
 
+def own_names(files: Sequence[TaskFile]) -> tuple[str, ...]:
+    """The names of tasks of the user.
+
+    Raises:
+        UserError: one is taken: a file that is called like a task is not reported under its name.
+    """
+    taken = {*task_names(), *task_groups()}
+    names: list[str] = []
+    for file in files:
+        if file.name in taken:
+            raise UserError(
+                f"{file.data}: {file.name!r} is the name of another task; rename the file, or give it a YAML file with "
+                "`name:`. (LongBench's own records are read by --tasks and --data-dir)"
+            )
+        taken.add(file.name)
+        names.append(file.name)
+    return tuple(names)
+
+
+def own_task(name: str, settings: TaskSettings) -> TaskFile | None:
+    """The task of the user that has this name."""
+    files = (TaskFile.read(Path(path), settings) for path in settings.task_file)
+    return next((file for file in files if file.name == name), None)
+
+
 def is_generated(task: str) -> bool:
     """Whether a task makes its own samples, of the length that is asked for."""
     return task in available_tasks()
@@ -64,6 +91,8 @@ def load_samples(task: str, settings: TaskSettings, tokenizer: Any, length: int 
         tokenizer: generated samples are sized by it.
         length: tokens of a generated prompt and its answer; None for other tasks.
     """
+    if own := own_task(task, settings):
+        return own.samples(settings.limit)
     if not is_generated(task):
         return longbench.load_samples(task, settings)
     if length is None:
@@ -91,6 +120,8 @@ def score(sample: Sample, prediction: str, settings: TaskSettings) -> float:
 
 def digests(task: str, settings: TaskSettings) -> dict[str, str] | None:
     """SHA-256 of the data and of the prompt template of a task; None for generated ones, which have a seed instead."""
+    if own := own_task(task, settings):
+        return own.digests
     if is_generated(task):
         return None
     return {"data": longbench.data_digest(task, settings), "prompt": longbench.prompt_digest(task)}

@@ -41,25 +41,33 @@ class Stopwatch:
 
 @dataclass
 class UpdateTime:
-    """Time inside `cache.update`. On CUDA events are noted and read once at the end, so that no step waits."""
+    """Time inside some part of a step, such as `cache.update`.
+
+    On CUDA events are noted and read once at the end, so that no step waits.
+    """
 
     _seconds: float = 0.0
     _events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = field(default_factory=list)
 
-    def measure(self, update: Any, keys: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Call `update` and note how long it took."""
-        if keys.device.type == "cuda":
-            stream = torch.cuda.current_stream(keys.device)
+    @contextmanager
+    def clock(self, device: torch.device) -> Iterator[None]:
+        """Note how long the work inside this block takes the device."""
+        if device.type == "cuda":
+            stream = torch.cuda.current_stream(device)
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             start.record(stream)
-            result = update(keys, *args, **kwargs)
+            yield
             end.record(stream)
             self._events.append((start, end))
-            return result
+            return
         started = time.perf_counter()
-        result = update(keys, *args, **kwargs)
+        yield
         self._seconds += time.perf_counter() - started
-        return result
+
+    def measure(self, update: Any, keys: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Call `update` and note how long it took."""
+        with self.clock(keys.device):
+            return update(keys, *args, **kwargs)
 
     @property
     def seconds(self) -> float:

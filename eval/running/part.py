@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers import DynamicCache
 
-from hf_paged_eviction import EvictionPolicy, make_policy
+from hf_paged_eviction import PagedEvictionCache
 
 from ..prompting.prompts import Batch
 from ..settings import TaskSettings
@@ -21,7 +21,7 @@ from .generation import Generator
 from .oracle import Oracle, look_ahead
 from .prefill import Inputs, can_share, input_device
 from .recording import shows_queries
-from .remembering import Memory, remembering
+from .remembering import Memory
 from .rows import Answer, finished_row
 from .start import First, Reader, Source
 from .variants import RowKey, Variant, make_cache, row_key, variants
@@ -163,20 +163,21 @@ class Part:
             size = self.settings.block_size
             room = -(-self.reader.probed(inputs) // size) * size
             return make_cache(self.model, self.settings, group.variant, room, inputs.context_mask)
-        policy = self._policy(group, inputs, source)
-        return make_cache(self.model, self.settings, group.variant, group.tokens, inputs.context_mask, policy)
-
-    def _policy(self, group: Group, inputs: Inputs, source: Source | None) -> EvictionPolicy | None:
-        """One that knows more than its name says."""
         variant = group.variant
-        if variant.is_oracle:
-            return self._look_ahead(group, inputs, source)
-        if source is None or not source.queries or not variant.needs_queries:
-            return None
+        policy = self._look_ahead(group, inputs, source) if variant.is_oracle else None
+        cache = make_cache(self.model, self.settings, variant, group.tokens, inputs.context_mask, policy)
+        if isinstance(cache, PagedEvictionCache) and source is not None and source.queries and policy is None:
+            self._remember(variant, source, cache)
+        return cache
+
+    def _remember(self, variant: Variant, source: Source, cache: PagedEvictionCache) -> None:
+        """Work out only once what a policy makes of the source's queries."""
+        if not variant.needs_queries:
+            return
         # All budgets of a policy come one after the other.
         if self.memory is None or self.memory[0] != variant.scorer:
             self.memory = variant.scorer, Memory(source.queries.values())
-        return remembering(make_policy(variant.scorer), self.memory[1])
+        self.memory[1].attach(cache)
 
     def _look_ahead(self, group: Group, inputs: Inputs, source: Source | None) -> Oracle:
         # It is the same at every budget.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +11,7 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
+from hf_paged_eviction.integration import feeding
 from hf_paged_eviction.layer import PagedLayer
 from hf_paged_eviction.queries.observer import Queries
 
@@ -94,19 +94,7 @@ def feed(model: Any, ids: Tensor, mask: Tensor, cache: DynamicCache) -> Tensor:
     Args:
         mask: `[rows, seen + n]`, for all that the cache has seen and the new tokens.
     """
-    accepted = inspect.signature(model.forward).parameters
-    # Pads do not count: the position of a token is that among the real ones of its row.
-    positions = (mask.cumsum(-1) - 1).clamp_min(0)[:, -ids.shape[1] :]
-    optional = {"position_ids": positions, "logits_to_keep": 1}
-    output = model(
-        input_ids=ids,
-        attention_mask=mask,
-        past_key_values=cache,
-        use_cache=True,
-        **{name: value for name, value in optional.items() if name in accepted},
-    )
-    logits: Tensor = output.logits[:, -1]
-    return logits
+    return feeding.feed(model, ids, mask, cache)[:, -1]
 
 
 def read(model: Any, ids: Tensor, mask: Tensor, cache: DynamicCache, chunk: int | None = None) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from copy import copy
+from functools import partial
 from typing import Any
 
-from hf_paged_eviction import EvictionPolicy
+from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.policies import Statistics
-from hf_paged_eviction.queries.observer import Queries
+from hf_paged_eviction.queries.observer import Observe, Queries
 from hf_paged_eviction.queries.weights import Attention
 
 
@@ -23,24 +23,23 @@ class Memory:
         self._known = {queries.query.untyped_storage().data_ptr() for queries in known}
         self._found: dict[tuple[Any, ...], Statistics] = {}
 
-    def observe(self, policy: EvictionPolicy, statistics: Statistics, attention: Attention) -> Statistics:
-        """`policy.observe`, or what it returned for the same queries, in a cache that was as empty before them."""
+    def observe(self, observe: Observe, statistics: Statistics, attention: Attention) -> Statistics:
+        """What `observe` says, or what it said of the same queries, in a cache that was as empty before them."""
         queries = attention.queries
         if queries.untyped_storage().data_ptr() not in self._known:
-            return policy.observe(statistics, attention)
+            return observe(statistics, attention)
         # A view of all rows: where some are picked out, or the last of them, a copy is made.
         key = (queries.data_ptr(), queries.shape, queries.stride(), attention.key_positions.shape)
         if key not in self._found:
-            self._found[key] = dict(policy.observe(statistics, attention))
+            self._found[key] = dict(observe(statistics, attention))
         return dict(self._found[key])
 
     def __deepcopy__(self, memo: Any) -> Memory:
         return self  # never changed but for the better
 
-
-def remembering(policy: EvictionPolicy, memory: Memory) -> EvictionPolicy:
-    """The same policy, with a memory."""
-    other = copy(policy)
-    # A policy is frozen, and must look like itself in every other respect.
-    object.__setattr__(other, "observe", lambda statistics, seen: memory.observe(policy, statistics, seen))
-    return other
+    def attach(self, cache: PagedEvictionCache) -> None:
+        """From now on the layers of this cache look here before they observe."""
+        for _, layer in cache.paged_layers:
+            if layer.listener is not None:
+                observer = layer.listener.observer
+                observer.observe = partial(self.observe, observer.observe)

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from transformers import DynamicCache
 
-from hf_paged_eviction import EvictionPolicy, PagedEvictionCache, make_policy
-from hf_paged_eviction.allocators import HeadAllocator, make_allocator
+from hf_paged_eviction import EvictionPolicy, make_policy
 
 from ..budgets import FULL, Budget
+from ..caches import make_paged_cache
 from ..errors import UserError
 from ..policy_names import ORACLE, needs_queries, split_name
 from ..prompting.prompts import Batch, Prompt
@@ -66,7 +66,7 @@ class Variant:
     @property
     def by_probe(self) -> bool:
         """Whether a probe of the model decides what is kept."""
-        return not self.budget.is_full and self.scorer != ORACLE and make_policy(self.scorer).by_probe
+        return not self.budget.is_full and self.scorer != ORACLE and make_policy(self.scorer).needs.by_probe
 
     def key(self, batch: Batch, prompt: Prompt) -> RowKey:
         """The row of one prompt."""
@@ -75,7 +75,7 @@ class Variant:
     def budget_tokens(self, settings: Settings, batch: Batch, prompt: Prompt) -> int | None:
         """Tokens held for one prompt, None = all. Shares refer to the length asked for, or to what is compressed."""
         length = len(prompt.context) if batch.length is None else batch.length
-        return self.budget.resolve(length, settings.block_size)
+        return self.budget.resolve(length, settings)
 
 
 def variants(settings: Settings) -> list[Variant]:
@@ -115,19 +115,8 @@ def make_cache(
     """
     if tokens is None:
         return DynamicCache(config=model.config)
-    name, allocator = split_name(variant.policy)
-    if policy is None and name == ORACLE:
+    if policy is None and variant.scorer == ORACLE:
         raise UserError(f"{variant.policy}: it looks ahead to the answer of the full cache, which only tasks have")
-    try:
-        shares = make_allocator(allocator)
-        return PagedEvictionCache(
-            model.config,
-            budget=tokens,
-            block_size=settings.block_size,
-            policy=name if policy is None else policy,
-            heads="separate" if isinstance(shares, HeadAllocator) else settings.heads,
-            attention_mask=mask,
-            allocator=shares,
-        )
-    except (TypeError, ValueError) as error:
-        raise UserError(f"{variant.policy} at {variant.budget.label}: {error}") from error
+    label = f"at {variant.budget.label}"
+    more = {"budget": tokens, "attention_mask": mask}
+    return make_paged_cache(model.config, settings, variant.policy, label, policy, **more)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from ..distributed import Team
 from ..errors import UserError
+from ..growth import describe
 from ..run_file import NAME, as_run_file
 from ..settings import Settings
 from ..workers import Failed, Loaded, RunJob, default_workers, run_jobs
@@ -43,13 +44,15 @@ class Work:
         run: computes the rows of a job.
         key_of: tells rows apart.
         jobs: each with the keys of its rows.
-        facts: for `run_meta.json`; a folder with other `tasks` or `texts` in it is refused.
+        facts: for `run_meta.json`.
+        known: those of what the folder may have already; one with other `tasks` or `texts` in it is refused.
     """
 
     run: RunJob[Any, Any]
     key_of: KeyOf
     jobs: Sequence[tuple[Any, Sequence[Key]]]
     facts: Mapping[str, Any]
+    known: Mapping[str, Any]
 
     @property
     def keys(self) -> list[Key]:
@@ -80,7 +83,13 @@ class Outcome:
 
 
 def complete(
-    team: Team, settings: Settings, output: Path, work: Work, workers: int | None, watch: Watch
+    team: Team,
+    settings: Settings,
+    output: Path,
+    work: Work,
+    workers: int | None,
+    watch: Watch,
+    earlier: Settings | None = None,
 ) -> Outcome | None:
     """Compute what is missing in the folder `output`.
 
@@ -91,6 +100,7 @@ def complete(
         work: what is computed.
         workers: processes that this one starts; None chooses.
         watch: told of progress, in the main process.
+        earlier: settings that the folder may have instead, if this run adds to it.
 
     Returns:
         None in all processes but the main one.
@@ -98,7 +108,7 @@ def complete(
     Raises:
         UserError: also for a mistake that the main process noticed.
     """
-    lead = _Lead(team, settings, output, work, watch) if team.is_main else None
+    lead = _Lead(team, settings, output, work, watch, earlier) if team.is_main else None
     with ExitStack() as stack:
         found = team.agree(lambda: lead.begin(stack) if lead else set())
         jobs = team.share(work.missing(found))
@@ -116,12 +126,14 @@ def complete(
 class _Lead:
     """The process that answers for the folder."""
 
-    def __init__(self, team: Team, settings: Settings, output: Path, work: Work, watch: Watch) -> None:
+    def __init__(
+        self, team: Team, settings: Settings, output: Path, work: Work, watch: Watch, earlier: Settings | None
+    ) -> None:
         self.team, self.settings, self.work, self.watch = team, settings, work, watch
-        self.folder = ResultFolder(output, settings.as_json())
+        self.folder = ResultFolder(output, settings.as_json(), earlier.as_json() if earlier else None)
         self.others = Others(output, tuple(range(1, team.size)) if team.split else ())
         self.finished: set[Key] = set()
-        self.notes: list[str] = []
+        self.notes = [describe(earlier, settings)] if earlier else []
         self.failures: list[tuple[str, int]] = []
         self.total = len(work.keys)
         self.started = self.written = time.perf_counter()
@@ -132,12 +144,14 @@ class _Lead:
         stack.enter_context(lock.held(self.folder.path))
         clear(self.folder.path)
         self._refuse_other_prompts()
-        rows, self.notes = self.folder.begin(self.work.key_of)
+        rows, notes = self.folder.begin(self.work.key_of)
+        self.notes += notes
         self.finished = rows.keys() & set(self.work.keys)
         self.before = self.folder.meta.get("seconds", 0.0)
         self.folder.write_text(NAME, as_run_file(self.settings, self.folder.path))
-        if len(self.finished) < self.total:
-            self.folder.write_meta({**self.work.facts, **self._place()})
+        # Together: settings and facts of a folder that grows say the same at any moment.
+        facts = {"settings": self.settings.as_json(), **self.work.facts}
+        self.folder.write_meta({**facts, **(self._place() if len(self.finished) < self.total else {})})
         self._tell("")
         return self.finished
 
@@ -151,11 +165,13 @@ class _Lead:
             pairs = ((name, before["versions"].get(name), version) for name, version in now["versions"].items())
             said = ", ".join(f"{name} {old} then, {new} now" for name, old, new in pairs if old != new)
             self.notes.append(f"some rows are of an earlier run with other versions: {said}")
+        if before.get("plugins", []) != now["plugins"]:
+            self.notes.append("some rows are of an earlier run with other plugins, or with the same before a change")
         return {**now, "earlier": [*self.folder.meta.get("earlier", []), before]}
 
     def _refuse_other_prompts(self) -> None:
         for kind in ("tasks", "texts"):
-            before, now = self.folder.meta.get(kind), self.work.facts.get(kind)
+            before, now = self.folder.meta.get(kind), self.work.known.get(kind)
             if before is not None and now is not None and before != now:
                 changed = [name for name in now if before.get(name) != now[name]]
                 raise UserError(

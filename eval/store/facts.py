@@ -9,6 +9,7 @@ from typing import Any
 
 from ..environment import commit, hardware, versions
 from ..perplexity import TextJob
+from ..plugins import plugin_facts
 from ..prompting.prompts import Batch, Prompt
 from ..prompting.suites import digests
 from ..settings import TaskSettings
@@ -19,8 +20,13 @@ _SECONDS = ("prefill_seconds", "compress_seconds", "decode_seconds", "cache_seco
 
 
 def place_facts(processes: int) -> dict[str, Any]:
-    """Software and hardware."""
-    return {"versions": versions(), "commit": commit(), "hardware": hardware(processes)}
+    """Software, that of others which registered something included, and hardware."""
+    return {
+        "versions": versions(),
+        "commit": commit(),
+        "plugins": plugin_facts(),
+        "hardware": hardware(processes),
+    }
 
 
 def task_facts(settings: TaskSettings, batches: Sequence[Batch]) -> dict[str, Any]:

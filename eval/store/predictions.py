@@ -1,9 +1,9 @@
-"""Files of predictions, of this package (`results.jsonl`) and of LongBench's own `pred.py`, read into one shape."""
+"""Files of predictions in one shape: of this package (`results.jsonl`), of LongBench's `pred.py`, of OpenCompass."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,7 @@ class Group:
         source: the file, or the folder of a run.
         longbench: the task's rules, if it is one of LongBench.
         repeated: lines that are equal to an earlier one.
+        left_out: lines of later runs.
     """
 
     source: Path
@@ -56,6 +57,7 @@ class Group:
     longbench: LongBenchTask | None
     predictions: tuple[Prediction, ...]
     repeated: int = 0
+    left_out: int = 0
 
 
 @dataclass(frozen=True)
@@ -87,47 +89,80 @@ class _Line:
         raise UserError(f"{self.place}: {name!r} must be {_names(kinds)}, not {_show(value)}")
 
 
-def read_groups(path: Path, longbench_e: bool) -> Iterator[Group]:
-    """Groups of predictions in a file or folder, in the order of the lines.
+def read_groups(files: Sequence[Path], longbench_e: bool, keep_first_run: bool = False) -> list[Group]:
+    """Groups of predictions in files that belong together, in the order of the lines.
 
     Args:
-        path: a file, a folder of a run, or a folder of files of `pred.py`, one per task and named after it.
+        files: of `runs`.
         longbench_e: what is named after a task of LongBench belongs to LongBench-E. Files in a folder `pred_e` (or one
             level below it) do so anyway.
+        keep_first_run: of a file of `pred.py` with more lines than its task has samples, the first ones count.
 
     Raises:
         UserError: nothing is there, a line is damaged or repeated, or a task is unknown.
     """
-    for files in _runs(path):
-        lines = [line for file in files for line in _read(file)]
-        if not lines:
-            raise UserError(f"{files[0]} holds no predictions: the file is empty")
-        if "pred" in lines[0].row:
-            yield _official(lines, longbench_e)
-        elif not {"task", "prediction"} & lines[0].row.keys() or "loss" in lines[0].row:
-            raise UserError(
-                f"{lines[0].place} is no prediction: a row has a field 'prediction', or 'pred' if pred.py wrote it"
-            )
-        else:
-            yield from _own(path if path.is_dir() else files[0], lines, longbench_e)
+    lines = [line for file in files for line in _read(file)]
+    if not lines:
+        raise UserError(f"{files[0]} holds no predictions: the file is empty")
+    if "pred" in lines[0].row:
+        return [_official(lines, longbench_e, keep_first_run)]
+    if not {"task", "prediction"} & lines[0].row.keys() or "loss" in lines[0].row:
+        raise UserError(
+            f"{lines[0].place} is no prediction: a row has a field 'prediction', or 'pred' if pred.py wrote it"
+        )
+    source = files[0].parent if files[0].name == ROWS else files[0]
+    return list(_own(source, lines, longbench_e))
 
 
-def _runs(path: Path) -> list[list[Path]]:
-    """Files that belong together: one each, but for the parts of a run that was stopped."""
-    if not path.is_dir():
-        if not path.exists():
-            raise UserError(f"{path} does not exist: give files of predictions or the folders that hold them")
-        return [[path]]
-    rows = [file for pattern in (ROWS, SHARDS) for file in sorted(path.glob(pattern))]
-    found = [rows] if rows else [[file] for file in sorted(path.glob("*.jsonl"))]
+def runs(path: Path) -> list[list[Path]]:
+    """Files that belong together: one each, but for the parts of a run that was stopped, or of one task.
+
+    Args:
+        path: a file, a folder of a run, a folder of files of `pred.py` or OpenCompass, one per task and named after it,
+            or a folder of such folders, one per model.
+
+    Raises:
+        UserError: nothing is there.
+    """
+    if not path.exists():
+        raise UserError(f"{path} does not exist: give files of predictions or the folders that hold them")
+    found = _of_folder(path) if path.is_dir() else [[path]]
     if not found:
-        inside = sorted({str(file.parent) for file in path.glob("*/*.jsonl")})
-        hint = f"; give the folders inside it: {' '.join(inside)}" if inside else ""
-        raise UserError(f"{path} holds no .jsonl file{hint}")
+        found = [files for folder in sorted(path.iterdir()) if folder.is_dir() for files in _of_folder(folder)]
+    if not found:
+        raise UserError(f"{path} holds no predictions: no .jsonl file, and no {_OPENCOMPASS}*.json, one level below")
     return found
 
 
+def _of_folder(folder: Path) -> list[list[Path]]:
+    rows = [file for pattern in (ROWS, SHARDS) for file in sorted(folder.glob(pattern))]
+    if rows:
+        return [rows]
+    parts: dict[str, list[Path]] = {}
+    for file in sorted(folder.glob(f"{_OPENCOMPASS}*.json"), key=_part):
+        parts.setdefault(_opencompass_task(file), []).append(file)
+    return [[file] for file in sorted(folder.glob("*.jsonl"))] + list(parts.values())
+
+
+#: OpenCompass names its files `LongBench_TASK.json`, or `LongBench_TASK_0.json` and so on.
+_OPENCOMPASS = "LongBench_"
+
+
+def _part(file: Path) -> tuple[str, int]:
+    """Task and number of a file of OpenCompass; 10 comes after 9."""
+    number = file.stem.rpartition("_")[2]
+    return _opencompass_task(file), int(number) if number.isdecimal() else 0
+
+
+def _opencompass_task(file: Path) -> str:
+    name, _, number = file.stem.removeprefix(_OPENCOMPASS).rpartition("_")
+    return name if number.isdecimal() else file.stem.removeprefix(_OPENCOMPASS)
+
+
 def _read(path: Path) -> Iterator[_Line]:
+    if path.name.startswith(_OPENCOMPASS) and path.suffix == ".json":
+        yield from _opencompass(path)
+        return
     try:
         with path.open("rb") as file:  # lines end at newlines only: str.splitlines would cut at U+2028 too
             for number, content in enumerate(file, 1):
@@ -155,12 +190,34 @@ def _row(place: str, content: bytes) -> dict[str, Any]:
 _REPAIR = "delete this line, or write the file anew"
 
 
-def _official(lines: Sequence[_Line], longbench_e: bool) -> Group:
+def _opencompass(path: Path) -> Iterator[_Line]:
+    """The entries of a file of OpenCompass as the lines that `pred.py` would have written."""
+    try:
+        content = json.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} is not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{path} is no file of OpenCompass, which holds one object of entries")
+    for number, entry in enumerate(content.values(), 1):
+        if not isinstance(entry, dict) or not {"prediction", "gold"} <= entry.keys():
+            raise UserError(f"{path}, entry {number} has no 'prediction' and 'gold': {_show(entry)}")
+        gold = entry["gold"]
+        labels: Mapping[str, Any] = gold if isinstance(gold, dict) else {"answers": gold}
+        row = {"pred": entry["prediction"], "answers": labels.get("answers"), "all_classes": labels.get("all_classes")}
+        yield _Line(path, number, json.dumps(entry, sort_keys=True).encode(), {**row, "length": None})
+
+
+def _official(lines: Sequence[_Line], longbench_e: bool, keep_first_run: bool) -> Group:
     path = lines[0].path
+    name = _opencompass_task(path) if path.suffix == ".json" else path.stem
     in_e = longbench_e or "pred_e" in (path.absolute().parent.name, path.absolute().parent.parent.name)
-    task = _task(path.stem, in_e)
+    task = _task(name, in_e)
     if task is None:
         raise UserError(f"{path}: a file of predictions has the name of its task; the tasks are: {_KNOWN}")
+    read = len(lines)
+    lines = lines[: task.samples] if keep_first_run else lines
     repeated = _refuse_second_run(lines, task)
     predictions = [
         Prediction(
@@ -175,7 +232,7 @@ def _official(lines: Sequence[_Line], longbench_e: bool) -> Group:
         )
         for line in lines
     ]
-    return Group(path, task.name, None, None, None, task, tuple(predictions), repeated)
+    return Group(path, task.name, None, None, None, task, tuple(predictions), repeated, read - len(lines))
 
 
 def _task(name: str, in_e: bool) -> LongBenchTask | None:
@@ -195,7 +252,10 @@ def _refuse_second_run(lines: Sequence[_Line], task: LongBenchTask) -> int:
     first: dict[bytes, int] = {}
     places = [(line.number, first.setdefault(line.content, line.number)) for line in lines]
     repeated = [(number, earlier) for number, earlier in places if number != earlier]
-    why = "pred.py appends to the file of an earlier run, so these are probably several runs: keep the lines of one"
+    why = (
+        "pred.py appends to the file of an earlier run, so these are probably several runs: keep the lines of one, or "
+        "say --keep-first-run"
+    )
     if len(repeated) > len(lines) // 50:
         shown = ", ".join(f"{number} (as {earlier})" for number, earlier in repeated[:5])
         more = ", ..." if len(repeated) > 5 else ""

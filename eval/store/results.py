@@ -2,6 +2,9 @@
 
 Whatever ends a run (a killed process, a full disk), the folder can be read, and the same settings continue it: lines
 are whole or cut off, files are replaced whole or not at all, and what was written twice counts once.
+
+No database: processes of a run write to one folder from several machines, and the locks that SQLite needs for several
+writers do not hold on network file systems. With a file per writer, as here, merging stays, and with it this code.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ..errors import UserError
+from ..options.cache import CacheOptions
 
 Row = dict[str, Any]
 #: What tells rows apart; raises KeyError or TypeError for what is no row.
@@ -82,10 +86,11 @@ class ResultFolder:
     Args:
         path: the folder, made by `begin`.
         settings: what decides the numbers (as JSON reads it back).
+        earlier: the folder may have these instead; whoever adds to it writes the new ones.
     """
 
-    def __init__(self, path: Path, settings: dict[str, Any]) -> None:
-        self.path = path
+    def __init__(self, path: Path, settings: dict[str, Any], earlier: dict[str, Any] | None = None) -> None:
+        self.path, self._earlier = path, earlier
         self.rows_path = path / ROWS
         self._settings = settings
         self._file = RowFile(self.rows_path)
@@ -100,7 +105,13 @@ class ResultFolder:
         """
         before = read_meta(self.path)
         if before is not None:
-            refuse_other_settings(before["settings"], self._settings, self.path)
+            if differences(before["settings"], self._settings):
+                refuse_other_settings(
+                    before["settings"],
+                    self._earlier or self._settings,
+                    f"{self.path} holds results of other settings",
+                    f"choose another --output, or repeat those settings with --config {self.path / 'run.yaml'}",
+                )
         elif self.rows_path.exists():
             raise UserError(f"{self.rows_path} has no {META} beside it, so its settings are unknown; {_ELSEWHERE}")
         self.meta = before or {"settings": self._settings}
@@ -273,16 +284,19 @@ def finite(value: Any) -> Any:
     return value
 
 
-def refuse_other_settings(before: dict[str, Any], now: dict[str, Any], path: Path) -> None:
-    """Raise if a folder's settings are not the ones asked for, and show where they differ, line by line."""
-    differences = [
+def refuse_other_settings(before: dict[str, Any], now: dict[str, Any], what: str, way_out: str) -> None:
+    """Raise if settings are not the ones asked for, and show where they differ, line by line."""
+    if found := differences(before, now):
+        shown = "\n".join(found)
+        raise UserError(f"{what}:\n{shown}\n{way_out}")
+
+
+def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Where settings are not the same, a line each."""
+    # Options that are newer than the folder had their defaults.
+    before = {**{name: value for name, value in CacheOptions().as_json().items() if name in now}, **before}
+    return [
         f"  {name}: {before.get(name)!r} there, {now.get(name)!r} now"
         for name in sorted(before.keys() | now.keys())
         if before.get(name) != now.get(name)
     ]
-    if differences:
-        shown = "\n".join(differences)
-        raise UserError(
-            f"{path} holds results of other settings:\n{shown}\n"
-            f"choose another --output, or repeat those settings with --config {path / 'run.yaml'}"
-        )

@@ -6,6 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from ..policies.checks import check_between
 from .base import HeadAllocator
 from .registry import register_allocator
 
@@ -36,8 +37,7 @@ class AdaKV(HeadAllocator):
     floor: float = 0.2
 
     def __post_init__(self) -> None:
-        if not 0 <= self.floor <= 1:
-            raise ValueError(f"floor must lie in [0, 1], got {self.floor}.")
+        check_between("floor", self.floor, 0, 1)
 
     def weights(self, scores: Tensor, budget: int) -> Tensor:
         heads, tokens = scores.shape[1:]

@@ -5,6 +5,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from ..naming import spell
 from ..policies import Statistics
 from ..queries.weights import Attention
 
@@ -22,6 +23,14 @@ class BudgetAllocator:
 
     name: ClassVar[str] = ""
     paper: ClassVar[str | None] = None
+
+    @property
+    def label(self) -> str:
+        """How `make_allocator` spells this allocator, without parameters at their default: `ada_kv(floor=0.5)`."""
+        return spell(self)
+
+    def __str__(self) -> str:
+        return self.label
 
 
 class FixedAllocator(BudgetAllocator, ABC):

@@ -6,6 +6,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from ..policies import Statistics
+from ..policies.checks import check_count, check_positive
 from ..queries.weights import Attention
 from .base import LayerAllocator
 from .registry import register_allocator
@@ -38,10 +39,9 @@ class Cake(LayerAllocator):
     observed: int = 32
 
     def __post_init__(self) -> None:
-        if self.tau1 <= 0 or self.tau2 <= 0:
-            raise ValueError(f"tau1 and tau2 must be positive, got {self.tau1} and {self.tau2}.")
-        if self.observed < 2:
-            raise ValueError(f"observed must be at least 2 queries, a variance needs them; got {self.observed}.")
+        check_positive("tau1", self.tau1)
+        check_positive("tau2", self.tau2)
+        check_count("observed", self.observed, at_least=2)  # a variance needs two queries
 
     @property
     def window(self) -> int | None:

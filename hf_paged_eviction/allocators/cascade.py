@@ -1,12 +1,14 @@
 """The shares of a cache's layers, decided while a forward walks through them."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from ..integration.heads import HeadShare
+from ..parts import Snapshot, map_tensors, persistent
 from ..queries.observer import Queries, fold
 from ..table.budget import BlockBudget
 from .base import LayerAllocator
@@ -23,6 +25,20 @@ class Sharer(Protocol):
     def share(self) -> HeadShare: ...
 
     def resize(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class CascadeSnapshot(Snapshot):
+    """What was decided.
+
+    Attributes:
+        preferences, shares: by the layer's place, `[B]` and `[B, 1]` tokens.
+        real: `[B]` real tokens in the last forward of several tokens.
+    """
+
+    preferences: dict[int, Tensor]
+    shares: dict[int, Tensor]
+    real: Tensor | None
 
 
 class Cascade:
@@ -64,8 +80,9 @@ class Cascade:
         if place == 0 and layer.held == 0:
             self.clear()  # another prompt
         zero = torch.zeros((), device=key_positions.device)
-        start = {name: zero for name in self._allocator.token_statistics}
-        found = fold(self._allocator, start, queries, key_positions, query_positions, layer.share)
+        allocator = self._allocator
+        start = {name: zero for name in allocator.token_statistics}
+        found = fold(allocator.observe, start, queries, key_positions, query_positions, allocator.window, layer.share)
         found = {name: layer.share.gather(values) for name, values in found.items()}
         self._preferences[place] = self._allocator.preference(found, layer.share.gather(key_positions))
         self._real = key_positions[:, 0].amax(-1) + 1
@@ -102,3 +119,12 @@ class Cascade:
     def clear(self) -> None:
         """Forget the prompt."""
         self._preferences, self._shares, self._real = {}, {}, None
+
+    def snapshot(self) -> CascadeSnapshot:
+        """What was decided."""
+        return CascadeSnapshot(self._preferences, self._shares, self._real)
+
+    def restore(self, saved: CascadeSnapshot, device: torch.device) -> None:
+        """Share out as another cascade did."""
+        saved = map_tensors(lambda tensor: persistent(tensor.to(device)), saved)
+        self._preferences, self._shares, self._real = dict(saved.preferences), dict(saved.shares), saved.real

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+from ..policies.checks import check_between, check_count
 from .base import FixedAllocator
 from .registry import register_allocator
 
@@ -35,10 +36,8 @@ class Pyramid(FixedAllocator):
     window: int = 8
 
     def __post_init__(self) -> None:
-        if self.beta < 1:
-            raise ValueError(f"beta must be at least 1 (equal shares), got {self.beta}.")
-        if self.window < 0:
-            raise ValueError(f"window counts tokens and cannot be negative, got {self.window}.")
+        check_between("beta", self.beta, 1)  # 1 = equal shares
+        check_count("window", self.window)
 
     def weights(self, layers: int, budget: int) -> list[float]:
         window = min(self.window, budget)

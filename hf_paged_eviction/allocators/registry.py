@@ -3,51 +3,42 @@
 from collections.abc import Callable
 from typing import TypeVar
 
+from ..naming import Kind, Registry
 from .base import BudgetAllocator
 
 AllocatorClass = TypeVar("AllocatorClass", bound=type[BudgetAllocator])
 
-_ALLOCATORS: dict[str, type[BudgetAllocator]] = {}
+#: All of them.
+ALLOCATORS: Registry[BudgetAllocator] = Registry(Kind("allocator", "allocators", "ada_kv(floor=0.5)"), BudgetAllocator)
 
 
 def register_allocator(name: str) -> Callable[[AllocatorClass], AllocatorClass]:
     """Class decorator: make an allocator available as `allocator="name"`.
 
+    A package makes its allocators known without being imported by entry points of the group
+    `hf_paged_eviction.allocators`.
+
     Raises:
         TypeError: the class is not a `BudgetAllocator`.
         ValueError: the name belongs to another class.
     """
-
-    def register(cls: AllocatorClass) -> AllocatorClass:
-        if not (isinstance(cls, type) and issubclass(cls, BudgetAllocator)):
-            raise TypeError(f"@register_allocator({name!r}) needs a subclass of BudgetAllocator, got {cls!r}.")
-        taken = _ALLOCATORS.get(name)
-        if taken is not None and (taken.__module__, taken.__qualname__) != (cls.__module__, cls.__qualname__):
-            raise ValueError(f"The allocator name {name!r} is taken by {taken.__module__}.{taken.__qualname__}.")
-        cls.name = name
-        _ALLOCATORS[name] = cls
-        return cls
-
-    return register
+    return ALLOCATORS.register(name)
 
 
 def available_allocators() -> tuple[str, ...]:
     """Names of all registered allocators, sorted."""
-    return tuple(sorted(_ALLOCATORS))
+    return ALLOCATORS.names()
 
 
 def make_allocator(allocator: str | BudgetAllocator) -> BudgetAllocator:
-    """Return the allocator of that name with its default parameters; an object is returned as it is.
+    """Return the allocator of that name or text; an object is returned as it is.
+
+    Args:
+        allocator: a name ("ada_kv") or a name with parameters ("ada_kv(floor=0.5)"). An object's `label` is such a
+            text.
 
     Raises:
-        ValueError: no allocator has that name.
-        TypeError: neither a name nor an allocator object.
+        ValueError: no allocator has that name or parameter, a value is out of range, or the text is no allocator.
+        TypeError: neither a text nor an allocator object.
     """
-    if isinstance(allocator, BudgetAllocator):
-        return allocator
-    if not isinstance(allocator, str):
-        raise TypeError(f"allocator must be a name or a BudgetAllocator object (not a class), got {allocator!r}.")
-    allocator = allocator.strip()
-    if allocator not in _ALLOCATORS:
-        raise ValueError(f"Unknown allocator {allocator!r}. Available: {', '.join(available_allocators())}.")
-    return _ALLOCATORS[allocator]()
+    return ALLOCATORS.make(allocator)

@@ -53,20 +53,31 @@ def load_calibration(name: str | Path) -> Calibration:
     return _load(path, status.st_mtime_ns, status.st_size)
 
 
+def is_here(name: str) -> bool:
+    """Whether a name stands for a file on this machine."""
+    return _find_here(name)[1] is not None
+
+
+def _find_here(name: str) -> tuple[Path, Path | None]:
+    """The name as a path, and the file that it stands for."""
+    try:
+        path = Path(name).expanduser()
+    except RuntimeError:  # a home that nobody has
+        path = Path(name)
+    if path.is_file():
+        return path, path
+    return path, _NAMED[name] if name in _NAMED and _NAMED[name].is_file() else None
+
+
 def find_file(name: str) -> Path:
     """The local file that a name stands for, downloaded if need be.
 
     Raises:
         ValueError: there is none.
     """
-    try:
-        path = Path(name).expanduser()
-    except RuntimeError:  # a home that nobody has
-        path = Path(name)
-    if path.is_file():
-        return path
-    if name in _NAMED and _NAMED[name].is_file():
-        return _NAMED[name]
+    path, found = _find_here(name)
+    if found is not None:
+        return found
     parts = name.split("/")
     if len(parts) != 2 or not all(parts) or path.suffix or name.startswith((".", "~")):
         raise ValueError(_missing(name, "there is no such file"))

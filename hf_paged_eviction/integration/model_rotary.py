@@ -35,17 +35,19 @@ class UnknownRotaryError(ValueError):
     """The rotation of a model cannot be learned; the message is the reason, as a part of a sentence."""
 
 
-def layer_rotaries(config: Any, layers: Iterable[int]) -> dict[int, Rotary | None]:
+def layer_rotaries(config: Any, layers: Iterable[int], latents: bool = False) -> dict[int, Rotary | None]:
     """The rotation of each of these layers; None where a layer does not rotate. Layers that turn alike share one.
 
     Args:
         config: `model.config`.
         layers: indices in the model.
+        latents: of a model that caches latents (MLA), the rotation of their rotary part: right for moving them by
+            `rotate_by`, not for undoing the rotation, since some models put channels into another order before it.
 
     Raises:
         UnknownRotaryError: with the reason.
     """
-    if is_latent_attention(config):
+    if is_latent_attention(config) and not latents:
         raise UnknownRotaryError("it caches latents (MLA) instead of rotated keys")
     text = config.get_text_config(decoder=True)
     types = getattr(text, "layer_types", None)
@@ -57,7 +59,7 @@ def layer_rotaries(config: Any, layers: Iterable[int]) -> dict[int, Rotary | Non
             found[index] = None
             continue
         if kind not in known:
-            known[kind] = _learn(config, text, kind, _head_dim(text, index))
+            known[kind] = _learn(config, text, kind, text.qk_rope_head_dim if latents else _head_dim(text, index))
         found[index] = known[kind]
     return found
 

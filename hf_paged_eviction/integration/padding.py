@@ -7,9 +7,29 @@ per forward of several tokens; a decode step reads no tensor on an accelerator.
 
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from ..parts import Snapshot, map_tensors, persistent
+
+
+@dataclass(frozen=True)
+class PaddingSnapshot(Snapshot):
+    """What is known of a batch's pads.
+
+    Attributes:
+        given, mask: `[rows, length]` bool, nonzero = real token: what the user gave, and what is in force.
+        all_real_from: columns from here on are known to have no pads.
+        observed, irregular: see `Padding`.
+    """
+
+    given: Tensor | None
+    mask: Tensor | None
+    all_real_from: int
+    observed: bool
+    irregular: bool
 
 
 class Padding:
@@ -145,3 +165,13 @@ class Padding:
         self._given = self._mask = None
         self._all_real_from = 0
         self.observed = self.irregular = False
+
+    def snapshot(self) -> PaddingSnapshot:
+        """All that is known."""
+        return PaddingSnapshot(self._given, self._mask, self._all_real_from, self.observed, self.irregular)
+
+    def restore(self, saved: PaddingSnapshot, device: torch.device) -> None:
+        """Know what was known of another batch."""
+        saved = map_tensors(lambda tensor: persistent(tensor.to(device)), saved)
+        self._given, self._mask, self._all_real_from = saved.given, saved.mask, saved.all_real_from
+        self.observed, self.irregular = saved.observed, saved.irregular

@@ -11,6 +11,7 @@ from .compactor import Compactor
 from .expected_attention import ExpectedAttention
 from .graphkv import GraphKV
 from .h2o import H2O
+from .hits import LFA, LFU, LRA, LRU, Scissorhands
 from .hybrid import Hybrid
 from .key_norm import KeyNorm
 from .keydiff import KeyDiff
@@ -18,11 +19,8 @@ from .kvzip import KVzip
 from .lagkv import LagKV
 from .lazy_eviction import LazyEviction
 from .leverage import Leverage
-from .lfa import LFA
-from .lfu import LFU
-from .lra import LRA
-from .lru import LRU
 from .modifier import Modifier
+from .needs import Needs
 from .paged_eviction import PagedEviction
 from .r_kv import RKV
 from .random import Random
@@ -30,7 +28,6 @@ from .recency import Recency
 from .registry import available_modifiers, available_policies, make_policy, register_policy
 from .roco import RoCo
 from .sage_kv import SageKV
-from .scissorhands import Scissorhands
 from .self_calibrated import SelfCalibrated
 from .snapkv import SnapKV
 from .streaming_llm import StreamingLLM
@@ -63,6 +60,7 @@ __all__ = [
     "LazyEviction",
     "Leverage",
     "Modifier",
+    "Needs",
     "PagedEviction",
     "QueryCount",
     "Random",

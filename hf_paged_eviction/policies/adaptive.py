@@ -1,6 +1,6 @@
 """One policy or another, by what attention looks like."""
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -11,7 +11,11 @@ from .base import EvictionPolicy, ScoreContext, Statistics
 from .checks import check_between, check_count
 from .fading import fading
 from .modifier import Modifier
+from .needs import Needs
 from .registry import register_policy
+
+#: What is kept of the entropy.
+_ROWS = ("newest", "entropy", "weight")
 
 
 @register_policy("adaptive")
@@ -59,20 +63,11 @@ class Adaptive(Modifier):
         return self.focused, self.spread
 
     @property
-    def reads_weights(self) -> bool:  # type: ignore[override]
-        """True: for the entropy."""
-        return True
-
-    @property
-    def row_statistics(self) -> tuple[str, ...]:
-        return (*super().row_statistics, "newest", "entropy", "weight")
-
-    @property
-    def window(self) -> int | None:
-        if any(part.needs_queries for part in self.parts):
-            widest = super().window
-            return None if widest is None else max(widest, 4 * self.horizon)
-        return 4 * self.horizon  # what lies before counts for less than two percent
+    def needs(self) -> Needs:
+        own = Needs(row_statistics=_ROWS, window=4 * self.horizon)  # before that: less than two percent
+        joined = Needs.together([*(part.needs for part in self.parts), own])
+        # Those of the parts have the part's number in front, its own have none.
+        return replace(joined, row_statistics=(*super().needs.row_statistics, *_ROWS))
 
     def observe(self, statistics: Statistics, attention: Attention) -> Statistics:
         after = super().observe(statistics, attention)
@@ -98,5 +93,4 @@ def _entropy(attention: Attention) -> Tensor:
     weights = weights / weights.sum(-1, keepdim=True).clamp_min(1e-20)  # attention sinks take a share
     entropy = torch.special.entr(weights).sum(-1)  # [B, H, G, q]
     most = attention.visible.sum(-1).clamp_min(2).log()
-    share: Tensor = attention.share.gather((entropy / most).mean(2)).mean(1)
-    return share
+    return attention.all_heads((entropy / most).mean(2)).mean(1)

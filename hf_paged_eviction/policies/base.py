@@ -2,19 +2,23 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from ..integration.heads import WHOLE, HeadShare
+from ..naming import spell
 from ..queries.weights import Attention
 from ..rotary import Rotary
-from .spelling import spell
+from .needs import Needs
 
 #: Running numbers of one layer, by name.
 Statistics = dict[str, Tensor]
+#: What only `Needs` can say; `window` is a parameter of many policies, too.
+_STATED = {each.name for each in fields(Needs)} - {"window"}
 
 
 @dataclass(frozen=True)
@@ -49,15 +53,15 @@ class ScoreContext:
         seen: `[batch]` int64, real tokens the row has seen so far.
         layer_idx: index of the layer in the model.
         statistics: what `observe` made of the attention so far, float32: `[batch, kv_heads, tokens]` for the names
-            in `token_statistics`, `[batch, ...]` for those in `row_statistics`. Zero before anything was observed.
-        first_head: index in the model of the first of these KV heads; above 0 only on processes that tensor
-            parallelism gave later heads.
+            in `Needs.token_statistics`, `[batch, ...]` for those in `Needs.row_statistics`. Zero before anything was
+            observed.
+        first_head: index in the layer of the first of these KV heads, where the layer has more of them.
         observed: queries observed, by row; None where the policy observes nothing.
-        share: gathers from the KV heads that tensor parallelism gave to other processes.
+        share: where the layer's other KV heads are, for `all_heads`.
         budget: tokens that the layer may hold per KV head, 0 where that is not known; int64 `[batch, 1, 1]` where an
             allocator decides it row by row. Under an allocator that shares out among heads: their mean.
-        rotary: the layer's rotation, for policies that say `needs_rotary`; None where the layer does not rotate its
-            keys (absolute positions, layers without positions).
+        rotary: the layer's rotation, for policies that need it (`Needs.rotary`); None where the layer does not rotate
+            its keys (absolute positions, layers without positions).
     """
 
     keys: Tensor
@@ -90,6 +94,13 @@ class ScoreContext:
             return self.keys.to(torch.promote_types(self.keys.dtype, torch.float32))
         return self.rotary.unrotate(self.keys, self.positions)
 
+    def all_heads(self, numbers: Tensor) -> Tensor:
+        """Numbers of all KV heads of the layer `[batch, all, ...]`, from those of these heads `[batch, kv_heads, ...]`.
+
+        For scores that compare heads: where the layer has more heads than are given here, these are added.
+        """
+        return self.share.gather(numbers)
+
     @property
     def valid(self) -> Tensor:
         """`[batch, kv_heads, tokens]` bool, False for pads."""
@@ -106,37 +117,28 @@ class EvictionPolicy(ABC):
     Class attributes:
         name: set by `register_policy`.
         paper: arXiv id, or None.
-        token_local: True if a token's score depends on nothing but its own key, value and position. Such a score is
-            computed once, when the token's block fills. A policy that compares tokens (KeyDiff) leaves it False and
-            is asked again about all held tokens at every eviction.
-        by_layer: False if a score does not depend on `layer_idx`, so that one call may score the tokens of several
-            layers, stacked as rows. Asked of token-local policies only.
-        by_probe: True if the score is made for the queries of a probe: see `hf_paged_eviction.recipes.probe`.
-        needs_rotary: True if the policy undoes or foresees the rotation of queries and keys. A model whose rotation is
-            not known is then refused when the cache is made.
-        absolute_noise: True if scores are differences, such as cosines, deviations from a mean or weighted sums of both
-            signs: their rounding error does not shrink with the score. Then they are compared in steps of 1/4096 of
-            their mean size. Otherwise each is compared in steps of 1/4096 of its own size, so that the smallest keep
-            their order; that is right for what is added, multiplied and divided from numbers of one sign, such as
-            attention and norms.
-        reads_weights: False if `observe` asks for queries and keys and never for `attention.weights`: then it is shown
-            the queries of a long prompt in few large pieces.
-        reads_budget: True if a score depends on `ScoreContext.budget`, so that it has to be worked out again where an
-            allocator changes what a layer may hold.
-        supports_mla: False if the score is meaningless where a layer caches latents instead of keys and values
-            (multi-head latent attention).
+        needs: what is kept for the policy, what it is shown, and how its scores are to be taken; a property where that
+            depends on parameters. See `Needs`.
     """
 
     name: ClassVar[str] = ""
     paper: ClassVar[str | None] = None
-    token_local: ClassVar[bool] = False
-    by_layer: ClassVar[bool] = True
-    by_probe: ClassVar[bool] = False
-    needs_rotary: ClassVar[bool] = False
-    reads_weights: ClassVar[bool] = True
-    absolute_noise: ClassVar[bool] = False
-    reads_budget: ClassVar[bool] = False
-    supports_mla: ClassVar[bool] = True
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for name in sorted(_STATED & vars(cls).keys()):
+            raise TypeError(
+                f"{cls.__name__} says {name} where nobody looks. What a policy needs is said in one attribute: "
+                f"`needs = Needs({name}=...)`, or a property of that name."
+            )
+        needs = vars(cls).get("needs", Needs())
+        if not isinstance(needs, Needs | property | cached_property):
+            raise TypeError(f"{cls.__name__}.needs must be a Needs object, or a property that returns one: {needs!r}.")
+
+    @property
+    def needs(self) -> Needs:
+        """What is kept for the policy, what it is shown, and how its scores are to be taken."""
+        return Needs()
 
     @property
     def label(self) -> str:
@@ -160,40 +162,7 @@ class EvictionPolicy(ABC):
     def score(self, context: ScoreContext) -> Tensor:
         """Return `[batch, kv_heads, tokens]`, float32, high = keep. `inf` pins a token, nan counts as lowest."""
 
-    @property
-    def decision_interval(self) -> int:
-        """Decoded tokens between two decisions; where it is several blocks, so many victims are chosen together."""
-        return 1
-
     # ---- for policies that decide by queries or attention ---------------------------------------------------------
-
-    @property
-    def token_statistics(self) -> tuple[str, ...]:
-        """Names of numbers kept per token and KV head; zero for a new token. Naming any makes `observe` be called."""
-        return ()
-
-    @property
-    def row_statistics(self) -> tuple[str, ...]:
-        """Names of numbers kept per row, of any shape `[batch, ...]`; absent until `observe` returns them."""
-        return ()
-
-    @property
-    def window(self) -> int | None:
-        """How many of the last queries of a forward of several tokens are observed; None = all of them.
-
-        Single tokens are observed a block at a time, always all of them.
-        """
-        return None
-
-    @property
-    def needs_queries(self) -> bool:
-        """Whether the policy works with the attention implementation "paged_eviction" only."""
-        return bool(self.token_statistics or self.row_statistics)
-
-    @property
-    def observes_decode(self) -> bool:
-        """Whether single tokens are observed; otherwise forwards of several tokens only."""
-        return True
 
     def observe(self, statistics: Statistics, attention: Attention) -> Statistics:
         """Fold what some queries attend to into the statistics.
@@ -202,7 +171,7 @@ class EvictionPolicy(ABC):
         of a forward of several tokens, in pieces where there are many.
 
         Args:
-            statistics: as of the last call. A name in `row_statistics` is missing before the first one.
+            statistics: as of the last call. A name in `Needs.row_statistics` is missing before the first one.
             attention: the queries, the tokens they see and (computed when asked for) the attention weights.
 
         Returns:

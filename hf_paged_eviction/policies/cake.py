@@ -1,6 +1,6 @@
 """The token score of CAKE, arXiv 2503.12491."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from torch import Tensor
@@ -8,6 +8,7 @@ from torch import Tensor
 from ..queries.weights import Attention
 from .base import ScoreContext
 from .checks import check_between, check_count, check_kernel
+from .needs import Needs
 from .registry import register_policy
 from .window_attention import WindowAttention, over_group
 
@@ -44,8 +45,8 @@ class Cake(WindowAttention):
         check_kernel("kernel", self.kernel)
 
     @property
-    def token_statistics(self) -> tuple[str, ...]:
-        return ("current", "previous", "current_squares", "previous_squares")
+    def needs(self) -> Needs:
+        return replace(super().needs, token_statistics=("current", "previous", "current_squares", "previous_squares"))
 
     def summed(self, attention: Attention, chosen: Tensor) -> dict[str, Tensor]:
         weights = attention.weights

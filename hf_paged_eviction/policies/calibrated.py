@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ..calibration import Calibration, load_calibration
 from .base import EvictionPolicy, ScoreContext
+from .needs import Needs
 
 #: How a policy with a file is spelled: `calibrated:F.safetensors`.
 PREFIX = "calibrated:"
@@ -38,9 +39,7 @@ class Calibrated(EvictionPolicy):
     calibration: Calibration = field(init=False, repr=False, compare=False)
 
     name: ClassVar[str] = "calibrated"
-    token_local: ClassVar[bool] = True
-    absolute_noise: ClassVar[bool] = True
-    supports_mla: ClassVar[bool] = False
+    needs = Needs(token_local=True, absolute_noise=True, supports_mla=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "calibration", load_calibration(self.file))

@@ -1,6 +1,6 @@
 """CAOTE, arXiv 2504.14051."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from torch import Tensor
@@ -9,6 +9,7 @@ from ..table.ranking import without_noise
 from .attention_policy import AttentionPolicy
 from .base import EvictionPolicy, ScoreContext
 from .modifier import Modifier
+from .needs import Needs
 from .norms import l2_norm
 from .registry import available_policies, make_policy, register_policy
 
@@ -51,9 +52,8 @@ class Caote(Modifier):
         return (self.host,)
 
     @property
-    def supports_mla(self) -> bool:  # type: ignore[override]
-        """False: values are compared."""
-        return False
+    def needs(self) -> Needs:
+        return replace(super().needs, supports_mla=False)  # values are compared
 
     def score(self, context: ScoreContext) -> Tensor:
         (own,) = self.contexts(context)

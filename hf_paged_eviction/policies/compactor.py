@@ -13,6 +13,7 @@ from ..table.ranking import without_noise
 from .base import EvictionPolicy, ScoreContext, Statistics
 from .checks import check_between, check_count, check_kernel, check_positive
 from .leverage import leverage
+from .needs import Needs
 from .norms import l2_norm
 from .registry import register_policy
 from .text_order import pool
@@ -57,10 +58,9 @@ class Compactor(EvictionPolicy):
     ridge: float = 1e-4
 
     paper: ClassVar[str | None] = "2507.08143"
-    absolute_noise: ClassVar[bool] = True
-    needs_rotary: ClassVar[bool] = True
-    reads_weights: ClassVar[bool] = False
-    supports_mla: ClassVar[bool] = False
+    needs = Needs(
+        absolute_noise=True, supports_mla=False, rotary=True, token_statistics=("received",), reads_weights=False
+    )
 
     def __post_init__(self) -> None:
         check_between("blending", self.blending, 0)
@@ -69,10 +69,6 @@ class Compactor(EvictionPolicy):
         check_count("n_sink", self.n_sink)
         check_count("n_recent", self.n_recent)
         check_positive("ridge", self.ridge)
-
-    @property
-    def token_statistics(self) -> tuple[str, ...]:
-        return ("received",)
 
     def observe(self, statistics: Statistics, attention: Attention) -> Statistics:
         received = statistics["received"]
@@ -124,8 +120,7 @@ class Compactor(EvictionPolicy):
 
     def _standard(self, scores: Tensor, rivals: Tensor, context: ScoreContext) -> Tensor:
         """Mean 0 and standard deviation 1 over the row's rivals of all heads."""
-        gather = context.share.gather
-        everywhere, counted = gather(scores.where(rivals, 0.0)), gather(rivals.float())
+        everywhere, counted = context.all_heads(scores.where(rivals, 0.0)), context.all_heads(rivals.float())
         count = counted.sum((1, 2), keepdim=True)
         mean = everywhere.sum((1, 2), keepdim=True) / count.clamp_min(1)
         variance = ((everywhere - mean).square() * counted).sum((1, 2), keepdim=True) / (count - 1).clamp_min(1)

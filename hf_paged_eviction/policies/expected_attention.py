@@ -11,6 +11,7 @@ from .attention_policy import AttentionPolicy
 from .base import ScoreContext, Statistics
 from .checks import check_between, check_count, check_flag
 from .fading import fading
+from .needs import Needs
 from .norms import l2_norm
 from .registry import register_policy
 
@@ -57,9 +58,6 @@ class ExpectedAttention(AttentionPolicy):
     horizon: int | None = None
 
     paper: ClassVar[str | None] = "2510.00636"
-    needs_rotary: ClassVar[bool] = True
-    reads_weights: ClassVar[bool] = False
-    supports_mla: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_count("future", self.future, at_least=1)
@@ -71,12 +69,14 @@ class ExpectedAttention(AttentionPolicy):
             check_count("horizon", self.horizon, at_least=1)
 
     @property
-    def row_statistics(self) -> tuple[str, ...]:
-        return ("newest", "weight", "mean", "scatter") if self.covariance else ("newest", "weight", "mean")
-
-    @property
-    def window(self) -> int | None:
-        return None if self.horizon is None else 4 * self.horizon  # before that: less than two percent
+    def needs(self) -> Needs:
+        return Needs(
+            supports_mla=False,
+            rotary=True,
+            row_statistics=("newest", "weight", "mean", "scatter") if self.covariance else ("newest", "weight", "mean"),
+            window=None if self.horizon is None else 4 * self.horizon,  # before that: less than two percent
+            reads_weights=False,
+        )
 
     def observe(self, statistics: Statistics, attention: Attention) -> Statistics:
         counts, keep, newest = fading(statistics, attention, float("inf") if self.horizon is None else self.horizon)

@@ -72,7 +72,7 @@ class GraphKV(Modifier):
     def _left(self, context: ScoreContext, scores: Tensor) -> Tensor:
         """Factor on each score, `[batch, kv_heads, tokens]`, above 0 and at most 1."""
         valid, tokens = context.valid, context.positions.shape[-1]
-        order, rank = best_first(scores, context.positions, self.host.absolute_noise)
+        order, rank = best_first(scores, context.positions, self.host.needs.absolute_noise)
         unit = unit_keys(context.keys, valid)
         allowed = (valid.sum(-1, keepdim=True) * self.sources).floor()
         places = torch.arange(min(tokens, math.ceil(tokens * self.sources)), device=scores.device)

@@ -1,6 +1,6 @@
 """H2O, arXiv 2306.14048."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from torch import Tensor
@@ -37,7 +37,7 @@ class H2O(RunningAttention):
     recent: float = 0.5
 
     paper: ClassVar[str | None] = "2306.14048"
-    reads_budget: ClassVar[bool] = True
+    needs = replace(RunningAttention.needs, reads_budget=True)
 
     def __post_init__(self) -> None:
         check_flag("normalised", self.normalised)

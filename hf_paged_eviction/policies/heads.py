@@ -3,21 +3,20 @@
 import torch
 from torch import Tensor
 
-from ..integration.heads import WHOLE, HeadShare
+from .base import ScoreContext
 
 
-def mean_over_heads(values: Tensor, positions: Tensor, share: HeadShare = WHOLE) -> Tensor:
+def mean_over_heads(values: Tensor, context: ScoreContext) -> Tensor:
     """Give each token the mean of its values over the KV heads that hold it.
 
     Args:
         values: `[batch, kv_heads, tokens]`.
-        positions: same shape, which token a slot holds; heads may hold different tokens, or the same in another order.
-        share: gathers from the heads of other processes.
+        context: whose tokens these are; heads may hold different ones, or the same in another order.
     """
-    everywhere = share.gather(values)
+    positions, everywhere = context.positions, context.all_heads(values)
     if positions.stride(1) == 0:  # one set of tokens, shown to all heads
         return everywhere.mean(1, keepdim=True).expand_as(values)
-    ordered, order = share.gather(positions).sort(dim=-1)
+    ordered, order = context.all_heads(positions).sort(dim=-1)
     wanted = positions.flatten(1)
     total, holders = torch.zeros_like(values), torch.zeros_like(values)
     for head in range(everywhere.shape[1]):

@@ -1,7 +1,7 @@
 """Several policies at once."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .base import EvictionPolicy, ScoreContext
 from .modifier import Modifier
+from .needs import Needs
 from .normalise import standardise
 from .registry import register_policy
 
@@ -48,9 +49,8 @@ class Hybrid(Modifier):
             _check_weights(weights, len(policies))
 
     @property
-    def absolute_noise(self) -> bool:  # type: ignore[override]
-        """True: means are subtracted."""
-        return True
+    def needs(self) -> Needs:
+        return replace(super().needs, absolute_noise=True)  # means are subtracted
 
     @property
     def parts(self) -> tuple[EvictionPolicy, ...]:

@@ -6,6 +6,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from .base import EvictionPolicy, ScoreContext
+from .needs import Needs
 from .norms import l2_norm
 from .registry import register_policy
 
@@ -19,9 +20,7 @@ class KeyNorm(EvictionPolicy):
     """
 
     paper: ClassVar[str | None] = "2406.11430"
-    token_local: ClassVar[bool] = True
-    by_layer: ClassVar[bool] = False
-    supports_mla: ClassVar[bool] = False
+    needs = Needs(token_local=True, by_layer=False, supports_mla=False)
 
     def score(self, context: ScoreContext) -> Tensor:
         return -l2_norm(context.keys)

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from .base import EvictionPolicy, ScoreContext
+from .needs import Needs
 from .norms import l2_norm
 from .registry import register_policy
 
@@ -24,7 +25,7 @@ class KeyDiff(EvictionPolicy):
     """
 
     paper: ClassVar[str | None] = "2504.15364"
-    absolute_noise: ClassVar[bool] = True
+    needs = Needs(absolute_noise=True)
 
     def score(self, context: ScoreContext) -> Tensor:
         inverse = l2_norm(context.keys).clamp_min(1e-12).reciprocal() * context.valid

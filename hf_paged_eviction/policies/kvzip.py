@@ -9,6 +9,7 @@ from torch import Tensor
 from ..queries.weights import Attention
 from .attention_policy import AttentionPolicy
 from .base import ScoreContext, Statistics
+from .needs import Needs
 from .registry import register_policy
 
 
@@ -28,11 +29,7 @@ class KVzip(AttentionPolicy):
     """
 
     paper: ClassVar[str | None] = "2505.23416"
-    by_probe: ClassVar[bool] = True
-
-    @property
-    def token_statistics(self) -> tuple[str, ...]:
-        return ("attention",)
+    needs = Needs(by_probe=True, token_statistics=("attention",))
 
     def observe(self, statistics: Statistics, attention: Attention) -> Statistics:
         return {"attention": torch.maximum(statistics["attention"], attention.weights.amax((2, 3)))}

@@ -9,6 +9,7 @@ from torch.nn.functional import pad
 
 from .base import EvictionPolicy, ScoreContext
 from .checks import check_between, check_count
+from .needs import Needs
 from .registry import register_policy
 
 #: What a token is compared with: those of its part, or all.
@@ -57,8 +58,7 @@ class LagKV(EvictionPolicy):
     scope: Scope = "part"
 
     paper: ClassVar[str | None] = "2504.04704"
-    absolute_noise: ClassVar[bool] = True
-    supports_mla: ClassVar[bool] = False
+    needs = Needs(absolute_noise=True, supports_mla=False)
 
     def __post_init__(self) -> None:
         check_count("lag", self.lag, at_least=1)

@@ -8,18 +8,13 @@ from torch import Tensor
 from ..queries.weights import Attention
 from .attention_policy import AttentionPolicy
 from .base import Statistics
+from .needs import Needs
 
 
 class LastQueryAttention(AttentionPolicy):
     """Keeps what the row's newest query attended to. Query heads of a group: mean."""
 
-    @property
-    def token_statistics(self) -> tuple[str, ...]:
-        return ("attention",)
-
-    @property
-    def window(self) -> int | None:
-        return 1
+    needs = Needs(token_statistics=("attention",), window=1)
 
     def observe(self, statistics: Statistics, attention: Attention) -> Statistics:
         last = newest_alone(attention)

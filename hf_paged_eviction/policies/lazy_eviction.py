@@ -9,6 +9,7 @@ from torch import Tensor
 from ..queries.weights import Attention
 from .base import EvictionPolicy, ScoreContext, Statistics
 from .checks import check_between, check_count
+from .needs import Needs
 from .registry import register_policy
 
 
@@ -46,12 +47,9 @@ class LazyEviction(EvictionPolicy):
         check_count("lag", self.lag)
 
     @property
-    def decision_interval(self) -> int:
-        return self.lag
-
-    @property
-    def token_statistics(self) -> tuple[str, ...]:
-        return ("active", "pause")  # position after the last active query, 0 = never; longest gap
+    def needs(self) -> Needs:
+        """Statistics: position after the last active query, 0 = never; longest gap."""
+        return Needs(decision_interval=self.lag, token_statistics=("active", "pause"))
 
     def observe(self, statistics: Statistics, attention: Attention) -> Statistics:
         active = attention.weights.amax(2) > self.threshold  # [B, H, q, T]

@@ -7,9 +7,10 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from ..naming import spell
 from ..queries.weights import Attention
 from .base import EvictionPolicy, ScoreContext, Statistics
-from .spelling import spell
+from .needs import Needs
 
 
 class Modifier(EvictionPolicy):
@@ -38,64 +39,14 @@ class Modifier(EvictionPolicy):
             part.check_model(config)
 
     @property
-    def token_statistics(self) -> tuple[str, ...]:
-        return tuple(f"{at}.{name}" for at, part in enumerate(self.parts) for name in part.token_statistics)
-
-    @property
-    def row_statistics(self) -> tuple[str, ...]:
-        return tuple(f"{at}.{name}" for at, part in enumerate(self.parts) for name in part.row_statistics)
-
-    @property
-    def decision_interval(self) -> int:
-        return max(part.decision_interval for part in self.parts)
-
-    @property
-    def observes_decode(self) -> bool:
-        return any(part.observes_decode for part in self.parts if part.needs_queries)
-
-    @property
-    def needs_queries(self) -> bool:
-        return super().needs_queries or any(part.needs_queries for part in self.parts)
-
-    @property
-    def needs_rotary(self) -> bool:  # type: ignore[override]  # depends on the parts
-        """Whether any part does."""
-        return any(part.needs_rotary for part in self.parts)
-
-    @property
-    def reads_weights(self) -> bool:  # type: ignore[override]  # depends on the parts
-        """Whether any part that observes does."""
-        return any(part.reads_weights for part in self.parts if part.needs_queries)
-
-    @property
-    def absolute_noise(self) -> bool:  # type: ignore[override]  # depends on the parts
-        """Whether the scores of some part have it."""
-        return any(part.absolute_noise for part in self.parts)
-
-    @property
-    def reads_budget(self) -> bool:  # type: ignore[override]  # depends on the parts
-        """Whether the scores of some part depend on it."""
-        return any(part.reads_budget for part in self.parts)
-
-    @property
-    def supports_mla(self) -> bool:  # type: ignore[override]  # depends on the parts
-        """Whether all parts do."""
-        return all(part.supports_mla for part in self.parts)
-
-    @property
-    def window(self) -> int | None:
-        widest = 0
-        for part in self.parts:
-            if part.needs_queries:
-                if part.window is None:
-                    return None
-                widest = max(widest, part.window)
-        return widest or None
+    def needs(self) -> Needs:
+        """All that the parts need; `replace` it where the modifier needs more."""
+        return Needs.together([part.needs for part in self.parts])
 
     def observe(self, statistics: Statistics, attention: Attention) -> Statistics:
         after: Statistics = {}
         for at, part in enumerate(self.parts):
-            if part.needs_queries:
+            if part.needs.queries:
                 own = part.observe(_of_part(at, statistics), attention)
                 after |= {f"{at}.{name}": value for name, value in own.items()}
         return after

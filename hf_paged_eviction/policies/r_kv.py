@@ -9,6 +9,7 @@ from torch import Tensor
 from ..queries.weights import Attention
 from .base import ScoreContext, Statistics
 from .checks import check_between, check_count, check_kernel
+from .needs import Needs
 from .recent_window import RecentWindow
 from .redundancy import redundancy
 from .registry import register_policy
@@ -44,7 +45,6 @@ class RKV(RecentWindow):
     threshold: float = 0.5
 
     paper: ClassVar[str | None] = "2505.24133"
-    absolute_noise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_between("balance", self.balance, 0, 1)
@@ -53,13 +53,13 @@ class RKV(RecentWindow):
         check_between("threshold", self.threshold, -1, 1)
 
     @property
-    def token_statistics(self) -> tuple[str, ...]:
-        """What each query of the window pays, by its position modulo `window`; zero where it is not known."""
-        return tuple(f"query{at}" for at in range(self.window))
+    def needs(self) -> Needs:
+        return Needs(absolute_noise=True, token_statistics=self._names, row_statistics=("newest",), window=self.window)
 
     @property
-    def row_statistics(self) -> tuple[str, ...]:
-        return ("newest",)
+    def _names(self) -> tuple[str, ...]:
+        """What each query of the window pays, by its position modulo `window`; zero where it is not known."""
+        return tuple(f"query{at}" for at in range(self.window))
 
     def observe(self, statistics: Statistics, attention: Attention) -> Statistics:
         positions = attention.query_positions
@@ -71,13 +71,13 @@ class RKV(RecentWindow):
         newest = replace(attention, queries=attention.queries.gather(2, index), query_positions=last)
         weights = newest.largest_weights()
         after = {"newest": torch.maximum(before, positions.amax(-1).float())}
-        for place, name in enumerate(self.token_statistics):
+        for place, name in enumerate(self._names):
             after[name] = weights[:, :, place].where((last[:, place] >= 0)[:, None, None], statistics[name])
         return after
 
     def attention(self, context: ScoreContext) -> Tensor:
         before = self.before(context)
-        paid = torch.stack([context.statistics[name] * before for name in self.token_statistics])
+        paid = torch.stack([context.statistics[name] * before for name in self._names])
         total = paid.sum(-1, keepdim=True)
         shares = (paid / total.clamp_min(1e-30)).sum(0) / (total > 0).sum(0).clamp_min(1)
         return self.pooled(shares, context, self.kernel, "max")

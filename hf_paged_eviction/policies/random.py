@@ -1,12 +1,12 @@
 """Random eviction: the baseline every score has to beat."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from .base import EvictionPolicy, ScoreContext
+from .needs import Needs
 from .registry import register_policy
 
 _MASK_32 = 0xFFFFFFFF
@@ -26,8 +26,7 @@ class Random(EvictionPolicy):
 
     .. math:: s_t = 2^{-24} \operatorname{hash}(\text{seed}, \text{layer}, \text{head}, p_t)
 
-    A hash rather than a generator: the draw is the same on every device, in every batch, at every call and however the
-    heads are shared between processes.
+    A hash rather than a generator: the draw is the same on every device, in every batch and at every call.
 
     Args:
         seed: any whole number.
@@ -38,7 +37,7 @@ class Random(EvictionPolicy):
 
     seed: int = 0
 
-    token_local: ClassVar[bool] = True
+    needs = Needs(token_local=True)
 
     def __post_init__(self) -> None:
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):

@@ -1,11 +1,11 @@
 """Recency: a sliding window over the row's tokens."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
 from .base import EvictionPolicy, ScoreContext
+from .needs import Needs
 from .registry import register_policy
 
 
@@ -17,8 +17,7 @@ class Recency(EvictionPolicy):
     .. math:: s_t = p_t
     """
 
-    token_local: ClassVar[bool] = True
-    by_layer: ClassVar[bool] = False
+    needs = Needs(token_local=True, by_layer=False)
 
     def score(self, context: ScoreContext) -> Tensor:
         return context.positions.float()

@@ -9,6 +9,7 @@ from ..queries.weights import Attention
 from ..table.ranking import without_noise
 from .base import ScoreContext, Statistics
 from .checks import check_between
+from .needs import Needs
 from .registry import register_policy
 from .running_attention import RunningAttention
 from .text_order import best_first
@@ -36,13 +37,10 @@ class RoCo(RunningAttention):
     safe: float = 0.3
 
     paper: ClassVar[str | None] = "2402.06262"
+    needs = Needs(token_statistics=("attention", "squares"))
 
     def __post_init__(self) -> None:
         check_between("safe", self.safe, 0, 1)
-
-    @property
-    def token_statistics(self) -> tuple[str, ...]:
-        return (*super().token_statistics, "squares")
 
     def observe(self, statistics: Statistics, attention: Attention) -> Statistics:
         squares = statistics["squares"] + attention.weights.mean(2).square().sum(2)

@@ -5,14 +5,13 @@ from torch import Tensor
 from ..queries.weights import Attention
 from .attention_policy import AttentionPolicy
 from .base import ScoreContext, Statistics
+from .needs import Needs
 
 
 class RunningAttention(AttentionPolicy):
     """Keeps the sum of attention; the cache knows how many queries could pay it. Query heads of a group: mean."""
 
-    @property
-    def token_statistics(self) -> tuple[str, ...]:
-        return ("attention",)
+    needs = Needs(token_statistics=("attention",))
 
     def observe(self, statistics: Statistics, attention: Attention) -> Statistics:
         return {"attention": statistics["attention"] + attention.weights.sum((2, 3)) / attention.weights.shape[2]}

@@ -1,7 +1,6 @@
 """The calibrated score without a file: fitted to the prompt."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -11,6 +10,7 @@ from ..queries.weights import Attention
 from ..recipes.moments import exact, shrunk_line
 from .base import EvictionPolicy, ScoreContext, Statistics
 from .checks import check_count, check_positive
+from .needs import Needs
 from .norms import l2_norm
 from .registry import register_policy
 
@@ -55,25 +55,18 @@ class SelfCalibrated(EvictionPolicy):
     least_tokens: int = 128
     shrinkage: float = 10.0
 
-    absolute_noise: ClassVar[bool] = True
-    supports_mla: ClassVar[bool] = False
+    needs = Needs(
+        absolute_noise=True,
+        supports_mla=False,
+        token_statistics=("largest",),
+        row_statistics=("weights", "offset", "newest", "fitted"),
+        observes_decode=False,
+    )
 
     def __post_init__(self) -> None:
         check_count("distance", self.distance)
         check_count("least_tokens", self.least_tokens, at_least=2)
         check_positive("shrinkage", self.shrinkage)
-
-    @property
-    def observes_decode(self) -> bool:
-        return False
-
-    @property
-    def token_statistics(self) -> tuple[str, ...]:
-        return ("largest",)
-
-    @property
-    def row_statistics(self) -> tuple[str, ...]:
-        return ("weights", "offset", "newest", "fitted")
 
     def observe(self, statistics: Statistics, attention: Attention) -> Statistics:
         positions = attention.key_positions

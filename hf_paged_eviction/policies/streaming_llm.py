@@ -6,6 +6,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from .base import EvictionPolicy, ScoreContext
+from .needs import Needs
 from .registry import register_policy
 
 
@@ -28,8 +29,7 @@ class StreamingLLM(EvictionPolicy):
     n_sink: int = 4
 
     paper: ClassVar[str | None] = "2309.17453"
-    token_local: ClassVar[bool] = True
-    by_layer: ClassVar[bool] = False
+    needs = Needs(token_local=True, by_layer=False)
 
     def __post_init__(self) -> None:
         if isinstance(self.n_sink, bool) or not isinstance(self.n_sink, int) or self.n_sink < 0:

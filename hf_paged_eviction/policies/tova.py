@@ -26,4 +26,4 @@ class TOVA(LastQueryAttention):
     paper: ClassVar[str | None] = "2401.06104"
 
     def attention(self, context: ScoreContext) -> Tensor:
-        return mean_over_heads(context.statistics["attention"], context.positions, context.share)
+        return mean_over_heads(context.statistics["attention"], context)

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from ..queries.weights import Attention
 from .base import ScoreContext, Statistics
+from .needs import Needs
 from .recent_window import RecentWindow
 
 
@@ -18,12 +19,12 @@ class WindowAttention(RecentWindow):
     """
 
     @property
-    def token_statistics(self) -> tuple[str, ...]:
-        return ("current", "previous")
-
-    @property
-    def row_statistics(self) -> tuple[str, ...]:
-        return ("newest", "current_queries", "previous_queries")
+    def needs(self) -> Needs:
+        return Needs(
+            token_statistics=("current", "previous"),
+            row_statistics=("newest", "current_queries", "previous_queries"),
+            window=self.window,
+        )
 
     def summed(self, attention: Attention, chosen: Tensor) -> dict[str, Tensor]:
         """Join query heads and add up queries.

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from ..integration.masks import is_plain_causal
 from .listener import QueryListener
 from .observer import Queries
+from .parts import Part, Read, join, read
 from .weights import Logits
 
 #: For `model.set_attn_implementation` and `from_pretrained(attn_implementation=...)`.
@@ -64,11 +66,12 @@ class ModelAttention:
     """Which attention implementation a model uses now; it may be changed after the cache was made.
 
     Attributes:
+        config: of the text part of the model.
         shows_queries: whether it is ours, as of the last `look`.
     """
 
     def __init__(self, config: Any) -> None:
-        self._config = config
+        self.config = config
         self.look()
 
     def look(self) -> None:
@@ -78,7 +81,7 @@ class ModelAttention:
     @property
     def name(self) -> str | None:
         """Such as "sdpa"."""
-        name: str | None = self._config._attn_implementation
+        name: str | None = self.config._attn_implementation
         return name
 
     @property
@@ -157,15 +160,38 @@ def paged_eviction_attention(
     output: tuple[Tensor, Tensor | None]
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     kwargs["dropout"] = dropout
-    if softcap is None and s_aux is None:
+    queries = Queries(query, key, Logits(scaling, softcap, s_aux))
+    beside = None if listener is None else listener.beside(queries, value)
+    if beside is not None:
+        output = _joined(queries, Part(key, value, _bias(attention_mask, key)), beside, dropout), None
+    elif softcap is None and s_aux is None:
         output = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
     else:
         eager = sys.modules[type(module).__module__].eager_attention_forward
         mask = _additive(attention_mask, query, key, _is_causal(module, kwargs))
         output = eager(module, query, key, value, mask, scaling=scaling, softcap=softcap, s_aux=s_aux, **kwargs)
     if listener is not None:
-        listener.attended(Queries(query, key, Logits(scaling, softcap, s_aux)))
+        listener.attended(queries)
     return output
+
+
+def _joined(queries: Queries, here: Part, beside: Iterable[Part | Read], dropout: float) -> Tensor:
+    """Attention to what the cache returned and to what lies beside it, `[batch, q, query_heads, dim]`."""
+    if dropout:
+        raise ValueError("Attention that is read from several places has no dropout: call model.eval().")
+    query, logits = queries.query, queries.logits
+    reads = (part if isinstance(part, Read) else read(query, part, logits) for part in chain([here], beside))
+    return join(reads, logits).to(query.dtype).transpose(1, 2).contiguous()
+
+
+def _bias(mask: Tensor | None, key: Tensor) -> Tensor | None:
+    """The mask as it is added to the logits of a `Part`."""
+    if mask is None:
+        return None
+    if mask.shape[1] != 1:
+        raise ValueError("A disposal that is attended to beside the cache needs one mask for all heads.")
+    mask = mask[..., : key.shape[2]]
+    return torch.where(mask, 0.0, float("-inf")) if mask.dtype == torch.bool else mask.float()
 
 
 @dataclass(frozen=True)

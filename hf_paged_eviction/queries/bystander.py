@@ -28,6 +28,9 @@ class Bystander:
         """None: it has no mask of its own."""
         return None
 
+    def beside(self, queries: Queries, values: Tensor) -> None:
+        """Nothing."""
+
     def attended(self, queries: Queries) -> None:
         """The queries of one forward; for subclasses to note."""
 

@@ -1,6 +1,6 @@
 """What one layer does with the queries that attention shows."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 import torch
@@ -10,6 +10,7 @@ from ..policies import QueryCount
 from ..store.pending import Pending
 from ..table.table import BlockTable
 from .observer import Observer, Queries
+from .parts import Part, Read
 
 
 class QueryListener(Protocol):
@@ -38,6 +39,13 @@ class QueryListener(Protocol):
     def mask(self, query_length: int) -> Tensor | None:
         """`[batch, 1 or kv_heads, query_length, tokens]` bool; None where every query sees all."""
 
+    def beside(self, queries: Queries, values: Tensor) -> Iterable[Part | Read] | None:
+        """These queries are about to be compared with the keys that were handed over.
+
+        What lies behind those keys, and the `values` beside them, may still be changed. Returns what is to be attended
+        to besides, taken one after the other; None = nothing.
+        """
+
     def attended(self, queries: Queries) -> None:
         """These queries were compared with the keys that were handed over."""
 
@@ -54,6 +62,7 @@ class Listener:
         masks_itself: the model's own mask does not fit this layer, whose number of tokens is not that of the others.
         queries: of the tokens that wait; None where attention has not told of them.
         positions: `[B, q]` int64 of the tokens that are being taken in, -1 for pads.
+        real: `[B, q]` bool, which of them are real; None = all.
     """
 
     def __init__(self, observer: Observer, masks_itself: bool) -> None:
@@ -61,7 +70,7 @@ class Listener:
         self.masks_itself = masks_itself
         self.queries: Queries | None = None
         self.positions = torch.empty(0, 0, dtype=torch.int64)
-        self._real: Tensor | None = None
+        self.real: Tensor | None = None
         self._expected = False
 
     # ---- one forward ----------------------------------------------------------------------------------------------
@@ -90,7 +99,7 @@ class Listener:
 
     def prepare(self, table: BlockTable, count: int, real: Tensor | None) -> None:
         """The next `count` tokens are being taken in."""
-        self._real = real
+        self.real = real
         if count > 1 or self.masks_itself or self.queries is not None:
             self.positions = table.new_positions(count, real)[:, 0]
         if self.queries is not None:
@@ -99,7 +108,7 @@ class Listener:
     def observe_appended(self, table: BlockTable, held: int, count: int) -> None:
         """`count` tokens were written behind the `held` ones."""
         if self.queries is not None and count > 1:
-            self.observer.observe_many(self.queries, table.positions, self.positions, held, self._real is None)
+            self.observer.observe_many(self.queries, table.positions, self.positions, held, self.real is None)
             self.observer.settle(None, table.capacity)
 
     def observe_overflow(self, positions: Tensor, held: int) -> None:
@@ -110,11 +119,11 @@ class Listener:
         """
         if self.queries is None:
             raise RuntimeError("A forward of several tokens is scored after its attention only.")
-        self.observer.observe_many(self.queries, positions, self.positions, held, self._real is None)
+        self.observer.observe_many(self.queries, positions, self.positions, held, self.real is None)
 
     def observe_step(self, table: BlockTable, queries: Queries) -> None:
         """A single token was taken in."""
-        self.observer.keep(queries, self._real)
+        self.observer.keep(queries, self.real)
         due = table.block_filled()
         if due is not None:
             seen = table.seen - table.pads

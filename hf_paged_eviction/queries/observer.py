@@ -7,12 +7,12 @@ once and are observed before anything is evicted. A full prompt x prompt matrix 
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from ..integration.heads import WHOLE, HeadShare
+from ..parts import Snapshot, map_tensors, persistent
 from ..policies import EvictionPolicy, QueryCount, Statistics
 from ..rotary import Rotary
 from ..store.tensors import byte_count, gather_slots
@@ -46,21 +46,40 @@ class Queries:
         return Queries(change(self.query), change(self.key), self.logits)
 
 
-class Watcher(Protocol):
-    """A policy, or an allocator."""
+@dataclass(frozen=True)
+class ObserverSnapshot(Snapshot):
+    """What an observer remembers.
 
-    @property
-    def window(self) -> int | None: ...
+    Attributes:
+        tokens: `[batch, kv_heads, budget]` by name.
+        rows: `[batch, ...]` by name.
+        count: queries observed.
+        longest: single tokens whose queries are kept at most.
+        kept: `[batch, query_heads, 1, dim]` each, the queries of the block that is being filled.
+        kept_real: `[batch, 1]` bool each, None = all real.
+        logits: what the kept ones are scaled with.
+    """
 
-    def observe(self, statistics: Statistics, attention: Attention) -> Statistics: ...
+    tokens: dict[str, Tensor]
+    rows: dict[str, Tensor]
+    count: QueryCount
+    longest: int
+    kept: list[Tensor]
+    kept_real: list[Tensor | None]
+    logits: Logits | None
+
+
+#: `observe` of a policy or an allocator.
+Observe = Callable[[Statistics, Attention], Statistics]
 
 
 def fold(
-    watcher: Watcher,
+    observe: Observe,
     found: Statistics,
     queries: Queries,
     key_positions: Tensor,
     query_positions: Tensor,
+    window: int | None = None,
     share: HeadShare = WHOLE,
     rotary: Rotary | None = None,
     weights: bool = True,
@@ -70,14 +89,15 @@ def fold(
     Args:
         key_positions: `[B, kv_heads, tokens]`.
         query_positions: `[B, q]`, -1 for queries that do not count.
+        window: how many of the last queries are shown; None = all.
         share: which of the layer's KV heads these are.
-        rotary: the layer's rotation, where the watcher asks for it.
-        weights: whether the watcher asks for attention weights, for which pieces are smaller.
+        rotary: the layer's rotation, where `observe` asks for it.
+        weights: whether `observe` asks for attention weights, for which pieces are smaller.
     """
     key = queries.key.detach()
-    for query, positions in _pieces(watcher.window, queries, query_positions, weights):
+    for query, positions in _pieces(window, queries, query_positions, weights):
         seen = Attention(query, key, positions, key_positions, queries.logits, share, rotary)
-        found = watcher.observe(found, seen)
+        found = observe(found, seen)
     return found
 
 
@@ -100,6 +120,10 @@ class Observer:
 
     Shapes: `B` rows, `H` KV heads, `P` block size, `C` budget.
 
+    Attributes:
+        observe: makes statistics of attention: `policy.observe`, unless somebody puts in its place what looks up
+            whether that is known already.
+
     Args:
         policy: makes statistics of attention.
         block_size: `P`.
@@ -111,6 +135,8 @@ class Observer:
         self, policy: EvictionPolicy, block_size: int, share: HeadShare = WHOLE, rotary: Rotary | None = None
     ) -> None:
         self.policy = policy
+        self.observe: Observe = policy.observe
+        self._needs = policy.needs
         self.block_size = block_size
         self.share = share
         self.rotary = rotary
@@ -131,7 +157,7 @@ class Observer:
     def start(self, rows: int, kv_heads: int, capacity: int, device: torch.device) -> None:
         """Make room for the statistics of a new prompt."""
         shape = (rows, kv_heads, capacity)
-        self._tokens = {name: torch.zeros(shape, device=device) for name in self.policy.token_statistics}
+        self._tokens = {name: torch.zeros(shape, device=device) for name in self._needs.token_statistics}
         self._heads = kv_heads
         none = torch.zeros(rows, dtype=torch.int64, device=device)
         self._count = QueryCount(none, none, none)
@@ -174,7 +200,7 @@ class Observer:
 
     def keep(self, queries: Queries, real: Tensor | None) -> None:
         """Keep the query of a single token; `real` `[B, 1]` bool, False where it is a pad, None = nowhere."""
-        if self.policy.needs_queries and self.policy.observes_decode:
+        if self._needs.queries and self._needs.observes_decode:
             self._kept.append(queries.query.detach())
             self._kept_real.append(real)
             self._logits = queries.logits
@@ -216,7 +242,7 @@ class Observer:
         asked = self._kept_positions(seen, query.shape[2])
         asked = asked.masked_fill((asked < self.until[:, None]) | ~due[:, None], -1)
         attention = Attention(query, key.detach(), asked, positions, self._logits, self.share, self.rotary)
-        return self.policy.observe(found, attention)
+        return self.observe(found, attention)
 
     def _drop_kept(self, count: int) -> None:
         del self._kept[:count], self._kept_real[:count]
@@ -228,11 +254,11 @@ class Observer:
         return {name: values[:, :, :held].masked_fill(new, 0.0) for name, values in self._tokens.items()}
 
     def _store(self, after: dict[str, Tensor], due: Tensor, held: int) -> None:
-        for name in self.policy.token_statistics:
+        for name in self._needs.token_statistics:
             old = self._tokens[name]
             new = torch.where(due[:, None, None], after[name], old[:, :, :held])
             self._tokens[name] = new if held == old.shape[-1] else torch.cat([new, old[:, :, held:]], dim=-1)
-        for name in self.policy.row_statistics:
+        for name in self._needs.row_statistics:
             new = after[name]
             if name in self._rows:
                 new = torch.where(due.view(-1, *[1] * (new.ndim - 1)), new, self._rows[name])
@@ -252,7 +278,7 @@ class Observer:
             held: slots held before.
             all_real: whether it is known that none of the queries is a pad.
         """
-        if not self.policy.needs_queries:
+        if not self._needs.queries:
             return
         key_positions = key_positions.expand(-1, self._heads, -1)
         new = key_positions.shape[-1] - held
@@ -262,14 +288,15 @@ class Observer:
             goes_on = torch.ones_like(self.until, dtype=torch.bool) if all_real else (query_positions >= 0).any(-1)
             found = self._with_kept(found, queries.key[:, :, :held], before, before[:, 0].amax(-1) + 1, goes_on)
             self._drop_kept(len(self._kept) if all_real or bool(goes_on.all()) else 0)
-        for name in self.policy.token_statistics:
+        for name in self._needs.token_statistics:
             found[name] = torch.nn.functional.pad(found[name], (0, new))
-        policy = self.policy
+        needs = self._needs
         found = fold(
-            policy, found, queries, key_positions, query_positions, self.share, self.rotary, policy.reads_weights
+            *(self.observe, found, queries, key_positions, query_positions),
+            *(needs.window, self.share, self.rotary, needs.reads_weights),
         )
-        self._tokens = {name: found[name] for name in self.policy.token_statistics}
-        self._rows = {name: found[name] for name in self.policy.row_statistics}
+        self._tokens = {name: found[name] for name in self._needs.token_statistics}
+        self._rows = {name: found[name] for name in self._needs.row_statistics}
         self._observed(torch.maximum(self.until, query_positions.amax(-1) + 1))
 
     def observe_passing(
@@ -328,6 +355,21 @@ class Observer:
         count = self._count
         if count is not None:
             self._count = QueryCount(change(count.until), change(count.since), change(count.passing))
+
+    # ---- saving ---------------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> ObserverSnapshot:
+        """All that is remembered."""
+        return ObserverSnapshot(
+            self._tokens, self._rows, self.count, self._longest, list(self._kept), list(self._kept_real), self._logits
+        )
+
+    def restore(self, saved: ObserverSnapshot, kv_heads: int, device: torch.device) -> None:
+        """Remember what another observer did."""
+        saved = map_tensors(lambda tensor: persistent(tensor.to(device)), saved)
+        self._tokens, self._rows, self._count = dict(saved.tokens), dict(saved.rows), saved.count
+        self._heads, self._longest, self._logits = kv_heads, saved.longest, saved.logits
+        self._kept, self._kept_real = list(saved.kept), list(saved.kept_real)
 
 
 def _over_heads(slots: Tensor, values: Tensor) -> Tensor:

@@ -1,11 +1,23 @@
 """The queries of compiled steps, for the host to read between them."""
 
+from dataclasses import dataclass
+
+import torch
 from torch import Tensor
 
+from ..parts import Snapshot, map_tensors, persistent
 from ..store.fixed import static_zeros
 from ..store.tensors import storage_shape
 from .observer import Queries
 from .weights import Logits
+
+
+@dataclass(frozen=True)
+class RingSnapshot(Snapshot):
+    """What queries are like, see `QueryRing.note`. Those in the ring have been read between the steps."""
+
+    example: Tensor
+    logits: Logits
 
 
 class QueryRing:
@@ -45,3 +57,12 @@ class QueryRing:
             raise RuntimeError("The layer has not joined a run.")
         place = (seen - 1) % self._ring.shape[2]
         return Queries(self._ring[:, :, place : place + 1], keys, self._logits)
+
+    def snapshot(self) -> RingSnapshot | None:
+        """None before a query was shown."""
+        return None if self._example is None or self._logits is None else RingSnapshot(self._example, self._logits)
+
+    def restore(self, saved: RingSnapshot, device: torch.device) -> None:
+        """Know what another ring knew."""
+        saved = map_tensors(lambda tensor: persistent(tensor.to(device)), saved)
+        self._example, self._logits = saved.example, saved.logits

@@ -34,8 +34,8 @@ class Attention:
         query_positions: `[batch, q]` int64, -1 where a query does not count (a pad, or one observed before).
         key_positions: `[batch, kv_heads, tokens]` int64, -1 for a pad.
         logits: scaling and the like.
-        share: gathers from the KV heads that tensor parallelism gave to other processes.
-        rotary: the layer's rotation, for policies that say `needs_rotary`; None where the layer does not rotate.
+        share: where the layer's other KV heads are, for `all_heads`.
+        rotary: the layer's rotation, for policies that need it (`Needs.rotary`); None where the layer does not rotate.
     """
 
     queries: Tensor
@@ -48,6 +48,10 @@ class Attention:
     # Worked out once, when first asked for. (A `cached_property` takes a lock, which `torch.compile` cannot trace.)
     _visible: Tensor | None = field(default=None, init=False, repr=False)
     _weights: Tensor | None = field(default=None, init=False, repr=False)
+
+    def all_heads(self, numbers: Tensor) -> Tensor:
+        """Numbers `[batch, all KV heads of the layer, ...]` from those of these heads `[batch, kv_heads, ...]`."""
+        return self.share.gather(numbers)
 
     @property
     def counts(self) -> Tensor:

@@ -1,6 +1,5 @@
 """The attention that later tokens really pay to each token of a window, while the model reads it."""
 
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..integration.feeding import feed
 from ..integration.models import is_paged, layer_plan
 from ..queries.attention import PAGED_EVICTION
 from ..queries.bystander import Bystander, OverheardCache
@@ -111,15 +111,8 @@ def watch(model: Any, tokens: Tensor, mask: Tensor | None, distance: int, visit:
     cache = OverheardCache(model.config, watchers)
     for index, watcher in watchers.items():
         watcher.layer = cache.layers[index]
-    optional = {"logits_to_keep": 1, "position_ids": _positions(mask)}
-    accepted = inspect.signature(model.forward).parameters
-    known = {name: value for name, value in optional.items() if name in accepted and value is not None}
     with torch.inference_mode():
-        model(input_ids=tokens, attention_mask=mask, past_key_values=cache, use_cache=True, **known)
-
-
-def _positions(mask: Tensor | None) -> Tensor | None:
-    return None if mask is None else (mask.cumsum(-1) - 1).clamp_min(0)
+        feed(model, tokens, mask, cache)
 
 
 def shows_queries(model: Any) -> bool:

@@ -1,7 +1,6 @@
 """Compress what a cache has read by asking the model to repeat it (KVzip, arXiv 2505.23416)."""
 
 import copy
-import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..cache import PagedEvictionCache
+from ..integration.feeding import feed
 from ..layer import PagedLayer
 
 #: What KVzip asks of the model.
@@ -66,14 +66,14 @@ def compress_by_probe(
     cache.check_shrink(budget)
     chunks = _chunks(input_ids.shape[1], chunk_size)
     for start, stop in chunks:
-        _feed(model, cache, input_ids[:, start:stop], mask[:, :stop])
+        feed(model, input_ids[:, start:stop], mask[:, :stop], cache)
     layers = [layer for _, layer in cache.paged_layers]
     for layer in layers:
         layer.forget_attention()
     for start, stop in chunks:
         ids, real = _repeat(probe, input_ids[:, start:stop], mask[:, start:stop])
         with _taken_back(cache):
-            _feed(model, cache, ids, torch.cat([mask, real], dim=1))
+            feed(model, ids, torch.cat([mask, real], dim=1), cache)
             for layer in layers:
                 layer.observe_waiting()
                 layer.crop(-ids.shape[1])
@@ -94,16 +94,6 @@ def _repeat(probe: Tensor, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
 
 def _chunks(length: int, size: int) -> list[tuple[int, int]]:
     return [(max(stop - size, 0), stop) for stop in range(length, 0, -size)][::-1]
-
-
-def _feed(model: Any, cache: PagedEvictionCache, ids: Tensor, mask: Tensor) -> None:
-    accepted = inspect.signature(model.forward).parameters
-    settings: dict[str, Any] = {}
-    if "position_ids" in accepted:
-        settings["position_ids"] = (mask.cumsum(-1) - 1).clamp_min(0)[:, -ids.shape[1] :]
-    if "logits_to_keep" in accepted:
-        settings["logits_to_keep"] = 1
-    model(input_ids=ids, attention_mask=mask, past_key_values=cache, use_cache=True, **settings)
 
 
 @contextmanager
@@ -152,13 +142,13 @@ def _checked_probe(probe_ids: Sequence[int], chunk_size: int) -> Tensor:
 def _check_cache(cache: PagedEvictionCache, length: int) -> None:
     if not isinstance(cache, PagedEvictionCache):
         raise TypeError(f"cache must be a PagedEvictionCache, got {type(cache).__name__}.")
-    policy = cache.policy
-    if not policy.token_statistics:
+    policy, needs = cache.policy, cache.policy.needs
+    if not needs.token_statistics:
         raise ValueError(
             f"The policy {policy.label!r} keeps no attention, so a probe tells it nothing. Use 'kvzip', or call "
             "cache.shrink(budget) after the prompt."
         )
-    if policy.row_statistics or policy.window is not None:
+    if needs.row_statistics or needs.window is not None:
         raise ValueError(
             f"The policy {policy.label!r} depends on where queries stand in the text, and a probe is no part of it. "
             "Use 'kvzip'."

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import prod
 
 import torch
 from torch import Tensor
@@ -10,8 +11,9 @@ from ..table.budget import BlockBudget
 from .codec import Codec, Codes
 from .exact import Exact
 from .fixed import FixedStore, static
-from .store import Store
+from .store import HeldSnapshot, Store
 from .tensors import byte_count, gather_slots, make_storage, slot_index
+from .turning import Turning
 
 _Change = Callable[[Tensor], Tensor]
 
@@ -22,6 +24,50 @@ class _Kind:
 
     dim: int
     dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class CodedSnapshot(HeldSnapshot):
+    """What a coded store holds.
+
+    Attributes:
+        key_codes, key_levels, value_codes, value_levels: see `Codes`, `[batch, kv_heads, held, ...]`.
+        keys, values, places, count, coded, channels, since: see `Exact`, where the places are `slots`.
+        waiting: see `Store`.
+    """
+
+    key_codes: Tensor
+    key_levels: Tensor
+    value_codes: Tensor
+    value_levels: Tensor
+    keys: Tensor
+    values: Tensor
+    places: Tensor
+    count: Tensor
+    coded: Tensor
+    channels: Tensor
+    since: Tensor
+    waiting: int
+
+    @property
+    def shape(self) -> torch.Size:
+        """See `HeldSnapshot`."""
+        return self.key_codes.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """See `HeldSnapshot`."""
+        return self.keys.dtype
+
+    @property
+    def codes(self) -> list[Tensor]:
+        """Those of keys, then those of values."""
+        return [self.key_codes, self.key_levels, self.value_codes, self.value_levels]
+
+    @property
+    def exact(self) -> list[Tensor]:
+        """In the order of `Exact`."""
+        return [self.keys, self.values, self.places, self.count, self.coded, self.channels, self.since]
 
 
 class CodedStore(Store):
@@ -87,6 +133,32 @@ class CodedStore(Store):
         codes = () if self._codes is None else self.tensors
         return byte_count(*codes, *(() if self._exact is None else self._exact.tensors()))
 
+    def token_bytes(self, keys: Tensor, values: Tensor) -> int:
+        """See `Store.token_bytes`."""
+        total = 0
+        for codec, like in zip(self._codecs, (keys, values), strict=True):
+            packed, levels = codec.shapes(like, 1)
+            total += prod(packed) * codec.packed_dtype(like.dtype).itemsize + prod(levels) * 2
+        return total
+
+    def fixed_bytes(self, keys: Tensor, values: Tensor) -> int:
+        """See `Store.fixed_bytes`."""
+        return sum(prod(shape) * dtype.itemsize for shape, dtype in self._exact_shapes(keys, values))
+
+    def _exact_shapes(self, keys: Tensor, values: Tensor) -> list[tuple[tuple[int, ...], torch.dtype]]:
+        """Of the fields of `Exact`."""
+        rows, heads = keys.shape[:2]
+        places, numbers = (rows, heads, self._newest + self._first), torch.int64
+        return [
+            ((*places, keys.shape[-1]), keys.dtype),
+            ((*places, values.shape[-1]), values.dtype),
+            (places, numbers),
+            ((rows,), numbers),
+            ((rows,), numbers),
+            ((rows, heads, 1, keys.shape[-1]), keys.dtype),
+            ((rows,), numbers),
+        ]
+
     # ---- room -----------------------------------------------------------------------------------------------------
 
     def slots_to_begin_with(self, tokens: int, block_size: int, most: int) -> int:
@@ -114,16 +186,8 @@ class CodedStore(Store):
         self.give_up()
         self._kinds = _Kind(keys.shape[-1], keys.dtype), _Kind(values.shape[-1], values.dtype)
         self._codes = self._new_codes(keys, values, slots)
-        rows, heads, device = *keys.shape[:2], keys.device
-        places = rows, heads, self._newest + self._first
-        self._exact = Exact(
-            self._new((*places, keys.shape[-1]), keys.dtype, device),
-            self._new((*places, values.shape[-1]), values.dtype, device),
-            *(self._new(shape, torch.int64, device) for shape in (places, (rows,), (rows,))),
-            self._new((rows, heads, 1, keys.shape[-1]), keys.dtype, device),
-            self._new((rows,), torch.int64, device),
-            self._newest,
-        )
+        parts = [self._new(shape, dtype, keys.device) for shape, dtype in self._exact_shapes(keys, values)]
+        self._exact = Exact(*parts, self._newest)
 
     def _new(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
         make = make_storage if self.pool is None else self.pool.take
@@ -311,6 +375,32 @@ class CodedStore(Store):
         if self._codes is not None and self.device is not None and self.tensors[0].device != self.device:
             self._to(self.device)
 
+    # ---- saving ---------------------------------------------------------------------------------------------------
+
+    def snapshot(self, held: int) -> CodedSnapshot:
+        """See `Store.snapshot`."""
+        codes = [part[:, :, :held] for part in self.tensors]
+        return CodedSnapshot(self.slots, *codes, *self.exact.tensors(), self.waiting)
+
+    def restore(self, saved: HeldSnapshot, device: torch.device) -> None:
+        """See `Store.restore`."""
+        if not isinstance(saved, CodedSnapshot):
+            raise TypeError(f"A {type(self).__name__} cannot hold a {type(saved).__name__}.")
+        self.dtype, self.device, self.waiting = saved.dtype, device, saved.waiting
+        self.make(saved.keys.to(device), saved.values.to(device), saved.slots)
+        for held, part in zip(self.tensors, saved.codes, strict=True):
+            held[:, :, : part.shape[2]] = part.to(device)
+        for held, part in zip(self.exact.tensors(), saved.exact, strict=True):
+            held.copy_(part)
+
+    def expected(self, saved: CodedSnapshot) -> list[tuple[tuple[int, ...], torch.dtype]]:
+        """Shapes and types of all tensors of a snapshot, given its first keys and values and how many are held."""
+        held, found = saved.shape[2], []
+        for codec, like in zip(self._codecs, (saved.keys, saved.values), strict=True):
+            packed, levels = codec.shapes(like, held)
+            found += [(packed, codec.packed_dtype(like.dtype)), (levels, torch.float16)]
+        return found + self._exact_shapes(saved.keys, saved.values)
+
 
 def _parts(codes: tuple[Codes, Codes]) -> list[Tensor]:
     return [part for coded in codes for part in (coded.packed, coded.levels)]
@@ -320,8 +410,14 @@ def _without_slots(states: Tensor) -> tuple[int, ...]:
     return (*states.shape[:2], states.shape[3])
 
 
-def make_store(budget: BlockBudget, fixed: bool, codecs: tuple[Codec, Codec] | None) -> Store:
-    """The store of a layer: `fixed` for compiled steps, coded where there are codecs."""
-    if codecs is not None:
-        return CodedStore(codecs, budget.block_size, budget.protected, fixed)
-    return FixedStore() if fixed else Store()
+def make_store(budget: BlockBudget, fixed: bool, turning: Turning | None, codecs: tuple[Codec, Codec] | None) -> Store:
+    """The store of a layer: `fixed` for compiled steps, coded where there are codecs.
+
+    Raises:
+        ValueError: what is encoded cannot be turned as well.
+    """
+    if codecs is None:
+        return FixedStore(turning) if fixed else Store(turning)
+    if turning is not None:
+        raise ValueError("A store of few bits does not turn what it holds.")
+    return CodedStore(codecs, budget.block_size, budget.protected, fixed)

@@ -34,21 +34,31 @@ class FixedStore(Store):
 
     def new(self, keys: Tensor, values: Tensor, slots: int) -> tuple[Tensor, Tensor]:
         """See `Store.new`; zeros."""
-        new_keys, new_values = super().new(keys, values, slots)
-        return static(new_keys.zero_()), static(new_values.zero_())
+        return self._make(keys, slots), self._make(values, slots)
+
+    def _make(self, like: Tensor, slots: int) -> Tensor:
+        return static(super()._make(like, slots).zero_())
+
+    def put(self, keys: Tensor | None, values: Tensor | None) -> None:
+        """See `Store.put`; where attention reads turned states, there is room for them at once."""
+        super().put(keys, values)
+        if self.turning is not None and self.turning.turned is None and keys is not None:
+            self._put_turned(self._make(self._both[self.turning.of], self.slots))
 
     def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
         """See `Store.map_rows`; as many rows as before (beams) stay at the same address."""
-        old = self._both
-        new = change(old[0]), change(old[1])
+        old = self._all
+        new = [change(states) for states in old]
         if new[0].shape == old[0].shape:
-            old[0].copy_(new[0])
-            old[1].copy_(new[1])
+            for states, changed in zip(old, new, strict=True):
+                states.copy_(changed)
         else:
             self.put(static(new[0]), static(new[1]))
+            for changed in new[2:]:
+                self._put_turned(static(changed))
 
     def clear(self) -> None:
         """See `Store.clear`."""
-        if self.keys is not None and self.values is not None:
-            self.keys.zero_()
-            self.values.zero_()
+        if self._keys is not None and self._values is not None:
+            for states in self._all:
+                states.zero_()

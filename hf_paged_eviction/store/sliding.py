@@ -1,15 +1,31 @@
 """A sliding-window layer whose decode step compiles into one graph, beside the paged layers of a static cache."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
+from ..parts import Snapshot
 from ..table.steps import StaticSteps, outside_graphs, refusal
 from .fixed import static, static_zeros
 from .tensors import serves, storage_shape
+
+
+@dataclass(frozen=True)
+class SlidingSnapshot(Snapshot):
+    """What a static sliding-window layer holds.
+
+    Attributes:
+        keys, values: `[batch, kv_heads, window, dim]`.
+        seen: tokens seen per row.
+    """
+
+    keys: Tensor
+    values: Tensor
+    seen: int
 
 
 class StaticSlidingLayer(CacheLayerMixin):  # type: ignore[misc]
@@ -142,6 +158,18 @@ class StaticSlidingLayer(CacheLayerMixin):  # type: ignore[misc]
         self.steps.interrupt()
         self._seen = 0
         self.is_initialized = False
+
+    def snapshot(self) -> SlidingSnapshot | None:
+        """All that is held; None before the first forward."""
+        return SlidingSnapshot(*self._storage(), self.get_seq_length()) if self.is_initialized else None
+
+    def restore(self, saved: SlidingSnapshot, device: torch.device) -> None:
+        """Hold what another layer of this window held."""
+        keys, values = saved.keys.to(device), saved.values.to(device)
+        self.lazy_initialization(keys, values)
+        for states, new in zip(self._storage(), (keys, values), strict=True):
+            states.copy_(new)
+        self._seen = saved.seen
 
     def crop(self, tokens_to_remove: int) -> None:
         """Refused.

@@ -1,12 +1,60 @@
 """Where a layer keeps its keys and values."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from ..parts import Snapshot
 from .pool import StoragePool
 from .tensors import byte_count, gather_slots, make_storage, serves, slot_index, storage_shape
+from .turning import Turning
+
+
+@dataclass(frozen=True)
+class HeldSnapshot(Snapshot):
+    """What a store of any kind holds.
+
+    Attributes:
+        slots: how many there are, used or not.
+    """
+
+    slots: int
+
+    @property
+    def shape(self) -> torch.Size:
+        """`[batch, kv_heads, held, ...]`."""
+        raise NotImplementedError
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of keys and values as they came."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class StoreSnapshot(HeldSnapshot):
+    """What a store holds.
+
+    Attributes:
+        keys, values: `[batch, kv_heads, held, dim]`.
+        turned: as attention is shown those of them that are turned, see `Turning`.
+    """
+
+    keys: Tensor
+    values: Tensor
+    turned: Tensor | None
+
+    @property
+    def shape(self) -> torch.Size:
+        """See `HeldSnapshot`."""
+        return self.keys.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """See `HeldSnapshot`."""
+        return self.keys.dtype
 
 
 class Store:
@@ -17,17 +65,19 @@ class Store:
         waiting: how many of the newest tokens wait for `encode`.
         pool: where tensors come from and go to; None = they are made for this layer.
         dtype, device: of keys and values, None before the first forward.
+        turning: turns what attention reads to other positions; None = it reads what came.
     """
 
     rounds = False
     waiting = 0
 
-    def __init__(self) -> None:
+    def __init__(self, turning: Turning | None = None) -> None:
         self._keys: Tensor | None = None
         self._values: Tensor | None = None
         self.pool: StoragePool | None = None
         self.dtype: torch.dtype | None = None
         self.device: torch.device | None = None
+        self.turning = turning
 
     @property
     def keys(self) -> Tensor | None:
@@ -53,12 +103,56 @@ class Store:
     @property
     def bytes(self) -> int:
         """Of all slots, used or not."""
-        return byte_count(self._keys, self._values)
+        return byte_count(self._keys, self._values, self._turned)
+
+    def token_bytes(self, keys: Tensor, values: Tensor) -> int:
+        """What a slot for tokens of all rows will take, given states like these, of any number of tokens."""
+        held = [keys, values, *(() if self.turning is None else ((keys, values)[self.turning.of],))]
+        return sum(states.shape[0] * states.shape[1] * states.shape[3] * states.element_size() for states in held)
+
+    def fixed_bytes(self, keys: Tensor, values: Tensor) -> int:
+        """What is taken beside the slots, whatever their number."""
+        return 0
 
     @property
     def slots(self) -> int:
         """How many there are."""
         return self.tensors[0].shape[2]
+
+    # ---- what attention reads -------------------------------------------------------------------------------------
+
+    def shown(self, held: int | None = None) -> tuple[Tensor, Tensor]:
+        """As `read`, for attention: turned, where positions are counted in the cache."""
+        keys, values = self.read(held)
+        if self.turning is None or self.turning.turned is None:
+            return keys, values
+        turned = self.turning.turned if held is None else self.turning.turned[:, :, :held]
+        return (turned, values) if self.turning.of == 0 else (keys, turned)
+
+    @property
+    def turns(self) -> bool:
+        """Whether attention is shown something else than what came."""
+        return self._turned is not None
+
+    @property
+    def _turned(self) -> Tensor | None:
+        return None if self.turning is None else self.turning.turned
+
+    def turn(self, shifts: Tensor) -> None:
+        """Turn the states held forward by `shifts` `[batch, sets, slots or more]` positions, for attention."""
+        if self.turning is None:
+            return
+        states = self._both[self.turning.of]
+        turned = self.turning.turned
+        if turned is None or turned.shape != states.shape:
+            self._put_turned(self._make(states, self.slots))
+        self.turning.turn(states, shifts[..., : self.slots])
+
+    def _put_turned(self, states: Tensor | None) -> None:
+        if self.turning is not None:
+            if self.pool is not None and self.turning.turned is not None and self.turning.turned is not states:
+                self.pool.give(self.turning.turned)
+            self.turning.turned = states
 
     # ---- room -----------------------------------------------------------------------------------------------------
 
@@ -84,14 +178,16 @@ class Store:
 
     def new(self, keys: Tensor, values: Tensor, slots: int) -> tuple[Tensor, Tensor]:
         """Room, with any content, for `slots` tokens of states like these."""
+        return self._make(keys, slots), self._make(values, slots)
+
+    def _make(self, like: Tensor, slots: int) -> Tensor:
         make = make_storage if self.pool is None else self.pool.take
-        return (
-            make(storage_shape(keys, slots), keys.dtype, keys.device),
-            make(storage_shape(values, slots), values.dtype, values.device),
-        )
+        return make(storage_shape(like, slots), like.dtype, like.device)
 
     def put(self, keys: Tensor | None, values: Tensor | None) -> None:
-        """Use these tensors from now on; the old ones go back to the pool."""
+        """Use these tensors from now on; the old ones go back to the pool. In others nothing is turned until `turn`."""
+        if keys is not self._keys:
+            self._put_turned(None)
         if self.pool is not None:
             old = [states for states in (self._values, self._keys) if states is not None]
             self.pool.give(*(states for states in old if states is not keys and states is not values))
@@ -99,11 +195,16 @@ class Store:
 
     def move(self, slots: int, held: int) -> None:
         """To tensors of another size, with the first `held` slots."""
-        old = self._both
+        old, turned = self._both, self._turned
         new = self.new(*old, slots)
         for target, states in zip(new, old, strict=True):
             target[:, :, :held] = states[:, :, :held]
+        if turned is not None:
+            moved = self._make(turned, slots)
+            moved[:, :, :held] = turned[:, :, :held]
         self.put(*new)
+        if turned is not None:
+            self._put_turned(moved)
 
     def grow(self, held: int, tokens: int, block_size: int, most: int) -> None:
         """Make room for so many tokens; where there is less, it at least doubles."""
@@ -147,6 +248,8 @@ class Store:
         storage_k, storage_v = self._both
         storage_k.narrow(2, start, count).copy_(keys)
         storage_v.narrow(2, start, count).copy_(values)
+        if self.turning is not None:
+            self.turning.append(start, (keys, values))
 
     def overwrite(self, slot: Tensor, keys: Tensor, values: Tensor, real: Tensor | None) -> None:
         """Write a single token to the slot `[batch, sets, 1]`; not in rows that `real` `[batch, 1]` says are pads."""
@@ -159,17 +262,19 @@ class Store:
             values = torch.where(written, values, storage_v.gather(2, index_v))
         storage_k.scatter_(2, index_k, keys)
         storage_v.scatter_(2, index_v, values)
+        if self.turning is not None:
+            self.turning.overwrite(slot, (keys, values), real)
 
     def write(self, slot: Tensor, keys: Tensor, values: Tensor) -> None:
         """As `overwrite`, to the slot `[batch, sets]`, for compiled code."""
-        for states, new in zip(self._both, (keys, values), strict=True):
+        written = [*zip(self._both, (keys, values), strict=True)]
+        if self.turning is not None and self.turning.turned is not None:
+            written.append((self.turning.turned, (keys, values)[self.turning.of]))
+        for states, new in written:
             rows, heads = states.shape[:2]
             row, head = torch.arange(rows, device=states.device)[:, None], torch.arange(heads, device=states.device)
             # Not scatter_, for which inductor copies the whole storage.
             states.index_put_((row, head, slot), new.detach().to(states.dtype)[:, :, 0])
-
-    def wrote(self) -> None:
-        """Compiled code has called `write`."""
 
     def keep(self, keys: Tensor, values: Tensor, kept: Tensor, held: int, positions: Tensor, anew: bool) -> None:
         """Hold what stands at `kept` `[batch, sets, n]` in these states, and nothing else.
@@ -186,8 +291,16 @@ class Store:
 
     def reorder(self, order: Tensor) -> None:
         """Bring the first slots into another order, `[batch, sets, held]`."""
-        for states in self.tensors:
+        for states in self._all:
             states[:, :, : order.shape[-1]] = gather_slots(states, order)
+
+    @property
+    def _all(self) -> list[Tensor]:
+        turned = self._turned
+        return [*self._both] if turned is None else [*self._both, turned]
+
+    def wrote(self) -> None:
+        """Compiled code has called `write`."""
 
     def take_back(self, left: Tensor) -> None:
         """Of each row the first `left` `[batch]` real tokens remain."""
@@ -199,20 +312,48 @@ class Store:
 
     def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
         """Apply an indexing of dimension 0."""
-        keys, values = self._both
-        self.put(change(keys), change(values))
+        keys, values, *turned = [change(states) for states in self._all]
+        self.put(keys, values)
+        if turned:
+            self._put_turned(turned[0])
 
     def clear(self) -> None:
         """The tokens are forgotten; the tensors wait for the next prompt."""
+        self._put_turned(None)
 
     def offload(self) -> None:
         """Move keys and values to the CPU."""
         if self._keys is not None and self._values is not None:
             self._keys = self._keys.to("cpu", non_blocking=True)
             self._values = self._values.to("cpu", non_blocking=True)
+            if self.turning is not None:
+                self.turning.move_to("cpu")
 
     def prefetch(self) -> None:
         """Bring keys and values back."""
         if self._keys is not None and self._values is not None and self._keys.device != self.device:
             self._keys = self._keys.to(self.device, non_blocking=True)
             self._values = self._values.to(self.device, non_blocking=True)
+            if self.turning is not None:
+                self.turning.move_to(self.device)
+
+    # ---- saving ---------------------------------------------------------------------------------------------------
+
+    def snapshot(self, held: int) -> HeldSnapshot:
+        """The first `held` slots; what lies behind them is nobody's."""
+        turned = self._turned
+        return StoreSnapshot(self.slots, *self.read(held), None if turned is None else turned[:, :, :held])
+
+    def restore(self, saved: HeldSnapshot, device: torch.device) -> None:
+        """Hold what another store held."""
+        if not isinstance(saved, StoreSnapshot):
+            raise TypeError(f"A {type(self).__name__} cannot hold a {type(saved).__name__}.")
+        keys, values = saved.keys.to(device), saved.values.to(device)
+        self.dtype, self.device = keys.dtype, device
+        self.put(*self.new(keys, values, saved.slots))
+        if keys.shape[2]:
+            self.append(0, keys, values)
+        if saved.turned is not None and self.turning is not None:
+            if self._turned is None:
+                self._put_turned(self._make(self._both[self.turning.of], saved.slots))
+            self.turning.append(0, (saved.turned.to(device),) * 2)

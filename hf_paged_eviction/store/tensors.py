@@ -15,6 +15,11 @@ def gather_slots(states: Tensor, slots: Tensor) -> Tensor:
     return states.gather(2, slot_index(slots, states))
 
 
+def with_new(held: tuple[Tensor, Tensor], keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values that are held, with new ones behind them."""
+    return torch.cat([held[0], keys], dim=2), torch.cat([held[1], values], dim=2)
+
+
 def make_storage(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """A tensor with any content: an ordinary one even under `torch.inference_mode`, so that later forwards outside of
     it may write to it."""

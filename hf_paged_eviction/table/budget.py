@@ -1,8 +1,10 @@
 """How many tokens a layer may hold, in blocks, and which of them are out of reach of eviction."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from numbers import Integral, Real
+
+from ..stats import readable_bytes
 
 
 def whole_number(name: str, value: object, least: int) -> int:
@@ -23,16 +25,20 @@ class BlockBudget:
     """Validated sizes, in tokens.
 
     Attributes:
-        tokens: held per layer and row; None until a `keep_ratio` meets its first prompt.
+        tokens: held per layer and row; None until a `keep_ratio` or `memory` meets its first prompt.
         block_size: tokens per block.
         protected: real tokens at the start of each row that are never evicted.
+        recent: newest real tokens of each row that are never evicted. In blocks they count as `recent_blocks`.
         keep_ratio: share of the first prompt to hold, where `tokens` is not given.
+        memory: bytes of all layers and rows, where `tokens` is not given; see `MemoryPlan`.
     """
 
     tokens: int | None
     block_size: int
     protected: int
+    recent: int
     keep_ratio: float | None = None
+    memory: int | None = None
 
     @classmethod
     def validate(
@@ -42,6 +48,9 @@ class BlockBudget:
         block_size: int,
         sink_tokens: int | None,
         protected_prefix: int,
+        recent_tokens: int | None = None,
+        *,
+        memory: int | None = None,
     ) -> "BlockBudget":
         """Check what the user asked for.
 
@@ -52,15 +61,20 @@ class BlockBudget:
         block_size = whole_number("block_size", block_size, 1)
         sinks = block_size if sink_tokens is None else whole_number("sink_tokens", sink_tokens, 0)
         protected = max(sinks, whole_number("protected_prefix", protected_prefix, 0))
-        if (budget is None) == (keep_ratio is None):
-            raise ValueError("Give either budget= (tokens) or keep_ratio= (share of the first prompt), one of them.")
+        recent = block_size if recent_tokens is None else whole_number("recent_tokens", recent_tokens, 0)
+        if sum(size is not None for size in (budget, keep_ratio, memory)) != 1:
+            raise ValueError(
+                "Give either budget= (tokens), memory= (bytes) or keep_ratio= (share of the first prompt), one of them."
+            )
+        if memory is not None:
+            return cls(None, block_size, protected, recent, memory=memory)
         if keep_ratio is not None:
             if isinstance(keep_ratio, bool) or not isinstance(keep_ratio, Real):
                 raise TypeError(f"keep_ratio must be a number, got {keep_ratio!r}.")
             if not 0 < keep_ratio <= 1:
                 raise ValueError(f"keep_ratio must lie in (0, 1], got {keep_ratio}.")
-            return cls(None, block_size, protected, float(keep_ratio))
-        sizes = cls(whole_number("budget", budget, 1), block_size, protected)
+            return cls(None, block_size, protected, recent, float(keep_ratio))
+        sizes = cls(whole_number("budget", budget, 1), block_size, protected, recent)
         sizes._check_budget(sinks, protected_prefix)
         return sizes
 
@@ -74,9 +88,12 @@ class BlockBudget:
                 f"budget={tokens} is not a multiple of block_size={self.block_size}; nearest legal: {nearest}."
             )
         if tokens < self.smallest:
+            start, recent = self.protected_blocks, self.recent_blocks
             raise ValueError(
-                f"budget={tokens} leaves no block to evict beside the protected start (sink_tokens={sinks}, "
-                f"protected_prefix={prefix}) and the newest block. Smallest legal budget: {self.smallest}."
+                f"budget={tokens} leaves no block to evict. In blocks of {self.block_size} tokens, the protected start "
+                f"(sink_tokens={sinks}, protected_prefix={prefix}) takes {start}, the newest tokens "
+                f"(recent_tokens={self.recent}) take {recent}, and 1 more is needed: ({start} + {recent} + 1) * "
+                f"{self.block_size}. Smallest legal budget: {self.smallest}."
             )
 
     @property
@@ -85,24 +102,38 @@ class BlockBudget:
         return ceil(self.protected / self.block_size)
 
     @property
+    def recent_blocks(self) -> int:
+        """Blocks that hold the newest tokens when a victim is chosen, when the last of them is full. It is one of them
+        whatever `recent` says, because a block is written where the last victim was."""
+        return max(1, ceil(self.recent / self.block_size))
+
+    @property
     def smallest(self) -> int:
         """Fewest tokens that leave one block to evict beside the protected ones and the newest."""
-        return (self.protected_blocks + 2) * self.block_size
+        return (self.protected_blocks + self.recent_blocks + 1) * self.block_size
 
     def of(self, tokens: int) -> "BlockBudget":
         """The same with another number of tokens, a multiple of the block size."""
-        return BlockBudget(tokens, self.block_size, self.protected)
+        return replace(self, tokens=tokens, keep_ratio=None, memory=None)
 
     def resolve(self, prompt_length: int) -> "BlockBudget":
         """Turn a `keep_ratio` into tokens: rounded up to a block, never below the smallest legal budget."""
         if self.keep_ratio is None:
             return self
         blocks = ceil(self.keep_ratio * prompt_length / self.block_size)
-        return BlockBudget(max(blocks * self.block_size, self.smallest), self.block_size, self.protected)
+        return self.of(max(blocks * self.block_size, self.smallest))
 
     @property
     def capacity(self) -> int:
         """`tokens`, once known."""
         if self.tokens is None:
-            raise RuntimeError("keep_ratio= has not met a prompt yet, so the budget is not known.")
+            given = "memory=" if self.memory is not None else "keep_ratio="
+            raise RuntimeError(f"{given} has not met a prompt yet, so the budget is not known.")
         return self.tokens
+
+    @property
+    def label(self) -> str:
+        """For people: "64 tokens", "50% of the prompt", "2.0 GiB"."""
+        if self.tokens is not None:
+            return f"{self.tokens} tokens"
+        return readable_bytes(self.memory) if self.memory is not None else f"{self.keep_ratio:.0%} of the prompt"

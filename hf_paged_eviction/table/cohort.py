@@ -1,6 +1,7 @@
 """Layers of one cache that choose their victims together: all that are equally far and equally large."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from dataclasses import replace
 from operator import is_not
@@ -18,7 +19,7 @@ from .table import BlockTable, ScoreSlots
 class Member(Protocol):
     """What a cohort asks of a layer."""
 
-    policy: Any
+    needs: Any
 
     @property
     def scores_early(self) -> bool: ...
@@ -34,11 +35,19 @@ class Member(Protocol):
 
     def alike(self, other: Any) -> bool: ...
 
+    outlet: Any
+
+    def plan(self, begins: Tensor) -> None: ...
+
     def score_slots(self, slots: Tensor | None) -> Tensor: ...
+
+    def turn_keys(self) -> None: ...
 
     def score_alike(self, keys: Tensor, values: Tensor, positions: Tensor, seen: Tensor) -> Tensor: ...
 
 
+#: Makes a context.
+Around = Callable[[], AbstractContextManager[Any]]
 _Layer = TypeVar("_Layer", bound=Member)
 
 
@@ -50,10 +59,12 @@ class Cohort(Generic[_Layer]):
 
     Args:
         layers: alike, in the order of the model.
+        around: see `Cohorts.surround`.
     """
 
-    def __init__(self, layers: Sequence[_Layer]) -> None:
+    def __init__(self, layers: Sequence[_Layer], around: Around = nullcontext) -> None:
         self.layers = list(layers)
+        self.around = around
         self._tables = [layer.table for layer in layers]
         self._given: list[TableState] = []
         self.table = self._tables[0]
@@ -86,14 +97,29 @@ class Cohort(Generic[_Layer]):
         Args:
             real: `[B, 1]` bool, rows of one layer whose next token is no pad; None = all rows.
         """
+        with self.around():
+            self._choose_victims(real)
+
+    def _choose_victims(self, real: Tensor | None) -> None:
         if not self._given:
-            _choose(self.table, self.layers[0].score_slots, real)
+            self._begin(_choose(self.table, self.layers[0].score_slots, real))
             return
         self.table.write_back()
         self._hand_counters()
-        _choose(self.table, _score_together(self.layers), None if real is None else real.repeat(len(self.layers), 1))
+        real = None if real is None else real.repeat(len(self.layers), 1)
+        begins = _choose(self.table, _score_together(self.layers), real)
         self._hand_out()
         self._hand_counters()
+        self._begin(begins)
+
+    def _begin(self, begins: Tensor) -> None:
+        """Blocks are about to be overwritten: tell the layers' outlets, where they want to know, and turn keys."""
+        if self.layers[0].outlet.plans:
+            for layer, begins_here in zip(self.layers, begins.split(self._tables[0].rows), strict=True):
+                layer.plan(begins_here)
+        if self.table.shifts is not None:
+            for layer in self.layers:
+                layer.turn_keys()
 
     # ---- counting between compiled steps ------------------------------------------------------------------------
 
@@ -132,8 +158,15 @@ class Cohorts(Generic[_Layer]):
 
     def __init__(self, layers: Sequence[_Layer]) -> None:
         self.layers = list(layers)
+        self._around: Around = nullcontext
         # By the layers that were alike: with budgets of several sizes there are several such sets.
         self._found: dict[tuple[int, ...], Cohort[_Layer]] = {}
+
+    def surround(self, around: Around) -> None:
+        """From now on victims are chosen in a context that `around` makes: for clocks and profilers."""
+        self._around = around
+        for cohort in self._found.values():
+            cohort.around = around
 
     def of(self, layer: _Layer) -> Cohort[_Layer]:
         """The cohort of this layer."""
@@ -143,7 +176,7 @@ class Cohorts(Generic[_Layer]):
         layers = [self.layers[place] for place in places]
         cohort = self._found.get(places)
         if cohort is None or not cohort.serves(layers):
-            cohort = self._found[places] = Cohort(layers)
+            cohort = self._found[places] = Cohort(layers, self._around)
         cohort.take_counters()
         return cohort
 
@@ -157,7 +190,8 @@ class Cohorts(Generic[_Layer]):
         return cohorts
 
 
-def _choose(table: BlockTable, score_slots: ScoreSlots, real: Tensor | None) -> None:
+def _choose(table: BlockTable, score_slots: ScoreSlots, real: Tensor | None) -> Tensor:
+    """Returns `[B, S]` bool: where a victim was chosen."""
     counters, phase = table.counters, table.phase
     counters.chosen_at = counters.seen
     table.refresh_scores(score_slots)
@@ -165,13 +199,16 @@ def _choose(table: BlockTable, score_slots: ScoreSlots, real: Tensor | None) -> 
     used_up = (counters.seen - phase.full_at) % table.block_size == 0
     if real is not None:
         used_up = used_up & real
-    victim = _next_victim(table, used_up & full)
+    moving = used_up & full
+    victim = _next_victim(table, moving)
     if phase.order is not None:
         # A row that still holds pads goes on to its next logical block, which lies in the pads' slots.
         victim = torch.where(full, victim, table.block_of_pads())
-    evicted_blocks = table.choice.evicted_blocks + (used_up & full).any(-1)
+    evicted_blocks = table.choice.evicted_blocks + moving.any(-1)
     table.choice = replace(table.choice, evicted_blocks=evicted_blocks)
     table.begin(torch.where(used_up, victim, table.choice.block))
+    table.close_gaps(moving)
+    return moving
 
 
 def _next_victim(table: BlockTable, moving: Tensor) -> Tensor:
@@ -213,5 +250,5 @@ def _score_together(layers: Sequence[Member]) -> ScoreSlots:
             torch.cat([layer.table.seen - layer.table.pads for layer in layers]),
         )
 
-    stackable = first.policy.token_local and not first.policy.by_layer and not first.scores_early
+    stackable = first.needs.token_local and not first.needs.by_layer and not first.scores_early
     return at_once if stackable and all(layer.rotary is first.rotary for layer in layers) else one_by_one

@@ -13,6 +13,8 @@ near 0 is as uncertain as one near 1.
 import torch
 from torch import Tensor
 
+from .budget import BlockBudget
+
 # Levels per power of two: far above float32 noise, far below any difference that matters.
 _LEVELS = 4096
 _DROPPED_BITS = 11  # of the 23 that a float32 has below its leading one: 2**12 levels are left
@@ -35,7 +37,7 @@ def rank_keys(scores: Tensor, positions: Tensor, valid: Tensor, absolute_noise: 
         valid: same shape, bool. The others get the lowest key.
         absolute_noise: False rounds each score to 12 bits after its leading one. (Below 1e-38, where float32 has
             fewer bits, to whole steps of 2**-138.) True rounds to 1/4096 of the power of two at or above the mean size
-            of the valid, finite scores of the row and head, see `EvictionPolicy.absolute_noise`.
+            of the valid, finite scores of the row and head, see `Needs.absolute_noise`.
 
     Returns:
         `[batch, heads, candidates]` int64.
@@ -84,6 +86,67 @@ def best_tokens(keys: Tensor, positions: Tensor, count: int) -> Tensor:
     kept = keys.topk(count, dim=-1, sorted=False).indices
     order = positions.gather(-1, kept).sort(dim=-1, stable=True).indices
     return kept.gather(-1, order)
+
+
+def not_kept(positions: Tensor, kept: Tensor, kept_positions: Tensor) -> Tensor:
+    """`[batch, heads, candidates]` bool: the real tokens at `positions` that are not among the kept ones.
+
+    Args:
+        positions: `[batch, 1 or heads, candidates]`.
+        kept, kept_positions: `[batch, heads, count]` indices and positions; where the latter is -1, an index means
+            nothing.
+    """
+    positions = positions.expand(-1, kept.shape[1], -1)
+    stays = torch.zeros_like(positions).scatter_add(-1, kept, (kept_positions >= 0).long())
+    return (positions >= 0) & (stays == 0)
+
+
+def rank_whole_blocks(scores: Tensor, positions: Tensor, blocks: int, size: int, absolute_noise: bool) -> Tensor:
+    """`rank_keys` of blocks by the mean of their tokens: `[batch, heads, blocks]`, `DROP` for those not whole.
+
+    Args:
+        scores: `[batch, heads, candidates]`.
+        positions: `[batch, 1 or heads, candidates]`, -1 for pads; block `n` is the tokens at `n * size` and after.
+    """
+    real = positions.expand_as(scores) >= 0
+    block = positions.expand_as(scores).clamp_min(0) // size
+    none = scores.new_zeros(*scores.shape[:2], blocks)
+    means = none.scatter_add(-1, block, scores.masked_fill(~real, 0.0)) / size
+    count = none.scatter_add(-1, block, real.to(none.dtype))
+    firsts = torch.arange(blocks, device=scores.device) * size
+    return rank_keys(means, firsts.expand_as(means), count == size, absolute_noise)
+
+
+def best_blocks(keys: Tensor, positions: Tensor, budget: BlockBudget) -> Tensor:
+    """As `best_tokens`, but whole blocks: a block is the tokens at positions `n * size` and after.
+
+    What stays is what decoding would have left: whole blocks, and the newest tokens in front of the end of the block
+    that their block is overwriting.
+
+    Args:
+        keys: `[batch, heads, blocks]` int64, distinct, the lowest goes first; `DROP` for blocks that are not whole.
+        positions: `[batch, heads, candidates]`, -1 for pads.
+        budget: sizes; `count` is its capacity, `size` its block size.
+
+    Returns:
+        Indices `[batch, heads, count]`, a multiple of `size`: pads, whole blocks by position, then the newest tokens
+        and, behind them, the end of a block.
+    """
+    count, size = budget.capacity, budget.block_size
+    seen = positions.amax(-1, keepdim=True) + 1
+    blocks = torch.arange(keys.shape[-1], device=keys.device)
+    newest = seen // size  # the one that is being filled
+    keys = keys.masked_fill((blocks < budget.protected_blocks) | (blocks >= newest - budget.recent_blocks), KEEP)
+    order = keys.argsort(dim=-1, stable=True).argsort(dim=-1)
+    order = order.masked_fill(blocks >= newest, 2 * keys.shape[-1])
+    block, place = positions.clamp_min(0) // size, positions.clamp_min(0) % size
+    # Of the last block that stays, the end stays.
+    rank = (order.gather(-1, block) * size + place).masked_fill(positions < 0, -1)
+    kept = rank.topk(count, dim=-1).indices
+    block, place, held = block.gather(-1, kept), place.gather(-1, kept), positions.gather(-1, kept)
+    found = torch.zeros_like(keys).scatter_add(-1, block, (held >= 0).long()).gather(-1, block)
+    # A block that is not whole is the newest, or the end of one.
+    return kept.gather(-1, torch.where(found < size, KEEP - size + place, held).masked_fill(held < 0, -1).argsort(-1))
 
 
 def best_within(keys: Tensor, positions: Tensor, limits: Tensor, count: int) -> tuple[Tensor, Tensor]:

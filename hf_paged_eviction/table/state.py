@@ -20,10 +20,13 @@ class Tokens:
     Attributes:
         positions: `[B, S, C]` int64, -1 where no real token is.
         scores: `[B, S, C]` float32, nan where none is kept.
+        shifts: `[B, S, C]` int64, how many positions forward the key of each slot is turned for attention, see `gaps`;
+            None where keys stay at the positions of the text.
     """
 
     positions: Tensor
     scores: Tensor
+    shifts: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -72,12 +75,14 @@ class TableState:
     choice: Choice
 
     @classmethod
-    def empty(cls, rows: int, sets: int, slots: int, block_size: int, ahead: int, device: torch.device) -> "TableState":
+    def empty(
+        cls, rows: int, sets: int, slots: int, block_size: int, ahead: int, device: torch.device, shifting: bool = False
+    ) -> "TableState":
         """Nothing has been seen."""
         none = torch.zeros(rows, dtype=torch.int64, device=device)
         block = torch.zeros(rows, sets, dtype=torch.int64, device=device)
         return cls(
-            empty_tokens(rows, sets, slots, device),
+            empty_tokens(rows, sets, slots, device, shifting),
             Phase(none, torch.full_like(block, slots)),
             Choice(block, _repeated(block, block_size), _repeated(block, ahead), block, block, none),
         )
@@ -103,10 +108,12 @@ def _repeated(numbers: Tensor, times: int) -> Tensor:
     return numbers[..., None].expand(-1, -1, times)
 
 
-def empty_tokens(rows: int, sets: int, slots: int, device: torch.device) -> Tokens:
+def empty_tokens(rows: int, sets: int, slots: int, device: torch.device, shifting: bool = False) -> Tokens:
     """Slots that hold nothing."""
     positions = torch.full((rows, sets, slots), -1, dtype=torch.int64, device=device)
-    return Tokens(persistent(positions), persistent(torch.full(positions.shape, float("nan"), device=device)))
+    scores = torch.full(positions.shape, float("nan"), device=device)
+    shifts = persistent(torch.zeros_like(positions)) if shifting else None
+    return Tokens(persistent(positions), persistent(scores), shifts)
 
 
 @dataclass

@@ -63,27 +63,34 @@ class StaticRun:
 
     Attributes:
         slots: `[layers * B, S, 1]` int64, where the next token goes; rows are those of all layers, layer by layer.
+        leaving: the same shape, positions of the tokens that stand there, -1 for none; written only where somebody
+            takes them.
         all_real: whether all slots hold real tokens, so that a step needs no mask. Settled after a forward of several
             tokens and kept until the next, because a graph has either a mask or none.
     """
 
-    def __init__(self, cohort: Cohort[PagedMember], slots: Tensor | None) -> None:
+    def __init__(self, cohort: Cohort[PagedMember], old: "StaticRun | None") -> None:
         self.cohort = cohort
         table = cohort.table
         shape = (*table.phase.full_at.shape, 1)
-        fits = slots is not None and (tuple(slots.shape), slots.device) == (shape, table.device)
-        self.slots = slots if slots is not None and fits else static_zeros(shape, table.device)
+        fits = old is not None and (tuple(old.slots.shape), old.slots.device) == (shape, table.device)
+        self.slots: Tensor = old.slots if old is not None and fits else static_zeros(shape, table.device)
+        self.leaving: Tensor = old.leaving if old is not None and fits else static_zeros(shape, table.device)
         self.all_real = table.full and table.all_real
 
     def prepare(self) -> None:
         """Choose victims where they are due, and say where the next token goes."""
-        table = self.cohort.table
+        table, takes = self.cohort.table, self.cohort.layers[0].outlet.takes
         if not table.full:
             self.slots.fill_(table.held)
+            if takes:
+                self.leaving.fill_(-1)
             return
         if table.victims_due:
             self.cohort.choose_victims()
         self.slots.copy_(table.next_slot())
+        if takes:
+            self.leaving.copy_(table.positions_in(self.slots, None))
 
     def advance(self) -> None:
         """A token was written."""
@@ -100,15 +107,17 @@ class StaticSteps:
         uncounted: a step was taken that the host has not counted yet. Compiled code sets it and never reads it, since
             what it reads is guarded.
         seen: int64, columns seen, for compiled code: by device, because layers may be on several.
+        joined: whether the layers take part in runs, which end with every forward of several tokens.
 
     Args:
-        paged, sliding: the layers, in the order of the model.
+        cohorts: of the paged layers.
+        sliding: the others, in the order of the model.
         last: the last of them all.
     """
 
     def __init__(
         self,
-        paged: Sequence[PagedMember],
+        cohorts: Cohorts[Any],
         sliding: Sequence[SteppingLayer],
         last: SteppingLayer | None,
     ) -> None:
@@ -116,10 +125,11 @@ class StaticSteps:
         self.uncounted = False
         self.seen: dict[torch.device, Tensor] = {}
         self._runs: list[StaticRun] = []
-        self._joined = False
-        self._paged, self._sliding = list(paged), list(sliding)
-        self._cohorts = Cohorts(paged)
-        self._layers: list[SteppingLayer] = [*paged, *sliding]
+        self.joined = False
+        self._cohorts = cohorts
+        self._paged: list[PagedMember] = cohorts.layers
+        self._sliding = list(sliding)
+        self._layers: list[SteppingLayer] = [*self._paged, *sliding]
         self._last = last
         for layer in self._layers:
             layer.steps = self
@@ -127,7 +137,7 @@ class StaticSteps:
     @property
     def all_real(self) -> bool:
         """Whether a single token needs no mask in the paged layers."""
-        return self._joined and all(run.all_real for run in self._runs)
+        return self.joined and all(run.all_real for run in self._runs)
 
     # ---- between the steps ----------------------------------------------------------------------------------------
 
@@ -137,7 +147,7 @@ class StaticSteps:
         if self.ready:
             return
         sorted_pads = [layer.sort_pads() for layer in self._paged]
-        if any(sorted_pads) or not self._joined:
+        if any(sorted_pads) or not self.joined:
             self._join()
         for run in self._runs:
             run.prepare()
@@ -158,21 +168,29 @@ class StaticSteps:
     def interrupt(self) -> None:
         """Something else than a single token happens to the layers."""
         self.settle()
-        self.ready = self._joined = False
+        self.ready = self.joined = False
+
+    def resume(self, all_real: Sequence[bool | None]) -> None:
+        """Go on after the layers were restored; whether a step needs no mask, by paged layer, None = not settled."""
+        if not all_real or any(known is None for known in all_real):
+            return
+        self._join()
+        for run in self._runs:
+            run.all_real = bool(all_real[self._paged.index(run.cohort.layers[0])])
 
     def _count(self) -> int:
         return self._layers[0].get_seq_length()
 
     def _join(self) -> None:
-        old = [run.slots for run in self._runs]
-        self._runs = [StaticRun(cohort, slots) for cohort, slots in zip_longest(self._cohorts.all(), old) if cohort]
+        pairs = zip_longest(self._cohorts.all(), self._runs)
+        self._runs = [StaticRun(cohort, old) for cohort, old in pairs if cohort]
         for run in self._runs:
             for index, member in enumerate(run.cohort.layers):
                 member.join(run, index)
         for layer in self._layers:
             if layer.device is not None and layer.device not in self.seen:
                 self.seen[layer.device] = static_zeros((), layer.device)
-        self._joined = True
+        self.joined = True
 
     # ---- within a step --------------------------------------------------------------------------------------------
 

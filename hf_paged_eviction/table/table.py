@@ -10,16 +10,26 @@ follows from one number, `full_at`: the count of columns seen at which the row h
 """
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from ..parts import Snapshot, map_tensors, persistent
 from .budget import BlockBudget
+from .gaps import shifts_without_gaps
 from .ranking import KEEP, rank_keys
 from .state import Choice, Counters, Phase, TableState, Tokens, empty_tokens
 
 ScoreSlots = Callable[[Tensor | None], Tensor]
+
+
+@dataclass(frozen=True)
+class TableSnapshot(Snapshot):
+    """All that a table knows; the positions of all tokens are written down."""
+
+    state: TableState
+    counters: Counters
 
 
 class BlockTable:
@@ -40,6 +50,7 @@ class BlockTable:
         token_local: whether the score of a token is worked out once.
         interval: tokens between two choices of victims; where it is several blocks, so many are chosen together.
         absolute_noise: of the policy's scores, see `rank_keys`.
+        shifting: whether gaps that eviction leaves are closed, see `gaps`.
     """
 
     def __init__(
@@ -51,17 +62,18 @@ class BlockTable:
         token_local: bool,
         interval: int = 1,
         absolute_noise: bool = False,
+        shifting: bool = False,
     ) -> None:
         self.capacity = budget.capacity
         self.block_size = budget.block_size
         self.device = device
-        self._protected_blocks = budget.protected_blocks
+        self._protected_blocks, self._recent = budget.protected_blocks, budget.recent
         self._token_local = token_local
         self._absolute_noise = absolute_noise
         self.blocks_ahead = max(1, interval // self.block_size)
         self.counters = Counters()
         self.counters.know({self.capacity}, self.block_size)
-        self.give(TableState.empty(rows, sets, self.capacity, self.block_size, self.blocks_ahead, device))
+        self.give(TableState.empty(rows, sets, self.capacity, self.block_size, self.blocks_ahead, device, shifting))
 
     @property
     def state(self) -> TableState:
@@ -107,6 +119,18 @@ class BlockTable:
     def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
         """Apply an indexing of dimension 0 to all that belongs to a row."""
         self.give(self.state.map_rows(change))
+
+    def snapshot(self) -> TableSnapshot:
+        """All tensors and counters, as they are now."""
+        shifts = self.held_shifts if self.counters.overwriting else self.shifts
+        tokens = replace(self.tokens, positions=self._all_positions(), shifts=shifts)
+        counters = replace(self.counters, positions_until=self.counters.seen)
+        return TableSnapshot(replace(self.state, tokens=tokens), counters)
+
+    def restore(self, saved: TableSnapshot) -> None:
+        """Know what another table of this size knew."""
+        self.give(map_tensors(lambda tensor: persistent(tensor.to(self.device)), saved.state))
+        self.counters = replace(saved.counters)
 
     # ---- growing -------------------------------------------------------------------------------------------------
 
@@ -225,6 +249,17 @@ class BlockTable:
         place = (counters.seen - self.phase.full_at) % self.block_size
         return self.choice.slots.gather(2, place[..., None])
 
+    def positions_in(self, slots: Tensor, real: Tensor | None) -> Tensor:
+        """`[B, S, 1]` positions of the tokens that `next_slot` is about to lose, -1 where it loses none.
+
+        What stands there has been there since before this block was chosen, so its position is written down.
+
+        Args:
+            real: `[B, 1]` bool, rows whose new token is no pad; None = all.
+        """
+        positions = self.tokens.positions.gather(-1, slots)
+        return positions if real is None else positions.masked_fill(~real[..., None], -1)
+
     def overwritten(self, real: Tensor | None) -> None:
         """The slot given by `next_slot` was written; `real` `[B, 1]` bool, rows whose token was no pad, None = all."""
         self.counters.in_arrival_order = False
@@ -234,6 +269,7 @@ class BlockTable:
         if real is not None:
             # A row whose token was a pad kept what it held: only the others moved on.
             self._write_newest(self.tokens.positions, 1, real[:, :1])
+            self._forget_shifts(1, real[:, :1])
             self.counters.positions_until = self.counters.seen
 
     def alike(self, other: "BlockTable") -> bool:
@@ -245,6 +281,7 @@ class BlockTable:
             and self.tokens.positions.shape == other.tokens.positions.shape
             and (mine.limits is None and theirs.limits is None)
             and (mine.order is None) == (theirs.order is None)
+            and (self.shifts is None) == (other.shifts is None)
         )
 
     # ---- replacing everything at once ---------------------------------------------------------------------------
@@ -256,6 +293,7 @@ class BlockTable:
         count: int,
         real: Tensor | None,
         limits: Tensor | None = None,
+        shifts: Tensor | None = None,
     ) -> None:
         """`count` columns arrived and every slot was rewritten.
 
@@ -264,6 +302,7 @@ class BlockTable:
                 of slots may change.
             scores: `[B, S, C]`, or None where they are worked out afresh at each eviction.
             limits: `[B, S]`, see the attribute.
+            shifts: `[B, S, C]`, see `moved_shifts`; where there are shifts.
         """
         counters = self.counters
         counters.in_arrival_order = False
@@ -273,6 +312,9 @@ class BlockTable:
             self._make_room(positions.shape[-1])
             self._enter(replace(self.phase, full_at=self._work_out_full_at(positions)))
         self.tokens.positions.copy_(positions)
+        if self.shifts is not None and shifts is not None:
+            closed = shifts_without_gaps(positions, self._next_positions)
+            self.shifts.copy_(torch.where(shifts < 0, closed, shifts))
         if scores is not None:
             self.tokens.scores.copy_(scores)
         counters.scored = scores is not None
@@ -284,7 +326,7 @@ class BlockTable:
         if capacity != self.capacity:
             self.capacity = capacity
             rows, sets, _ = self.tokens.positions.shape
-            self.tokens = empty_tokens(rows, sets, capacity, self.device)
+            self.tokens = empty_tokens(rows, sets, capacity, self.device, self.shifts is not None)
 
     def _work_out_full_at(self, positions: Tensor) -> Tensor:
         """`Phase.full_at` from the positions held, `[B, S, held]`."""
@@ -301,10 +343,12 @@ class BlockTable:
     def resize(self, capacity: int) -> None:
         """Another number of slots, more than are in use; the tokens stay in theirs."""
         self.write_back()
-        old, held = self.tokens, self.held
+        old = self.tokens
         self._make_room(capacity)
-        self.tokens.positions[:, :, :held] = old.positions[:, :, :held]
-        self.tokens.scores[:, :, :held] = old.scores[:, :, :held]
+        self.tokens.positions[:, :, : self.held] = old.positions[:, :, : self.held]
+        self.tokens.scores[:, :, : self.held] = old.scores[:, :, : self.held]
+        if self.shifts is not None and old.shifts is not None:
+            self.shifts[:, :, : self.held] = old.shifts[:, :, : self.held]
         self._grow_again(self.pads)
 
     def shrink(self, order: Tensor | None, count: int, pads: Tensor) -> None:
@@ -317,19 +361,67 @@ class BlockTable:
         self.write_back()
         counters = self.counters
         if order is not None:
-            for numbers in (self.tokens.positions, self.tokens.scores):
-                held = numbers[:, :, : counters.held]
-                held.copy_(held.gather(-1, order))
+            for values in (self.tokens.positions, self.tokens.scores, self.shifts):
+                if values is not None:
+                    held = values[:, :, : counters.held]
+                    held.copy_(held.gather(-1, order))
+        if self.shifts is not None:
+            self.shifts[:, :, counters.held - count :] = 0
         counters.held -= count
         counters.seen -= count
         counters.positions_until = counters.seen
         self._grow_again(pads)
+
+    # ---- gaps ---------------------------------------------------------------------------------------------------
+
+    @property
+    def shifts(self) -> Tensor | None:
+        """`[B, S, C]` int64 in slot order, see `Tokens.shifts`; as of the last `write_back`."""
+        return self.tokens.shifts
+
+    @property
+    def held_shifts(self) -> Tensor | None:
+        """`[B, S, held]` in slot order, as of now."""
+        shifts, count = self.shifts, self.counters.seen - self.counters.positions_until
+        if shifts is not None and count and self.counters.overwriting:
+            shifts = self._without_newest(shifts, count, None)
+        return None if shifts is None else shifts[:, :, : self.held]
+
+    def moved_shifts(self, kept: Tensor, staying: Tensor, positions: Tensor, count: int) -> Tensor | None:
+        """The shifts of tokens that stay, of those held and `count` new ones; -1 in sets from which any goes: there
+        gaps are to be closed.
+
+        Args:
+            kept: `[B, S, n]`, those that stay.
+            staying: `[B, S, n]`, their positions, -1 where no real token is.
+            positions: `[B, 1 or S, held + count]`, of all.
+        """
+        before = self.held_shifts
+        if before is None:
+            return None
+        moved = torch.nn.functional.pad(before, (0, count)).gather(-1, kept).masked_fill(staying < 0, 0)
+        went = (positions >= 0).sum(-1) > (staying >= 0).sum(-1)
+        return moved.masked_fill(went[..., None], -1)
+
+    @property
+    def _next_positions(self) -> Tensor:
+        """`[B]` of the next real token."""
+        return self.counters.seen - self.phase.pads
+
+    def close_gaps(self, beginning: Tensor) -> None:
+        """Close the gaps of the sets `[B, S]` that are about to overwrite the first slot of a block."""
+        if self.shifts is None:
+            return
+        held = self.tokens.positions.scatter(-1, self.choice.slots[..., :1], -1)
+        closed = shifts_without_gaps(held, self._next_positions)
+        self.shifts.copy_(torch.where(beginning[..., None], closed, self.shifts))
 
     # ---- positions and scores -----------------------------------------------------------------------------------
 
     def write_back(self) -> None:
         """Write down the positions of the tokens that came since the last time (all of them real)."""
         self._write_since(self.tokens.positions)
+        self._forget_shifts(self.counters.seen - self.counters.positions_until, None)
         self.counters.positions_until = self.counters.seen
 
     def _write_since(self, positions: Tensor) -> None:
@@ -346,15 +438,27 @@ class BlockTable:
 
     def _write_newest(self, positions: Tensor, count: int, real: Tensor | None) -> None:
         """Write the positions of the last `count` columns, which all lie in the current blocks."""
-        seen, slots = self.counters.seen, self.choice.slots
-        filled = (seen - 1 - self.phase.full_at) % self.block_size + 1  # [B, S] new tokens of the current block
-        place = torch.arange(self.block_size, device=self.device)
-        behind = filled[..., None] - 1 - place  # how many columns ago the token at this place came
-        fresh = (behind >= 0) & (behind < count)
-        if real is not None:
-            fresh &= real[..., None]
-        newest = (seen - self.phase.pads)[:, None, None] - 1 - behind
+        slots, (fresh, behind) = self.choice.slots, self._newest(count, real)
+        newest = self._next_positions[:, None, None] - 1 - behind
         positions.scatter_(-1, slots, torch.where(fresh, newest, positions.gather(-1, slots)))
+
+    def _newest(self, count: int, real: Tensor | None) -> tuple[Tensor, Tensor]:
+        """`[B, S, P]` for the current blocks: which places hold one of the last `count` columns, and how many columns
+        ago the token at a place came."""
+        filled = (self.counters.seen - 1 - self.phase.full_at) % self.block_size + 1  # [B, S] new tokens of the block
+        behind = filled[..., None] - 1 - torch.arange(self.block_size, device=self.device)
+        fresh = (behind >= 0) & (behind < count)
+        return (fresh if real is None else fresh & real[..., None]), behind
+
+    def _forget_shifts(self, count: int, real: Tensor | None) -> None:
+        """The last `count` columns came to slots whose tokens had been turned."""
+        shifts = self.shifts
+        if shifts is not None and count and self.counters.overwriting:
+            shifts.copy_(self._without_newest(shifts, count, real))
+
+    def _without_newest(self, shifts: Tensor, count: int, real: Tensor | None) -> Tensor:
+        slots, (fresh, _) = self.choice.slots, self._newest(count, real)
+        return shifts.scatter(-1, slots, shifts.gather(-1, slots).masked_fill(fresh, 0))
 
     def _all_positions(self) -> Tensor:
         """`[B, S, C]` in slot order, with those that are not written down yet."""
@@ -418,12 +522,33 @@ class BlockTable:
             scores = scores.masked_fill(self._all_positions() < 0, float("nan"))
         return self._in_blocks(scores, float("nan")).mean(-1)
 
+    def last_places(self) -> Tensor:
+        """`[B, S, C / P]` positions of the tokens in the last slot of each block, as far as they are written down."""
+        positions = self.tokens.positions
+        if self.phase.order is not None:
+            positions = positions.gather(-1, self.phase.order)
+        return positions[..., self.block_size - 1 :: self.block_size]
+
+    def slots_of(self, blocks: Tensor) -> Tensor:
+        """Slots `[B, S, n, P]` of the logical blocks `[B, S, n]`."""
+        slots = blocks[..., None] * self.block_size + torch.arange(self.block_size, device=self.device)
+        return slots if self.phase.order is None else self.phase.order.gather(-1, slots.flatten(2)).view_as(slots)
+
+    def align(self) -> None:
+        """Let blocks begin where positions are multiples of `P`: full rows go on inside their last block."""
+        inside = (self.counters.seen - self.phase.pads) % self.block_size
+        full = self.phase.full_at <= self.counters.seen
+        self._enter(replace(self.phase, full_at=self.phase.full_at - inside[:, None] * full))
+
     def rank_of_blocks(self) -> Tensor:
         """`[B, S, C / P]` int64: the lowest goes first, `KEEP` for blocks that may not go."""
         scores, positions = self.block_scores(), self.blocks()
         keys = rank_keys(scores, positions[..., 0], scores.isnan().logical_not(), self._absolute_noise)
         blocks = torch.arange(keys.shape[-1], device=self.device)
         safe = (blocks < self._protected_blocks) | (blocks == self.choice.block[..., None])
+        if self._recent > self.block_size:  # fewer lie in the newest block
+            first = (self.seen - self.pads)[:, None, None] - self._recent
+            safe |= positions[..., -1] >= first  # the newest token of a block is its last
         if self.limits is not None:
             safe |= blocks >= self.limits[..., None] // self.block_size
         return keys.masked_fill(safe, KEEP)

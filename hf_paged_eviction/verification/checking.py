@@ -7,6 +7,7 @@ from typing import Any
 
 from ..policies import EvictionPolicy, make_policy
 from ..table.budget import BlockBudget
+from .distances import look_at_distances
 from .model_state import untouched
 from .plan import make_plan
 from .report import Check, Verification
@@ -43,7 +44,8 @@ def verify(
     two attention implementations and between a batch and its longest row alone. What the model itself makes of chunks
     or pads, with `DynamicCache`, is measured first, and nothing is compared that it cannot do.
 
-    Besides, the rotation (rotary embedding) of its keys is undone, as some policies do: see `Rotation`.
+    Besides, the rotation (rotary embedding) of its keys is undone, as some policies do: see `Rotation`. And keys are
+    turned to other positions, as `positions="cache"` does: see `Distances`.
 
     The model is left as it was, also after an error. A small model takes a second or two on a CPU.
 
@@ -67,7 +69,8 @@ def verify(
     embeddings(model)
     with untouched(model), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        rotation = look_at_rotation(model)  # before its attention implementation is changed
+        # Before its attention implementation is changed.
+        rotation, distances = look_at_rotation(model), look_at_distances(model)
         session = Session(model, tokens, seed, policies)
         plan = make_plan(session.own_attention, *(scorer.label for scorer in policies))
         total = sum(len(questions) for questions, _ in plan)
@@ -77,7 +80,7 @@ def verify(
                 checks.append(session.check(question, setting))
                 if progress is not None:
                     progress(len(checks), total)
-        return replace(session.report(tuple(checks)), rotation=rotation)
+        return replace(session.report(tuple(checks)), rotation=rotation, distances=distances)
 
 
 def _policies(policy: str | EvictionPolicy | None) -> tuple[EvictionPolicy, EvictionPolicy]:
@@ -85,4 +88,4 @@ def _policies(policy: str | EvictionPolicy | None) -> tuple[EvictionPolicy, Evic
     if policy is None:
         return make_policy(PLAIN), make_policy(WATCHING)
     scorer = make_policy(policy)
-    return (make_policy(PLAIN) if scorer.needs_queries else scorer), scorer
+    return (make_policy(PLAIN) if scorer.needs.queries else scorer), scorer

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..policies.scorer import Heads
+from .distances import Distances
 from .rotation import Rotation
 
 Question = Literal["same as DynamicCache", "exact for what it holds", "row as alone"]
@@ -62,6 +63,7 @@ class Verification:
         checks: one for each line of the table.
         notes: what was seen of the model itself.
         rotation: whether its keys can be unrotated; None where that was not looked at.
+        distances: whether its keys can be turned to other positions; None where that was not looked at.
     """
 
     model: str
@@ -72,6 +74,7 @@ class Verification:
     checks: tuple[Check, ...]
     notes: tuple[str, ...] = ()
     rotation: Rotation | None = None
+    distances: Distances | None = None
 
     def _with(self, outcome: Outcome) -> tuple[Check, ...]:
         return tuple(check for check in self.checks if check.outcome == outcome)
@@ -99,7 +102,7 @@ class Verification:
     @property
     def ok(self) -> bool:
         """Whether nothing is wrong. What was refused or not covered is no fault, and no promise either."""
-        return not self.wrong and (self.rotation is None or self.rotation.ok)
+        return not self.wrong and all(found is None or found.ok for found in (self.rotation, self.distances))
 
     def __str__(self) -> str:
         found = {(check.outcome, check.reason) for check in self.checks}
@@ -109,7 +112,9 @@ class Verification:
         table = _table([_HEAD, *(_cells(check, reasons) for check in self.checks)])
         return "\n".join(
             (
-                *(self._title(), *self.notes, *([] if self.rotation is None else [str(self.rotation)]), "", *table, ""),
+                *(self._title(), *self.notes),
+                *(str(found) for found in (self.rotation, self.distances) if found is not None),
+                *("", *table, ""),
                 f"Errors and effects are in standard deviations of the logits. Up to {self.tolerance:.1e} counts as "
                 f"rounding; {self.noise:.1e} was seen.",
                 *(f"[{number}] {reason}" for number, reason in enumerate(reasons, 1)),

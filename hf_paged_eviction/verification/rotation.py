@@ -79,24 +79,28 @@ def rotary_error(model: Any, tokens: int = 48, token_id: int | None = None) -> f
     """
     layers = [index for index, layer in enumerate(layer_plan(model.config)) if layer is None]
     rotaries = layer_rotaries(model.config, layers)
-    embeddings = model.get_input_embeddings().weight
-    token_id = len(embeddings) // 3 if token_id is None else token_id
-    ids = torch.full((1, tokens), token_id, device=embeddings.device)
+    token_id = token_from_the_middle(model) if token_id is None else token_id
+    ids = torch.full((1, tokens), token_id, device=model.get_input_embeddings().weight.device)
     cache = DynamicCache(config=model.config)
-    with _equal_states(model, set(rotaries)):
+    with equal_states(model, set(rotaries)):
         model(input_ids=ids, past_key_values=cache, use_cache=True)
     errors = []
     for index, rotary in rotaries.items():
         keys, values = cache.layers[index].keys, cache.layers[index].values
-        if _spread(values) > _tolerance(values):
+        if spread(values) > _tolerance(values):
             continue
         at = torch.arange(keys.shape[2], device=keys.device)
-        errors.append(_spread(keys if rotary is None else rotary.unrotate(keys, at)))
+        errors.append(spread(keys if rotary is None else rotary.unrotate(keys, at)))
     return max(errors) if errors else None
 
 
+def token_from_the_middle(model: Any) -> int:
+    """Of the vocabulary: no special token."""
+    return len(model.get_input_embeddings().weight) // 3
+
+
 @contextmanager
-def _equal_states(model: torch.nn.Module, layers: set[int]) -> Iterator[None]:
+def equal_states(model: torch.nn.Module, layers: set[int]) -> Iterator[None]:
     """Attention in these layers is given its first token's hidden state for all tokens."""
 
     def repeat(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -124,7 +128,7 @@ def _repeated(states: Any) -> Any:
     return states[:, :1].expand_as(states) if isinstance(states, Tensor) and states.ndim == 3 else states
 
 
-def _spread(states: Tensor) -> float:
+def spread(states: Tensor) -> float:
     """Largest distance of a token from the first one, relative to the mean length; states `[1, heads, tokens, dim]`."""
     states = states.float()
     away = (states - states[:, :, :1]).norm(dim=-1).amax()

@@ -6,6 +6,7 @@ import copy
 import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -262,6 +263,40 @@ def test_copy_reset_offload_and_rows(static: bool) -> None:
     for start, stop in [(0, 30), *((at, at + 1) for at in range(30, 37))]:
         modes.forward(model, cache, ids, mask, start, stop)
     assert torch.equal(go_on(model, cache, ids, mask), expected)
+
+
+@pytest.mark.parametrize("static", [False, pytest.param(True, marks=static_only)])
+def test_save_and_load(static: bool, tmp_path: Path) -> None:
+    """A loaded cache goes on with the same codes, in the middle of a block."""
+    model, cache, ids, mask = filled(static=static)
+    path = tmp_path / "context.safetensors"
+    cache.save(path)
+    loaded = PagedEvictionCache.load(path, model.config)
+    assert torch.equal(go_on(model, loaded, ids, mask), go_on(model, cache, ids, mask))
+    for ours, theirs in zip(cache.layers, loaded.layers, strict=True):
+        assert all(map(torch.equal, ours.store.tensors, theirs.store.tensors))
+
+
+def test_what_keeps_keys_as_they_came_is_refused() -> None:
+    config = models.family_config("llama", attn_implementation="paged_eviction")
+    with pytest.raises(ValueError, match='positions="cache"'):
+        PagedEvictionCache(config, budget=24, block_size=4, bits=4, positions="cache")
+    with pytest.raises(ValueError, match="disposal"):
+        PagedEvictionCache(config, budget=64, block_size=4, bits=4, disposal="recall", sink_tokens=4)
+
+
+def test_a_budget_in_bytes() -> None:
+    """As many tokens as fit beside those that are not rounded, and not one block more."""
+    tokens = {}
+    for bits in (None, 8, 2):
+        cache = filled(memory="16KiB", budget=None, bits=bits)[1]
+        tokens[bits] = cache.stats().budget
+        assert cache.stats().storage_bytes <= 16 * 1024
+        more = filled(budget=tokens[bits] + 4, bits=bits, pool=StoragePool())[1]
+        assert more.stats().storage_bytes > 16 * 1024
+    assert tokens[None] < tokens[8] < tokens[2]
+    with pytest.raises(ValueError, match="not rounded"):
+        filled(memory=2500, budget=None)
 
 
 def test_shrink_keeps_codes() -> None:

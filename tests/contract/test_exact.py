@@ -1,6 +1,6 @@
 """Promises 2, 4 and 5: exact for what is held, bounded, protected.
 
-The recorder checks bound, protection and the keys of every slot after each forward; see tests/reference.py.
+The recorder checks bound, protection and the keys of every slot after each forward; see tests/support/reference.py.
 """
 
 import pytest

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 import models
 import modes
-from hf_paged_eviction import EvictionPolicy, PagedEvictionCache, ScoreContext, available_policies
+from hf_paged_eviction import EvictionPolicy, Needs, PagedEvictionCache, ScoreContext, available_policies
 from hf_paged_eviction.table.cohort import Cohort, Cohorts
 
 pytestmark = pytest.mark.contract
@@ -27,7 +27,7 @@ class ByLayer(EvictionPolicy):
     """Token-local, and another order in each layer and head, as a calibrated policy has."""
 
     name: ClassVar[str] = "by_layer"
-    token_local: ClassVar[bool] = True
+    needs = Needs(token_local=True)
 
     def score(self, context: ScoreContext) -> Tensor:
         """A direction of the keys that turns from layer to layer."""
@@ -221,3 +221,28 @@ def test_a_look_at_one_layer_parts_it_for_one_turn(model: Any) -> None:
         steps(model, cache, ids, mask, 42, 52)
     assert sum(rows) == 3 * LAYERS * 2
     assert rows[-1] == 3 * LAYERS
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_a_clock_around_every_choice(model: Any, static: bool) -> None:
+    """For a cache that has already chosen, too; and it can be taken away again."""
+    if static and models.VERSION < (5, 14):
+        pytest.skip("static caches need transformers 5.14")
+    cache = PagedEvictionCache(model.config, budget=24, block_size=4, static=static)
+    ids, mask = text(padded=False, width=60)
+    modes.forward(model, cache, ids, mask, 0, 30)
+    steps(model, cache, ids, mask, 30, 33)
+    entered: list[int] = []
+
+    @contextmanager
+    def clock() -> Iterator[None]:
+        entered.append(cache.get_seq_length())
+        yield
+
+    cohorts = cache.layers[0].cohorts
+    cohorts.surround(clock)
+    steps(model, cache, ids, mask, 33, 48)
+    assert entered == [34, 38, 42, 46]
+    cohorts.surround(nullcontext)
+    steps(model, cache, ids, mask, 48, 56)
+    assert len(entered) == 4

@@ -141,13 +141,13 @@ def test_who_reads_no_weights_gets_larger_pieces(policy: str, pieces: int, monke
     monkeypatch.setattr("hf_paged_eviction.queries.observer._PIECE", 4 * 4 * 60 * 7)
     cache = PagedEvictionCache(model.config, budget=24, block_size=4, policy=policy)
     seen = []
-    observe = type(cache.policy).observe
 
-    def counted(self: Any, statistics: Any, attention: Any) -> Any:
+    def counted(statistics: Any, attention: Any) -> Any:
         seen.append(attention.query_positions.shape[1])
-        return observe(self, statistics, attention)
+        return cache.policy.observe(statistics, attention)
 
-    monkeypatch.setattr(type(cache.policy), "observe", counted)
+    for layer in cache.layers:
+        layer.listener.observer.observe = counted
     with torch.no_grad():
         model(ids, past_key_values=cache)
     layers = model.config.num_hidden_layers

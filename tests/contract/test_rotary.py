@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import models
-from hf_paged_eviction import EvictionPolicy, PagedEvictionCache, ScoreContext
+from hf_paged_eviction import EvictionPolicy, Needs, PagedEvictionCache, ScoreContext
 from hf_paged_eviction.integration.model_rotary import UnknownRotaryError, layer_rotaries
 from hf_paged_eviction.integration.models import why_not_ours
 from hf_paged_eviction.rotary import Rotary
@@ -120,6 +120,8 @@ def test_what_verify_says() -> None:
     assert report.ok
     assert report.rotation == look_at_rotation(models.shared("llama"))
     assert str(report.rotation) in str(report)
+    assert report.distances is not None
+    assert str(report.distances) in str(report)
     assert not replace(report, rotation=Rotation(0.5, 1e-3)).ok
     assert str(look_at_rotation(models.shared("llama"))).startswith("rotation of keys: known, undoing it leaves ")
     latent = look_at_rotation(models.shared("deepseek_v3"))
@@ -159,11 +161,9 @@ class Looks(EvictionPolicy):
     keys: list[tuple[int, Tensor, Tensor]] = field(default_factory=list)
     queries: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
-    needs_rotary: ClassVar[bool] = True
-
     @property
-    def row_statistics(self) -> tuple[str, ...]:
-        return () if self.by_heart else ("nothing",)
+    def needs(self) -> Needs:
+        return Needs(rotary=True, row_statistics=() if self.by_heart else ("nothing",))
 
     def observe(self, statistics: dict[str, Tensor], attention: Any) -> dict[str, Tensor]:
         self.queries.append((attention.unrotated_queries, attention.query_positions))
@@ -208,8 +208,7 @@ def test_layers_that_rotate_differently_are_not_scored_in_one() -> None:
     """A score that knows no layers is asked once for several, unless they rotate differently."""
 
     class Local(Looks):
-        token_local: ClassVar[bool] = True
-        by_layer: ClassVar[bool] = False
+        needs = Needs(token_local=True, by_layer=False, rotary=True)
 
     model = model_of(config_of(*_KNOWN["two layers, one rotates"][:2]))
     ids = torch.cat(models.prompts([60]))[None]

@@ -82,7 +82,7 @@ def inputs(prompt: int | None = None) -> dict[bool, tuple[Tensor, Tensor]]:
 CASES = [
     ("llama", "paged_eviction", {"policy": "lazy_eviction", "heads": "separate"}),
     ("llama", "eager", {"budget": 128, "policy": "keydiff"}),
-    ("gemma3", "paged_eviction", {}),
+    ("gemma3", "paged_eviction", {"positions": "cache"}),
     ("gpt_oss", "paged_eviction", {"policy": "h2o"}),
     ("deepseek_v3", "sdpa", {}),
     ("qwen3_next", "sdpa", {}),

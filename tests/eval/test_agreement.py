@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import log
 from typing import Any
 
 import pytest
 import torch
-from batches import all_rows, make_batch, without_costs
 from transformers import DynamicCache
 
+from batches import all_rows, make_batch, without_costs
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.running.agreement import FullAnswer, divergence, identical_share, recorded_logits
@@ -50,7 +49,7 @@ def expected_agreement(model: Any, prompt: Any, policy: str, tokens: int, full: 
 @pytest.mark.parametrize("question", [0, 15])
 @pytest.mark.parametrize("share", [True, False])
 def test_agreement_is_that_of_plain_loops(model: Any, question: int, share: bool) -> None:
-    settings = replace(SETTINGS, question_aware=not question, share_prefill=share)
+    settings = SETTINGS.but(question_aware=not question, share_prefill=share)
     batch = make_batch((90, 75, 40), question)
     rows = all_rows(model, settings, batch)
     tokens = {(row["policy"], row["budget"], row["id"]): list(map(int, row["prediction"].split())) for row in rows}
@@ -65,14 +64,14 @@ def test_agreement_is_that_of_plain_loops(model: Any, question: int, share: bool
         assert row["agreement"] == pytest.approx(expected, abs=1e-5)
         seen.add(row["agreement"]["identical"])
     assert len(seen) > 2
-    without = all_rows(model, replace(settings, agreement=False), batch)
+    without = all_rows(model, settings.but(agreement=False), batch)
     assert all(row["agreement"] is None for row in without)
     assert [row["prediction"] for row in rows] == [row["prediction"] for row in without]
 
 
 def test_a_cache_that_evicts_nothing_agrees(model: Any) -> None:
     for question in (0, 15):
-        settings = replace(SETTINGS, budgets=("full", "400"), question_aware=not question)
+        settings = SETTINGS.but(budgets=("full", "400"), question_aware=not question)
         for row in all_rows(model, settings, make_batch((60, 44), question)):
             assert row["agreement"]["identical"] == 1.0
             assert row["agreement"]["kl"] == pytest.approx(0, abs=1e-6)
@@ -80,7 +79,7 @@ def test_a_cache_that_evicts_nothing_agrees(model: Any) -> None:
 
 @pytest.mark.parametrize("question", [0, 15])
 def test_full_rows_that_are_there_are_compared_with_again(model: Any, question: int) -> None:
-    settings = replace(SETTINGS, question_aware=not question)
+    settings = SETTINGS.but(question_aware=not question)
     batch = make_batch((60, 44), question)
     rows = without_costs(all_rows(model, settings, batch))
     done = {key for key in batch_keys(settings, batch) if key.policy == "full" or key.id == "1"}
@@ -92,7 +91,7 @@ def test_full_rows_that_are_there_are_compared_with_again(model: Any, question: 
 
 
 def test_agreement_needs_the_full_cache(model: Any) -> None:
-    settings = replace(SETTINGS, budgets=("20%",))
+    settings = SETTINGS.but(budgets=("20%",))
     with pytest.raises(UserError, match="add full"):
         run_batch(model, None, settings, make_batch((40,)), frozenset())
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from hf_paged_eviction_eval.budgets import parse_budget, parse_budgets, rounding_notes
 from hf_paged_eviction_eval.errors import UserError
+from hf_paged_eviction_eval.options.cache import CacheOptions
 
 LENGTHS = st.integers(1, 100_000)
 BLOCKS = st.integers(1, 128)
@@ -15,7 +16,7 @@ BLOCKS = st.integers(1, 128)
 
 @given(st.integers(1, 1_000_000), LENGTHS, BLOCKS)
 def test_tokens_are_rounded_up_to_a_legal_budget(tokens: int, length: int, block: int) -> None:
-    resolved = parse_budget(str(tokens)).resolve(length, block)
+    resolved = parse_budget(str(tokens)).resolve(length, CacheOptions(block_size=block))
     assert resolved is not None and resolved % block == 0
     assert resolved >= max(tokens, 3 * block)
     assert resolved < max(tokens, 3 * block) + block
@@ -23,7 +24,7 @@ def test_tokens_are_rounded_up_to_a_legal_budget(tokens: int, length: int, block
 
 @given(st.decimals("0.01", "100", places=2), LENGTHS, BLOCKS)
 def test_share_of_the_length(share: object, length: int, block: int) -> None:
-    resolved = parse_budget(f"{share}%").resolve(length, block)
+    resolved = parse_budget(f"{share}%").resolve(length, CacheOptions(block_size=block))
     assert resolved is not None and resolved % block == 0 and resolved >= 3 * block
     assert resolved * 100 >= float(str(share)) * length * (1 - 1e-12)
 
@@ -35,7 +36,7 @@ def test_any_text_is_read_or_refused(text: str) -> None:
     except UserError as error:
         assert "full" in str(error)
     else:
-        assert budget.is_full or (budget.resolve(1000, 16) or 0) >= 48
+        assert budget.is_full or (budget.resolve(1000, CacheOptions()) or 0) >= 48
 
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "0%", "101%", "1e", "half", "%", "1/0%"])
@@ -52,9 +53,9 @@ def test_list_keeps_order_and_drops_repetitions() -> None:
 
 
 def test_full_cache_has_no_budget() -> None:
-    assert parse_budget("FULL").resolve(1000, 16) is None
+    assert parse_budget("FULL").resolve(1000, CacheOptions()) is None
 
 
 def test_note_only_where_the_smallest_budget_is_used() -> None:
-    notes = rounding_notes(parse_budgets("6%,12.5%,full"), 512, 16)
+    notes = rounding_notes(parse_budgets("6%,12.5%,full"), 512, CacheOptions())
     assert len(notes) == 1 and notes[0].startswith("6%") and "48" in notes[0]

@@ -15,6 +15,7 @@ from hf_paged_eviction_eval import embedded
 from hf_paged_eviction_eval.calibrate import SHORTEST, cut, text_settings
 from hf_paged_eviction_eval.commands import app
 from hf_paged_eviction_eval.errors import UserError
+from hf_paged_eviction_eval.options.model import ModelOptions
 from hf_paged_eviction_eval.tasks import library
 
 TOKENIZER = embedded.load()[1]
@@ -70,9 +71,9 @@ def test_a_window_that_is_too_short() -> None:
 
 def test_files_are_needed(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no text given"):
-        text_settings([], 1024, device=None)
+        text_settings([], 1024, ModelOptions())
     with pytest.raises(UserError, match=r"no such file: .*nothing\.txt"):
-        text_settings([tmp_path / "nothing.txt"], 1024, device=None)
+        text_settings([tmp_path / "nothing.txt"], 1024, ModelOptions())
 
 
 @pytest.mark.parametrize("output", ["c.bin", "missing/c.safetensors"])

@@ -27,8 +27,8 @@ from hf_paged_eviction_eval.chat.interrupt import Interrupt
 from hf_paged_eviction_eval.chat.screen import LineAnswer
 from hf_paged_eviction_eval.chat.settings import chat_settings
 from hf_paged_eviction_eval.commands import app
-from hf_paged_eviction_eval.commands.chat import ChatOptions
 from hf_paged_eviction_eval.errors import UserError
+from hf_paged_eviction_eval.options.chat import ChatOptions
 from hf_paged_eviction_eval.running.efficiency import kv_bytes
 
 FACT = "The code of maple is amber. The code of cedar is coral."
@@ -315,7 +315,7 @@ def test_prompts_and_commands(tmp_path: Path) -> None:
     notes.write_text(FACT)
     commands = (
         f"/help|/file {notes}|{MAPLE}|/stats|/blocks|/blocks 1|/blocks 1 1|/budget|/budget 48|{CEDAR}|/policy"
-        f"|/policy snapkv|{FACT} {MAPLE}|/blocks|/reset 64|/budget 128|//{FACT} {MAPLE}|/save {picture}|/exit|never"
+        f"|/policy snapkv|{FACT} {MAPLE}|/blocks|/reset 64|/budget 128|//{FACT} {MAPLE}|/save {picture}|/quit|never"
     )
     typed = [word for command in commands.split("|") for word in ("--prompt", command)]
     result = run("--full", "--policy", "keydiff", *typed)

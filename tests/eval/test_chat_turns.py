@@ -19,8 +19,8 @@ from hf_paged_eviction_eval.chat.screen import LineAnswer
 from hf_paged_eviction_eval.chat.settings import chat_settings
 from hf_paged_eviction_eval.chat.turns import PlainTurns, TemplateTurns, encode, encode_after, make_turns
 from hf_paged_eviction_eval.commands import app
-from hf_paged_eviction_eval.commands.chat import ChatOptions
 from hf_paged_eviction_eval.errors import UserError
+from hf_paged_eviction_eval.options.chat import ChatOptions
 
 HEAD = "{% for m in messages %}<|{{ m['role'] }}|>\n"
 TAIL = "<eos>\n{% endfor %}{% if add_generation_prompt %}<|assistant|>\n{% endif %}"

@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import rows_of
 from typer.testing import CliRunner
 
 from hf_paged_eviction import available_policies
 from hf_paged_eviction_eval import cli, evaluation, presets, requests
 from hf_paged_eviction_eval.commands import app
-from hf_paged_eviction_eval.commands.options import Options
 from hf_paged_eviction_eval.errors import RowsFailed
+from hf_paged_eviction_eval.options.evaluate import EvalOptions
 from hf_paged_eviction_eval.running.runner import run_batch
 from hf_paged_eviction_eval.running.variants import row_key
 from hf_paged_eviction_eval.store.results import Row
+from processes import rows_of
 
 
 def run(*arguments: str, status: int = 0) -> Any:
@@ -188,7 +188,7 @@ def test_too_short_prompts_are_refused(command: list[str]) -> None:
 
 
 def test_preset_paper() -> None:
-    found = requests.task_requests(Options(preset="paper", output=Path("out")))
+    found = requests.task_requests(EvalOptions(preset="paper", output=Path("out")))
     assert [request.settings.model for request in found] == list(presets.PRESETS["paper"].models)
     assert [str(request.output) for request in found] == [
         "out/Llama-3.2-1B-Instruct",
@@ -201,21 +201,21 @@ def test_preset_paper() -> None:
         assert request.settings.budgets == ("256", "512", "1024", "2048", "4096", "full")
         assert request.settings.block_size == 16 and request.settings.question_aware
         assert request.settings.limit is None
-    (one,) = requests.task_requests(Options(preset="paper", model="mine", budgets="128", limit=3))
+    (one,) = requests.task_requests(EvalOptions(preset="paper", model="mine", budgets="128", limit=3))
     assert (one.settings.model, one.settings.budgets, one.settings.limit) == ("mine", ("128",), 3)
     assert str(one.output) == "results/paper" and len(one.settings.tasks) == 5
 
 
 def test_chunks_share_no_prefill() -> None:
-    (request,) = requests.task_requests(Options(prefill_chunk_size=64))
+    (request,) = requests.task_requests(EvalOptions(prefill_chunk_size=64))
     assert request.settings.prefill_chunk_size == 64 and not request.settings.share_prefill
 
 
 def test_the_default_is_the_embedded_suite() -> None:
-    (request,) = requests.task_requests(Options())
+    (request,) = requests.task_requests(EvalOptions())
     assert len(request.settings.tasks) == 7 and request.settings.model == "embedded"
-    assert request.settings.policies == tuple(requests.DEFAULT_POLICIES.split(",")) and request.settings.device == "cpu"
-    (every,) = requests.task_requests(Options(policies="all"))
+    assert request.settings.policies == tuple(EvalOptions().policies.split(",")) and request.settings.device == "cpu"
+    (every,) = requests.task_requests(EvalOptions(policies="all"))
     assert every.settings.policies == tuple(available_policies())
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +13,15 @@ from typer.testing import CliRunner
 
 from hf_paged_eviction_eval import requests
 from hf_paged_eviction_eval.commands import app, evaluate
-from hf_paged_eviction_eval.commands.options import Options
+from hf_paged_eviction_eval.options.evaluate import EvalOptions
 from hf_paged_eviction_eval.run_file import as_run_file
 from hf_paged_eviction_eval.settings import TaskSettings, TextSettings
 
 
 @pytest.fixture
-def seen(monkeypatch: pytest.MonkeyPatch) -> list[Options]:
+def seen(monkeypatch: pytest.MonkeyPatch) -> list[EvalOptions]:
     """Options that reached the run, which does not start."""
-    found: list[Options] = []
+    found: list[EvalOptions] = []
     monkeypatch.setattr("hf_paged_eviction_eval.commands.evaluate.run", lambda options: found.append(options) or True)
     return found
 
@@ -41,7 +40,7 @@ def config(folder: Path, text: str) -> str:
     return str(path)
 
 
-def test_every_option_from_a_file(tmp_path: Path, seen: list[Options]) -> None:
+def test_every_option_from_a_file(tmp_path: Path, seen: list[EvalOptions]) -> None:
     text = """
 model: some/model
 revision: main
@@ -57,6 +56,16 @@ policies: [keydiff, full]
 budgets: [256, 25%, full]
 block-size: 32
 heads: separate
+sink-tokens: 64
+recent-tokens: 64
+disposal: drop
+positions: cache
+task-file: [mine.jsonl]
+template: x
+metric: qa_f1
+max-new-tokens: 9
+answers: gold
+protected-prefix: 5
 tasks: [paper, niah]
 length: [512, 1024]
 limit: 3
@@ -82,17 +91,15 @@ output: some/where
 """
     invoke("--config", config(tmp_path, text))
     (options,) = seen
-    assert {each.name for each in fields(Options)} - {"config"} == {
-        key.replace("-", "_") for key in yaml.safe_load(text)
-    }
+    assert {*EvalOptions.model_fields} - {"config"} == {key.replace("-", "_") for key in yaml.safe_load(text)}
     assert (options.policies, options.budgets, options.length) == ("keydiff,full", "256,25%,full", "512,1024")
-    assert (options.tasks, options.batch_size, options.max_length) == ("paper,niah", "4", 7500)
+    assert (options.tasks, options.batch_size, options.max_length) == ("paper,niah", 4, 7500)
     assert options.question_aware is False and options.share_prefill is False and options.agreement is True
-    assert options.heads.value == "separate" and options.output == Path("some/where")
+    assert options.heads == "separate" and options.output == Path("some/where")
     assert options.files == [Path("a.txt"), Path("b c.txt")]
 
 
-def test_the_command_line_beats_the_file(tmp_path: Path, seen: list[Options]) -> None:
+def test_the_command_line_beats_the_file(tmp_path: Path, seen: list[EvalOptions]) -> None:
     path = config(tmp_path, "limit: 3\nseed: 4\nquestion-aware: false\nbudgets: 256\nbatch-size: auto\ntokenizer:\n")
     invoke("--limit", "5", "--config", path, "--question-aware")
     (options,) = seen
@@ -142,7 +149,7 @@ def test_the_command_line_beats_the_file(tmp_path: Path, seen: list[Options]) ->
         ("output: 2026-99-99", "is not YAML"),
     ],
 )
-def test_what_a_file_may_not_say(tmp_path: Path, seen: list[Options], text: str, message: str) -> None:
+def test_what_a_file_may_not_say(tmp_path: Path, seen: list[EvalOptions], text: str, message: str) -> None:
     path = config(tmp_path, text)
     output = invoke("--config", path, status=2)
     if text != "? [a]\n: 1":
@@ -150,7 +157,7 @@ def test_what_a_file_may_not_say(tmp_path: Path, seen: list[Options], text: str,
     assert path in output and "Traceback" not in output and not seen
 
 
-def test_files_that_cannot_be_read(tmp_path: Path, seen: list[Options]) -> None:
+def test_files_that_cannot_be_read(tmp_path: Path, seen: list[EvalOptions]) -> None:
     assert "No such file" in invoke("--config", str(tmp_path / "none.yaml"), status=2)
     assert "cannot read" in invoke("--config", str(tmp_path), status=2)
     (tmp_path / "bytes.yaml").write_bytes(b"\xff\xfe\x00limit")
@@ -161,7 +168,7 @@ def test_files_that_cannot_be_read(tmp_path: Path, seen: list[Options]) -> None:
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     content=st.dictionaries(
-        st.sampled_from([each.name.replace("_", "-") for each in fields(Options)]) | st.text(max_size=8),
+        st.sampled_from([name.replace("_", "-") for name in EvalOptions.model_fields]) | st.text(max_size=8),
         st.recursive(
             st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
             lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
@@ -183,9 +190,9 @@ def test_any_content_is_read_or_explained(
 @pytest.mark.parametrize(
     "options",
     [
-        Options(),
-        Options(policies="full", tasks="hotpotqa,lcc_e", limit=2, max_length=500, data_dir="my data", batch_size="3"),
-        Options(
+        EvalOptions(),
+        EvalOptions(policies="full", tasks="hotpotqa,lcc_e", limit=2, max_length=500, data_dir="my data", batch_size=3),
+        EvalOptions(
             policies="keydiff",
             budgets="256,12.5%",
             tasks="ruler,qasper",
@@ -197,22 +204,22 @@ def test_any_content_is_read_or_explained(
             dataset="a/b",
             dataset_revision="1234567",
         ),
-        Options(preset="paper", device="cpu", output=Path("somewhere/ä")),
-        Options(text=True, policies="recency", budgets="64", length="99", chunk=5, limit=2, files=[Path(__file__)]),
-        Options(text=True),
+        EvalOptions(preset="paper", device="cpu", output=Path("somewhere/ä")),
+        EvalOptions(text=True, policies="recency", budgets="64", length="99", chunk=5, limit=2, files=[Path(__file__)]),
+        EvalOptions(text=True),
     ],
 )
-def test_settings_read_back_from_their_file(tmp_path: Path, seen: list[Options], options: Options) -> None:
+def test_settings_read_back_from_their_file(tmp_path: Path, seen: list[EvalOptions], options: EvalOptions) -> None:
     for request in requests_of(options):
         seen.clear()
         invoke("--config", config(tmp_path, as_run_file(request.settings, request.output)))
         assert requests_of(seen[0]) == [request]
 
 
-def requests_of(options: Options) -> list[requests.Request[TaskSettings]] | list[requests.Request[TextSettings]]:
+def requests_of(options: EvalOptions) -> list[requests.Request[TaskSettings]] | list[requests.Request[TextSettings]]:
     return [requests.text_request(options)] if options.text else requests.task_requests(options)
 
 
 def test_options_that_are_not_for_texts_are_options() -> None:
-    names = {each.name for each in fields(Options)}
+    names = {*EvalOptions.model_fields}
     assert names >= evaluate.TASKS_ONLY and names >= evaluate.TEXTS_ONLY

@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from processes import Child, Commands, rows_of, wait_for
 
 from hf_paged_eviction_eval.distributed import MainError, Team, join, speaker
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.settings import TaskSettings
 from hf_paged_eviction_eval.store import lock, shards
+from processes import Child, Commands, rows_of, wait_for
 
 LIMIT = 24
 ROWS = 2 * LIMIT * (1 + 2)

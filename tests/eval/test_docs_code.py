@@ -19,7 +19,16 @@ from markdown_it import MarkdownIt
 from hf_paged_eviction.policies import registry
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES = ("index.md", "tutorial.md", "footguns.md", "migration.md", "policies/own.md")
+PAGES = (
+    "index.md",
+    "tutorial.md",
+    "footguns.md",
+    "saved_contexts.md",
+    "endless_text.md",
+    "serving.md",
+    "migration.md",
+    "policies/own.md",
+)
 NOT_RUN = re.compile(r"<!-- not run: \S.* -->")
 
 
@@ -68,9 +77,10 @@ def run(page: Path) -> None:
 
 
 @pytest.fixture(autouse=True)
-def registry_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Policies that a page registers are gone afterwards."""
-    monkeypatch.setattr(registry, "_POLICIES", dict(registry._POLICIES))
+def as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Policies that a page registers, and files that it writes, are gone afterwards."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(registry.POLICIES, "classes", dict(registry.POLICIES.classes))
 
 
 @pytest.mark.parametrize("name", PAGES)

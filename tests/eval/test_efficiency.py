@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from batches import all_rows, make_batch
 from transformers import DynamicCache
 
+from batches import all_rows, make_batch
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction_eval.running.efficiency import PeakMemory, Stopwatch, evictions, kv_bytes, timed_updates
 from hf_paged_eviction_eval.settings import TaskSettings
@@ -25,7 +24,7 @@ SETTINGS = TaskSettings(
 @pytest.mark.parametrize("share", [True, False])
 def test_counts_of_a_run(model: Any, question: int, share: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model.generation_config, "eos_token_id", None)
-    settings = replace(SETTINGS, question_aware=not question, share_prefill=share)
+    settings = SETTINGS.but(question_aware=not question, share_prefill=share)
     batch = make_batch((100, 70), question, new_tokens=(9, 9))
     monkeypatch.setattr("batches.IdTokenizer.eos_token_id", None)
     for row in all_rows(model, settings, batch):

@@ -11,10 +11,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_paged_eviction.calibration import load_calibration
-from hf_paged_eviction_eval.embedded import calibrate, corpus, measure, tokenizer, train
-from hf_paged_eviction_eval.embedded.corpus import Corpus
-from hf_paged_eviction_eval.embedded.lessons import FINISH, LESSONS, Lesson
 from hf_paged_eviction_eval.tasks import library
+from training import calibrate, corpus, measure, tokenizer, train
+from training.corpus import Corpus
+from training.lessons import FINISH, LESSONS, Lesson
 
 # Every length that a lesson may have: plain attention and the fused one, one task and several, with and without echo.
 SHORT = (Lesson((24,), 2, 2, echo=1.0, tokens=256), Lesson((256,), 8, 2, echo=0.3, tokens=1024))

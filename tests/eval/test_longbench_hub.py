@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from longbench_files import longbench_record, write_longbench, write_longbench_zip, write_records
 
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.longbench import data_digest, hub, load_samples
 from hf_paged_eviction_eval.longbench.data import REVISION
 from hf_paged_eviction_eval.settings import TaskSettings
+from longbench_files import longbench_record, write_longbench, write_longbench_zip, write_records
 
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy")
 

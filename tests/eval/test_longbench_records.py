@@ -10,6 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from hf_paged_eviction_eval.errors import UserError
+from hf_paged_eviction_eval.longbench import TASKS, data_digest, load_samples
+from hf_paged_eviction_eval.settings import TaskSettings
 from longbench_files import (
     longbench_record,
     longbench_v2_record,
@@ -18,10 +22,6 @@ from longbench_files import (
     write_longbench_zip,
     write_records,
 )
-
-from hf_paged_eviction_eval.errors import UserError
-from hf_paged_eviction_eval.longbench import TASKS, data_digest, load_samples
-from hf_paged_eviction_eval.settings import TaskSettings
 
 
 def settings(data_dir: Path | None, **changes: Any) -> TaskSettings:

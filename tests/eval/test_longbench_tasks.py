@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from longbench_files import longbench_record, longbench_v2_record
 
 from hf_paged_eviction_eval.longbench import CATEGORIES, PRESETS, PROMPTS, TASKS, prompt_digest
 from hf_paged_eviction_eval.longbench.data import load_records, to_sample
@@ -16,6 +15,7 @@ from hf_paged_eviction_eval.longbench.tasks import LENGTH_FILE, PROMPT_FILE
 from hf_paged_eviction_eval.longbench.v2 import PROMPT as PROMPT_V2
 from hf_paged_eviction_eval.longbench.v2 import to_sample as to_sample_v2
 from hf_paged_eviction_eval.settings import TaskSettings
+from longbench_files import longbench_record, longbench_v2_record
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "longbench"
 PROMPTS_SHA256 = "56d22ad4f382169c2b8a11ff4c982a4a1bea096c8152b0f0b85b64686b157c30"

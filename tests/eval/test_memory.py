@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from batches import IdTokenizer, all_rows, make_batch, without_costs
 
+from batches import IdTokenizer, all_rows, make_batch, without_costs
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction_eval.errors import RowsFailed
 from hf_paged_eviction_eval.running.memory import is_out_of_memory
@@ -55,7 +54,7 @@ def collect(model: Any, settings: TaskSettings, batch: Any) -> tuple[list[dict[s
 @pytest.mark.parametrize("agreement", [False, True])
 @pytest.mark.parametrize("most", [1, 2, 4])
 def test_a_batch_is_halved_until_it_fits(model: Any, question: int, agreement: bool, most: int) -> None:
-    settings = replace(SETTINGS, question_aware=not question, agreement=agreement)
+    settings = SETTINGS.but(question_aware=not question, agreement=agreement)
     batch = make_batch(LENGTHS, question, length=80)
     expected = without_costs(all_rows(model, settings, batch))
     with little_memory(model, lambda rows, tokens, cache: rows <= most):
@@ -109,7 +108,7 @@ def test_a_small_cache_may_fit_where_the_full_one_does_not(model: Any) -> None:
     assert {row_key(row) for row in rows} == every - set(failure.keys) and len(rows) == 12
     # Agreement cannot do without the full cache's answer.
     with little_memory(model, fits):
-        rows, failure = collect(model, replace(SETTINGS, agreement=True), batch)
+        rows, failure = collect(model, SETTINGS.but(agreement=True), batch)
     assert failure is not None and {key.id for key in failure.keys} == set("012") and len(failure.keys) == 9
     assert {row["id"] for row in rows} == set("34")
 

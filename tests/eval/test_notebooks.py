@@ -144,7 +144,7 @@ def test_shown_commands_are_understood(command: str) -> None:
     import typer
 
     from hf_paged_eviction_eval.commands import app
-    from hf_paged_eviction_eval.commands.options import Options
+    from hf_paged_eviction_eval.options.evaluate import EvalOptions
     from hf_paged_eviction_eval.requests import task_requests
 
     group: Any = typer.main.get_command(app)
@@ -153,7 +153,7 @@ def test_shown_commands_are_understood(command: str) -> None:
         name, chosen, rest = group.resolve_command(root, words)
         with chosen.make_context(name, rest, parent=root) as context:
             if name == "eval":
-                assert task_requests(Options(**context.params))
+                assert task_requests(EvalOptions(**context.params))
 
 
 def test_there_are_commands_to_look_at() -> None:

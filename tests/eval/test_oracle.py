@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from batches import IdTokenizer, all_rows, make_batch, said, without_costs
 
+from batches import IdTokenizer, all_rows, make_batch, said, without_costs
 from hf_paged_eviction import PagedEvictionCache, ScoreContext, available_policies
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
 from hf_paged_eviction_eval import embedded, requests
-from hf_paged_eviction_eval.commands.options import Options
 from hf_paged_eviction_eval.errors import UserError
+from hf_paged_eviction_eval.options.evaluate import EvalOptions
 from hf_paged_eviction_eval.policy_names import choose_policies, needs_queries, split_list, split_name
 from hf_paged_eviction_eval.prompting.prompts import Batch, encode
 from hf_paged_eviction_eval.running.generation import Generator
@@ -44,7 +44,7 @@ def foresee(model: Any, settings: TaskSettings, batch: Batch, share: bool = True
     inputs = reader.inputs(batch.prompts, apart=True)
     source = reader.source(batch.prompts) if share else None
     limits = [prompt.sample.max_new_tokens for prompt in batch.prompts]
-    answers = [row["prediction"] for row in all_rows(model, replace(settings, policies=()), batch)]
+    answers = [row["prediction"] for row in all_rows(model, settings.but(policies=()), batch)]
     return look_ahead(reader, inputs, source, limits), inputs, answers
 
 
@@ -68,7 +68,7 @@ def context_at(positions: torch.Tensor, seen: list[int], layer: int) -> ScoreCon
 @pytest.mark.parametrize("share", [True, False])
 @pytest.mark.parametrize("question", [0, 13])
 def test_scores_are_what_eager_attention_pays_from_then_on(showing: Any, question: int, share: bool) -> None:
-    settings = replace(SETTINGS, question_aware=not question)
+    settings = SETTINGS.but(question_aware=not question)
     batch = make_batch(LENGTHS, question)
     oracle, _, answers = foresee(showing, settings, batch, share)
     assert oracle.first.tolist() == [length - question for length in LENGTHS]
@@ -88,7 +88,7 @@ def test_scores_are_what_eager_attention_pays_from_then_on(showing: Any, questio
 
 @pytest.mark.parametrize("question", [0, 13])
 def test_padded_rows_foresee_what_they_would_alone(showing: Any, question: int) -> None:
-    settings = replace(SETTINGS, question_aware=not question)
+    settings = SETTINGS.but(question_aware=not question)
     batch = make_batch(LENGTHS, question)
     together, _, _ = foresee(showing, settings, batch)
     for row in range(len(LENGTHS)):
@@ -128,10 +128,10 @@ def test_answers_of_one_token_leave_nothing_to_foresee(showing: Any) -> None:
 @pytest.mark.parametrize("question", [0, 20])
 @pytest.mark.parametrize("heads", ["shared", "separate"])
 def test_rows_of_the_oracle_depend_on_nothing_but_the_prompt(showing: Any, question: int, heads: Any) -> None:
-    settings = replace(SETTINGS, budgets=("20%", "60%", "full"), question_aware=not question, heads=heads)
+    settings = SETTINGS.but(budgets=("20%", "60%", "full"), question_aware=not question, heads=heads)
     batch = make_batch(LENGTHS, question, length=90)
     together = all_rows(showing, settings, batch)
-    unshared = all_rows(showing, replace(settings, share_prefill=False), batch)
+    unshared = all_rows(showing, settings.but(share_prefill=False), batch)
     prompts = batch.prompts
     apart = [row for one in prompts for row in all_rows(showing, settings, replace(batch, prompts=(one,)))]
     assert without_costs(together) == without_costs(unshared) == without_costs(apart)
@@ -143,7 +143,7 @@ def test_each_question_evicts_for_itself(showing: Any) -> None:
     first = batch.prompts[0].context
     prompts = [replace(prompt, context=first) if index != 2 else prompt for index, prompt in enumerate(batch.prompts)]
     batch = replace(batch, prompts=tuple(prompts))
-    settings = replace(SETTINGS, question_aware=False)
+    settings = SETTINGS.but(question_aware=False)
     together = all_rows(showing, settings, batch)
     apart = [row for one in prompts for row in all_rows(showing, settings, replace(batch, prompts=(one,)))]
     assert without_costs(together) == without_costs(apart)
@@ -151,19 +151,19 @@ def test_each_question_evicts_for_itself(showing: Any) -> None:
 
 def test_everything_held_is_the_full_cache(showing: Any) -> None:
     for question in (0, 20):
-        settings = replace(SETTINGS, policies=("oracle",), budgets=("128", "full"), question_aware=not question)
+        settings = SETTINGS.but(policies=("oracle",), budgets=("128", "full"), question_aware=not question)
         found = said(all_rows(showing, settings, make_batch(LENGTHS, question)))
         assert [found["oracle", "128", row] for row in "012"] == [found["full", "full", row] for row in "012"]
 
 
 def test_it_serves_with_agreement_and_allocators(showing: Any) -> None:
     policies = ("oracle", "oracle@cake", "oracle@ada_kv", "random@pyramid", "h2o@d2o")
-    settings = replace(SETTINGS, policies=policies, agreement=True, budgets=("40%", "full"))
+    settings = SETTINGS.but(policies=policies, agreement=True, budgets=("40%", "full"))
     rows = all_rows(showing, settings, make_batch(LENGTHS, length=90))
     assert {row["policy"] for row in rows} == {*policies, "full"}
     kl = {name: fmean(row["agreement"]["kl"] for row in rows if row["policy"] == name) for name in (*policies, "full")}
     assert kl["full"] == 0 < kl["oracle"] < kl["random@pyramid"]
-    unshared = all_rows(showing, replace(settings, share_prefill=False), make_batch(LENGTHS, length=90))
+    unshared = all_rows(showing, settings.but(share_prefill=False), make_batch(LENGTHS, length=90))
     for ours, theirs in zip(without_costs(rows), without_costs(unshared), strict=True):
         assert ours.pop("agreement") == pytest.approx(theirs.pop("agreement"), abs=1e-5)
         assert ours == theirs
@@ -172,6 +172,9 @@ def test_it_serves_with_agreement_and_allocators(showing: Any) -> None:
 def test_names() -> None:
     assert split_name("h2o@cake") == ("h2o", "cake") and split_name("h2o") == ("h2o", "uniform")
     assert split_name("caote(h2o)@ada_kv") == ("caote(h2o)", "ada_kv")
+    assert split_name("h2o@ada_kv(floor=0.5)") == ("h2o", "ada_kv(floor=0.5)")
+    assert split_name("calibrated:./a@b/c.safetensors")[1] == "uniform"
+    assert needs_queries("recency@pyramid(beta=2)") and not needs_queries("recency@uniform()")
     assert needs_queries("oracle") and needs_queries("recency@pyramid") and not needs_queries("recency@uniform")
     with pytest.raises(ValueError, match="Unknown allocator 'best'"):
         needs_queries("h2o@best")
@@ -190,6 +193,7 @@ def test_lists_of_names() -> None:
         "orakle": "did you mean 'oracle'",
         "": "choose from",
         "h2o@best": "Unknown allocator 'best'",
+        "h2o@ada_kv(flor=1)": "ada_kv has no parameter flor",
         "hybrid(h2o, recent)": "Unknown policy 'recent'",
         "hybrid(h2o": "Cannot read the policy",
         "keydif@cake": "did you mean 'keydiff'",
@@ -201,13 +205,13 @@ def test_lists_of_names() -> None:
 
 
 def test_the_command_line_takes_it() -> None:
-    (request,) = requests.task_requests(Options(policies="oracle,recency@pyramid,caote(h2o),full"))
+    (request,) = requests.task_requests(EvalOptions(policies="oracle,recency@pyramid,caote(h2o),full"))
     assert request.settings.policies == ("oracle", "recency@pyramid", "caote(h2o)")
     assert request.settings.attn_implementation == PAGED_EVICTION
     with pytest.raises(UserError, match="only tasks have"):
-        requests.text_request(Options(policies="oracle", budgets="64"))
+        requests.text_request(EvalOptions(policies="oracle", budgets="64"))
     with pytest.raises(UserError, match="oracle: needs to see queries"):
-        requests.task_requests(Options(policies="oracle", attn_implementation="eager"))
+        requests.task_requests(EvalOptions(policies="oracle", attn_implementation="eager"))
 
 
 def test_a_model_that_shows_nothing_is_refused(model: Any) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from longbench_files import longbench_record, longbench_v2_record, write_longbench, write_records
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, LlamaConfig, PreTrainedTokenizerFast
 
@@ -20,6 +19,7 @@ from hf_paged_eviction_eval.longbench.v2 import to_sample as to_sample_v2
 from hf_paged_eviction_eval.prompting.prompts import Prompt, encode, make_batches, pack
 from hf_paged_eviction_eval.settings import TaskSettings
 from hf_paged_eviction_eval.tasks import Sample, make_samples
+from longbench_files import longbench_record, longbench_v2_record, write_longbench, write_records
 
 TEMPLATES = {
     "plain": "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<end>{% endfor %}"

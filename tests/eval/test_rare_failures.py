@@ -28,9 +28,9 @@ from hf_paged_eviction_eval.evaluation import same_batches
 from hf_paged_eviction_eval.longbench import hub
 from hf_paged_eviction_eval.report.rules import _question
 from hf_paged_eviction_eval.running import batching
+from hf_paged_eviction_eval.scoring import score_files
 from hf_paged_eviction_eval.settings import EMBEDDED, TaskSettings
 from hf_paged_eviction_eval.store import lock, shards
-from hf_paged_eviction_eval.store.predictions import read_groups
 from hf_paged_eviction_eval.store.results import RowFile, make_folder, read_lines
 from hf_paged_eviction_eval.tasks import get_task, library, sized
 from hf_paged_eviction_eval.tasks.ruler import common_words
@@ -219,7 +219,7 @@ def test_rows_that_do_not_reach_the_disk(tmp_path: Path, monkeypatch: pytest.Mon
 def test_predictions_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "qasper.jsonl").mkdir()
     with pytest.raises(UserError, match=r"cannot read .*qasper\.jsonl"):
-        list(read_groups(tmp_path, False))
+        score_files([tmp_path])
 
 
 def test_a_task_that_is_not_of_longbench_e(tmp_path: Path) -> None:
@@ -228,7 +228,7 @@ def test_a_task_that_is_not_of_longbench_e(tmp_path: Path) -> None:
     row = {"pred": "x", "answers": ["x"], "all_classes": None, "length": 5}
     (folder / "narrativeqa.jsonl").write_text(json.dumps(row) + "\n")
     with pytest.raises(UserError, match="task 'narrativeqa' is not one of LongBench-E"):
-        list(read_groups(folder, False))
+        score_files([folder])
 
 
 def test_a_mark_that_cannot_be_left(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from report_rows import FULL, make_row, make_rows, write_run
 
 from hf_paged_eviction_eval.report.figures import (
     agreement_plot,
@@ -22,6 +21,7 @@ from hf_paged_eviction_eval.report.runs import Run, load_runs
 from hf_paged_eviction_eval.summaries.plot import accuracy_by_task
 from hf_paged_eviction_eval.summaries.plot_style import COLOURS, KNOWN, policy_styles
 from hf_paged_eviction_eval.summaries.summary import Cell
+from report_rows import FULL, make_row, make_rows, write_run
 
 RECENT = ("recency", "64")
 

@@ -12,11 +12,11 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from report_rows import FULL, VARIANTS, make_row, make_rows, write_run
 
 from hf_paged_eviction_eval.report import run_report
 from hf_paged_eviction_eval.report.examples import CUT, cut, examples
 from hf_paged_eviction_eval.report.runs import load_runs
+from report_rows import FULL, VARIANTS, make_row, make_rows, write_run
 
 VOID = {"meta", "img", "wbr", "br", "link", "input", "hr"}
 EVIL = "<script>alert('x')</script><img src=http://evil.example/x.png onerror=a>\"'&amp;"

@@ -7,11 +7,11 @@ import re
 from pathlib import Path
 
 import pytest
-from report_rows import FULL, VARIANTS, make_row, make_rows, write_run
 
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.report import run_report
 from hf_paged_eviction_eval.report.runs import load_runs
+from report_rows import FULL, VARIANTS, make_row, make_rows, write_run
 
 
 def test_a_single_run_has_no_label(tmp_path: Path) -> None:

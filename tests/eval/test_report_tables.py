@@ -11,7 +11,6 @@ from statistics import fmean
 from typing import Any
 
 import pytest
-from report_rows import FULL, VARIANTS, make_row, make_rows, write_run
 
 from hf_paged_eviction_eval.longbench.tasks import PRESETS
 from hf_paged_eviction_eval.report.agreement import agreement_table
@@ -24,6 +23,7 @@ from hf_paged_eviction_eval.report.runs import Run, load_runs
 from hf_paged_eviction_eval.report.scores import every_score, score_tables
 from hf_paged_eviction_eval.report.table import Column, Table
 from hf_paged_eviction_eval.report.texts import text_table
+from report_rows import FULL, VARIANTS, make_row, make_rows, write_run
 
 PAGED = ("paged_eviction", "256")
 

@@ -7,8 +7,10 @@ import random
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+
 from processes import Commands, rows_of, wait_for
 
 ROWS = 2 * 12 * (1 + 2)
@@ -111,13 +113,44 @@ def test_nothing_is_done_twice(commands: Commands, words: list[str], expected: P
 def test_other_settings_and_their_file(commands: Commands, words: list[str], expected: Path, tmp_path: Path) -> None:
     status, output = commands.run([*words, "--output", str(expected), "--seed", "1", "--budgets", "20%,full"])
     assert status == 2
-    assert "  budgets: ['10%', 'full'] there, ['20%', 'full'] now\n  seed: 0 there, 1 now\n" in output
+    assert ":\n  seed: 0 there, 1 now\nchoose" in output, "what a folder may grow by is no difference"
     config = str(expected / "run.yaml")
     status, output = commands.run(["eval", "--config", config])
     assert status == 0 and f"{ROWS}/{ROWS}" in output
     status, output = commands.run(["eval", "--config", config, "--output", str(tmp_path), "--limit", "1"])
     assert status == 0, output
     assert [row for row in rows_of(expected) if row["id"].endswith("/0")] == rows_of(tmp_path)
+
+
+def test_a_run_grows(commands: Commands, words: list[str], expected: Path, tmp_path: Path) -> None:
+    """More policies, budgets, tasks, lengths and samples, one after the other: the rows of one run with all of it."""
+    few = " ".join(words).replace("passkey,kv_recall", "passkey").replace("paged_eviction,recency", "recency")
+    few = few.replace("--limit 12", "--limit 3").replace("10%,full", "10%")
+    status, output = commands.run([*few.split(), "--output", str(tmp_path)])
+    assert status == 0 and len(rows_of(tmp_path)) == 3, output
+    before = (tmp_path / "results.jsonl").read_bytes()
+    status, output = commands.run([*words, "--output", str(tmp_path)])
+    assert status == 0, output
+    assert "this folder grows: policies paged_eviction; budgets full; tasks kv_recall; limit 3 to 12" in output
+    assert (tmp_path / "results.jsonl").read_bytes().startswith(before), "nothing is computed twice"
+    assert sorted(map(_without_costs, rows_of(tmp_path))) == sorted(map(_without_costs, rows_of(expected)))
+    meta, whole = (json.loads((folder / "run_meta.json").read_text("utf-8")) for folder in (tmp_path, expected))
+    assert meta["tasks"].items() >= {"passkey": whole["tasks"]["passkey"]}.items() and meta["complete"]
+    # Less than what is there: nothing to do, and nothing is lost. Then another length, which the folder has not.
+    status, output = commands.run([*few.split(), "--output", str(tmp_path)])
+    assert status == 0 and f"{ROWS}/{ROWS}" in output and "folder grows" not in output
+    status, output = commands.run([*few.replace("400", "300").split(), "--output", str(tmp_path)])
+    assert status == 0 and len(rows_of(tmp_path)) == 2 * ROWS, output
+    # What is known of a prompt must still be so when the folder grows.
+    meta = json.loads((tmp_path / "run_meta.json").read_text("utf-8"))
+    meta["tasks"]["passkey"]["ids_sha256"] = "0" * 64
+    (tmp_path / "run_meta.json").write_text(json.dumps(meta))
+    status, output = commands.run([*words, "--output", str(tmp_path), "--policies", "random"])
+    assert status == 2 and "the prompts of passkey are others now" in output
+
+
+def _without_costs(row: dict[str, Any]) -> str:
+    return json.dumps({name: value for name, value in row.items() if name != "efficiency"}, sort_keys=True)
 
 
 def test_two_at_once(commands: Commands, words: list[str], tmp_path: Path) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from batches import NEWLINE, IdTokenizer, all_rows, make_batch, said, without_costs
 from transformers import DynamicCache, Gemma3ForCausalLM, Gemma3TextConfig
 
+from batches import NEWLINE, IdTokenizer, all_rows, make_batch, said, without_costs
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction_eval import embedded
 from hf_paged_eviction_eval.errors import UserError
@@ -24,7 +24,7 @@ from hf_paged_eviction_eval.tasks import make_samples
 #: Those that look at keys and values alone.
 POLICIES = ("paged_eviction", "key_norm", "value_norm", "keydiff", "streaming_llm", "recency", "random")
 SETTINGS = TaskSettings(policies=POLICIES, budgets=("10%", "60%", "full"), block_size=4, tasks=("passkey",))
-FEW = replace(SETTINGS, policies=("paged_eviction", "keydiff"))
+FEW = SETTINGS.but(policies=("paged_eviction", "keydiff"))
 LENGTHS = (150, 131, 70)
 
 
@@ -53,7 +53,7 @@ def answers_of(output: torch.Tensor, batch: Batch, ends: set[int]) -> list[str]:
 @pytest.mark.parametrize("share", [True, False])
 def test_the_whole_prompt_at_once_is_a_plain_generate(model: Any, lengths: tuple[int, ...], share: bool) -> None:
     batch = make_batch(lengths, length=150)
-    found = said(all_rows(model, replace(SETTINGS, share_prefill=share), batch))
+    found = said(all_rows(model, SETTINGS.but(share_prefill=share), batch))
     ids, mask = pad_left([prompt.context for prompt in batch.prompts], torch.device("cpu"))
     assert len(found) == len(lengths) * (1 + 2 * len(SETTINGS.policies))
     for policy, budget, tokens in [
@@ -70,7 +70,7 @@ def test_the_whole_prompt_at_once_is_a_plain_generate(model: Any, lengths: tuple
 
 def test_chunked_prefill_is_that_of_generate(model: Any) -> None:
     batch = make_batch((90, 61), length=90)
-    found = said(all_rows(model, replace(FEW, prefill_chunk_size=17), batch))
+    found = said(all_rows(model, FEW.but(prefill_chunk_size=17), batch))
     ids, mask = pad_left([prompt.context for prompt in batch.prompts], torch.device("cpu"))
     for policy in FEW.policies:
         output = model.generate(
@@ -101,7 +101,7 @@ def plain_agnostic(model: Any, prompt: Any, cache: Any, steps: int) -> str:
 
 @pytest.mark.parametrize("share", [True, False])
 def test_agnostic_answers_come_from_the_compressed_context(model: Any, share: bool) -> None:
-    settings = replace(FEW, question_aware=False, share_prefill=share)
+    settings = FEW.but(question_aware=False, share_prefill=share)
     batch = make_batch(LENGTHS, question=13, length=150)
     found = said(all_rows(model, settings, batch))
     for policy, budget, tokens in [
@@ -114,7 +114,7 @@ def test_agnostic_answers_come_from_the_compressed_context(model: Any, share: bo
 
 
 def test_eviction_and_the_place_of_the_question_are_felt(model: Any) -> None:
-    settings = replace(FEW, question_aware=False)
+    settings = FEW.but(question_aware=False)
     found = said(all_rows(model, settings, make_batch(LENGTHS, question=13)))
     other = said(all_rows(model, FEW, make_batch(LENGTHS)))
     assert any(found["keydiff", "10%", row] != found["full", "full", row] for row in "012")
@@ -128,17 +128,17 @@ def test_eviction_and_the_place_of_the_question_are_felt(model: Any) -> None:
 @pytest.mark.parametrize("question", [0, 20])
 @pytest.mark.parametrize("heads", ["shared", "separate"])
 def test_a_shared_prefill_gives_the_rows_of_separate_runs(model: Any, question: int, heads: Any) -> None:
-    settings = replace(SETTINGS, question_aware=not question, heads=heads)
+    settings = SETTINGS.but(question_aware=not question, heads=heads)
     batch = make_batch(LENGTHS, question)
     shared = all_rows(model, settings, batch)
-    apart = all_rows(model, replace(settings, share_prefill=False), batch)
+    apart = all_rows(model, settings.but(share_prefill=False), batch)
     assert without_costs(shared) == without_costs(apart)
     assert all(row["efficiency"]["shared_prefill"] for row in shared)
     assert not any(row["efficiency"]["shared_prefill"] for row in apart)
     single = [
         row
         for policy in settings.policies
-        for row in all_rows(model, replace(settings, policies=(policy,), budgets=("10%",)), batch)
+        for row in all_rows(model, settings.but(policies=(policy,), budgets=("10%",)), batch)
     ]
     assert not any(row["efficiency"]["shared_prefill"] for row in single)
     assert without_costs(single) == [row for row in without_costs(shared) if row["budget"] == "10%"]
@@ -147,7 +147,7 @@ def test_a_shared_prefill_gives_the_rows_of_separate_runs(model: Any, question: 
 @pytest.mark.parametrize("question", [0, 20])
 @pytest.mark.parametrize("length", [None, 150])
 def test_a_row_does_not_depend_on_its_batch(model: Any, question: int, length: int | None) -> None:
-    settings = replace(SETTINGS, question_aware=not question)
+    settings = SETTINGS.but(question_aware=not question)
     batch = make_batch(LENGTHS, question, length=length)
     together = all_rows(model, settings, batch)
     apart = [row for index in range(3) for row in all_rows(model, settings, alone(batch, index))]
@@ -167,7 +167,7 @@ def test_padded_batches_of_the_embedded_model(aware: bool) -> None:
     ]
     prompts = [replace(prompt, sample=replace(prompt.sample, id=str(index))) for index, prompt in enumerate(prompts)]
     batch = Batch("kv_recall", None, tuple(prompts))
-    settings = replace(SETTINGS, budgets=("6%", "25%", "50%", "full"), question_aware=aware, tasks=("kv_recall",))
+    settings = SETTINGS.but(budgets=("6%", "25%", "50%", "full"), question_aware=aware, tasks=("kv_recall",))
     together = all_rows(model, settings, batch, tokenizer=tokenizer)
     apart = [row for index in range(4) for row in all_rows(model, settings, alone(batch, index), tokenizer=tokenizer)]
     assert without_costs(together) == without_costs(apart)
@@ -176,13 +176,13 @@ def test_padded_batches_of_the_embedded_model(aware: bool) -> None:
 
 def test_shares_of_a_prompts_own_length_run_apart(model: Any) -> None:
     batch = make_batch(LENGTHS, question=10)
-    rows = all_rows(model, replace(FEW, question_aware=False), batch)
+    rows = all_rows(model, FEW.but(question_aware=False), batch)
     held = {(row["budget"], row["id"]): row["budget_tokens"] for row in rows}
     # A share of what is compressed, in whole blocks of 4.
     assert held["60%", "0"] == 84 and held["60%", "1"] == 76 and held["60%", "2"] == 36
     assert {row["efficiency"]["batch_rows"] for row in rows if row["budget"] == "60%"} == {1}
     assert {row["efficiency"]["batch_rows"] for row in rows if row["budget"] == "full"} == {3}
-    same = all_rows(model, replace(FEW, question_aware=False), replace(batch, length=150))
+    same = all_rows(model, FEW.but(question_aware=False), replace(batch, length=150))
     assert {row["budget_tokens"] for row in same if row["budget"] == "60%"} == {92}
     assert {row["efficiency"]["batch_rows"] for row in same} == {3}
 
@@ -193,7 +193,7 @@ def test_equal_contexts_are_read_once(model: Any, share: bool) -> None:
     first = batch.prompts[0].context
     prompts = [replace(prompt, context=first) if index != 2 else prompt for index, prompt in enumerate(batch.prompts)]
     batch = replace(batch, prompts=tuple(prompts))
-    settings = replace(FEW, question_aware=False, share_prefill=share)
+    settings = FEW.but(question_aware=False, share_prefill=share)
     widths: list[tuple[int, int]] = []
     embeddings = model.get_input_embeddings()
     hook = embeddings.register_forward_hook(lambda module, args, output: widths.append(tuple(args[0].shape)))
@@ -225,7 +225,7 @@ def test_model_with_sliding_layers_reads_for_every_cache() -> None:
     )
     model = Gemma3ForCausalLM(config).double().eval()
     for question in (0, 20):
-        settings = replace(FEW, question_aware=not question, agreement=True)
+        settings = FEW.but(question_aware=not question, agreement=True)
         batch = make_batch((120, 90), question)
         together = all_rows(model, settings, batch)
         apart = [row for index in range(2) for row in all_rows(model, settings, alone(batch, index))]
@@ -240,7 +240,7 @@ def test_model_with_sliding_layers_reads_for_every_cache() -> None:
 
 @pytest.mark.parametrize("question", [0, 10])
 def test_only_missing_rows_run(model: Any, question: int) -> None:
-    settings = replace(FEW, question_aware=not question)
+    settings = FEW.but(question_aware=not question)
     batch = make_batch((80, 60), question)
     keys = batch_keys(settings, batch)
     rows = all_rows(model, settings, batch)
@@ -254,12 +254,12 @@ def test_nothing_runs_where_nothing_is_missing(model: Any, monkeypatch: pytest.M
     batch = make_batch((80, 60))
     monkeypatch.setattr(model, "generate", None)
     for agreement in (False, True):
-        settings = replace(FEW, agreement=agreement)
+        settings = FEW.but(agreement=agreement)
         assert all_rows(model, settings, batch, batch_keys(settings, batch)) == []
 
 
 def test_an_impossible_policy_is_the_users_mistake(model: Any) -> None:
-    settings = replace(FEW, policies=("best",))
+    settings = FEW.but(policies=("best",))
     with pytest.raises(UserError, match="best at 10%"):
         all_rows(model, settings, make_batch((80,)))
 
@@ -302,7 +302,7 @@ def test_rows_end_by_themselves(model: Any, place: int, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("share", [True, False])
 def test_a_newline_ends_an_answer_but_never_begins_it(model: Any, share: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = replace(FEW, share_prefill=share)
+    settings = FEW.but(share_prefill=share)
     batch = make_batch((90, 60))
     words = said(all_rows(model, settings, batch))["full", "full", "0"].split()
     newline = replace(

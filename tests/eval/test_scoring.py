@@ -261,11 +261,54 @@ def test_samples_may_be_equal_by_chance(tmp_path: Path) -> None:
 def test_nothing_there(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="does not exist"):
         score_files([tmp_path / "absent"])
-    with pytest.raises(UserError, match=r"holds no \.jsonl file$"):
+    with pytest.raises(UserError, match=r"holds no predictions: no \.jsonl file"):
         score_files([tmp_path])
-    write(tmp_path / "model" / "qasper.jsonl", numbered(1))
-    with pytest.raises(UserError, match=r"give the folders inside it: .*model$"):
-        score_files([tmp_path])
+
+
+def test_a_published_tree_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One folder per model; a file with two runs and a damaged one beside good ones."""
+    tree = tmp_path / "pred_e"
+    write(tree / "one" / "qasper.jsonl", numbered(224) * 3)
+    write(tree / "one" / "trec.jsonl", [official("7\n1", "7", all_classes=["7", "1"])])
+    write(tree / "two" / "qasper.jsonl", [official("x0", "x1"), *numbered(223), *numbered(224)])
+    (tree / "two" / "lcc.jsonl").write_text("not JSON\n")
+    problems: list[str] = []
+    found = score_files([tree], problems=problems)
+    assert [(each.task, each.samples) for each in found] == [("trec_e", 1)]
+    assert len(problems) == 3 and all(any(name in each for each in problems) for name in ("one/qasper", "two/lcc"))
+    assert not run_score([tree], False, "difflib", "official", None, keep_first_run=True)
+    shown = capsys.readouterr()
+    assert "448 lines after the first 224 were left out" in shown.err and "not scored: " in shown.err
+    kept = score_files([tree / "two" / "qasper.jsonl"], keep_first_run=True)[0]
+    assert (kept.samples, kept.left_out, kept.groups) == (224, 224, {"0-4k": 99.55, "4-8k": None, "8k+": None})
+
+
+def test_files_of_opencompass(tmp_path: Path) -> None:
+    folder = tmp_path / "predictions" / "llama"
+    folder.mkdir(parents=True)
+
+    def entries(count: int, first: int) -> dict[str, Any]:
+        texts = {number: f"x{first + number}" for number in range(count)}
+        return {str(n): {"origin_prompt": "?", "prediction": text, "gold": [text]} for n, text in texts.items()}
+
+    for part in range(11):  # the eleventh comes after the tenth, not after the first
+        (folder / f"LongBench_qasper_{part}.json").write_text(json.dumps(entries(10, 10 * part)))
+    labels = {"answers": ["7"], "all_classes": ["7", "1"]}
+    (folder / "LongBench_trec.json").write_text(json.dumps({"0": {"prediction": "7\n1", "gold": labels}}))
+    found = {each.task: each for each in score_files([tmp_path / "predictions"])}
+    assert (found["qasper"].samples, found["qasper"].score, found["trec"].score) == (110, 100.0, 100.0)
+    (folder / "LongBench_lcc.json").write_text('{"0": {"prediction": "x"}}')
+    with pytest.raises(UserError, match=r"LongBench_lcc\.json, entry 1 has no 'prediction' and 'gold'"):
+        score_files([folder])
+
+
+def test_recorded_scores_that_are_others_are_flagged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [own("x", "x", 0, score=1.0), own("x", "x", 1, score=0.5), own("y", "x", 2, score=0.25)]
+    path = write(tmp_path / "results.jsonl", rows)
+    found = score(path)
+    assert found.differing == 2 and found.differs == f"{path}, line 2"
+    assert run_score([path], False, "difflib", "official", None)
+    assert "2 of 3 rows of qasper have another score" in capsys.readouterr().err
 
 
 def test_backends(tmp_path: Path) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from batches import all_rows, make_batch, without_costs
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, DynamicCache
 
+from batches import all_rows, make_batch, without_costs
 from hf_paged_eviction import available_policies, make_policy
 from hf_paged_eviction.policies import H2O
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
@@ -18,11 +18,11 @@ from hf_paged_eviction.queries.observer import Queries
 from hf_paged_eviction.queries.weights import Attention, Logits
 from hf_paged_eviction_eval.running.prefill import can_share, feed, pad_left, replay
 from hf_paged_eviction_eval.running.recording import RecordingCache, shows_queries
-from hf_paged_eviction_eval.running.remembering import Memory, remembering
+from hf_paged_eviction_eval.running.remembering import Memory
 from hf_paged_eviction_eval.running.variants import Variant, make_cache, variants
 from hf_paged_eviction_eval.settings import TaskSettings
 
-CURIOUS = tuple(name for name in available_policies() if make_policy(name).needs_queries)
+CURIOUS = tuple(name for name in available_policies() if make_policy(name).needs.queries)
 SETTINGS = TaskSettings(
     policies=CURIOUS,
     budgets=("10%", "60%", "full"),
@@ -43,10 +43,10 @@ def showing(model: Any) -> Any:
 @pytest.mark.parametrize("heads", ["shared", "separate"])
 @pytest.mark.parametrize("question", [0, 20])
 def test_a_shared_prefill_gives_the_rows_of_separate_runs(showing: Any, question: int, heads: Any) -> None:
-    settings = replace(SETTINGS, question_aware=not question, heads=heads)
+    settings = SETTINGS.but(question_aware=not question, heads=heads)
     batch = make_batch(LENGTHS, question, length=150)
     shared = all_rows(showing, settings, batch)
-    apart = all_rows(showing, replace(settings, share_prefill=False), batch)
+    apart = all_rows(showing, settings.but(share_prefill=False), batch)
     assert without_costs(shared) == without_costs(apart)
     probed = {"kvzip"}  # read the prompt by themselves
     for row in shared:
@@ -58,10 +58,10 @@ def test_a_shared_prefill_gives_the_rows_of_separate_runs(showing: Any, question
 @pytest.mark.parametrize("question", [0, 20])
 def test_allocators_share_too(showing: Any, question: int) -> None:
     policies = ("h2o@cake", "snapkv@d2o", "keydiff@pyramid", "h2o@ada_kv", "recency")
-    settings = replace(SETTINGS, policies=policies, budgets=("20%", "full"), question_aware=not question)
+    settings = SETTINGS.but(policies=policies, budgets=("20%", "full"), question_aware=not question)
     batch = make_batch(LENGTHS, question, length=150)
     shared = all_rows(showing, settings, batch)
-    assert without_costs(shared) == without_costs(all_rows(showing, replace(settings, share_prefill=False), batch))
+    assert without_costs(shared) == without_costs(all_rows(showing, settings.but(share_prefill=False), batch))
     assert all(row["efficiency"]["shared_prefill"] for row in shared)
 
 
@@ -70,9 +70,9 @@ def test_equal_contexts_and_budgets_of_their_own(showing: Any) -> None:
     first = batch.prompts[0].context
     prompts = [replace(prompt, context=first) if index != 2 else prompt for index, prompt in enumerate(batch.prompts)]
     batch = replace(batch, prompts=tuple(prompts))
-    settings = replace(SETTINGS, policies=("h2o", "snapkv"), question_aware=False)
+    settings = SETTINGS.but(policies=("h2o", "snapkv"), question_aware=False)
     shared = all_rows(showing, settings, batch)
-    assert without_costs(shared) == without_costs(all_rows(showing, replace(settings, share_prefill=False), batch))
+    assert without_costs(shared) == without_costs(all_rows(showing, settings.but(share_prefill=False), batch))
     apart = [row for one in prompts for row in all_rows(showing, settings, replace(batch, prompts=(one,)))]
     assert without_costs(shared) == without_costs(apart)
 
@@ -80,7 +80,7 @@ def test_equal_contexts_and_budgets_of_their_own(showing: Any) -> None:
 @pytest.mark.parametrize("policy", CURIOUS)
 def test_replay_leaves_the_statistics_that_reading_leaves(showing: Any, policy: str) -> None:
     ids, mask = pad_left([prompt.context for prompt in make_batch((41, 30, 37)).prompts], torch.device("cpu"))
-    settings = replace(SETTINGS, policies=(policy,), budgets=("24",))
+    settings = SETTINGS.but(policies=(policy,), budgets=("24",))
     variant = variants(settings)[0]
     source = RecordingCache(showing.config)
     feed(showing, ids, mask, source)
@@ -118,7 +118,7 @@ def test_what_is_recorded(showing: Any) -> None:
 
 def test_without_need_nothing_is_recorded(showing: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RecordingCache, "__init__", None)
-    settings = replace(SETTINGS, policies=("recency", "keydiff"))
+    settings = SETTINGS.but(policies=("recency", "keydiff"))
     assert all(row["efficiency"]["shared_prefill"] for row in all_rows(showing, settings, make_batch((40,))))
 
 
@@ -149,7 +149,7 @@ def test_latent_attention_reads_for_every_policy_that_needs_queries() -> None:
     model = DeepseekV3ForCausalLM(config).eval()
     model.set_attn_implementation(PAGED_EVICTION)
     assert not shows_queries(model)
-    settings = replace(SETTINGS, policies=("h2o", "recency", "oracle"), budgets=("20%", "full"))
+    settings = SETTINGS.but(policies=("h2o", "recency", "oracle"), budgets=("20%", "full"))
     batch = make_batch((60, 45), length=60)
     together = all_rows(model, settings, batch)
     apart = [row for one in batch.prompts for row in all_rows(model, settings, replace(batch, prompts=(one,)))]
@@ -169,13 +169,13 @@ def test_a_prompt_is_observed_once_for_all_budgets(showing: Any, agreement: bool
 
     monkeypatch.setattr(H2O, "observe", counting)
     policies = ("h2o", "h2o@pyramid", "caote(h2o)")
-    settings = replace(SETTINGS, policies=policies, budgets=("10%", "30%", "60%", "full"), agreement=agreement)
+    settings = SETTINGS.but(policies=policies, budgets=("10%", "30%", "60%", "full"), agreement=agreement)
     batch = make_batch(LENGTHS, length=150)
     shared = without_costs(all_rows(showing, settings, batch))
     # Two layers; "h2o" and "caote(h2o)" do not know of each other.
     assert counts.count(150) == 4
     counts.clear()
-    apart = without_costs(all_rows(showing, replace(settings, share_prefill=False), batch))
+    apart = without_costs(all_rows(showing, settings.but(share_prefill=False), batch))
     assert counts.count(150) == 2 * 9
     for ours, theirs in zip(shared, apart, strict=True):
         assert (ours.pop("agreement") is None) is (theirs.pop("agreement") is None)
@@ -185,15 +185,14 @@ def test_a_prompt_is_observed_once_for_all_budgets(showing: Any, agreement: bool
 def test_a_memory_keeps_nothing_of_queries_it_does_not_know() -> None:
     query = torch.randn(2, 4, 6, 8)
     memory = Memory([Queries(query, torch.randn(2, 2, 6, 8), Logits(1.0))])
-    policy = remembering(H2O(), memory)
-    assert policy == H2O() and policy.label == "h2o" and deepcopy(policy) == policy
+    policy = H2O()
     positions = torch.arange(6).expand(2, 2, 6)
-    empty = {name: torch.zeros(2, 2, 6) for name in policy.token_statistics}
+    empty = {name: torch.zeros(2, 2, 6) for name in policy.needs.token_statistics}
     for queries in (query, query.clone(), query[:, :, 2:], query[:1].clone().expand(2, -1, -1, -1)):
         asked = torch.arange(6)[-queries.shape[2] :].expand(2, -1)
         attention = Attention(queries, torch.randn(2, 2, 6, 8), asked, positions, Logits(1.0))
-        first, again = (policy.observe(empty, attention) for _ in range(2))
-        expected = H2O().observe(empty, attention)
+        first, again = (memory.observe(policy.observe, empty, attention) for _ in range(2))
+        expected = policy.observe(empty, attention)
         assert all(torch.equal(first[name], values) for name, values in expected.items())
         assert all(torch.equal(again[name], values) for name, values in expected.items())
     assert len(memory._found) == 2

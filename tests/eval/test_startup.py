@@ -12,12 +12,12 @@ from pathlib import Path
 from types import MappingProxyType
 
 import pytest
-from report_rows import VARIANTS, make_row
 from transformers import AttentionInterface
 
 import hf_paged_eviction
 from hf_paged_eviction import library
 from hf_paged_eviction_eval.policy_table import PATH, make_policy_table, read_policy_table
+from report_rows import VARIANTS, make_row
 
 #: The last line of its output: which of the heavy packages were imported.
 _HEAVY = "print('heavy', *sorted({'torch', 'transformers', 'datasets', 'accelerate'} & {*sys.modules}))\n"
@@ -50,7 +50,7 @@ def test_commands_without_a_model_import_no_torch(tmp_path: Path) -> None:
         make_row(task, variant, index) for task in ("qasper", "gov_report") for variant in VARIANTS for index in (0, 1)
     ]
     (tmp_path / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
-    names = ["eval", "chat", "score", "report", "calibrate", "bench", "verify", "tasks", "policies"]
+    names = ["eval", "chat", "score", "report", "calibrate", "bench", "verify", "serve", "tasks", "policies"]
     words = [["--help"], ["--version"], ["tasks"], ["policies"], *([name, "--help"] for name in names)]
     words += [["score", str(tmp_path)], ["report", str(tmp_path)]]
     done = python(_COMMANDS, json.dumps(words))

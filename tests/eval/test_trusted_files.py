@@ -10,7 +10,6 @@ import socket
 import sys
 import tempfile
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +79,7 @@ def test_code_of_a_model_is_run_on_request_only(load: Any, own_code: Path, mark:
     with pytest.raises(UserError, match="--trust-remote-code"):
         load(settings)
     assert not mark.exists()
-    load(replace(settings, trust_remote_code=True))
+    load(settings.but(trust_remote_code=True))
     assert mark.exists()
 
 
@@ -127,7 +126,7 @@ def test_code_of_a_tokenizer_alone_is_run_on_request_only(model_folder: str, own
     with suppress(UserError):
         models.load_tokenizer(settings)
     assert not mark.exists()
-    models.load(replace(settings, trust_remote_code=True))
+    models.load(settings.but(trust_remote_code=True))
     assert mark.exists()
 
 
@@ -153,7 +152,7 @@ def test_pickled_weights_are_read_on_request_only(model_folder: str, model: Any,
     torch.save(model.state_dict(), folder / "pytorch_model.bin")
     with pytest.raises(UserError, match=r"no weights in safetensors.*--allow-pickle"):
         models.load(settings)
-    loaded = models.load(replace(settings, allow_pickle=True))[0]
+    loaded = models.load(settings.but(allow_pickle=True))[0]
     assert torch.equal(loaded.lm_head.weight, model.lm_head.weight.float())
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+
 from processes import Child, Commands, wait_for
 
 #: Far more than a busy machine needs. Nothing here waits longer than it takes.

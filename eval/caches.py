@@ -1,0 +1,36 @@
+"""Caches from the options of a command."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hf_paged_eviction import EvictionPolicy, PagedEvictionCache
+from hf_paged_eviction.allocators import HeadAllocator, make_allocator
+
+from .errors import UserError
+from .options.cache import CacheOptions
+from .policy_names import split_name
+
+
+def make_paged_cache(
+    config: Any, options: CacheOptions, name: str, label: str, policy: EvictionPolicy | None = None, **more: Any
+) -> PagedEvictionCache:
+    """An empty cache.
+
+    Args:
+        name: of the policy, with an allocator behind an @ that is not the uniform one.
+        label: of the budget, for errors.
+        policy: instead of the one that is named.
+        more: arguments of `PagedEvictionCache` that no option says, or that count instead.
+
+    Raises:
+        UserError: this policy or budget is impossible with this model.
+    """
+    scorer, allocator = split_name(name)
+    try:
+        shares = make_allocator(allocator)
+        heads = {"heads": "separate"} if isinstance(shares, HeadAllocator) else {}
+        arguments = {**options.cache_arguments, **heads, **more}
+        return PagedEvictionCache(config, policy=scorer if policy is None else policy, allocator=shares, **arguments)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{name} {label}: {error}") from error

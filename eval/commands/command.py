@@ -1,0 +1,101 @@
+"""A command of `paged-eviction` from its options."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+
+from ..errors import UserError
+from ..options.base import Options, flag, plain_type, problem
+from .errors import plain_errors
+
+O = TypeVar("O", bound=Options)  # noqa: E741
+
+
+def add_command(
+    app: typer.Typer, name: str, options: type[O], run: Callable[[O], bool | None], epilog: str | None = None
+) -> None:
+    """Add a command.
+
+    Args:
+        run: called with what was given; its docstring is that of the command. False: exit status 1.
+    """
+
+    def command(context: typer.Context, **typed: Any) -> None:
+        given = {each: value for each, value in typed.items() if _is_given(context, each)}
+        with plain_errors():
+            complete = run(read(options, given))
+        if complete is False:
+            raise typer.Exit(1)
+
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    parameters = [inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)]
+    for each, field in options.offered().items():
+        default = inspect.Parameter.empty if field.is_required() else _default(field)
+        parameters.append(
+            inspect.Parameter(each, keyword, default=default, annotation=_annotation(options, each, field))
+        )
+    command.__doc__ = run.__doc__
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {each.name: each.annotation for each in parameters}
+    app.command(name, epilog=epilog)(command)
+
+
+def read(options: type[O], given: dict[str, Any]) -> O:
+    """The options of a command line, and of the run file that it names.
+
+    Raises:
+        UserError: a value cannot be used.
+    """
+    if given.get("config") is not None:
+        from ..run_file import read_run_file
+
+        given = {**read_run_file(given["config"], options), **given}
+    try:
+        return options(**given)
+    except ValidationError as error:
+        name, value, expected = problem(options, error)
+        raise UserError(f"{flag(name)} {value!r}: {expected}") from error
+
+
+#: Short, so that the names of options have room on 80 columns.
+_METAVARS: dict[Any, str] = {int: "N", float: "X", str: "TEXT", Path: "PATH"}
+
+
+def _is_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name != "DEFAULT"
+
+
+def _default(field: FieldInfo) -> Any:
+    value = field.default
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    return str(value) if plain_type(field) is str and value is not None else value
+
+
+def _annotation(options: type[Options], name: str, field: FieldInfo) -> Any:
+    extra: Any = field.json_schema_extra
+    kind = plain_type(field)
+    optional = kind if field.default is not None or field.is_required() else kind | None
+    if extra["argument"]:
+        return Annotated[optional, typer.Argument(metavar=extra["metavar"], help=field.description)]
+    names = [extra["flags"] or flag(name)] if kind is bool or extra["flags"] else []
+    return Annotated[
+        optional,
+        typer.Option(
+            *names,
+            metavar=extra["metavar"] or _METAVARS.get(kind),
+            min=extra["min"],
+            max=extra["max"],
+            help=field.description,
+            rich_help_panel=extra["panel"] or options.owner(name).panel,
+            show_default=extra["shown"] or True,
+        ),
+    ]

@@ -1,0 +1,123 @@
+"""Contexts that are read once and answered from many times: what `paged-eviction compress` does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction.queries.attention import PAGED_EVICTION
+from hf_paged_eviction.saving import files
+from hf_paged_eviction.stats import readable_bytes
+
+from . import models
+from .budgets import FULL
+from .caches import make_paged_cache
+from .calibrate import token_bar
+from .errors import UserError
+from .policy_names import ALL, ORACLE, choose_policies, needs_queries, split_name
+from .requests import attention_for, model_settings
+from .running.prefill import feed, input_device
+
+if TYPE_CHECKING:
+    from .commands.compress import CompressOptions
+
+
+def run_compress(options: CompressOptions) -> PagedEvictionCache:
+    """Read a text into a cache, write it to a file, and say what it holds.
+
+    Raises:
+        UserError: the text or the output cannot be used, or model, policy and budget do not go together.
+    """
+    notes = Console(stderr=True)
+    if (options.budget is None) == (options.memory is None):
+        raise UserError("how much may be held? --budget TOKENS or --memory SIZE, one of them")
+    _check_output(options.output)
+    policy, text = _one_policy(options.policy), _read_text(options.text)
+    attention = {"attn_implementation": attention_for([policy], options.attn_implementation)}
+    model, tokenizer = models.load(model_settings(options).model_copy(update=attention))
+    ids = text_ids(tokenizer, text).to(input_device(model))
+    size = f"--budget {options.budget}" if options.memory is None else f"--memory {options.memory}"
+    cache = make_paged_cache(model.config, options, policy, size, budget=options.budget, memory=options.memory)
+    if not cache.paged_layers:
+        raise UserError("no layer of this model keeps all that it has read, so there is nothing to evict")
+    with token_bar(notes) as bar:
+        task = bar.add_task("reading", total=ids.shape[1])
+        for start in range(0, ids.shape[1], options.prefill_chunk_size):
+            part = ids[:, start : start + options.prefill_chunk_size]
+            try:
+                feed(model, part, torch.ones_like(ids[:, : start + part.shape[1]]), cache)
+            except ValueError as error:
+                raise UserError(f"cannot read {options.text} with {policy} {size}: {error}") from error
+            bar.advance(task, part.shape[1])
+    try:
+        cache.save(options.output, input_ids=ids)
+    except (OSError, ValueError) as error:
+        raise UserError(f"--output {options.output}: {error}") from error
+    stats = cache.stats()
+    notes.print(
+        f"{stats.seen} tokens read, {stats.held} held in a layer at most: {readable_bytes(stats.storage_bytes)}, and "
+        f"{readable_bytes(stats.other_bytes)} in layers that evict nothing; "
+        f"{readable_bytes(options.output.stat().st_size)} written to {options.output}. In Python: "
+        f"PagedEvictionCache.load({str(options.output)!r}, model.config)",
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
+    )
+    return cache
+
+
+def _one_policy(typed: str) -> str:
+    names = choose_policies(typed)
+    if len(names) > 1 or names[0] in (FULL, ALL):
+        raise UserError(f"policy {typed!r}: name one policy")
+    if split_name(names[0])[0] == ORACLE:
+        raise UserError("policy 'oracle': it knows the answers of a full cache, which a saved context has none of")
+    return names[0]
+
+
+def text_ids(tokenizer: Any, text: str) -> Tensor:
+    """A text as ids `[1, n]`, begun as the model wants it and left open: a question follows."""
+    ids = list(tokenizer(text, verbose=False)["input_ids"])
+    while ids and ids[-1] == tokenizer.eos_token_id:
+        ids.pop()
+    if not ids:
+        raise UserError("the text is empty")
+    return torch.tensor([ids])
+
+
+def open_context(path: Path, model: Any) -> PagedEvictionCache:
+    """A saved context in the model's own device and attention, to go on from.
+
+    `cache.follow_up(ids)` makes what `generate` is to be given of the tokens that come next.
+
+    Raises:
+        UserError: it cannot be read, or belongs to another model.
+    """
+    try:
+        settings = files.read_content(path)["settings"]
+        shares = settings["allocator"] != "uniform" or isinstance(settings["budget"], list)
+        if (shares or needs_queries(settings["policy"])) and model.config._attn_implementation != PAGED_EVICTION:
+            model.set_attn_implementation(PAGED_EVICTION)
+        return PagedEvictionCache.load(path, model.config, device=input_device(model))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"cannot use the context {path}: {error}") from error
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"--text {path}: {error}") from error
+
+
+def _check_output(output: Path) -> None:
+    """Refuse, before anything is computed, a file that could not be written."""
+    if output.suffix != ".safetensors":
+        raise UserError(f"--output {output}: the name of a context ends in .safetensors")
+    if output.is_dir() or not output.parent.is_dir():
+        raise UserError(f"--output {output}: {output if output.is_dir() else output.parent} is no place for a file")

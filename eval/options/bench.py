@@ -1,0 +1,110 @@
+"""The options of `paged-eviction bench`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator
+
+from .base import Options, option
+from .cache import CacheOptions
+from .model import Loading
+
+CACHES, HOW, RUN = "Caches", "How", "The run"
+
+
+def _names(value: Any) -> Any:
+    """The words of a comma-separated list, each once."""
+    if not isinstance(value, str):
+        return value
+    words = tuple(dict.fromkeys(word.strip() for word in value.split(",") if word.strip()))
+    if not words:
+        raise ValueError("no variant given: for example floor,paged")
+    return words
+
+
+def _numbers(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    words = [word.strip() for word in value.split(",") if word.strip()]
+    if not words or not all(word.isascii() and word.isdigit() and int(word) > 0 for word in words):
+        raise ValueError("write whole numbers such as 1024,4096")
+    return tuple(dict.fromkeys(map(int, words)))
+
+
+Sizes = Annotated[tuple[int, ...], BeforeValidator(_numbers)]
+
+
+class ThroughputOptions(Options):
+    """Whole answers, prefill included."""
+
+    panel: ClassVar[str] = "Whole answers (throughput)"
+
+    requests: int = option(64, "Prompts.", at_least=1)
+    input_tokens: int = option(1024, "Per prompt.", at_least=1)
+    output_tokens: int = option(8192, "Per answer.", at_least=1)
+    batch_size: int | None = option(
+        None,
+        "Requests that run together.",
+        at_least=1,
+        shown="all; on CUDA as many as fit, for each variant",
+    )
+
+
+class StepOptions(Loading, CacheOptions):
+    """Decode steps, and what all measurements share."""
+
+    panel: ClassVar[str] = "What is measured"
+
+    model: str = option(
+        "100m",
+        "100m, llama-3.2-1b, llama-3.2-3b, llama-3.1-8b: that shape with random weights, made on the device. Or "
+        "embedded, a folder, a name on the Hugging Face Hub.",
+    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
+        "auto", "auto: float32 on a CPU; else bfloat16, or what the checkpoint has."
+    )
+    contexts: Sizes = option(
+        (2048, 8192), "Tokens seen before the first step. Below the budget nothing is evicted.", metavar="N,..."
+    )
+    budgets: Sizes = option((1024,), "Tokens held per layer and row.", metavar="N,...")
+    batch_sizes: Sizes = option((1,), "Rows.", metavar="N,...")
+    largest_batch: bool = option(
+        False,
+        "Also find the largest batch that holds its context and decodes, by doubling and bisecting. CUDA only: a CPU "
+        "swaps or kills instead of saying no.",
+    )
+    variants: Annotated[tuple[str, ...], BeforeValidator(_names)] = option(
+        (), "From the list below.", metavar="A,B,...", shown="all", panel=CACHES
+    )
+    policy: str = option(
+        "paged_eviction", "Of this cache; one that does not decide by attention.", metavar="NAME", panel=CACHES
+    )
+    steps: int = option(32, "Decoded tokens per timing: whole blocks.", at_least=1, panel=HOW)
+    rounds: int = option(9, "Timings.", at_least=1, panel=HOW)
+    threads: int | None = option(None, "Of torch on a CPU.", at_least=1, shown="torch decides", panel=HOW)
+
+
+class BenchOptions(StepOptions, ThroughputOptions):
+    """What was typed."""
+
+    panel: ClassVar[str] = RUN
+
+    preset: str | None = option(
+        None,
+        "cpu or h200: the goals of the project on such a machine. paper-throughput: 1,024 tokens in, 8,192 out, 64 "
+        "requests, budget 1,024. serving: continuous batching. Other options replace parts of it.",
+        panel="What is measured",
+    )
+    profile: Path | None = option(
+        None,
+        "Write a trace of some steps of every variant, for chrome://tracing; first budget and batch size.",
+        metavar="FILE",
+    )
+    output: Path | None = option(
+        None,
+        "Folder of results. A run that was stopped is continued by the same command.",
+        shown="results/bench, with a preset results/bench_PRESET",
+    )
+    again: bool = option(False, "Measure anew what is in the folder already.")

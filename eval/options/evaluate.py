@@ -1,0 +1,221 @@
+"""The options of `paged-eviction eval`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator
+
+from .base import File, Numbers, Options, Words, option
+from .cache import CacheOptions
+from .model import ModelOptions
+
+COMPARE, TASKS, PROMPTS = "What is compared", "Tasks and data", "Prompts"
+SPEED, MEASURES, TEXTS = "Memory and speed", "What is measured", "Perplexity instead of tasks"
+
+
+def whole_number(text: str) -> int | None:
+    """A whole number from 1 to a billion; None for anything else."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 and int(text) > 0 else None
+
+
+def _batch_size(value: Any) -> Any:
+    found = whole_number(str(value))
+    if found is None and value != "auto":
+        raise ValueError("write a number of prompts, or auto")
+    return found or value
+
+
+class RunOptions(Options):
+    """What runs over tasks and over texts are told."""
+
+    panel: ClassVar[str] = TASKS
+
+    limit: int | None = option(
+        None,
+        "Samples per task and length: the first ones, always the same. Default 64 for generated tasks, all for "
+        "LongBench; with --text: 8 texts.",
+        at_least=1,
+    )
+    dataset: str | None = option(
+        None,
+        "Another dataset on the Hub with LongBench's columns; with --text: one with a column context or text.",
+        metavar="ID",
+    )
+    dataset_revision: str | None = option(None, "Branch, tag or commit of the dataset.", metavar="REV")
+    batch_size: Annotated[int | Literal["auto"], BeforeValidator(_batch_size)] = option(
+        "auto",
+        "Prompts, or texts, that run together. Where memory runs out a batch is halved.",
+        metavar="N|auto",
+        panel=SPEED,
+    )
+    tensor_parallel: bool = option(
+        False,
+        "Every layer split over the processes of torchrun. Without it, the processes of a launcher share out the "
+        "samples (data parallel).",
+        panel="Model",
+    )
+
+
+class TaskFileOptions(Options):
+    """What makes a task of a file of records."""
+
+    panel: ClassVar[str] = "A task of your own"
+
+    template: str | None = option(
+        None,
+        "How a prompt is made of the fields of a record, in Jinja: '{{ context }}|||Question: {{ question }}'. What "
+        "stands before ||| is compressed, what stands after it is the question.",
+        metavar="TEXT|@FILE",
+        shown="by the names of the fields",
+    )
+    metric: str | None = option(None, "What scores an answer.", metavar="NAME", shown="qa_f1")
+    max_new_tokens: int | None = option(None, "Most tokens of an answer.", at_least=1, shown="64")
+    answers: str | None = option(None, "The field of the right answers.", metavar="FIELD", shown="answers, answer, ...")
+
+
+class TaskOptions(TaskFileOptions):
+    """What runs over tasks are told besides."""
+
+    panel: ClassVar[str] = TASKS
+
+    seed: int = option(0, "Which questions are drawn, of generated tasks.")
+    data_dir: str | None = option(
+        None,
+        "LongBench from here: a folder with TASK.jsonl files, or the official data.zip. Else from the Hub.",
+        metavar="PATH",
+    )
+    question_aware: bool = option(
+        True,
+        "Compress after the model has read the whole prompt, as the papers do, or before the question: the compressed "
+        "context then serves all questions about it.",
+        flags="--question-aware/--question-agnostic",
+        panel=PROMPTS,
+    )
+    max_length: int | None = option(
+        None,
+        "Longer prompts of LongBench lose their middle.",
+        at_least=2,
+        shown="the model's context less the answer",
+        panel=PROMPTS,
+    )
+    chat_template: Literal["auto", "always", "never"] = option(
+        "auto",
+        "auto, always or never; auto: as LongBench does, not for few-shot and code tasks.",
+        metavar="WHEN",
+        panel=PROMPTS,
+    )
+    prefill_chunk_size: int | None = option(
+        None,
+        "Tokens of the prompt per forward: bounds memory; the cache is compressed between chunks.",
+        at_least=1,
+        panel=SPEED,
+    )
+    share_prefill: bool = option(
+        True,
+        "Read every prompt once for all policies and budgets. Same answers; without it, memory and prefill time are "
+        "measured for each.",
+        flags="--share-prefill/--no-share-prefill",
+        panel=SPEED,
+    )
+    agreement: bool = option(
+        False,
+        "Also compare with the full cache: share of equal tokens, KL of the next-token distributions.",
+        panel=MEASURES,
+    )
+
+
+class MetricOptions(Options):
+    """How answers are scored; the first of each is official."""
+
+    panel: ClassVar[str] = MEASURES
+
+    edit_similarity: Literal["difflib", "rapidfuzz"] = option("difflib", "Of code tasks; difflib is official.")
+    rouge: Literal["official", "rouge_score"] = option("official", "Of summaries.")
+
+
+class TextOptions(Options):
+    """What runs over texts are told besides."""
+
+    panel: ClassVar[str] = TEXTS
+
+    chunk: int = option(64, "Tokens per forward.", at_least=1)
+
+
+class EvalOptions(ModelOptions, CacheOptions, RunOptions, TaskOptions, MetricOptions, TextOptions):
+    """What was typed, or written in a run file."""
+
+    panel: ClassVar[str] = "The run"
+
+    files: list[File] | None = option(
+        None,
+        "With --text: plain texts, or .jsonl with a field context or text.",
+        metavar="[FILE]...",
+        argument=True,
+    )
+    config: File | None = option(
+        None,
+        "Options from a file, `name: value` in each line, names as here without the dashes, lists as \\[a, b]. What is "
+        "also on the command line counts instead. Every run writes such a file, run.yaml.",
+        metavar="FILE.yaml",
+    )
+    preset: str | None = option(
+        None,
+        "paper: the setup of PagedEviction (three Llama models, each in a folder of its own; 5 tasks, budgets 256 to "
+        "4096). thorough: the built-in suite at 3 lengths. Other options replace parts of it.",
+    )
+    output: File | None = option(
+        None,
+        "Folder of results. A run that was stopped, however, is continued by the same command.",
+        shown="results/eval or results/text",
+    )
+    policies: Words = option(
+        # What the paper compares and the simplest there are.
+        "paged_eviction,keydiff,key_norm,value_norm,streaming_llm,recency,random",
+        "Names from `paged-eviction policies`, with parameters and modifiers: snapkv(window=16), caote(h2o); "
+        "h2o@pyramid shares the budget out among layers. full is the full cache, oracle evicts what the full cache's "
+        "answer attends to least, all is every policy.",
+        metavar="A,B,...",
+        shown="seven simple ones",
+        panel=COMPARE,
+    )
+    budgets: Numbers = option(
+        "6%,12.5%,25%,50%,full",
+        "Tokens held per layer and row: a number, a share of the prompt, or full (once, for all policies). Rounded up "
+        "to whole blocks.",
+        metavar="N,P%,full",
+        panel=COMPARE,
+    )
+    tasks: Words = option(
+        "suite",
+        "Names and groups from `paged-eviction tasks`: suite, ruler, niah, longeval; LongBench: paper, en16, all21, "
+        "e13, v2.",
+        metavar="A,B,...",
+        panel=TASKS,
+    )
+    task_file: list[File] | None = option(
+        None,
+        "Records of your own: JSON lines (also gzipped), JSON, CSV or Parquet; or a YAML file that names data, "
+        "template, metric and max_new_tokens. The task is called like the file. Without --tasks it runs alone.",
+        metavar="FILE",
+        panel="A task of your own",
+    )
+    length: Numbers | None = option(
+        None,
+        "Tokens per prompt of generated tasks, several run one after the other; with --text: per text, 2048.",
+        metavar="N,...",
+        shown="1024",
+        panel=TASKS,
+    )
+    workers: int | None = option(
+        None,
+        "Processes on this machine, one thread each. Default 2 for the embedded model on a CPU, else 1.",
+        at_least=1,
+        panel=SPEED,
+    )
+    text: bool = option(
+        False,
+        "Perplexity by position on FILE..., on --dataset or, without either, on standard-library modules that the "
+        "embedded model never saw.",
+        panel=TEXTS,
+    )

@@ -1,0 +1,49 @@
+"""Which model, and where it runs."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from .base import Options, option
+
+EMBEDDED = "embedded"
+
+
+class Loading(Options):
+    """What every command that loads a model is told."""
+
+    panel: ClassVar[str] = "Model"
+
+    model: str = option(
+        EMBEDDED,
+        "A folder or a name on the Hugging Face Hub; embedded is the small model that ships with the package.",
+    )
+    trust_remote_code: bool = option(
+        False,
+        "Run the Python files that a model or tokenizer brings. They may do whatever you may: read them first.",
+    )
+    allow_pickle: bool = option(
+        False, "Also read weights that are not safetensors (.bin), as far as torch.load does with weights_only."
+    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
+        "auto", "auto: float32 on a CPU, else the checkpoint's."
+    )
+    device: str | None = option(
+        None, "cpu, cuda, cuda:1, ... The accelerator if there is one; the CPU for the embedded model."
+    )
+
+
+class ModelOptions(Loading):
+    """The same for a model with a tokenizer, perhaps on several devices."""
+
+    panel: ClassVar[str] = "Model"
+
+    tokenizer: str | None = option(None, "If it is not the model's own.")
+    revision: str | None = option(None, "Branch, tag or commit of the model on the Hub.")
+    attn_implementation: str | None = option(
+        None,
+        "sdpa, eager, flash_attention_2, ... If not given: paged_eviction (sdpa that shows the queries) where a policy "
+        "needs it, else the model's default.",
+        metavar="NAME",
+    )
+    device_map: Literal["auto"] | None = option(None, "auto: layers split over all devices, one process.")

@@ -1,0 +1,3 @@
+"""`transformers serve` with eviction on."""
+
+from __future__ import annotations

@@ -1,0 +1,257 @@
+"""The one exit through which tokens leave a layer, and the choice of what becomes of them.
+
+Shapes: `B` rows, `H` KV heads, `S` sets of victims (1 where all KV heads share theirs, else `H`), `C` slots, `P` block
+size, `D` head size.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from ..integration.heads import HeadShare
+from ..naming import spell
+from ..parts import Snapshot
+from ..policies import EvictionPolicy
+from ..policies.scorer import Heads
+from ..queries.observer import Queries
+from ..queries.parts import Part, Read
+from ..store.store import Store
+from ..table.budget import BlockBudget
+from ..table.table import BlockTable
+
+
+@dataclass(frozen=True)
+class Held:
+    """Tokens of one layer.
+
+    Attributes:
+        keys: `[B, H, n, D]`.
+        values: as `keys`.
+        positions: `[B, S, n]` int64, -1 where no real token is, or none that is meant.
+    """
+
+    keys: Tensor
+    values: Tensor
+    positions: Tensor
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A forward of a layer whose attention is about to be worked out.
+
+    Attributes:
+        queries: of the forward, and the keys they will be compared with: `[B, H, tokens, D]`, the slots of the layer
+            or, if `waiting`, a copy of them with the new tokens behind.
+        values: as the keys.
+        table: of the layer.
+        waiting: whether the new tokens are not in the table yet.
+        real: `[B, q]` bool, which of the new tokens are no pads; None = all.
+    """
+
+    queries: Queries
+    values: Tensor
+    table: BlockTable
+    waiting: bool
+    real: Tensor | None
+
+
+@dataclass(frozen=True)
+class Site:
+    """What an outlet knows of its layer.
+
+    Attributes:
+        store: where keys and values lie. Its tensors are replaced as it grows: ask for them anew.
+        heads: whether the KV heads choose together.
+        share: which of the layer's KV heads this process holds.
+        sizes: in tokens; how many the layer may hold may change.
+    """
+
+    store: Store
+    heads: Heads
+    share: HeadShare
+    sizes: BlockBudget
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a disposal has to go together with.
+
+    Attributes:
+        config: of the model's decoder.
+        sizes: what the user asked for.
+        policy, heads: of the cache.
+        static: whether steps are compiled.
+        uniform: whether all layers, rows and heads hold equally many tokens.
+        latent: whether the model caches latents (MLA).
+        positions: "text" or "cache", of the cache.
+    """
+
+    config: Any
+    sizes: BlockBudget
+    policy: EvictionPolicy
+    heads: Heads
+    static: bool
+    uniform: bool
+    latent: bool
+    positions: str
+
+
+class Outlet:
+    """The part of a layer through which its tokens leave. This one does nothing with them.
+
+    A block leaves token by token: a victim's tokens can be attended to until each is overwritten. So what needs the
+    whole block is worked out in `plan`, when the block is chosen, and `let_go` acts on one token at a time.
+
+    Neither reads a tensor on the host. In a static cache `let_go` is part of the compiled step: it then writes to
+    tensors that stay where they are (`store.fixed.static_zeros`), and takes no branch that depends on a number.
+
+    Attributes:
+        plans: whether `plan` wants to be called.
+        takes: whether `let_go` wants to be called. `overflow` is called if either of them is.
+        reads: whether `beside` wants to be called. Nothing is computed for an outlet that says no to all.
+        ranks: whether it holds whole blocks of consecutive tokens, and says itself which of them goes next: a layer
+            then asks `frame_ranks` in place of the policy's scores, except after a forward of several tokens.
+        device_bytes, host_bytes: what it keeps on the layer's device and in host memory.
+        faults: blocks that a query needed and that were not in the slots, in all rows and sets.
+    """
+
+    plans = False
+    takes = False
+    reads = False
+    ranks = False
+
+    @property
+    def faults(self) -> int:
+        return 0
+
+    @property
+    def device_bytes(self) -> int:
+        return 0
+
+    @property
+    def host_bytes(self) -> int:
+        return 0
+
+    def plan(self, slots: Tensor, begins: Tensor, held: Held) -> None:
+        """A block was chosen whose slots the next tokens overwrite. Called on the host, also of a static cache.
+
+        Args:
+            slots: `[B, S, P]` int64, in the order in which they will be overwritten.
+            begins: `[B, S]` bool, where the block was chosen just now. Elsewhere some of these slots have been
+                overwritten already, or they hold pads.
+            held: all `C` slots; views that may be written to.
+        """
+
+    def let_go(self, leaving: Held, slots: Tensor | None) -> None:
+        """These tokens leave: no other call will show them.
+
+        Args:
+            leaving: copies of what stands in the slots; position -1 where nothing leaves.
+            slots: `[B, S, 1]` int64, which a new token is about to overwrite; None after a forward of several tokens.
+        """
+
+    def overflow(self, tokens: Held, leaves: Tensor) -> Held:
+        """More tokens were held and came than may stay; or the budget, or a quota, became smaller.
+
+        Args:
+            tokens: all of them. They must not be written to.
+            leaves: `[B, S, n]` bool, which of them go.
+
+        Returns:
+            The tokens to choose the kept ones from: `tokens`, or others of the same shape in their place.
+        """
+        self.let_go(Held(tokens.keys, tokens.values, tokens.positions.masked_fill(~leaves, -1)), None)
+        return tokens
+
+    def frame_ranks(self, table: BlockTable) -> Tensor:
+        """`[B, S, C / P]` float32, the block in slots of the lowest number goes next."""
+        raise NotImplementedError
+
+    def beside(self, asked: Asked) -> Iterable[Part | Read] | None:
+        """Attention is about to be worked out; the slots may still be changed.
+
+        Returns:
+            What the queries attend to besides, taken one after the other; None = nothing. No token may be in two
+            places.
+        """
+
+    def check_crop(self, count: int) -> None:
+        """Refuse to take back tokens that are in the slots, if that cannot be done.
+
+        Raises:
+            ValueError: with the way out.
+        """
+
+    # ---- rows and life --------------------------------------------------------------------------------------------
+
+    def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
+        """Apply an indexing of dimension 0 to everything."""
+
+    def clear(self) -> None:
+        """Forget everything: the layer begins anew."""
+
+    # ---- saving ---------------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> Snapshot | None:
+        """All that it holds, with its tensors as fields; None = nothing.
+
+        Raises:
+            ValueError: it does something with tokens and does not say what it holds of them.
+        """
+        if self.plans or self.takes:
+            raise ValueError(
+                f"a {type(self).__name__} has no snapshot(), so what became of evicted tokens is not known"
+            )
+        return None
+
+    def restore(self, saved: Snapshot, device: torch.device) -> None:
+        """Hold what another one held.
+
+        Raises:
+            ValueError: that does not fit: shapes, or numbers that would point outside. The file may come from anybody.
+        """
+        raise ValueError(f"a {type(self).__name__} has no restore()")
+
+
+class Disposal(ABC):
+    """What becomes of the tokens that leave: a choice of the user's, beside policy and allocator.
+
+    Like a policy, a disposal holds parameters only, and is best a frozen dataclass. What it keeps of one layer lies in
+    the `Outlet` that it makes for it.
+
+    Class attributes:
+        name: set by `register_disposal`.
+        paper: arXiv id, or None.
+        needs_queries: whether the outlets want to be asked before attention; the model must then use the attention
+            implementation "paged_eviction".
+    """
+
+    name: ClassVar[str] = ""
+    paper: ClassVar[str | None] = None
+    needs_queries: ClassVar[bool] = False
+
+    @property
+    def label(self) -> str:
+        """The text that `make_disposal` makes this disposal of."""
+        return spell(self)
+
+    def check(self, around: Surroundings) -> None:  # noqa: B027
+        """Refuse what this disposal cannot serve.
+
+        Raises:
+            ValueError: with the reason and the way out.
+        """
+
+    def check_sizes(self, sizes: BlockBudget) -> None:  # noqa: B027
+        """Refuse a budget, also that of `shrink`, as `check` does."""
+
+    @abstractmethod
+    def outlet(self, site: Site) -> Outlet:
+        """The part of one layer."""
+
+    def introduce(self, outlets: Sequence[Outlet]) -> None:  # noqa: B027
+        """Let the outlets of a cache know of each other; they come in the order of the layers."""

@@ -1,0 +1,16 @@
+"""Tokens that leave are gone."""
+
+from dataclasses import dataclass
+
+from .base import Disposal, Outlet, Site
+from .registry import register_disposal
+
+
+@register_disposal("drop")
+@dataclass(frozen=True)
+class Drop(Disposal):
+    """Tokens that leave are gone: their slots are overwritten."""
+
+    def outlet(self, site: Site) -> Outlet:
+        """See `Disposal.outlet`."""
+        return Outlet()

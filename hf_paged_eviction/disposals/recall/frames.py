@@ -1,0 +1,51 @@
+"""Which blocks are in the slots of a layer, and which of them may make room."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ...table.budget import BlockBudget
+from ...table.table import BlockTable
+
+
+@dataclass(frozen=True)
+class Frames:
+    """The slots of a full layer as places for whole blocks of consecutive tokens.
+
+    Attributes:
+        ids: `[B, S, F]` int64, which block of the text lies in each frame; -1 for the newest frame, and in rows all
+            of whose tokens are in the slots.
+        newest: `[B, S, F]` bool, the frame that new tokens overwrite.
+        leaving: `[B, S]` int64, block whose last tokens still stand in the newest frame; -1 where none do.
+        filled: `[B]` int64, real tokens in the block that is being filled, 0 if it is full.
+        count: `[B]` int64, real tokens seen.
+        away: `[B]` bool, whether some of the row's tokens are not in the slots.
+    """
+
+    ids: Tensor
+    newest: Tensor
+    leaving: Tensor
+    filled: Tensor
+    count: Tensor
+    away: Tensor
+
+    @classmethod
+    def of(cls, table: BlockTable) -> "Frames":
+        """As they are now, all tokens of the table included."""
+        size = table.block_size
+        count = table.seen - table.pads
+        filled = count % size
+        # The last place of a frame is overwritten last, so what the table has written down of it holds, except in the
+        # newest frame when it is full: then nothing else is in it.
+        ids = table.last_places().div(size, rounding_mode="floor")
+        newest = torch.arange(ids.shape[-1], device=ids.device) == table.choice.block[..., None]
+        away = count > table.capacity
+        ids = ids.masked_fill(~away[:, None, None], -1)
+        leaving = ids.masked_fill(~newest, -1).amax(-1).masked_fill((filled == 0)[:, None], -1)
+        return cls(ids.masked_fill(newest, -1), newest, leaving, filled, count, away)
+
+    def pinned(self, sizes: BlockBudget) -> Tensor:
+        """`[B, S, F]` bool: frames that must not be overwritten, so that the protected and the newest tokens stay."""
+        recent = self.count[:, None, None] // sizes.block_size - sizes.recent_blocks
+        return (self.ids < sizes.protected_blocks) | (self.ids >= recent)

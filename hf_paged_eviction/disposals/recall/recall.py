@@ -1,0 +1,139 @@
+"""The choice to keep everything in host memory."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from numbers import Real
+from typing import ClassVar, Literal
+
+from ...table.budget import BlockBudget
+from ..base import Disposal, Outlet, Site, Surroundings
+from ..registry import register_disposal
+from ..replacement import Replacement, make_replacement
+from .outlet import RecallOutlet
+from .summaries import Kind
+
+
+@register_disposal("recall")
+@dataclass(frozen=True)
+class Recall(Disposal):
+    """Nothing is lost: evicted blocks lie in host memory, and those that a query needs are brought back.
+
+    The device holds the budget's slots and a summary of each block of the text. Each step's query scores the
+    summaries; blocks of the best `blocks` that are missing overwrite blocks in the slots that are not among them, and
+    attention runs over all slots, in place. A forward of several tokens (a chunk, a second turn) attends to the whole
+    text: blocks in host memory are read in rounds, and the outputs are joined by the sums of their exponentials.
+
+    After a forward of several tokens, the policy's scores say which blocks stay in the slots at first. From then on
+    the query says so.
+
+    Differences: Quest (2406.10774) keeps everything on the device, chooses per query head and attends to the chosen
+    blocks alone; here, as in ArkVale (NeurIPS 2024), the KV heads of a layer, or with heads="separate" each, choose by
+    the mean of their query heads, and attention sees all that is in the slots.
+
+    Args:
+        blocks: how many blocks each query asks for, beside those that are always there; "all" reads the whole text at
+            every step.
+        every: choose anew every so many tokens.
+        summary: "box" (largest and smallest number of each channel, a bound of every product) or "vector" (MPCache,
+            2501.06807: half the memory, no bound).
+        replacement: which block in the slots makes room; a name from `available_replacements()`.
+        layers: so many neighbouring layers use what the query of the first of them asked for; the others need no
+            summaries.
+        keep: share of a prompt's blocks that may come back for a single query, decided once by the attention of the
+            prompt's last queries (MPCache's first stage). Only a prompt of one forward is looked at, or the first chunk
+            of it, and what comes later may always come back.
+        round: blocks that are read from host memory at one time, where all are attended to.
+
+    Raises:
+        ValueError: a value is out of range.
+    """
+
+    blocks: int | Literal["all"] = 8
+    every: int = 1
+    summary: Kind = "box"
+    replacement: str | Replacement = "lru"
+    layers: int = 1
+    keep: float = 1.0
+    round: int = 64
+    paper: ClassVar[str | None] = "2406.10774"
+    needs_queries: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        for name in ("blocks", "every", "layers", "round"):
+            value = getattr(self, name)
+            if name == "blocks" and value == "all":
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                also = ' or "all"' if name == "blocks" else ""
+                raise ValueError(f"recall: {name} must be a whole number of at least 1{also}, got {value!r}.")
+        if self.summary not in ("box", "vector"):
+            raise ValueError(f'recall: summary must be "box" or "vector", got {self.summary!r}.')
+        if isinstance(self.keep, bool) or not isinstance(self.keep, Real) or not 0 < self.keep <= 1:
+            raise ValueError(f"recall: keep must lie in (0, 1], got {self.keep!r}.")
+        make_replacement(self.replacement)
+
+    def outlet(self, site: Site) -> Outlet:
+        """See `Disposal.outlet`."""
+        return RecallOutlet(self, site)
+
+    def introduce(self, outlets: Sequence[Outlet]) -> None:
+        """See `Disposal.introduce`."""
+        ours = [outlet for outlet in outlets if isinstance(outlet, RecallOutlet)]
+        for at, outlet in enumerate(ours):
+            outlet.leader = ours[at - at % self.layers] if at % self.layers else None
+
+    def check(self, around: Surroundings) -> None:
+        """See `Disposal.check`."""
+        config, policy = around.config, around.policy
+        reasons = [
+            (around.static, "static=True: a compiled step cannot ask host memory. Use static=False"),
+            (
+                not around.uniform,
+                "an allocator: recall holds equally many blocks in every layer and head. Use allocator='uniform' and "
+                "one number as budget",
+            ),
+            (
+                around.latent,
+                "a model that caches latents (MLA): no bound of a block's keys follows from bounds of latents. Use "
+                "disposal='drop'",
+            ),
+            (
+                policy.needs.queries,
+                f"the policy {policy.label!r}: recall asks the queries itself, and the policy only says which blocks "
+                "stay at first. Use one that reads keys and values, such as 'keydiff'",
+            ),
+            (
+                bool(getattr(config, "num_kv_shared_layers", 0)),
+                "a model whose layers share keys and values: each would need blocks of its own. Use disposal='drop'",
+            ),
+            (
+                around.sizes.tokens is None,
+                "keep_ratio= or memory=: how many blocks a query may ask for depends on the budget in tokens. Use "
+                "budget=",
+            ),
+            (
+                around.positions != "text",
+                f"positions={around.positions!r}: keys in host memory stand at their place in the text. Use "
+                "positions='text'",
+            ),
+        ]
+        for refused, reason in reasons:
+            if refused:
+                raise ValueError(f"recall does not go together with {reason}.")
+        self.check_sizes(around.sizes)
+
+    def check_sizes(self, sizes: BlockBudget) -> None:
+        """See `Disposal.check_sizes`: there must be room for the blocks that are asked for."""
+        budget, size = sizes.capacity, sizes.block_size
+        always = sizes.protected_blocks + sizes.recent_blocks + 1
+        asked = 1 if self.blocks == "all" else self.blocks
+        room = budget // size - always
+        if asked > room:
+            smallest = (always + asked) * size
+            fits = f", or blocks={room} at most" if room > 0 and self.blocks != "all" else ""
+            raise ValueError(
+                f"recall(blocks={self.blocks}): a budget of {budget} tokens has room for {max(room, 0)} recalled "
+                f"blocks of {size}, beside {sizes.protected_blocks} at the start, {sizes.recent_blocks} with the "
+                "newest tokens and the one that is being filled. "
+                f"Use a budget of {smallest} or more{fits}."
+            )

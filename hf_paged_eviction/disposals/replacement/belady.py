@@ -1,0 +1,44 @@
+"""What would have been best: a yardstick for recorded traces."""
+
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from .base import Replacement, Resident
+from .registry import register_replacement
+
+
+@register_replacement("belady")
+@dataclass(frozen=True)
+class Belady(Replacement):
+    """The block that will be asked for last goes first. It has to know the future: one row, one set.
+
+    Args:
+        trace: the blocks asked for at each moment, from moment 0 on.
+
+    Raises:
+        ValueError: there is no trace.
+    """
+
+    trace: Sequence[Set[int]] = ()
+    _moments: dict[int, list[int]] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not self.trace:
+            raise ValueError(
+                "belady needs to know what will be asked for: it is a yardstick for recorded traces, "
+                "Belady(trace=[{3, 4}, {4}, ...]). Use 'lru'."
+            )
+        for moment, blocks in enumerate(self.trace):
+            for block in blocks:
+                self._moments.setdefault(block, []).append(moment)
+
+    def ranks(self, resident: Resident, ids: Tensor, now: Tensor) -> Tensor:
+        """See `Replacement.ranks`."""
+        moment, never = int(now[0]), len(self.trace)
+        following = [
+            next((at for at in self._moments.get(block, ()) if at > moment), never) for block in ids[0, 0].tolist()
+        ]
+        return -torch.tensor(following, device=ids.device)[None, None]

@@ -1,0 +1,18 @@
+"""Least frequently used."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from .base import Replacement, Resident
+from .registry import register_replacement
+
+
+@register_replacement("lfu")
+@dataclass(frozen=True)
+class Lfu(Replacement):
+    """The block that was asked for least often since it came goes first; of several, the one asked for longest ago."""
+
+    def ranks(self, resident: Resident, ids: Tensor, now: Tensor) -> Tensor:
+        """See `Replacement.ranks`."""
+        return (resident.asked << 32) + resident.wanted_at

@@ -1,0 +1,46 @@
+"""Recorded traces played against a replacement."""
+
+from collections.abc import Sequence, Set
+
+import torch
+
+from .base import Replacement, Resident, order
+
+
+def faults(
+    trace: Sequence[Set[int]], frames: int, replacement: Replacement, unlikely: Sequence[Set[int]] | None = None
+) -> int:
+    """How many blocks had to be fetched.
+
+    Args:
+        trace: the blocks asked for at each moment; together at most as many as there are frames.
+        frames: how many blocks are there at a time; none at first.
+        unlikely: at each moment, which of all blocks are predicted not to be asked for soon.
+
+    Raises:
+        ValueError: more blocks are asked for at a time than there are frames.
+    """
+    most = max(map(len, trace), default=0)
+    if most > frames:
+        raise ValueError(f"{most} blocks are asked for at a time, and there are {frames} frames.")
+    ids = torch.full((1, 1, frames), -1)
+    resident = Resident.empty(1, 1, frames, ids.device)
+    count = 0
+    for moment, wanted in enumerate(trace):
+        now = torch.tensor([moment])
+        there = torch.tensor([[[block in wanted for block in ids[0, 0].tolist()]]])
+        missing = sorted(wanted - set(ids[0, 0].tolist()))
+        if missing:
+            count += len(missing)
+            # Free frames first.
+            ranks = replacement.ranks(resident, ids, now).masked_fill(ids < 0, torch.iinfo(torch.int64).min)
+            going = order(ranks, ids).masked_fill(there, frames).argsort(dim=-1)[..., : len(missing)]
+            needed = torch.tensor([[len(missing) - int((ids < 0).sum())]]).clamp_min(0)
+            resident = replacement.after(resident, ~there & (ids >= 0), needed, now)
+            ids = ids.scatter(-1, going, torch.tensor([[missing]]))
+            resident = resident.came(going, torch.ones_like(going, dtype=torch.bool), now)
+        resident = resident.hit(there, now)
+        if unlikely is not None:
+            bits = [block in unlikely[moment] for block in ids[0, 0].tolist()]
+            resident = Resident(resident.wanted_at, resident.asked, torch.tensor([[bits]]), resident.phase)
+    return count

@@ -1,0 +1,67 @@
+"""The longest distance that a model was made for, and a word when a text passes it."""
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+from .model_rotary import UnknownRotaryError, layer_rotaries
+from .models import is_latent_attention
+
+
+def trained_window(config: Any) -> int | None:
+    """Tokens of the longest text that the model was made for; None where its configuration does not say.
+
+    Where the configuration stretches positions (yarn and the like), as far as it stretches them.
+    """
+    text = config.get_text_config(decoder=True)
+    window = getattr(text, "max_position_embeddings", None)
+    if not isinstance(window, int) or window <= 0:
+        return None
+    rope: Any = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
+    rope = rope if isinstance(rope, dict) else {}
+    original, factor = rope.get("original_max_position_embeddings"), rope.get("factor")
+    return max(window, round(original * factor)) if original and factor else window
+
+
+class Window:
+    """Says once that distances have become longer than the model was made for.
+
+    Args:
+        config: `model.config`.
+        layers: indices of the layers that evict.
+        in_text: whether the tokens held keep their places in the text.
+    """
+
+    def __init__(self, config: Any, layers: Sequence[int], in_text: bool) -> None:
+        self._config, self._layers, self._in_text = config, list(layers), in_text
+        self._tokens = trained_window(config) if layers else None
+
+    def __deepcopy__(self, memo: Any) -> "Window":
+        return self  # a copied cache serves the same model, and its user has been told
+
+    def check(self, length: int, offset: int, stacklevel: int) -> None:
+        """Warn if that is too far: `length` keys of which the newest is `length + offset` tokens from the first one
+        of the text."""
+        if self._tokens is None or length + (offset if self._in_text else 0) <= self._tokens:
+            return
+        window, self._tokens = self._tokens, None
+        way_out = self._way_out()
+        if way_out is not None:
+            kind = self._config.get_text_config(decoder=True).model_type
+            warnings.warn(
+                f"Attention now reaches further than the {window} tokens that this {kind} model was made for, so what "
+                f"it says may get worse. {way_out}",
+                stacklevel=stacklevel + 1,
+            )
+
+    def _way_out(self) -> str | None:
+        """None where distances do not matter, because no layer that evicts rotates its keys."""
+        if not self._in_text:
+            return "Use a smaller budget, or feed fewer tokens at a time (prefill_chunk_size=)."
+        try:
+            rotaries = layer_rotaries(self._config, self._layers, latents=is_latent_attention(self._config))
+        except UnknownRotaryError as error:
+            return f'Its keys cannot be moved closer (positions="cache"): {error}.'
+        if not any(rotaries.values()):
+            return None
+        return 'PagedEvictionCache(..., positions="cache") keeps the tokens held within the budget of each other.'

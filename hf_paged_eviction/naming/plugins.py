@@ -1,0 +1,48 @@
+"""What other packages bring, found by entry points."""
+
+import warnings
+from collections.abc import Callable
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+
+class Plugins:
+    """The entry points of one group.
+
+    `name = "package.module:Class"` gives a class, which gets that name; `name = "package.module"` a module that
+    registers what it has when it is imported.
+
+    Args:
+        group: such as `hf_paged_eviction.policies`.
+    """
+
+    def __init__(self, group: str) -> None:
+        self._group = group
+        self._waiting: list[EntryPoint] | None = None
+
+    def load(self, register: Callable[[str, Any], Any]) -> None:
+        """Load each of them, once. One that fails gives one warning, and the others go on.
+
+        Args:
+            register: takes a name and a class; may raise.
+        """
+        if self._waiting is None:
+            found = entry_points(group=self._group)
+            self._waiting = sorted(found, key=lambda entry: (_package(entry), entry.name))
+        while self._waiting:  # a plugin may ask for names itself while it is loaded
+            entry = self._waiting.pop(0)
+            try:
+                loaded = entry.load()
+                if entry.attr:
+                    register(entry.name, loaded)
+            except (Exception, SystemExit) as error:
+                warnings.warn(
+                    f"{entry.name!r} of the package {_package(entry)!r} (entry point {self._group}: {entry.value}) is "
+                    f"left out: {type(error).__name__}: {error}",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+
+
+def _package(entry: EntryPoint) -> str:
+    return "?" if entry.dist is None else entry.dist.name

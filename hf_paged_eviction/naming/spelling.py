@@ -1,0 +1,148 @@
+"""Things as text: `snapkv(window=16)`, `graphkv(hybrid(h2o, recency), sources=0.2)`, `ada_kv(floor=0.5)`."""
+
+import ast
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from keyword import iskeyword
+from typing import Any
+
+_LONGEST = 1000
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What is written, as messages call it.
+
+    Attributes:
+        name: one of them, such as "policy".
+        plural: several.
+        example: a name with a parameter, such as "snapkv(window=16)"; a plain name where none has any.
+        nested: a name around another, such as "caote(h2o)"; "" where there is none.
+    """
+
+    name: str
+    plural: str
+    example: str
+    nested: str = ""
+
+    @property
+    def allowed(self) -> str:
+        """What a text may be."""
+        if not self.parameter:
+            return f"Allowed is a name, such as {self.example!r}."
+        plain = f"a name with parameters such as {self.example!r}"
+        around = f", and a modifier around {self.plural} such as {self.nested!r}"
+        return f"Allowed are a name, {plain}{around}." if self.nested else f"Allowed are a name, and {plain}."
+
+    @property
+    def parameter(self) -> str:
+        """The parameter of the example."""
+        return self.example.partition("(")[2].rstrip(")")
+
+
+class SpellingError(ValueError):
+    """The text is none of its kind."""
+
+    @classmethod
+    def at(cls, kind: Kind, text: str, column: int, reason: str) -> "SpellingError":
+        """Say where, why, and what is allowed."""
+        shown = text if len(text) <= 120 else f"{text[:120]}..."
+        return cls(f"Cannot read the {kind.name} {shown!r}, character {column + 1}: {reason}. {kind.allowed}")
+
+
+@dataclass(frozen=True)
+class Spelling:
+    """A thing as written.
+
+    Attributes:
+        name: of it.
+        hosts: the things in its parentheses.
+        parameters: the values by name.
+        column: where it begins in the text, from 0.
+    """
+
+    name: str
+    hosts: tuple["Spelling", ...]
+    parameters: Mapping[str, Any]
+    column: int
+
+
+def read(kind: Kind, text: str) -> Spelling:
+    """Take a text apart. Nothing is evaluated.
+
+    Raises:
+        SpellingError: it is no such text.
+    """
+    text = text.strip()
+    if len(text) > _LONGEST:
+        raise SpellingError.at(kind, text, _LONGEST, f"it is longer than {_LONGEST} characters")
+    try:
+        return _Reader(kind, text).thing(ast.parse(text, mode="eval").body)
+    except SyntaxError as error:
+        raise SpellingError.at(kind, text, max((error.offset or 1) - 1, 0), error.msg) from None
+    except (RecursionError, MemoryError, ValueError) as error:
+        if isinstance(error, SpellingError):
+            raise
+        raise SpellingError.at(kind, text, 0, str(error) or "it is nested too deeply") from None
+
+
+class _Reader:
+    def __init__(self, kind: Kind, text: str) -> None:
+        self.kind = kind
+        self.text = text
+
+    def thing(self, node: ast.expr) -> Spelling:
+        if isinstance(node, ast.Name):
+            return Spelling(node.id, (), {}, self._column(node))
+        if not isinstance(node, ast.Call):
+            such = f", such as {self.kind.parameter}" if self.kind.parameter else ""
+            by_name = f"parameters are given by name{such}"
+            raise self._error(node, f"this is no {self.kind.name} ({by_name})")
+        if not isinstance(node.func, ast.Name):
+            raise self._error(node.func, "a name must stand before the parentheses")
+        hosts = tuple(self.thing(argument) for argument in node.args)
+        parameters: dict[str, Any] = {}
+        for keyword in node.keywords:
+            if keyword.arg is None or keyword.arg in parameters:
+                reason = "** is not allowed" if keyword.arg is None else f"{keyword.arg} is given twice"
+                raise self._error(keyword.value, reason)
+            parameters[keyword.arg] = self._value(keyword.value)
+        return Spelling(node.func.id, hosts, parameters, self._column(node))
+
+    def _value(self, node: ast.expr) -> Any:
+        if isinstance(node, ast.Name):  # pooling=max, without quotes that a shell would eat
+            return node.id
+        try:
+            return ast.literal_eval(node)
+        except (ValueError, TypeError, SyntaxError):
+            raise self._error(node, "a parameter must be a number, a word, True, False, None or a tuple") from None
+
+    def _column(self, node: ast.expr) -> int:
+        lines = self.text.splitlines(keepends=True)
+        before = lines[node.lineno - 1].encode()[: node.col_offset].decode()
+        return sum(map(len, lines[: node.lineno - 1])) + len(before)
+
+    def _error(self, node: ast.expr, reason: str) -> SpellingError:
+        return SpellingError.at(self.kind, self.text, self._column(node), reason)
+
+
+def spell(thing: Any, hosts: tuple[Any, ...] = ()) -> str:
+    """The text that this is made of.
+
+    Args:
+        thing: a dataclass with a `name`; of any other object the name is all there is to tell.
+        hosts: the policies inside a modifier; the fields that hold them are no parameters.
+    """
+    name = thing.name or type(thing).__name__
+    inside = [host.label for host in hosts]
+    for field in fields(thing) if is_dataclass(thing) else ():
+        value = getattr(thing, field.name)
+        is_host = value is hosts or any(value is host for host in hosts)
+        if not is_host and field.init and value != field.default:
+            inside.append(f"{field.name}={_word(value)}")
+    return f"{name}({', '.join(inside)})" if inside else name
+
+
+def _word(value: Any) -> str:
+    bare = isinstance(value, str) and value.isascii() and value.isidentifier() and not iskeyword(value)
+    return str(value) if bare else repr(value)

@@ -1,0 +1,102 @@
+"""What a policy needs of the cache."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a policy needs: what the cache keeps for it, what it is shown, and how its scores are to be taken.
+
+    The defaults are those of a policy that compares the keys and values of all tokens held, which has nothing to say.
+    The cache reads them once, when it is made.
+
+    Attributes:
+        token_local: True if a token's score depends on nothing but its own key, value and position. Such a score is
+            computed once, when the token's block fills. A policy that compares tokens (KeyDiff) leaves it False and
+            is asked again about all held tokens at every eviction.
+        by_layer: False if a score does not depend on `layer_idx`, so that one call may score the tokens of several
+            layers, stacked as rows. Asked of token-local policies only.
+        absolute_noise: True if scores are differences, such as cosines, deviations from a mean or weighted sums of both
+            signs: their rounding error does not shrink with the score. Then they are compared in steps of 1/4096 of
+            their mean size. Otherwise each is compared in steps of 1/4096 of its own size, so that the smallest keep
+            their order; that is right for what is added, multiplied and divided from numbers of one sign, such as
+            attention and norms.
+        supports_mla: False if the score is meaningless where a layer caches latents instead of keys and values
+            (multi-head latent attention). The cache then refuses such a model.
+        rotary: True if the policy undoes or foresees the rotation of queries and keys. A model whose rotation is not
+            known is then refused when the cache is made.
+        reads_budget: True if a score depends on `ScoreContext.budget`, so that it has to be worked out again where an
+            allocator changes what a layer may hold.
+        decision_interval: decoded tokens between two decisions; where it is several blocks, so many victims are chosen
+            together.
+        by_probe: True if the score is made for the queries of a probe: see `hf_paged_eviction.compress_by_probe`.
+        token_statistics: names of numbers kept per token and KV head; zero for a new token. Naming any makes `observe`
+            be called.
+        row_statistics: names of numbers kept per row, of any shape `[batch, ...]`; absent until `observe` returns them.
+        window: how many of the last queries of a forward of several tokens are observed; None = all of them. Single
+            tokens are observed a block at a time, always all of them.
+        observes_decode: whether single tokens are observed; otherwise forwards of several tokens only.
+        reads_weights: False if `observe` asks for queries and keys and never for `attention.weights`: then it is shown
+            the queries of a long prompt in few large pieces.
+
+    Raises:
+        TypeError: names of statistics that are no tuple of texts.
+        ValueError: statements that contradict each other, or a number out of range.
+    """
+
+    token_local: bool = False
+    by_layer: bool = True
+    absolute_noise: bool = False
+    supports_mla: bool = True
+    rotary: bool = False
+    reads_budget: bool = False
+    decision_interval: int = 1
+    by_probe: bool = False
+    token_statistics: tuple[str, ...] = ()
+    row_statistics: tuple[str, ...] = ()
+    window: int | None = None
+    observes_decode: bool = True
+    reads_weights: bool = True
+
+    def __post_init__(self) -> None:
+        for kind in ("token_statistics", "row_statistics"):
+            names = getattr(self, kind)
+            if not isinstance(names, tuple) or not all(isinstance(name, str) for name in names):
+                raise TypeError(f'{kind} must be a tuple of names, such as ("hits",), got {names!r}.')
+        names = self.token_statistics + self.row_statistics
+        if len(set(names)) < len(names):
+            raise ValueError(f"Statistics need names of their own, got {', '.join(names)}.")
+        if self.token_local and names:
+            raise ValueError(
+                f"token_local says that a score never changes, and statistics ({', '.join(names)}) do: leave one out."
+            )
+        if self.window is not None and self.window < 1:
+            raise ValueError(f"window must be a number of queries above 0, or None for all, got {self.window}.")
+
+    @property
+    def queries(self) -> bool:
+        """Whether `observe` is called, for which the attention implementation "paged_eviction" is needed."""
+        return bool(self.token_statistics or self.row_statistics)
+
+    @classmethod
+    def together(cls, parts: "Sequence[Needs]") -> "Needs":
+        """What several policies need whose scores are joined, for a policy made of them.
+
+        Statistics of part `n` get names that begin with `n.`. All parts are shown the same queries: where one needs the
+        whole prompt, the others get more than their window.
+        """
+        watching = [part for part in parts if part.queries]
+        windows = [part.window for part in watching]
+        return cls(
+            absolute_noise=any(part.absolute_noise for part in parts),
+            supports_mla=all(part.supports_mla for part in parts),
+            rotary=any(part.rotary for part in parts),
+            reads_budget=any(part.reads_budget for part in parts),
+            decision_interval=max((part.decision_interval for part in parts), default=1),
+            token_statistics=tuple(f"{at}.{name}" for at, part in enumerate(parts) for name in part.token_statistics),
+            row_statistics=tuple(f"{at}.{name}" for at, part in enumerate(parts) for name in part.row_statistics),
+            window=None if None in windows else max((each for each in windows if each is not None), default=None),
+            observes_decode=any(part.observes_decode for part in watching) or not watching,
+            reads_weights=any(part.reads_weights for part in watching) or not watching,
+        )

@@ -1,0 +1,100 @@
+"""Attention over tokens that lie in several places: each place is read alone, and the outputs are joined.
+
+Softmax over all tokens is the mean of the softmaxes over disjoint parts, weighted by the sums of their exponentials.
+The places must not share a token.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .weights import Logits
+
+#: Logits that exist at one time, in bytes: many queries are worked out in pieces of this size.
+_PIECE = 64 * 2**20
+
+
+@dataclass(frozen=True)
+class Part:
+    """Tokens that some queries attend to, beside those that the cache returned.
+
+    Attributes:
+        keys, values: `[batch, kv_heads, n, dim]`.
+        bias: added to the logits, float32 and broadcastable to `[batch, kv_heads, q, n]`; -inf hides a token, whose
+            value may be anything. None = all are visible.
+    """
+
+    keys: Tensor
+    values: Tensor
+    bias: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Read:
+    """What attention to some tokens gave.
+
+    Attributes:
+        output: `[batch, query_heads, q, dim]` float32.
+        lse: `[batch, query_heads, q]` float32, logarithm of the sum of exponentials of the logits; -inf = nothing seen.
+    """
+
+    output: Tensor
+    lse: Tensor
+
+
+def read(query: Tensor, part: Part, logits: Logits) -> Read:
+    """Attention to one part, in float32.
+
+    Args:
+        query: `[batch, query_heads, q, dim]`; `G` query heads share a KV head.
+    """
+    rows, heads, count, _ = query.shape
+    size = max(1, _PIECE // (4 * rows * heads * max(part.keys.shape[2], 1)))
+    pieces = []
+    for start in range(0, count, size):
+        bias = part.bias
+        if bias is not None and bias.shape[2] > 1:
+            bias = bias[:, :, start : start + size]
+        pieces.append(_read(query[:, :, start : start + size], Part(part.keys, part.values, bias), logits))
+    if len(pieces) == 1:
+        return pieces[0]
+    return Read(torch.cat([each.output for each in pieces], 2), torch.cat([each.lse for each in pieces], 2))
+
+
+def _read(query: Tensor, part: Part, logits: Logits) -> Read:
+    heads = part.keys.shape[1]
+    grouped = query.unflatten(1, (heads, -1))  # [B, H, G, q, D]
+    products = (grouped.float() * logits.scaling) @ part.keys.float()[:, :, None].mT
+    if logits.softcap is not None:
+        products = (products / logits.softcap).tanh() * logits.softcap
+    values = part.values.float()
+    if part.bias is not None:
+        hidden = part.bias == float("-inf")
+        products = (products + part.bias[:, :, None]).masked_fill(hidden[:, :, None], float("-inf"))
+        if part.bias.shape[2] == 1:  # what nobody sees may be anything, and 0 x nan is nan
+            values = values.masked_fill(hidden[:, :, 0, :, None], 0.0)
+    lse = products.logsumexp(-1)
+    weights = (products - lse.masked_fill(lse == float("-inf"), 0.0)[..., None]).exp()
+    return Read((weights @ values[:, :, None]).flatten(1, 2), lse.flatten(1, 2))
+
+
+def join(reads: Iterable[Read], logits: Logits) -> Tensor:
+    """One softmax over all parts: `[batch, query_heads, q, dim]` float32. Parts are taken one after the other."""
+    total: Read | None = None
+    for each in reads:
+        total = each if total is None else _join(total, each)
+    if total is None:
+        raise ValueError("There is nothing to attend to.")
+    if logits.sinks is not None:  # a logit that takes part and belongs to no token
+        lse = total.lse.logaddexp(logits.sinks.float()[None, :, None])
+        return total.output * (total.lse - lse).exp()[..., None]
+    return total.output
+
+
+def _join(one: Read, other: Read) -> Read:
+    lse = one.lse.logaddexp(other.lse)
+    whole = lse.masked_fill(lse == float("-inf"), 0.0)
+    share, rest = ((each.lse - whole).exp()[..., None] for each in (one, other))
+    return Read(one.output * share + other.output * rest, lse)

@@ -1,0 +1,280 @@
+"""A whole cache as a snapshot, in a file, and back in the layers of a new cache."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+from ..allocators.cascade import Cascade, CascadeSnapshot
+from ..calibration.files import is_here
+from ..hybrid_layer import HybridLayer, paged_part
+from ..integration.padding import Padding, PaddingSnapshot
+from ..layer import PagedLayer, PagedSnapshot
+from ..naming.spelling import read as read_spelling
+from ..parts import Snapshot
+from ..policies import EvictionPolicy, make_policy
+from ..policies.calibrated import PREFIX
+from ..policies.registry import POLICIES
+from ..store.sliding import SlidingSnapshot, StaticSlidingLayer
+from . import files
+from .checks import check_cascade, check_padding, check_paged, check_sliding
+from .facts import check_text, config_dtype, differences, dtype_name, model_facts, text_facts
+from .names import put_together, take_apart
+from .other_layers import OtherSnapshot, check_other, restore_other, snapshot_other
+
+#: Where a cache is to be: one device, or one for each layer of the model.
+Devices = torch.device | str | Sequence[torch.device | str]
+
+
+@dataclass(frozen=True)
+class HybridSnapshot(Snapshot):
+    """Both halves of a `HybridLayer`."""
+
+    paged: PagedSnapshot
+    linear: OtherSnapshot
+
+
+@dataclass(frozen=True)
+class CacheSnapshot(Snapshot):
+    """All that a cache holds.
+
+    Attributes:
+        layers: in the order of the model; None = no token was seen.
+        padding, cascade: what its layers share.
+    """
+
+    layers: list[Snapshot | None]
+    padding: PaddingSnapshot
+    cascade: CascadeSnapshot | None
+
+
+# ---- saving ----------------------------------------------------------------------------------------------------------
+
+
+def snapshot_layer(index: int, layer: Any) -> Snapshot | None:
+    """All that a layer of any kind holds.
+
+    Raises:
+        ValueError: tokens wait for `crop`, or some of it cannot be written down.
+    """
+    try:
+        if isinstance(layer, PagedLayer | StaticSlidingLayer):
+            return layer.snapshot()
+        if isinstance(layer, HybridLayer):
+            return HybridSnapshot(layer.paged.snapshot(), snapshot_other(layer))
+        return snapshot_other(layer)
+    except ValueError as error:
+        raise ValueError(f"Cannot save layer {index}: {error}") from error
+
+
+def save(
+    path: str | Path,
+    config: Any,
+    settings: Mapping[str, Any],
+    snapshot: CacheSnapshot,
+    input_ids: Tensor | None,
+) -> None:
+    """Write a cache to a file.
+
+    Args:
+        config: of the model.
+        settings: arguments that make such a cache anew, as JSON.
+        input_ids: see `PagedEvictionCache.save`.
+
+    Raises:
+        ValueError: it is empty. TypeError, ValueError: these are not its tokens. OSError: it cannot be written.
+    """
+    paged = [saved for saved in map(_paged_snapshot, snapshot.layers) if saved is not None]
+    if not paged or paged[0].table is None or paged[0].store is None:
+        raise ValueError("There is nothing to save: no layer that evicts has seen a token.")
+    held, seen = paged[0].store, paged[0].table.counters.seen
+    tree, tensors = take_apart(snapshot)
+    dtype, said = dtype_name(held.dtype), config_dtype(config)
+    content = {
+        "model": model_facts(config),
+        # Where a model was converted after it was loaded, its configuration does not tell its precision.
+        "dtype": dtype if said == dtype else None,
+        "settings": dict(settings),
+        "seen": seen,
+        "rows": held.shape[0],
+        "text": None if input_ids is None else text_facts(input_ids, held.shape[0], seen),
+        "written by": {"torch": torch.__version__, "transformers": transformers.__version__},
+        "state": tree,
+    }
+    files.write(path, content, tensors)
+
+
+def _paged_snapshot(saved: Snapshot | None) -> PagedSnapshot | None:
+    if isinstance(saved, HybridSnapshot):
+        return saved.paged
+    return saved if isinstance(saved, PagedSnapshot) else None
+
+
+# ---- loading ---------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def naming(path: str | Path) -> Iterator[None]:
+    """Errors of what stands in a file name the file."""
+    try:
+        yield
+    except (ValueError, TypeError, KeyError, RecursionError, OverflowError) as error:
+        reason = str(error) if not isinstance(error, KeyError) else f"it lacks {error}"
+        raise ValueError(f"Cannot use the saved context {str(path)!r}: {reason.removesuffix('.')}.") from error
+
+
+@dataclass(frozen=True)
+class SavedContext:
+    """A file that was read and belongs to the model at hand.
+
+    Attributes:
+        settings: arguments that make a cache for it.
+        snapshot: what the cache held.
+        seen, rows: tokens per row, and rows.
+    """
+
+    settings: Mapping[str, Any]
+    snapshot: CacheSnapshot
+    seen: int
+    rows: int
+
+    @property
+    def all_real(self) -> list[bool | None]:
+        """By paged layer, see `PagedSnapshot`."""
+        return [saved.all_real for saved in map(_paged_snapshot, self.snapshot.layers) if saved is not None]
+
+
+def read(path: str | Path, config: Any, input_ids: Tensor | None, policy: str | EvictionPolicy | None) -> SavedContext:
+    """Read a file, for this model and text.
+
+    Raises:
+        ValueError: with what does not fit. OSError: it cannot be read.
+    """
+    content, tensors = files.read(path)
+    differing = differences(content["model"], model_facts(config))
+    dtype, said = content["dtype"], config_dtype(config)
+    if dtype is not None and said is not None and dtype != said:
+        differing.append(f"dtype: {dtype!r} in the file, {said!r} here")
+    if differing:
+        raise ValueError(f"it was made with another model ({'; '.join(differing)})")
+    if input_ids is not None:
+        if content["text"] is None:
+            raise ValueError("it does not say what its text was: it was saved without input_ids=, so load it without")
+        check_text(content["text"], input_ids)
+    settings = dict(content["settings"])
+    settings["policy"] = _policy(settings["policy"], policy)
+    return SavedContext(
+        settings, put_together(CacheSnapshot, content["state"], tensors), content["seen"], content["rows"]
+    )
+
+
+def _policy(label: str, given: str | EvictionPolicy | None) -> EvictionPolicy:
+    """The policy of a file. Nothing is fetched for a file's sake."""
+    if not isinstance(label, str):
+        raise ValueError("its policy has no name")
+    if given is not None:
+        policy = make_policy(given)
+        # A calibration may lie elsewhere on this machine.
+        if policy.label != label and not (policy.label.startswith(PREFIX) and label.startswith(PREFIX)):
+            raise ValueError(f"its policy is {label!r}, and policy= is {policy.label!r}")
+        return policy
+    for name in _files(label):
+        if not is_here(name):
+            raise ValueError(f"its policy {label!r} needs the file {name!r}, which is not here: pass policy=")
+    try:
+        return make_policy(label)
+    except ValueError as error:
+        raise ValueError(
+            f"its policy {label!r} cannot be made here ({error}) Register its class first, or pass policy="
+        ) from error
+
+
+def _files(label: str) -> list[str]:
+    """The files, or names on the Hub, that making this policy would look for."""
+    if label.strip().startswith(PREFIX):
+        return [label.strip().removeprefix(PREFIX)]
+    found, left = [], [read_spelling(POLICIES.kind, label)] if "(" in label else []
+    while left:
+        spelling = left.pop()
+        left += spelling.hosts
+        found += [str(value) for name, value in spelling.parameters.items() if name == "file"]
+    return found
+
+
+def restore(
+    saved: SavedContext,
+    layers: Sequence[Any],
+    padding: Padding,
+    cascade: Cascade | None,
+    devices: Devices,
+    static: bool,
+) -> None:
+    """Give the layers of a new cache what those of the saved one held, once all of it has been checked.
+
+    Raises:
+        ValueError: something does not fit; nothing has changed then.
+    """
+    places = _devices(devices, len(layers))
+    if len(saved.snapshot.layers) != len(layers):
+        raise ValueError(f"it has {len(saved.snapshot.layers)} layers, and the model {len(layers)}")
+    if not 0 < saved.rows == _rows(saved.snapshot):
+        raise ValueError(f"it says that it has {saved.rows} rows, and its tensors have {_rows(saved.snapshot)}")
+    pairs = list(zip(saved.snapshot.layers, layers, strict=True))
+    for index, (each, layer) in enumerate(pairs):
+        try:
+            _check_layer(each, layer, saved.rows, saved.seen)
+        except ValueError as error:
+            raise ValueError(f"layer {index}: {error}") from error
+    check_padding(saved.snapshot.padding, saved.rows, saved.seen)
+    if (cascade is None) != (saved.snapshot.cascade is None):
+        raise ValueError("its layers share a budget out, or not, as those of this cache do not")
+    first, size = next((at, part.budget.block_size) for at, part in enumerate(map(paged_part, layers)) if part)
+    if cascade is not None and saved.snapshot.cascade is not None:
+        count = sum(paged_part(layer) is not None for layer in layers)
+        check_cascade(saved.snapshot.cascade, count, saved.rows, size)
+        cascade.restore(saved.snapshot.cascade, places[first])
+    padding.restore(saved.snapshot.padding, places[first])
+    for (each, layer), device in zip(pairs, places, strict=True):
+        _restore_layer(each, layer, device, static)
+
+
+def _devices(devices: Devices, layers: int) -> list[torch.device]:
+    if isinstance(devices, torch.device | str):
+        return [torch.device(devices)] * layers
+    if len(devices) != layers:
+        raise ValueError(f"device= names {len(devices)} devices for {layers} layers")
+    return [torch.device(device) for device in devices]
+
+
+def _rows(snapshot: CacheSnapshot) -> int:
+    stores = (saved.store for saved in map(_paged_snapshot, snapshot.layers) if saved is not None)
+    return next((store.shape[0] for store in stores if store is not None and len(store.shape)), 0)
+
+
+def _check_layer(saved: Snapshot | None, layer: Any, rows: int, seen: int) -> None:
+    if isinstance(layer, PagedLayer) and isinstance(saved, PagedSnapshot):
+        check_paged(saved, layer, rows, seen)
+    elif isinstance(layer, HybridLayer) and isinstance(saved, HybridSnapshot):
+        check_paged(saved.paged, layer.paged, rows, seen)
+        check_other(saved.linear, layer, rows)
+    elif isinstance(layer, StaticSlidingLayer) and isinstance(saved, SlidingSnapshot):
+        check_sliding(saved, layer, rows, seen)
+    elif isinstance(saved, OtherSnapshot) and not isinstance(layer, PagedLayer | HybridLayer | StaticSlidingLayer):
+        check_other(saved, layer, rows)
+    elif not (isinstance(layer, StaticSlidingLayer) and saved is None):
+        raise ValueError(f"it is a {type(layer).__name__} here, and in the file a {type(saved).__name__}")
+
+
+def _restore_layer(saved: Snapshot | None, layer: Any, device: torch.device, static: bool) -> None:
+    if isinstance(saved, HybridSnapshot):
+        restore_other(saved.linear, layer, device, static)
+        layer.paged.restore(saved.paged, device)
+    elif isinstance(saved, OtherSnapshot):
+        restore_other(saved, layer, device, static)
+    elif saved is not None:
+        layer.restore(saved, device)

@@ -1,0 +1,136 @@
+"""Pages of the layers that evict: reserved when a request is admitted, never more than its budget needs."""
+
+import torch
+from torch import Tensor
+from transformers.generation.continuous_batching.cache_allocators import FullAttentionCacheAllocator
+from transformers.generation.continuous_batching.requests import RequestState
+
+from .options import ServingOptions
+from .pages import Pages
+from .roster import Roster
+from .seats import Seats
+from .step import Step
+
+
+class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
+    """All pages of a request are taken at its first token, so that nobody has to be preempted for them.
+
+    Made by `bound`, which takes over an allocator of transformers: what was made with that one goes on with this one.
+
+    Attributes:
+        seats: of the live requests.
+        roster: their bookkeeping.
+        evicted: tokens that finished requests have lost per layer.
+        steps: forwards so far.
+    """
+
+    supports_block_sharing = False
+    supports_block_table = False
+
+    @classmethod
+    def bound(cls, allocator: FullAttentionCacheAllocator, options: ServingOptions) -> None:
+        """Turn an allocator of transformers into this one. It must not have served any request."""
+        allocator.__class__ = cls
+        allocator._bound(options)
+
+    def _bound(self, options: ServingOptions) -> None:
+        views = [self._kv_token_views[layer] for layer in self.layer_indices]
+        pages = Pages([keys for keys, _ in views], [values for _, values in views], options.budget)
+        layers = {layer: options.layers[layer] for layer in self.layer_indices}
+        self.options, self.seats = options, Seats()
+        self.roster = Roster(options.sizes, layers, pages)
+        self.evicted = self.steps = self.admitted = 0
+        self._most: dict[str, int] = {}
+        self._step = self._new_step()
+        self._place = {layer: at for at, layer in enumerate(self.layer_indices)}
+
+    # ---- pages ----------------------------------------------------------------------------------------------------
+
+    def announce(self, state: RequestState) -> None:
+        """Note how long a request may become, which is asked for by its name later."""
+        if state.request_id not in self.seats:
+            most = None if state.max_new_tokens is None else len(state.initial_tokens) + state.max_new_tokens
+            self._most[state.request_id] = self.options.pages(self.tokens_per_page, most)
+
+    def needs_new_blocks(self, request_id: str, past_length: int, query_length: int) -> int:
+        """Pages to be taken now: all of them for a new request, none later."""
+        if request_id in self.seats:
+            return 0
+        return self._most.get(request_id, self.options.pages(self.tokens_per_page))
+
+    def allocate_cache_to_request(self, request_id: str, past_length: int, query_length: int) -> None:
+        """Take the pages of a new request, and a seat."""
+        if request_id in self.seats:
+            return
+        pages = self.needs_new_blocks(request_id, past_length, query_length)
+        self._most.pop(request_id, None)
+        blocks = self.block_table[request_id] = self.pool.get_free_blocks(self.index, pages)
+        seat, seats = self.seats.take(request_id, pages), self.seats.count
+        starts = [block * self.block_physical_stride for block in blocks]
+        self.roster.pages.seat(seat.number, seats, starts, self.tokens_per_page)
+        self.roster.seat(seat.number, seats)
+        self.admitted += 1
+
+    def free_blocks(self, request_id: str, no_cache: bool = False) -> None:
+        """Give back the pages of a request, and its seat."""
+        super().free_blocks(request_id, no_cache)
+        self._most.pop(request_id, None)
+        seat = self.seats.leave(request_id)
+        if seat is not None:
+            self.evicted += max(seat.seen - self.roster.capacity, 0)
+
+    def free_all_requests(self) -> None:
+        """Give back everything, also what a forward that failed was about to use."""
+        super().free_all_requests()
+        self._step = self._new_step()
+
+    def fork_blocks(
+        self, source_request_id: str, dest_request_id: str, past_length: int
+    ) -> tuple[list[int], list[int]]:
+        """Not done: children read their prompt themselves, see `BoundedManager.add_request`."""
+        raise NotImplementedError("Requests are not forked where tokens are evicted.")
+
+    # ---- a forward ------------------------------------------------------------------------------------------------
+
+    def get_seqlen_k(self, past_length: int, query_length: int) -> int:
+        """Tokens that the queries of a request may attend to."""
+        held = min(past_length, self.roster.capacity)
+        return held if query_length == 1 and held == self.roster.capacity else held + query_length
+
+    def get_read_indices(self, request_id: str, past_length: int, query_length: int) -> list[int]:
+        """Empty: what is read is known when the forward runs."""
+        return []
+
+    def get_write_indices(self, request_id: str, past_length: int, query_length: int) -> list[int]:
+        """Empty: every layer writes elsewhere. The request is taken into the next forward."""
+        if self._step.begun:
+            self._step = self._new_step()
+        self._step.add(self.seats[request_id], query_length)
+        return []
+
+    def _new_step(self) -> Step:
+        return Step(self.roster.capacity, self.roster.block_size)
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, read_index: Tensor, write_index: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Take in a layer's new tokens and return what their queries may attend to.
+
+        Args:
+            key_states, value_states: `[new, kv_heads, dim]`, of all requests of the forward one after the other.
+
+        Returns:
+            `[read, kv_heads, dim]` each.
+        """
+        if not self._step.begun:
+            self._step.begin(self.roster)
+            self.steps += 1
+        return self._step.take(self._place[layer_idx], self.roster, key_states, value_states)
+
+    def fill_block_table(self, request_id: str, past_length: int, query_length: int, block_table: Tensor) -> None:
+        """Not done: a kernel that writes new tokens by itself writes them at the end."""
+        raise NotImplementedError("Block tables are not used where tokens are evicted.")
+
+    def get_cache_for_block_table(self, layer_idx: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Not done, see `fill_block_table`."""
+        raise NotImplementedError("Block tables are not used where tokens are evicted.")

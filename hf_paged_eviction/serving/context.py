@@ -1,0 +1,127 @@
+"""Eviction switched on for the continuous batching of one model, and off again."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from weakref import WeakSet
+
+from transformers import PreTrainedModel
+
+from ..policies import EvictionPolicy
+from .contract import check_transformers
+from .stats import BatchingStats
+
+_ENTRY = "init_continuous_batching"
+_CACHED = "_cached_continuous_batching_manager"
+
+
+class PagedBatching:
+    """What `paged_batching` hands out.
+
+    Attributes:
+        options: what was asked for.
+    """
+
+    def __init__(self, model: Any, options: Any) -> None:
+        self.options = options
+        self._model = model
+        self._managers: WeakSet[Any] = WeakSet()
+        self._latest: Any = None
+
+    def stats(self) -> BatchingStats:
+        """What live requests hold, as of the last step, and what has happened since the last manager was made."""
+        return BatchingStats() if self._latest is None else self._latest.stats()
+
+    def init_continuous_batching(
+        self,
+        generation_config: Any = None,
+        continuous_batching_config: Any = None,
+        workload_hints: Any = None,
+    ) -> Any:
+        """A manager that bounds its requests; takes what `model.init_continuous_batching` takes."""
+        from .manager import BoundedManager
+
+        model = self._model
+        kept = getattr(model, _CACHED, None)
+        if isinstance(kept, BoundedManager):
+            kept.switch_to_cb_friendly_attn(model, kept.continuous_batching_config.auto_switch_to_flash)
+            return kept
+        if generation_config is None:
+            generation_config = model.generation_config
+        if generation_config.eos_token_id is None:
+            generation_config.eos_token_id = -1  # as transformers spells "none" here
+        self._latest = BoundedManager(
+            model, generation_config, continuous_batching_config, workload_hints, self.options
+        )
+        self._managers.add(self._latest)
+        return self._latest
+
+    def close(self, hard: bool = False) -> None:
+        """Let all requests come to their end (or fail them, if `hard`), and forget the managers."""
+        for manager in list(self._managers):
+            manager.close(hard)
+        if getattr(self._model, _CACHED, None) in self._managers:
+            delattr(self._model, _CACHED)
+
+
+@contextmanager
+def paged_batching(
+    model: PreTrainedModel,
+    budget: int,
+    policy: str | EvictionPolicy = "paged_eviction",
+    block_size: int = 16,
+    *,
+    sink_tokens: int | None = None,
+    protected_prefix: int = 0,
+    recent_tokens: int | None = None,
+    prefill_chunk_size: int = 512,
+) -> Iterator[PagedBatching]:
+    """Bound every request of this model's continuous batching to `budget` tokens per layer.
+
+    Inside, `model.generate_batch`, `model.init_continuous_batching` and `model.continuous_batching_context_manager` are
+    what they were, with streaming and cancelling, and a request gives the tokens that it would give alone with
+    `PagedEvictionCache` and the same `prefill_chunk_size`. Its pages are reserved when it is admitted, so that none is
+    ever preempted. Outside, the model is as before. Only this model object is touched.
+
+    Off inside, because an evicting cache cannot have it: sharing of pages between equal prefixes. Refused with a
+    reason: CUDA graphs, compiled steps, asynchronous batching, block tables, offloading, other schedulers, tensor
+    parallelism.
+
+    Args:
+        model: with a language-model head.
+        budget: tokens held per request and layer, a multiple of `block_size`.
+        policy: on keys, values and positions: one that decides by queries or attention is refused.
+        block_size: tokens evicted together; has nothing to do with `page_size`, the unit of memory.
+        sink_tokens, protected_prefix, recent_tokens: first and newest tokens that are never evicted, see
+            `PagedEvictionCache`.
+        prefill_chunk_size: prompts are cut every so many tokens. `max_batch_tokens` must be at least as large.
+
+    Yields:
+        An object whose `stats()` says what live requests hold.
+
+    Raises:
+        UnsupportedTransformersError: this release of transformers has not been tested.
+        TypeError, ValueError: options or a model that cannot work, with the way out.
+    """
+    check_transformers()
+    from .options import ServingOptions
+
+    if _ENTRY in vars(model):
+        raise ValueError("This model is inside a paged_batching already: leave that one first.")
+    if getattr(model, _CACHED, None) is not None:
+        raise ValueError(
+            "This model keeps a continuous batching manager from before, without eviction. Call "
+            "model.destroy_cached_continuous_batching_manager() first."
+        )
+    protection = (sink_tokens, protected_prefix, recent_tokens)
+    options = ServingOptions.check(model, budget, policy, block_size, *protection, prefill_chunk_size)
+    batching = PagedBatching(model, options)
+    # Found by `generate_batch` and by the server on the model itself, before the method of its class.
+    setattr(model, _ENTRY, batching.init_continuous_batching)
+    hard = True
+    try:
+        yield batching
+        hard = False
+    finally:
+        delattr(model, _ENTRY)
+        batching.close(hard)

@@ -1,0 +1,136 @@
+"""transformers' manager of continuous batching, with a bound for every request."""
+
+from collections.abc import Callable
+from typing import Any
+
+from transformers import ContinuousBatchingConfig
+from transformers.generation.continuous_batching.continuous_api import (
+    ContinuousBatchingManager,
+    ContinuousBatchProcessor,
+)
+
+from .cache import BoundedPagedCache
+from .options import ServingOptions
+from .scheduler import FixedCutScheduler
+from .stats import BatchingStats, RequestStats
+
+
+class BoundedManager(ContinuousBatchingManager):  # type: ignore[misc]
+    """What `model.init_continuous_batching` returns inside `paged_batching`.
+
+    Args:
+        model, generation_config, continuous_batching_config, workload_hints: see `ContinuousBatchingManager`.
+        options: how each request is bounded.
+
+    Raises:
+        ValueError: the configuration asks for what would change answers.
+    """
+
+    num_return_sequences: int
+
+    def __init__(
+        self,
+        model: Any,
+        generation_config: Any,
+        continuous_batching_config: ContinuousBatchingConfig | None,
+        workload_hints: Any,
+        options: ServingOptions,
+    ) -> None:
+        self.options = options
+        self._last = BatchingStats()
+        config = options.configure(continuous_batching_config, model.device)
+        super().__init__(model, generation_config, config, workload_hints)
+        # transformers reads a prompt up to its last token, then forks it. Each child reads the prompt itself here, so
+        # that it is cut as a request alone is.
+        self._children = self.num_return_sequences - 1
+        self.num_return_sequences = 1
+
+    def add_request(
+        self,
+        input_ids: list[int],
+        request_id: str | None = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> str | None:
+        """Add a request, see `ContinuousBatchingManager.add_request`.
+
+        One that cannot be served (no tokens, unknown ones, the name of a live request) fails with a reason, as its
+        result says; the others go on.
+
+        Raises:
+            ValueError: `budget=` was given: all requests have the same.
+        """
+        if "budget" in kwargs:
+            raise ValueError(
+                "All requests have the budget that paged_batching was given, because what is known of their tokens is "
+                "kept in tensors of one size. Run a second model with its own paged_batching for another budget."
+            )
+        added: str | None = super().add_request(input_ids, request_id, *args, **kwargs)
+        if added is not None:
+            for child in range(self._children):
+                super().add_request(input_ids, f"{added}__child#{child}", *args, **kwargs)
+        return added
+
+    def register_result_handler(self, request_id: str, callback: Callable[[Any], None]) -> None:
+        """See `ContinuousBatchingManager.register_result_handler`. What came before it was registered is not lost."""
+        super().register_result_handler(request_id, callback)
+        results = self.output_router.output_queue
+        early = [results.get_nowait() for _ in range(results.qsize())]
+        for result in early:
+            self.output_router.deliver(result)
+
+    def cancel_request(self, request_id: str) -> None:
+        """Cancel a request, see `ContinuousBatchingManager.cancel_request`; its handler hears no more."""
+        super().cancel_request(request_id)
+        with self.output_router._lock:
+            self.output_router.result_handlers.pop(request_id, None)
+
+    def _create_batch_processor(self) -> ContinuousBatchProcessor:
+        processor = super()._create_batch_processor()
+        if not isinstance(processor.cache, BoundedPagedCache):
+            self.options.check_room(self.continuous_batching_config)
+            BoundedPagedCache.bound(processor.cache, self.options)
+            vocabulary = self.model.get_input_embeddings().num_embeddings
+            FixedCutScheduler.convert(processor.scheduler, self.options.prefill_chunk_size, vocabulary)
+        return processor
+
+    def stop(self, *args: Any, **kwargs: Any) -> None:
+        """Stop the generation thread, see `ContinuousBatchingManager.stop`."""
+        processor = self.batch_processor
+        super().stop(*args, **kwargs)
+        self._last = _stats(processor) if processor is not None else self._last
+
+    def close(self, hard: bool) -> None:
+        """Let all requests come to their end (or fail them, if `hard`), and give up the memory."""
+        if self.is_running():
+            self.stop(hard_stop=hard)
+        self._last, self.batch_processor = self.stats(), None
+        self.destroy()
+
+    def stats(self) -> BatchingStats:
+        """What live requests hold, as of the last step."""
+        processor = self.batch_processor
+        return self._last if processor is None else _stats(processor)
+
+
+def _stats(processor: ContinuousBatchProcessor) -> BatchingStats:
+    cache, scheduler = processor.cache, processor.scheduler
+    if not isinstance(cache, BoundedPagedCache):
+        return BatchingStats()  # it is being made
+    bounded, budget = cache.bounded, cache.bounded.roster.capacity
+    # Copied at once, because the generation thread goes on.
+    requests = tuple(
+        RequestStats(name, seat.seen, min(seat.seen, budget), max(seat.seen - budget, 0), seat.pages)
+        for name, seat in bounded.seats.taken.copy().items()
+    )
+    return BatchingStats(
+        requests,
+        waiting=len(scheduler.waiting_requests),
+        admitted=bounded.admitted,
+        refused=scheduler.refused,
+        evicted=bounded.evicted + sum(request.evicted for request in requests),
+        pages=bounded.num_blocks,
+        pages_in_use=sum(request.pages for request in requests),
+        page_size=bounded.tokens_per_page,
+        steps=bounded.steps,
+    )

@@ -1,0 +1,213 @@
+"""What a user asks of `paged_batching`, checked before anything is made of it."""
+
+import warnings
+from copy import deepcopy
+from dataclasses import dataclass
+from math import ceil
+from typing import Any
+
+import torch
+from transformers import ContinuousBatchingConfig
+
+from ..cache import PagedEvictionCache
+from ..layer import PagedLayer
+from ..policies import EvictionPolicy, make_policy
+from ..table.budget import BlockBudget, whole_number
+
+#: Live requests that pages are made for on a CPU, where nothing says how many there should be.
+_LIVE_ON_CPU = 16
+#: Tokens per page where nobody says how many; fewer where the budget is smaller.
+_PAGE_SIZE = 256
+
+
+@dataclass(frozen=True)
+class ServingOptions:
+    """How each request is bounded.
+
+    Attributes:
+        sizes: of each request and layer, in tokens.
+        policy: what scores tokens.
+        prefill_chunk_size: prompts are cut every so many tokens, and nowhere else.
+        layers: by index in the model, those that evict: they score, and hold nothing.
+    """
+
+    sizes: BlockBudget
+    policy: EvictionPolicy
+    prefill_chunk_size: int
+    layers: dict[int, PagedLayer]
+
+    @classmethod
+    def check(
+        cls,
+        model: Any,
+        budget: int,
+        policy: str | EvictionPolicy,
+        block_size: int,
+        sink_tokens: int | None,
+        protected_prefix: int,
+        recent_tokens: int | None,
+        prefill_chunk_size: int,
+    ) -> "ServingOptions":
+        """Check what the user asked for, as `PagedEvictionCache` does.
+
+        Raises:
+            TypeError, ValueError: with the reason and the way out.
+        """
+        if budget is None:
+            raise ValueError("budget= (tokens held per request and layer) is needed: pages are reserved for it.")
+        scorer = make_policy(policy)
+        _refuse_queries(scorer)
+        _refuse_parallel(model)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # they speak of `generate`
+            alone = PagedEvictionCache(
+                model.config,
+                budget,
+                block_size,
+                scorer,
+                sink_tokens=sink_tokens,
+                protected_prefix=protected_prefix,
+                recent_tokens=recent_tokens,
+            )
+        layers = dict(alone.paged_layers)
+        if not layers:
+            raise ValueError(
+                f"No layer of this {model.config.model_type} model can evict: all hold a fixed number of tokens "
+                "already. Use its continuous batching as it is."
+            )
+        sizes = next(iter(layers.values())).budget
+        chunk = whole_number("prefill_chunk_size", prefill_chunk_size, 1)
+        return cls(sizes, scorer, chunk, layers)
+
+    @property
+    def budget(self) -> int:
+        """Tokens held per request and layer."""
+        return self.sizes.capacity
+
+    def pages(self, page_size: int, tokens: int | None = None) -> int:
+        """Most pages of a request that will never have more than so many tokens."""
+        return ceil(min(self.budget, self.budget if tokens is None else tokens) / page_size)
+
+    # ---- transformers' own configuration --------------------------------------------------------------------------
+
+    def configure(self, config: ContinuousBatchingConfig | None, device: torch.device) -> ContinuousBatchingConfig:
+        """The configuration of continuous batching as it is used here; the user's own stays as it is.
+
+        Raises:
+            ValueError: it asks for what would change answers, with the reason.
+        """
+        if config is None:
+            config = ContinuousBatchingConfig(page_size=min(self.budget, _PAGE_SIZE), allow_block_sharing=False)
+        else:
+            config = deepcopy(config)
+            _warn_of_sharing(config)
+        for refused, reason in _refusals(config):
+            if refused:
+                raise ValueError(f"{reason} Leave that option out of the ContinuousBatchingConfig.")
+        config.allow_block_sharing = False
+        config.use_async_batching = False
+        config.use_cuda_graph = False
+        config.max_blocks_per_request = 0
+        if config.safety_margin is None:
+            config.safety_margin = 0.0  # pages are reserved: a reserve of free ones would only lie idle
+        if device.type == "cpu" and config.max_memory_percent is None:
+            self._bound_memory(config)
+        self.check_room(config)
+        return config
+
+    def _bound_memory(self, config: ContinuousBatchingConfig) -> None:
+        """Fill in what would otherwise be worked out from 60 % of the machine's memory."""
+        live = min(config.max_requests_per_batch or _LIVE_ON_CPU, _LIVE_ON_CPU)
+        if config.num_blocks is None:
+            config.num_blocks = live * self.pages(config.page_size)
+        if config.max_batch_tokens is None:
+            config.max_batch_tokens = self.prefill_chunk_size + live
+
+    def check_room(self, config: ContinuousBatchingConfig) -> None:
+        """Refuse a cache or a batch too small for a single request.
+
+        Raises:
+            ValueError: with what would do.
+        """
+        pages = self.pages(config.page_size)
+        if config.num_blocks is not None and config.num_blocks < pages:
+            raise ValueError(
+                f"num_blocks={config.num_blocks} pages of {config.page_size} tokens hold no request of "
+                f"{self.budget} tokens, which needs {pages}. Set num_blocks to at least {pages} times the requests "
+                "that should be live at once, or choose a smaller budget."
+            )
+        if config.max_batch_tokens is not None and config.max_batch_tokens < self.prefill_chunk_size:
+            raise ValueError(
+                f"max_batch_tokens={config.max_batch_tokens} is less than prefill_chunk_size="
+                f"{self.prefill_chunk_size}, and prompts are cut every {self.prefill_chunk_size} tokens and nowhere "
+                "else. Set max_batch_tokens to at least the chunk plus one token per live request, or use smaller "
+                "chunks."
+            )
+
+
+def _warn_of_sharing(config: ContinuousBatchingConfig) -> None:
+    if config.allow_block_sharing:
+        warnings.warn(
+            "Pages are not shared between requests that begin alike (allow_block_sharing): after an eviction what a "
+            "page holds no longer follows from the tokens alone. Set allow_block_sharing=False to say that you know.",
+            stacklevel=5,
+        )
+
+
+def _refusals(config: ContinuousBatchingConfig) -> list[tuple[bool, str]]:
+    """What the user may have asked for and cannot have: whether, and why."""
+    graphs = config.use_cuda_graph
+    padded = config.q_padding_interval_size or config.kv_padding_interval_size
+    compiled = config.varlen_compile_config or config.decode_compile_config or config.default_compile_level
+    return [
+        (
+            any(graphs) if isinstance(graphs, tuple) else bool(graphs or padded),
+            "CUDA graphs replay fixed addresses, and each layer of a request writes to slots of its own that are "
+            "chosen while a step runs.",
+        ),
+        (bool(compiled), "Compiled steps are padded to fixed lengths, which the eviction of a step does not know."),
+        (
+            bool(config.use_async_batching),
+            "Asynchronous batching prepares a step while the one before still runs, and what a step reads and "
+            "overwrites is known only when the one before has ended.",
+        ),
+        (
+            bool(config.max_blocks_per_request),
+            "Block tables (max_blocks_per_request) let the attention kernel write new tokens at the end of a request; "
+            "here they overwrite evicted ones.",
+        ),
+        (
+            config.cpu_offload_space is None or config.cpu_offload_space > 0,
+            "Nothing is ever preempted, so there is nothing to offload (cpu_offload_space).",
+        ),
+        (
+            config.scheduler_type != "fifo",
+            f"scheduler_type={config.scheduler_type!r} cuts prompts where a batch happens to end, so that an answer "
+            "would depend on its neighbours; there is one scheduler with fixed cuts, in order of arrival ('fifo').",
+        ),
+    ]
+
+
+def _refuse_queries(policy: EvictionPolicy) -> None:
+    if policy.needs.queries:
+        raise ValueError(
+            f"The policy {policy.label!r} decides by queries or attention. Continuous batching packs the tokens of "
+            "all requests into one row and computes attention by transformers' own functions, which show queries to "
+            "nobody. Use a policy on keys, values and positions, such as 'keydiff', 'key_norm' or 'calibrated:FILE'; "
+            "or PagedEvictionCache with generate."
+        )
+    if policy.needs.decision_interval > 1:
+        raise ValueError(
+            f"The policy {policy.label!r} chooses victims every {policy.needs.decision_interval} tokens; here they are "
+            "chosen a block at a time. Use another policy, or PagedEvictionCache with generate."
+        )
+
+
+def _refuse_parallel(model: Any) -> None:
+    mesh = getattr(model, "_device_mesh", None)
+    if mesh is not None and mesh.size() > 1:
+        raise ValueError(
+            f"This model is split over {mesh.size()} processes (tensor parallelism), and whether all of them would "
+            "choose the same victims inside continuous batching has not been tested. Run one server per device and "
+            "put a router in front."
+        )

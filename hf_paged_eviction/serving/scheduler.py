@@ -1,0 +1,124 @@
+"""Which requests take part in a forward, and with how many tokens: prompts are cut at fixed lengths only."""
+
+from collections import deque
+
+from transformers.generation.continuous_batching.requests import FutureRequestState, RequestState, RequestStatus
+from transformers.generation.continuous_batching.scheduler import FIFOScheduler
+
+_Batch = tuple[list[FutureRequestState] | None, bool, int, int]
+
+
+class FixedCutScheduler(FIFOScheduler):  # type: ignore[misc]
+    """First in, first out, and every prompt is cut every `cut` tokens.
+
+    transformers' scheduler cuts prompts wherever a batch happens to be full. Where tokens are evicted at a cut, an
+    answer would then depend on its neighbours. Here a chunk that does not fit waits for the next forward.
+
+    Made by `convert`, which takes over a scheduler of transformers.
+
+    Attributes:
+        cut: tokens.
+        vocabulary: token ids that the model knows.
+        refused: requests that were turned away.
+    """
+
+    cut: int
+    vocabulary: int
+    refused: int
+
+    @classmethod
+    def convert(cls, scheduler: FIFOScheduler, cut: int, vocabulary: int) -> None:
+        """Turn a scheduler of transformers into this one."""
+        scheduler.__class__ = cls
+        scheduler.cut, scheduler.vocabulary, scheduler.refused = cut, vocabulary, 0
+
+    # ---- admission ------------------------------------------------------------------------------------------------
+
+    def add_waiting_request(self, state: RequestState) -> None:
+        """Queue a request.
+
+        Raises:
+            ValueError: it would break the forward that it is part of, and with it all other requests.
+        """
+        reason = self._why_refused(state)
+        if reason is not None:
+            self.refused += 1
+            raise ValueError(reason)
+        super().add_waiting_request(state)
+
+    def _why_refused(self, state: RequestState) -> str | None:
+        tokens = state.initial_tokens
+        if not tokens:
+            return "The prompt is empty: a request needs at least one token."
+        wrong = next((token for token in tokens if not 0 <= token < self.vocabulary), None)
+        if wrong is not None:
+            return f"Token {wrong} is none of the model's: they are numbered from 0 to {self.vocabulary - 1}."
+        if state.max_new_tokens is not None and state.max_new_tokens < 1:
+            return f"max_new_tokens must be at least 1, got {state.max_new_tokens}."
+        if state.request_id in self.active_requests or state.request_id in self.waiting_requests:
+            return f"A request named {state.request_id!r} is live already: choose another request_id."
+        return None
+
+    # ---- a batch --------------------------------------------------------------------------------------------------
+
+    def schedule_batch(self, token_budget: int, cache_budget: int) -> _Batch:
+        """Choose the requests of the next forward, see `Scheduler.schedule_batch`."""
+        self.starved_requests: list[tuple[RequestState, int]] = []  # nobody starves: pages are reserved
+        self._admits = self._try_to_meet_safety_margin() or not self.active_requests
+        self._batch: list[FutureRequestState] = []
+        self._left, self._read = token_budget, 0
+        active = list(self.active_requests.values())
+        answering = [state for state in active if state.status == RequestStatus.DECODING]
+        reading = [state for state in active if state.status == RequestStatus.PREFILLING]
+        waiting = deque(self._get_waiting_candidates())
+        # One prompt first, so that its chunk finds room; then those that answer; then the other prompts.
+        if not self._take_first(reading) and not reading:
+            self._take_first(waiting)
+        for state in (*answering, *reading):
+            self._take(state)
+        while self._take_first(waiting):  # in order of arrival: nobody overtakes
+            pass
+        self._cleanup_waiting_queue({future.state.request_id for future in self._batch})
+        if waiting and not self.active_requests:
+            return None, False, 0, 0  # not even an empty cache has room for it: transformers says so and stops
+        return self._batch, False, token_budget - self._left, self._read
+
+    def _take_first(self, states: "list[RequestState] | deque[RequestState]") -> bool:
+        """Take the first of these requests into the batch and out of the list; False if it does not fit."""
+        if not states or not self._take(states[0]):
+            return False
+        del states[0]
+        return True
+
+    def _take(self, state: RequestState) -> bool:
+        """Take the next tokens of a request into the batch; False if there is no room for them."""
+        count = self._next(state)
+        if count > self._left or len(self._batch) == self.max_requests_per_batch:
+            return False
+        if state.status == RequestStatus.PENDING and not self._admit(state, count):
+            return False
+        allocators = self.cache.cache_allocators.values()
+        self._read += max(allocator.get_seqlen_k(state.position_offset, count) for allocator in allocators) - count
+        self._left -= count
+        self._cut(state, count)
+        self._batch.append(FutureRequestState(state, not state.remaining_prefill_tokens, {}, count))
+        return True
+
+    def _next(self, state: RequestState) -> int:
+        """Tokens that the request brings next."""
+        answering = state.status == RequestStatus.DECODING
+        return len(state.tokens_to_process) if answering else min(len(state.remaining_prefill_tokens), self.cut)
+
+    def _admit(self, state: RequestState, count: int) -> bool:
+        if not self._admits or not self.cache.can_store_request_tokens(state, count):
+            return False
+        self.active_requests[state.request_id] = self.waiting_requests.pop(state.request_id)
+        return True
+
+    def _cut(self, state: RequestState, count: int) -> None:
+        """The next tokens of a request are its next `count`."""
+        if state.status == RequestStatus.DECODING:
+            return
+        rest = state.remaining_prefill_tokens
+        state.tokens_to_process, state.remaining_prefill_tokens = rest[:count], rest[count:]
+        state.status = RequestStatus.DECODING if count == len(rest) else RequestStatus.PREFILLING

@@ -1,0 +1,57 @@
+"""Who sits where: each live request has a seat, the same row in all tensors of the roster."""
+
+from dataclasses import dataclass
+
+
+@dataclass
+class Seat:
+    """A live request.
+
+    Attributes:
+        number: its row.
+        pages: blocks of transformers' cache that it owns.
+        seen: tokens that went through the model, those of the step that is being prepared included.
+        full_at: tokens seen when all its slots were chosen anew, or used for the first time; new tokens overwrite a
+            block from there on.
+        scored: whether only the block that was overwritten last lacks scores.
+    """
+
+    number: int
+    pages: int
+    seen: int = 0
+    full_at: int = 0
+    scored: bool = False
+
+
+class Seats:
+    """Seats by request.
+
+    Attributes:
+        count: how many there are, taken or not.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.taken: dict[str, Seat] = {}
+        self._free: list[int] = []
+
+    def __getitem__(self, request_id: str) -> Seat:
+        return self.taken[request_id]
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self.taken
+
+    def take(self, request_id: str, pages: int) -> Seat:
+        """Give the request a seat; there may be more of them afterwards."""
+        if not self._free:
+            self._free = list(range(2 * max(self.count, 4) - 1, self.count - 1, -1))
+            self.count = 2 * max(self.count, 4)
+        seat = self.taken[request_id] = Seat(self._free.pop(), pages)
+        return seat
+
+    def leave(self, request_id: str) -> Seat | None:
+        """The request is over; None if it had no seat."""
+        seat = self.taken.pop(request_id, None)
+        if seat is not None:
+            self._free.append(seat.number)
+        return seat

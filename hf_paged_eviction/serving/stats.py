@@ -1,0 +1,63 @@
+"""What live requests hold, in numbers."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class RequestStats:
+    """One live request.
+
+    Attributes:
+        request_id: as transformers calls it.
+        seen: tokens that went through the model.
+        held: tokens held per layer.
+        evicted: tokens evicted per layer.
+        pages: blocks of transformers' cache that it owns, reserved ones included.
+    """
+
+    request_id: str
+    seen: int
+    held: int
+    evicted: int
+    pages: int
+
+
+@dataclass(frozen=True)
+class BatchingStats:
+    """All requests, as of the last step.
+
+    Attributes:
+        requests: those that are live, in order of admission.
+        waiting: requests that wait for pages.
+        admitted, refused: requests so far.
+        evicted: tokens evicted per layer so far, of all requests, finished ones included.
+        pages, pages_in_use: blocks of the cache, and how many belong to requests.
+        page_size: tokens per page.
+        steps: forwards so far.
+    """
+
+    requests: tuple[RequestStats, ...] = ()
+    waiting: int = 0
+    admitted: int = 0
+    refused: int = 0
+    evicted: int = 0
+    pages: int = 0
+    pages_in_use: int = 0
+    page_size: int = 0
+    steps: int = 0
+
+    @property
+    def live(self) -> int:
+        """Requests that own pages."""
+        return len(self.requests)
+
+    @property
+    def held(self) -> int:
+        """Tokens held per layer by all live requests."""
+        return sum(request.held for request in self.requests)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.live} live, {self.waiting} waiting; {self.held} tokens held, {self.evicted} evicted; "
+            f"{self.pages_in_use} of {self.pages} pages in use"
+        )

@@ -1,0 +1,114 @@
+"""Budgets in bytes: how many tokens they are once rows, widths and precision are known."""
+
+import re
+from collections.abc import Callable, Sequence
+from numbers import Integral
+from typing import Protocol
+
+from .budget import BlockBudget
+
+_UNITS = {
+    "b": 1,
+    **{f"{letter}b": 1000**power for power, letter in enumerate("kmgt", 1)},
+    **{f"{letter}ib": 1024**power for power, letter in enumerate("kmgt", 1)},
+}
+
+
+def parse_bytes(memory: int | str) -> int:
+    """A number of bytes as an int.
+
+    Args:
+        memory: an int of bytes, or text: "512MiB", "2 GiB" (1024 to the power of 2, of 3), "1.5GB" (1000 to the power
+            of 3), whatever the case of the letters.
+
+    Raises:
+        TypeError: it is neither. ValueError: it is no such text, or not positive.
+    """
+    if isinstance(memory, bool) or not isinstance(memory, Integral | str):
+        raise TypeError(f"memory must be an int of bytes or a text such as '2GiB', got {memory!r}.")
+    if isinstance(memory, str):
+        found = re.fullmatch(r"\s*(\d{1,20}(?:\.\d{1,20})?)\s*([a-z]+)\s*", memory.lower(), re.ASCII)
+        if found is None or found[2] not in _UNITS:
+            raise ValueError(
+                f"memory={memory!r} is no number of bytes. Write an int, or a number with B, kB, MB, GB, TB (powers of "
+                "1000) or KiB, MiB, GiB, TiB (powers of 1024), such as '2GiB'."
+            )
+        count = int(float(found[1]) * _UNITS[found[2]]) if "." in found[1] else int(found[1]) * _UNITS[found[2]]
+    else:
+        count = int(memory)
+    if count < 1:
+        raise ValueError(f"memory must be at least one byte, got {memory!r}.")
+    return count
+
+
+class Measured(Protocol):
+    """A layer whose budget waits for its bytes."""
+
+    budget: BlockBudget
+    layer_idx: int
+
+    def get_seq_length(self) -> int: ...
+
+
+class MemoryPlan:
+    """What the bytes of a cache are in tokens, settled when the first of its layers meets its first tokens.
+
+    All layers hold equally many tokens on average: an allocator that knows its shares beforehand may share out their
+    total. Later layers may take fewer bytes per token than the first, which leaves some unused, but not more.
+
+    Args:
+        sizes: with `memory`.
+        share_out: the sizes of all layers from their mean.
+    """
+
+    def __init__(self, sizes: BlockBudget, share_out: Callable[[BlockBudget], Sequence[BlockBudget]]) -> None:
+        self._sizes = sizes
+        self._share_out = share_out
+        self._layers: list[Measured] = []
+        self._token_bytes = 0
+
+    def add(self, layer: Measured) -> None:
+        """One more layer, in the order of the model."""
+        self._layers.append(layer)
+
+    def begin(self, layer: Measured, token_bytes: int, rows: int, beside: int = 0) -> None:
+        """A layer meets its first tokens.
+
+        Args:
+            token_bytes: what a token of all rows takes in this layer.
+            rows: of the batch, for the message.
+            beside: what all rows of a layer take besides, however many tokens they hold.
+
+        Raises:
+            ValueError: the memory holds too few tokens, or this layer needs more per token than the first one did.
+        """
+        if not any(each.get_seq_length() for each in self._layers):
+            self._token_bytes = token_bytes
+            sizes = self._sizes.of(self._tokens(token_bytes, rows, beside))
+            for each, share in zip(self._layers, self._share_out(sizes), strict=True):
+                each.budget = share
+        elif token_bytes > self._token_bytes:
+            raise ValueError(
+                f"Layer {layer.layer_idx} takes {token_bytes:,} bytes per token, an earlier one {self._token_bytes:,}: "
+                f"memory={self._total:,} was shared out for layers of one width and would be exceeded. Give budget= in "
+                "tokens for this model."
+            )
+
+    @property
+    def _total(self) -> int:
+        return self._sizes.memory or 0
+
+    def _tokens(self, token_bytes: int, rows: int, beside: int) -> int:
+        """Mean share of a layer, whole blocks."""
+        layers, size, smallest = len(self._layers), self._sizes.block_size, self._sizes.smallest
+        tokens = max(self._total - layers * beside, 0) // (layers * token_bytes) // size * size
+        if tokens < smallest:
+            least = smallest * layers * token_bytes + layers * beside
+            more = f" + {layers} x {beside:,} (tokens that are not rounded)" if beside else ""
+            raise ValueError(
+                f"memory={self._total:,} bytes is too small: a token of all {rows} rows takes {token_bytes:,} bytes in "
+                f"each of {layers} paged layers, so {tokens} tokens would fit (whole blocks of {size}), and at least "
+                f"{smallest} are needed: the protected ones, the newest and a block to evict. {smallest} x {layers} x "
+                f"{token_bytes:,}{more} = {least:,} bytes, or fewer rows at a time."
+            )
+        return tokens

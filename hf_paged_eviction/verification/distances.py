@@ -1,0 +1,114 @@
+"""Shows on a model itself whether its attention sees distances alone, so that what is held may be turned."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from ..build import turnings_of
+from ..integration.models import is_paged, layer_plan
+from ..integration.window import trained_window
+from .rotation import equal_states, spread, token_from_the_middle
+
+#: Relative to the size of keys, and in standard deviations of the logits.
+_SAME = 1e-3
+_NEAR = 37
+_TOKENS = 24
+
+
+@dataclass(frozen=True)
+class Distances:
+    """Whether `positions="cache"` is right for a model.
+
+    Attributes:
+        error: how far turned keys are from those that the model itself makes at the other positions, relative to their
+            size, close by and beyond its window; None where that was not seen.
+        moved: how much the logits of a text change when all of its positions are moved by the same number, in standard
+            deviations of the logits; None where that was not seen.
+        tolerance: largest `error` and `moved` that count as rounding.
+        reason: why there is no `error`; such a model is refused with it, or it was not looked at.
+    """
+
+    error: float | None
+    moved: float | None
+    tolerance: float
+    reason: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong."""
+        return all(found is None or found <= self.tolerance for found in (self.error, self.moved))
+
+    def __str__(self) -> str:
+        if self.error is None or self.moved is None:
+            return f'positions="cache": not possible, or not known ({self.reason})'
+        said = "right" if self.ok else "WRONG"
+        return (
+            f'positions="cache": {said}, turned keys are off by {self.error:.1e} of their size; moving a whole text '
+            f"moves its logits by {self.moved:.1e}"
+        )
+
+
+def look_at_distances(model: Any) -> Distances:
+    """Turn the keys of a model, and move a text. What goes wrong is part of the result."""
+    far = (trained_window(model.config) or 0) + _NEAR
+    # Models work out the angle of a far position in float32.
+    tolerance = max(_SAME, 8 * torch.finfo(model.dtype).eps) + (far + _TOKENS) * 2.0**-22
+    if model.config.is_encoder_decoder:
+        return Distances(None, None, tolerance, "an encoder-decoder model")
+    try:
+        layers = [index for index, layer in enumerate(layer_plan(model.config)) if is_paged(layer)]
+        turnings = turnings_of(model.config, layers)
+        errors = [_turning_error(model, turnings, offset) for offset in dict.fromkeys((_NEAR, far))]
+        moved = _moved(model)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as problem:
+        # The first line of our own refusals is the reason.
+        return Distances(None, None, tolerance, f"{type(problem).__name__}: {problem}")
+    seen = [error for error in errors if error is not None]
+    if len(seen) < len(errors):
+        return Distances(None, moved, tolerance, "no layer shows it")
+    return Distances(max(seen), moved, tolerance)
+
+
+@torch.no_grad()
+def _turning_error(model: Any, turnings: dict[int, Any], offset: int) -> float | None:
+    """How far keys turned by `offset` are from those of equal hidden states at positions that far on; the worst layer
+    that shows it, None where none does."""
+    ids = torch.full((1, _TOKENS), token_from_the_middle(model), device=model.get_input_embeddings().weight.device)
+    caches = []
+    for start in (0, offset):
+        at = torch.arange(start, start + _TOKENS, device=ids.device)[None]
+        cache = DynamicCache(config=model.config)
+        with equal_states(model, set(turnings)):
+            model(input_ids=ids, position_ids=at, past_key_values=cache, use_cache=True)
+        caches.append(cache)
+    errors = []
+    for index, turning in turnings.items():
+        near, far = ((cache.layers[index].keys, cache.layers[index].values)[turning.of] for cache in caches)
+        still = [(cache.layers[index].values, cache.layers[index].keys)[turning.of] for cache in caches]
+        if _difference(*still) > _SAME or spread(still[0]) > _SAME:
+            continue  # this layer was not given equal hidden states
+        errors.append(_difference(turning.rotary.rotate_by(near, torch.full_like(ids[:, None], offset)), far))
+    return max(errors) if errors else None
+
+
+@torch.no_grad()
+def _moved(model: Any) -> float:
+    """How much logits change when a text is moved as a whole."""
+    device, count = model.get_input_embeddings().weight.device, len(model.get_input_embeddings().weight)
+    ids = torch.randint(count // 4, count // 2 + 1, (1, _TOKENS), generator=torch.Generator().manual_seed(0)).to(device)
+    said = []
+    for start in (0, _NEAR):
+        at = torch.arange(start, start + _TOKENS, device=device)[None]
+        said.append(model(input_ids=ids, position_ids=at, use_cache=False).logits.float())
+    return float((said[0] - said[1]).abs().amax() / said[0].std().clamp_min(1e-20))
+
+
+def _difference(one: Tensor, other: Tensor) -> float:
+    """Largest distance of a token's states, relative to their mean length."""
+    away = (one.float() - other.float()).norm(dim=-1).amax()
+    return float(away / other.float().norm(dim=-1).mean().clamp_min(1e-20))

@@ -1,0 +1,211 @@
+"""`positions="cache"`: the tokens held stand one after the other, in every mode, and nothing else changes."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from test_no_synchronisation import decode
+from test_rotary import config_of, model_of, rope
+from torch import Tensor
+
+import models
+import modes
+from evicting import FOLLOWED, binding
+from hf_paged_eviction import PagedEvictionCache
+from reference import assert_evicted, assert_exact
+from rows import compare
+from slow_positions import ROUNDING, PlacesRecorder, assert_exact_places
+
+pytestmark = pytest.mark.contract
+
+POLICIES = ("keydiff", "random", "paged_eviction", "recency", "value_norm", "streaming_llm")
+
+
+def check(model: Any, mode: str, padded: bool, tolerance: float = ROUNDING, **settings: Any) -> PlacesRecorder:
+    """A run in which something has to go, against the slow reference."""
+    cache = binding(model, mode, positions="cache", **settings)
+    ids, mask = modes.batch(mode, padded)
+    with PlacesRecorder(model, cache, poison=True) as recorder:
+        modes.run(model, cache, mode, ids, mask)
+    assert_evicted(recorder)
+    assert any(layer.shifts.amax() > 0 for _, layer in cache.paged_layers)
+    assert_exact_places(model, recorder, tolerance)
+    return recorder
+
+
+@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
+@pytest.mark.parametrize("mode", [mode for mode in FOLLOWED if mode not in ("two_turns", "inputs_embeds")])
+def test_every_mode(mode: str, padded: bool) -> None:
+    """Policies, heads and attention go along: each of them meets several modes."""
+    at = 2 * FOLLOWED.index(mode) + padded
+    model = models.shared("llama", ("sdpa", "eager", "paged_eviction")[at % 3])
+    check(model, mode, padded, policy=POLICIES[at % 6], heads=("shared", "separate")[at // 2 % 2])
+
+
+def test_the_reference_would_notice() -> None:
+    """The same run against keys at the places of the text: distances matter to this model."""
+    recorder = check(models.shared("llama"), "direct", True)
+    with pytest.raises(AssertionError, match="logits differ"):
+        assert_exact(models.shared("llama"), recorder, 0.1)
+
+
+LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+ROTARIES: dict[str, Any] = {
+    "linear": ("llama", rope("linear", factor=4.0)),
+    "llama3": ("llama", rope("llama3", factor=8.0, **LLAMA3)),
+    "yarn": ("llama", rope("yarn", factor=8.0, original_max_position_embeddings=64)),
+    "neighbours turn together": ("cohere", {}),
+    "half of them": ("glm", {"head_dim": 8, "partial_rotary_factor": 0.5}),
+    "one layer of two": ("smollm3", {"no_rope_layers": [1, 0]}),
+}
+
+
+@pytest.mark.parametrize("case", ROTARIES)
+def test_every_kind_of_rotation(case: str) -> None:
+    model = model_of(config_of(*ROTARIES[case]))
+    check(model, "chunked_prefill", True, heads="separate")
+
+
+@pytest.mark.parametrize("family", ["gpt_neox", "gemma3", "gpt_oss", "deepseek_v3", "qwen3_next"])
+def test_family(family: str) -> None:
+    """Part of a head, layers that slide, sinks and another base, latents, linear layers."""
+    if reason := models.unavailable(family) or models.recurrence_differs(family, "greedy", False):
+        pytest.skip(reason)
+    if family == "deepseek_v3" and models.VERSION < (5, 0):
+        pytest.skip("keys are expanded before they are cached")
+    heads = "shared" if family == "deepseek_v3" else "separate"
+    check(models.shared(family), "greedy", False, 1e-4 if family in models.HYBRID else ROUNDING, heads=heads)
+
+
+UNEQUAL: dict[str, dict[str, Any]] = {
+    "list": {"budget": [24, 36]},
+    "cake": {"allocator": "cake"},
+    "ada_kv": {"allocator": "ada_kv", "heads": "separate"},
+}
+
+
+@pytest.mark.parametrize("name", UNEQUAL)
+def test_layers_and_heads_of_different_size(name: str) -> None:
+    check(models.shared("llama", "paged_eviction"), "direct", True, **UNEQUAL[name])
+
+
+@pytest.mark.parametrize("settings", [{"block_size": 1, "budget": 9}, {"sink_tokens": 0, "budget": 12}], ids=str)
+def test_small_sizes(settings: dict[str, int]) -> None:
+    check(models.shared("llama"), "greedy", True, **settings)
+
+
+def test_after_shrink_and_crop() -> None:
+    model = models.shared("llama")
+    ids = models.prompts([70], seed=3)[0][None]
+    cache = PagedEvictionCache(model.config, budget=32, block_size=4, positions="cache", policy="keydiff")
+    with PlacesRecorder(model, cache, poison=True) as recorder:
+        feed = partial(modes.forward, model, cache, ids, torch.ones_like(ids))
+        feed(0, 30)
+        for at in range(30, 45):
+            feed(at, at + 1)
+        cache.crop(-2)  # they are still held
+        feed(43, 46)
+        cache.shrink(20)
+        feed(46, 52)
+        for at in range(52, 70):
+            feed(at, at + 1)
+    assert_exact_places(model, recorder, ROUNDING)
+
+
+# ---- the same as before where it must be ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["greedy", "direct", "prompt_lookup"])
+def test_nothing_changes_while_everything_is_held(mode: str) -> None:
+    model = models.shared("llama")
+    ids, mask = modes.batch(mode, padded=mode != "prompt_lookup")
+    cache = binding(model, mode, budget=120, positions="cache")
+    said = modes.run(model, cache, mode, ids, mask)
+    assert torch.equal(said, modes.run(model, modes.dynamic(model), mode, ids, mask))
+    plain = binding(model, mode, budget=120)
+    modes.run(model, plain, mode, ids, mask)
+    for layer, other in zip(cache.layers, plain.layers, strict=True):
+        held = layer.held
+        assert torch.equal(layer.store.shown(held)[0], other.keys[:, :, :held])
+        assert layer.storage_bytes == other.storage_bytes
+
+
+def test_what_a_copy_costs() -> None:
+    """Keys are held twice once something was evicted, values once."""
+    sizes = []
+    for positions in ("text", "cache"):
+        cache = PagedEvictionCache(models.shared("llama").config, budget=24, block_size=4, positions=positions)
+        modes.forward(models.shared("llama"), cache, *modes.batch("greedy", False), 0, 40)
+        sizes.append(cache.stats().storage_bytes)
+    assert sizes[1] == 1.5 * sizes[0]
+
+
+@pytest.mark.parametrize(
+    ("policy", "heads", "turns"),
+    [("keydiff", "shared", [10, 2, 6, 3]), ("random", "separate", None), ("recency", "shared", [2, 17, 40, 5])],
+    ids=str,
+)
+def test_a_row_does_not_depend_on_its_batch(policy: str, heads: str, turns: list[int] | None) -> None:
+    settings = {"budget": 24, "block_size": 4, "policy": policy, "heads": heads, "positions": "cache"}
+    assert compare(models.shared("llama"), [40, 33, 9, 1], turns, **settings) > 0
+
+
+@pytest.mark.parametrize("heads", ["shared", "separate"])
+def test_the_host_never_waits(heads: str) -> None:
+    _, watches = decode(5, 24, policy="keydiff", heads=heads, positions="cache")
+    assert [watch.waiting for watch in watches if watch.waiting] == []
+
+
+# ---- policies that read attention -----------------------------------------------------------------------------------
+
+
+def test_policies_see_the_attention_that_was_paid() -> None:
+    """Rows that are worked out later for a whole block are those of each step, with the keys where they stood."""
+    model = models.shared("llama", "paged_eviction")
+    cache = PagedEvictionCache(model.config, budget=24, block_size=4, policy="h2o", positions="cache")
+    layer = cache.layers[0]
+    paid: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # by position: query, keys, positions of the keys
+    attended, with_kept, compared = layer.attended, layer.listener.observer._with_kept, []
+
+    def note(queries: Any) -> None:
+        if queries.query.shape[2] == 1:
+            at = layer.get_seq_length() - 1
+            paid[at] = queries.query.clone(), queries.key.clone(), layer.positions.clone()
+        attended(queries)
+
+    def look(found: Any, key: Tensor, positions: Tensor, seen: Tensor, due: Tensor) -> Any:
+        for at in range(int(seen) - 4, int(seen)):
+            query, keys, held = paid[at]
+            for head in range(2):
+                there = [slot for slot, p in enumerate(positions[0, head].tolist()) if p <= at]
+                slots = [held[0, head].tolist().index(positions[0, head, slot]) for slot in there]
+                own = query[0, 2 * head] @ keys[0, head, slots].T
+                now = query[0, 2 * head] @ key[0, head, there].T
+                compared.append(float((own - now).abs().max()))
+        return with_kept(found, key, positions, seen, due)
+
+    layer.attended, layer.listener.observer._with_kept = note, look
+    ids = models.prompts([60])[0][None]
+    feed = partial(modes.forward, model, cache, ids, torch.ones_like(ids))
+    feed(0, 28)
+    for at in range(28, 60):
+        feed(at, at + 1)
+    assert len(compared) == 8 * 4 * 2
+    assert max(compared) == 0
+    assert layer.shifts.amax() > 20
+
+
+# ---- compiled -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(models.VERSION < (5, 14), reason="static=True needs transformers 5.14 or later")
+@pytest.mark.parametrize("mode", ["greedy", "beam", "chunked_prefill", "two_turns", "direct"])
+def test_static_caches_say_the_same(mode: str) -> None:
+    from test_static import compare as compare_static
+
+    at = modes.MODES.index(mode)
+    model = models.shared("llama", ("sdpa", "eager", "paged_eviction")[at % 3])
+    compare_static(model, mode, at % 2 == 0, positions="cache", policy=POLICIES[at % 6])

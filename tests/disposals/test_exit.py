@@ -1,0 +1,246 @@
+"""Every token that leaves a layer does so through its outlet, once."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+from witness import MOST, Witness, check_all_told
+
+import models
+import modes
+from hf_paged_eviction import PagedEvictionCache, available_disposals, make_disposal
+from hf_paged_eviction.disposals import Drop, Outlet, register_disposal
+from reference import Recorder
+from test_blocks_property import CALLS, SIZES, Play, play
+
+if models.VERSION >= (5, 14):
+    from transformers import CompileConfig
+
+# ---- against the slow reference --------------------------------------------------------------------------------------
+
+
+class Watched(Play):
+    """Also compares what has left."""
+
+    def check(self) -> None:
+        super().check()
+        for index, slow in enumerate(self.slow):
+            outlet = self.cache.layers[index].outlet
+            for row in range(len(slow.rows)):
+                for head in range(self.heads):
+                    left = sorted(slow.group(row, head).left, key=lambda gone: (gone[0], gone[1].position))
+                    assert outlet.left(row, head) == [token.position for _, token in left]
+                    for _, token in left:
+                        assert outlet.log.keys[row, head, token.position].tolist() == list(token.keys[head])
+                        assert outlet.log.values[row, head, token.position].tolist() == list(token.values[head])
+
+
+@settings(
+    max_examples=30, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow], print_blob=False
+)
+@given(
+    rows=st.integers(1, 3),
+    sizes=SIZES,
+    separate=st.booleans(),
+    compared=st.booleans(),
+    recording=st.booleans(),
+    seed=st.integers(0, 10_000),
+    calls=CALLS,
+)
+def test_any_calls(
+    rows: int, sizes: Any, separate: bool, compared: bool, recording: bool, seed: int, calls: list[Any]
+) -> None:
+    game = Watched(rows, 2, *sizes, separate, compared, recording, seed=seed, disposal=Witness())
+    play(game, calls)
+
+
+# ---- in a model ------------------------------------------------------------------------------------------------------
+
+
+def told(recorder: Recorder, index: int, layer: Any) -> int:
+    """Everything that came is held or has left."""
+    waiting = layer._waiting
+    columns = recorder.columns[: len(recorder.columns) - waiting]
+    fed = [
+        [(column.keys[index][row], column.values[index][row]) for column in columns if column.real[row]]
+        for row in range(layer.table.rows)
+    ]
+    return check_all_told(layer, fed)
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "shared": {"policy": "keydiff"},
+    "separate": {"policy": "paged_eviction", "heads": "separate"},
+    "observed": {"policy": "lazy_eviction"},
+    "per_layer": {"budget": [36, 12]},
+    "cake": {"policy": "h2o", "allocator": "cake"},
+    "ada_kv": {"policy": "keydiff", "allocator": "ada_kv", "heads": "separate"},
+}
+
+
+#: Every setting meets every second mode, full and padded by turns.
+CASES = [
+    (name, mode, (row + column) % 4 == 0)
+    for row, name in enumerate(SETTINGS)
+    for column, mode in enumerate(("beam", "direct", "three_turns", "assisted"))
+    if (row + column) % 2 == 0
+]
+
+
+@pytest.mark.parametrize(("name", "mode", "padded"), CASES)
+def test_all_modes(name: str, mode: str, padded: bool) -> None:
+    model = models.shared("llama", "paged_eviction")
+    cache = PagedEvictionCache(
+        model.config,
+        **{"budget": 24, "block_size": 4, "disposal": Witness(), **SETTINGS[name]},
+        record_past=models.NEEDS_RECORDING_FLAG and mode in modes.SPECULATIVE,
+    )
+    with Recorder(model, cache) as recorder:
+        modes.run(model, cache, mode, *modes.batch(mode, padded))
+        assert sum(told(recorder, index, layer) for index, layer in cache.paged_layers) > 0
+        if name != "per_layer":
+            cache.shrink(16)
+            assert sum(told(recorder, index, layer) for index, layer in cache.paged_layers) > 0
+
+
+@pytest.mark.skipif(models.VERSION < (5, 14), reason="static=True needs transformers 5.14 or later")
+@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_static(compiled: bool, padded: bool) -> None:
+    """What a compiled step lets go is what an eager one does."""
+    model = models.build("llama", "paged_eviction")
+    ids, mask = models.left_pad(models.prompts([20, 13, 9] if padded else [30] * 3, seed=1))
+    caches = [
+        PagedEvictionCache(model.config, budget=24, block_size=4, policy="keydiff", disposal=Witness(), static=static)
+        for static in (False, True)
+    ]
+    for cache in caches:
+        how: dict[str, Any] = {"disable_compile": True}
+        if compiled and cache.is_compileable:
+            config = CompileConfig(fullgraph=True, dynamic=False, backend="eager", mode=None)
+            config._compile_all_devices = True
+            how = {"compile_config": config}
+        modes.generate(model, cache, ids, mask, 30, **how)
+    torch._dynamo.reset()
+    for (_, plain), (_, static) in zip(caches[0].paged_layers, caches[1].paged_layers, strict=True):
+        for row in range(len(ids)):
+            assert plain.outlet.left(row, 0) == static.outlet.left(row, 0) != []
+            held = {position for position in static.positions[row, 0].tolist() if position >= 0}
+            assert held | set(static.outlet.left(row, 0)) == set(range(int(mask[row].sum()) + 29))
+        for name in ("keys", "values"):
+            ours, theirs = (getattr(layer.outlet.log, name)[:, :, :MOST] for layer in (static, plain))
+            assert torch.allclose(ours, theirs, atol=1e-5)
+
+
+@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
+def test_a_block_is_planned_before_its_tokens_leave(padded: bool) -> None:
+    """While one token at a time comes, and once each."""
+    model = models.shared("llama")
+    cache = PagedEvictionCache(model.config, budget=24, block_size=4, disposal=Witness())
+    ids, mask = models.left_pad(models.prompts([20, 13, 9] if padded else [20] * 3))
+    more = torch.stack(models.prompts([40] * 3, seed=5))
+    ids, mask = torch.cat([ids, more], dim=1), modes.extend(mask, 40)
+    modes.forward(model, cache, ids, mask, 0, 20)
+    for at in range(20, 60):
+        modes.forward(model, cache, ids, mask, at, at + 1)
+        for _, layer in cache.paged_layers:
+            log = layer.outlet.log
+            if log is not None:
+                assert log.planned[..., :-1].max() <= 1
+                assert (log.planned >= log.times)[..., :-1].all()
+                gap = (log.planned - log.times)[..., :-1].sum(-1)
+                assert (gap < 4).all(), "a block leaves before the next one is chosen"
+
+
+# ---- nothing is computed for nothing ---------------------------------------------------------------------------------
+
+
+class Operators(TorchDispatchMode):
+    """Counts operators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.counts[operator.overloadpacket.__name__] += 1
+        return operator(*args, **(kwargs or {}))
+
+
+class Untouched(Outlet):
+    """Fails if it is told of anything."""
+
+    def plan(self, *_: Any) -> None:
+        raise AssertionError("plan")
+
+    def let_go(self, *_: Any) -> None:
+        raise AssertionError("let_go")
+
+    overflow = let_go  # type: ignore[assignment]
+
+
+def test_dropping_costs_no_operator() -> None:
+    model = models.shared("llama")
+    counted = []
+    for patched in (False, True):
+        cache = PagedEvictionCache(model.config, budget=24, block_size=4)
+        ids, mask = modes.batch("greedy", True)
+        more = modes.extend(mask, 20)
+        text = torch.cat([ids, torch.stack(models.prompts([20] * 3, seed=5))], dim=1)
+        if patched:
+            for _, layer in cache.paged_layers:
+                layer.outlet = Untouched()
+        with Operators() as watch:
+            for start, stop in [(0, 40), *((at, at + 1) for at in range(40, 60))]:
+                modes.forward(model, cache, text, more, start, stop)
+        counted.append(watch.counts)
+        assert not watch.counts["scatter_add"]  # what losers are found by
+    assert counted[0] == counted[1]
+
+
+# ---- spelling --------------------------------------------------------------------------------------------------------
+
+
+def test_by_name() -> None:
+    assert "drop" in available_disposals()
+    assert make_disposal(" drop ") == make_disposal("drop()") == Drop()
+    given_object = Drop()
+    assert make_disposal(given_object) is given_object
+    assert Drop().label == "drop"
+    model = models.shared("llama")
+    assert PagedEvictionCache(model.config, budget=64).disposal == Drop()
+    for wrong, message in [
+        ("dorp", "Unknown disposal 'dorp'. Did you mean 'drop'"),
+        ("drop(bits=2)", "drop has no parameter bits"),
+        ("drop(2)", "character 6"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            PagedEvictionCache(model.config, budget=64, disposal=wrong)
+    for wrong_type in (Drop, None, 3):
+        with pytest.raises(TypeError, match="disposal must be a name or a Disposal object"):
+            PagedEvictionCache(model.config, budget=64, disposal=wrong_type)
+    with pytest.raises(ValueError, match="is taken by"):
+        register_disposal("drop")(Witness)
+    with pytest.raises(TypeError, match="subclass of Disposal"):
+        register_disposal("other")(Outlet)
+
+
+def test_a_copy_has_an_outlet_of_its_own() -> None:
+    model = models.shared("llama")
+    cache = PagedEvictionCache(model.config, budget=24, block_size=4, disposal=Witness())
+    ids, mask = modes.batch("greedy", False)
+    modes.generate(model, cache, ids, mask, 3)
+    twin = copy.deepcopy(cache)
+    before = [layer.outlet.left(0, 0) for _, layer in twin.paged_layers]
+    modes.forward(model, cache, torch.full((3, 60), 5), torch.ones(3, 60, dtype=torch.long), 42, 60)
+    assert [layer.outlet.left(0, 0) for _, layer in twin.paged_layers] == before
+    assert [layer.outlet.left(0, 0) for _, layer in cache.paged_layers] != before
+    cache.reset()
+    assert all(layer.outlet.log is None for _, layer in cache.paged_layers)

@@ -1,0 +1,175 @@
+"""Replacements: faults on traces, and what predictions are worth when they are right or wrong."""
+
+from __future__ import annotations
+
+import random
+from collections import OrderedDict
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hf_paged_eviction.disposals.replacement import (
+    Belady,
+    Replacement,
+    Resident,
+    Timed,
+    available_replacements,
+    make_replacement,
+    register_replacement,
+)
+from hf_paged_eviction.disposals.replacement.simulation import faults
+
+Trace = list[set[int]]
+TRACES = st.lists(st.integers(0, 7), min_size=1, max_size=60).map(lambda blocks: [{block} for block in blocks])
+
+
+def slow_lru(trace: Trace, frames: int) -> int:
+    cache: OrderedDict[int, None] = OrderedDict()
+    count = 0
+    for (block,) in trace:
+        count += block not in cache
+        if block not in cache and len(cache) == frames:
+            cache.popitem(last=False)
+        cache[block] = None
+        cache.move_to_end(block)
+    return count
+
+
+def slow_belady(trace: Trace, frames: int) -> tuple[int, list[set[int]]]:
+    """Faults, and at each moment which of all blocks leave before they are asked for again."""
+    cache: set[int] = set()
+    count, left_at = 0, []
+    for at, (block,) in enumerate(trace):
+        left = None
+        if block not in cache:
+            count += 1
+            if len(cache) == frames:
+                left = max(cache, key=lambda held: (following(trace, held, at), -held))
+                cache.remove(left)
+            cache.add(block)
+        left_at.append(left)
+    bits: list[set[int]] = []
+    present: set[int] = set()
+    for at, (block,) in enumerate(trace):
+        # Does the block that was asked for now leave before it is asked for again? The others keep their bit.
+        end = following(trace, block, at)
+        goes = block in left_at[at + 1 : end + 1]
+        present = present | {block} if goes else present - {block}
+        bits.append(set(present))
+    return count, bits
+
+
+def following(trace: Trace, block: int, at: int) -> int:
+    return next((later for later in range(at + 1, len(trace)) if block in trace[later]), len(trace))
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(TRACES, st.integers(1, 5))
+def test_against_slow_twins(trace: Trace, frames: int) -> None:
+    assert faults(trace, frames, make_replacement("lru")) == slow_lru(trace, frames)
+    best, bits = slow_belady(trace, frames)
+    assert faults(trace, frames, Belady(trace)) == best
+    for name in available_replacements():
+        if name != "belady":
+            assert faults(trace, frames, make_replacement(name)) >= best
+    # Who knows what leaves does as well as who knows the future.
+    assert faults(trace, frames, make_replacement("mark0"), bits) == best
+
+
+def harmonic(count: int) -> float:
+    return sum(1 / n for n in range(1, count + 1))
+
+
+def wrong_bits(trace: Trace, right: list[set[int]], given_bits: list[set[int]]) -> tuple[int, int]:
+    """How often "keep", and how often "goes", was said in error of the block that was asked for."""
+    keep = goes = 0
+    for (block,), truth, said in zip(trace, right, given_bits, strict=True):
+        keep += block in truth and block not in said
+        goes += block not in truth and block in said
+    return keep, goes
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("adversary", ["inverted", "all", "none", "coin"])
+def test_adversarial_bits_stay_within_the_bound(adversary: str, seed: int) -> None:
+    """MARK0: faults <= OPT + 2 H_k wrong "keep" + wrong "goes". MARK&PREDICT: O(log k) OPT whatever the bits."""
+    draw = random.Random(seed)
+    frames = 6
+    hot = [draw.randrange(9) for _ in range(80)]
+    trace = [{block} for block in hot + list(range(8)) * 6 + [draw.randrange(20) for _ in range(60)]]
+    best, right = slow_belady(trace, frames)
+    blocks = set().union(*trace)
+    said = {
+        "inverted": [blocks - truth for truth in right],
+        "all": [blocks for _ in right],
+        "none": [set() for _ in right],
+        "coin": [{block for block in blocks if draw.random() < 0.5} for _ in right],
+    }[adversary]
+    keep, goes = wrong_bits(trace, right, said)
+    mark0, predict = (faults(trace, frames, make_replacement(name), said) for name in ("mark0", "mark_predict"))
+    assert best <= mark0 <= best + 2 * harmonic(frames) * keep + goes
+    assert best <= predict <= 2 * harmonic(frames) * best + frames
+    assert (keep, goes) != (0, 0)
+
+
+def test_several_blocks_at_a_time() -> None:
+    trace = [{1, 2, 3}, {3, 4, 5}, {1, 2}, {4, 5, 6}]
+    assert faults(trace, 4, Belady(trace)) == 3 + 2 + 1 + 1
+    assert faults(trace, 9, make_replacement("lru")) == 6
+    with pytest.raises(ValueError, match="3 blocks are asked for at a time, and there are 2 frames"):
+        faults(trace, 2, make_replacement("lru"))
+
+
+def test_a_learned_score_that_is_late_gives_way_to_lru(monkeypatch: pytest.MonkeyPatch) -> None:
+    resident = Resident.empty(1, 1, 4, torch.device("cpu"))
+    ids, now = torch.tensor([[[3, 1, 2, 0]]]), torch.tensor([9])
+    resident = resident.hit(torch.tensor([[[True, False, True, False]]]), torch.tensor([5]))
+    learned, lru = Timed(recency=1.0, frequency=0.0), make_replacement("lru").ranks(resident, ids, now)
+    own = learned.ranks(resident, ids, now)
+    assert own.argmax() != lru.argmax()  # this one wants old blocks to stay
+    calls = []
+    monkeypatch.setattr(Timed, "score", lambda self, *_: calls.append(1) or torch.zeros(1, 1, 4))
+    ticks = iter(range(100))
+    monkeypatch.setattr("hf_paged_eviction.disposals.replacement.timed.time.perf_counter", lambda: next(ticks))
+    late = Timed(patience=2)
+    for _ in range(4):
+        assert torch.equal(late.ranks(resident, ids, now), lru)
+    assert len(calls) == 2 and late.clock.given_up
+
+
+def test_registered() -> None:
+    assert {"lru", "lfu", "random", "mark0", "mark_predict", "learned", "belady"} <= set(available_replacements())
+    for wrong, message in [("mru", "Unknown replacement"), ("learned(patience=0)", "patience"), ("lru(k=2)", "k")]:
+        with pytest.raises(ValueError, match=message):
+            make_replacement(wrong)
+    with pytest.raises(TypeError, match="subclass of Replacement"):
+        register_replacement("other")(Resident)  # type: ignore[type-var]
+    with pytest.raises(ValueError, match="yardstick"):
+        Belady()
+
+
+def test_ranks_depend_on_nothing_but_the_row() -> None:
+    """Rows of a batch get what they get alone."""
+    generator = torch.Generator().manual_seed(0)
+    draw: Any = lambda high: torch.randint(high, (5, 2, 7), generator=generator)  # noqa: E731
+    resident = Resident(draw(50), draw(9), draw(2).bool(), draw(40)[..., 0])
+    ids = torch.stack([torch.randperm(30, generator=generator)[:14].view(2, 7) for _ in range(5)])
+    now = torch.arange(50, 55)
+    for name in available_replacements():
+        if name in ("belady", "learned"):
+            continue
+        replacement: Replacement = make_replacement(name)
+        together = replacement.ranks(resident, ids, now)
+        for row in range(5):
+            part = slice(row, row + 1)
+            own = Resident(
+                resident.wanted_at[part], resident.asked[part], resident.unlikely[part], resident.phase[part]
+            )
+            assert torch.equal(replacement.ranks(own, ids[part], now[part]), together[part])
+        if name == "random":
+            moments = [replacement.ranks(resident, ids, now + shift) for shift in range(4)]
+            assert all(not torch.equal(one, other) for one, other in pairwise(moments))

@@ -1,0 +1,101 @@
+"""`--plugin`: policies of one's own on the command line, in workers, and in what a run writes down."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from hf_paged_eviction.policies import registry
+from hf_paged_eviction_eval import plugins
+from hf_paged_eviction_eval.commands import app
+from hf_paged_eviction_eval.errors import UserError
+from processes import rows_of
+
+CODE = """
+    from hf_paged_eviction import EvictionPolicy, Needs, register_policy
+
+
+    @register_policy("mine")
+    class Mine(EvictionPolicy):
+        \"\"\"Keeps what is oldest.\"\"\"
+
+        needs = Needs(token_local=True)
+
+        def score(self, context):
+            return -context.positions.float()
+"""
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a plugin registers, and that it was loaded, is forgotten after the test."""
+    monkeypatch.setattr(registry.POLICIES, "classes", dict(registry.POLICIES.classes))
+    monkeypatch.setenv(plugins.VARIABLE, "")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+
+def written(folder: Path, name: str = "mine_plugin.py", code: str = CODE) -> Path:
+    file = folder / name
+    file.write_text(textwrap.dedent(code))
+    return file
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(app, list(words), env={"COLUMNS": "200"})
+
+
+def test_a_run_with_a_file_and_two_workers(model_folder: str, tmp_path: Path) -> None:
+    file, output = written(tmp_path), tmp_path / "out"
+    words = f"eval --model {model_folder} --tasks passkey --policies mine,recency --limit 2 --length 200 --budgets 25%"
+    done = run("--plugin", str(file), *words.split(), *f"--workers 2 --batch-size 1 --output {output}".split())
+    assert done.exit_code == 0, done.output
+    assert {row["policy"] for row in rows_of(output)} == {"mine", "recency"}
+    meta = json.loads((output / "run_meta.json").read_text("utf-8"))
+    (found,) = meta["plugins"]
+    assert found["module"].startswith("plugin_mine_plugin_") and found["package"] is None
+    assert found["sha256"] == hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def test_a_module_of_this_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path, "module_of_mine.py")
+    done = run("--plugin", "module_of_mine", "policies")
+    assert done.exit_code == 0 and "Keeps what is oldest" in done.output
+    assert "Keeps what is oldest" not in run("policies").output or plugins.plugin_names() == ["module_of_mine"]
+    assert [each["module"] for each in plugins.plugin_facts()] == ["module_of_mine"]
+    del sys.modules["module_of_mine"]
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "message"),
+    [
+        ("no_such_module_at_all", None, "ModuleNotFoundError: No module named 'no_such_module_at_all'"),
+        ("nowhere.py", None, "there is no such file"),
+        ("wrong.py", "1 +\n", "SyntaxError"),
+        ("taken.py", CODE.replace('"mine"', '"keydiff"'), "The policy name 'keydiff' is taken by hf_paged_eviction"),
+        ("stops.py", "import sys; sys.exit('no')\n", "SystemExit: no"),
+    ],
+)
+def test_mistakes(tmp_path: Path, name: str, code: str | None, message: str) -> None:
+    place = str(written(tmp_path, name, code)) if code else name
+    with pytest.raises(UserError, match="--plugin") as caught:
+        plugins.load_plugins([place])
+    assert message in str(caught.value)
+    assert plugins.plugin_names() == []
+    done = run("--plugin", place, "policies")
+    assert done.exit_code == 2 and "--plugin" in done.output
+
+
+def test_two_files_of_one_name_are_two(tmp_path: Path) -> None:
+    for folder, policy in (("a", "one"), ("b", "two")):
+        (tmp_path / folder).mkdir()
+        written(tmp_path / folder, "same.py", CODE.replace('"mine"', f'"{policy}"'))
+    plugins.load_plugins([str(tmp_path / "a/same.py"), str(tmp_path / "b/same.py"), str(tmp_path / "a/same.py")])
+    assert {"one", "two"} <= set(registry.POLICIES.classes)
+    assert len(plugins.plugin_names()) == len(plugins.plugin_facts()) == 2

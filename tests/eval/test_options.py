@@ -1,0 +1,70 @@
+"""An option is written down once: what becomes of it."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from batches import make_batch
+from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction_eval.bench.settings import BenchSettings
+from hf_paged_eviction_eval.budgets import parse_budget
+from hf_paged_eviction_eval.commands import app
+from hf_paged_eviction_eval.errors import UserError
+from hf_paged_eviction_eval.options.cache import CacheOptions
+from hf_paged_eviction_eval.options.chat import ChatOptions
+from hf_paged_eviction_eval.options.evaluate import EvalOptions
+from hf_paged_eviction_eval.requests import task_settings
+from hf_paged_eviction_eval.running.variants import Variant, make_cache
+from hf_paged_eviction_eval.settings import Settings, TaskSettings
+from hf_paged_eviction_eval.store.results import ResultFolder
+
+
+@pytest.mark.parametrize("command", ["eval", "chat", "bench"])
+@pytest.mark.parametrize("name", CacheOptions.model_fields)
+def test_every_option_of_a_cache_is_one_of_every_command_that_makes_caches(command: str, name: str) -> None:
+    assert name in inspect.signature(PagedEvictionCache).parameters
+    result = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200"})
+    assert f"--{name.replace('_', '-')} " in result.output
+    assert all(name in kind.model_fields for kind in (Settings, BenchSettings, ChatOptions))
+
+
+@pytest.mark.parametrize("command", ["eval", "chat", "bench", "verify", "calibrate", "score", "report"])
+def test_names_of_options_fit_80_columns(command: str) -> None:
+    shown = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "80"}).output
+    assert "Usage" in shown and "…" not in shown and max(map(len, shown.splitlines())) <= 80
+
+
+def test_options_of_a_cache_reach_it(model: Any) -> None:
+    options = EvalOptions(block_size=8, heads="separate", sink_tokens=0, protected_prefix=20, budgets="1%,full")
+    settings = task_settings(options)
+    variant = Variant("keydiff", parse_budget("1%"))
+    tokens = variant.budget_tokens(settings, (batch := make_batch([60], length=60)), batch.prompts[0])
+    assert tokens == 40, "room for the prefix in whole blocks, the newest block, and one to evict"
+    cache: Any = make_cache(model, settings, variant, tokens, torch.ones(1, 60, dtype=torch.long))
+    ids = torch.arange(60)[None]
+    model(ids, past_key_values=cache, attention_mask=torch.ones_like(ids))
+    table = cache.block_table(0)
+    assert table.shape == (1, 2, 5, 8) and (table.flatten(2)[..., :20] == torch.arange(20)).all()
+
+
+def test_folders_that_are_older_than_an_option_ran_at_its_default(tmp_path: Path) -> None:
+    now = TaskSettings(policies=(), budgets=("full",), tasks=()).as_json()
+    older = {name: value for name, value in now.items() if name not in ("sink_tokens", "protected_prefix")}
+    (tmp_path / "run_meta.json").write_text(json.dumps({"settings": older}))
+    ResultFolder(tmp_path, now)
+    with pytest.raises(UserError, match="protected_prefix: 0 there, 5 now"):
+        ResultFolder(tmp_path, now | {"protected_prefix": 5})
+
+
+def test_a_value_that_cannot_be_used_is_explained() -> None:
+    from hf_paged_eviction_eval.commands.command import read
+
+    with pytest.raises(UserError, match=r"--batch-size 'x': write a number of prompts, or auto"):
+        read(EvalOptions, {"batch_size": "x"})

@@ -1,0 +1,150 @@
+"""Tasks of the user: records of any format, a template, a metric; a YAML file that says all of it."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from hf_paged_eviction_eval.commands import app
+from hf_paged_eviction_eval.errors import UserError
+from hf_paged_eviction_eval.options.evaluate import EvalOptions, TaskFileOptions
+from hf_paged_eviction_eval.requests import task_settings
+from hf_paged_eviction_eval.task_files import TaskFile
+from processes import rows_of
+
+RECORDS = [{"context": f"The code of maple is {word}.", "question": "Which code?", "answer": word} for word in "abc"]
+NONE = TaskFileOptions()
+
+
+def write(path: Path, records: list[dict[str, Any]]) -> Path:
+    name = path.name
+    if name.endswith(".csv"):
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(records[0]))
+            writer.writeheader()
+            writer.writerows(records)
+    elif name.endswith(".parquet"):
+        pandas = pytest.importorskip("pandas")
+        pandas.DataFrame(records).to_parquet(path)
+    else:
+        lines = json.dumps(records) if ".jsonl" not in name else "".join(json.dumps(each) + "\n" for each in records)
+        path.write_bytes(gzip.compress(lines.encode()) if name.endswith(".gz") else lines.encode())
+    return path
+
+
+@pytest.mark.parametrize("name", ["mine.jsonl", "mine.jsonl.gz", "mine.json", "mine.csv", "mine.parquet"])
+def test_records_of_every_format_make_the_same_samples(tmp_path: Path, name: str) -> None:
+    found = TaskFile.read(write(tmp_path / name, RECORDS), NONE)
+    samples = found.samples(2)
+    assert (found.name, [sample.id for sample in samples]) == ("mine", ["mine/0", "mine/1"])
+    assert samples[1].context == "The code of maple is b."
+    assert samples[1].question == "\n\nQuestion: Which code?\nAnswer:" and samples[1].answers == ("b",)
+    assert (samples[1].metric, samples[1].max_new_tokens) == ("qa_f1", 64)
+
+
+def test_lost_in_the_middle(tmp_path: Path) -> None:
+    documents = [{"title": f"T{index}", "text": f"Text {index}.", "isgold": index == 2} for index in range(4)]
+    record = {"question": "who?", "answers": ["Ada", "A. Lovelace"], "ctxs": documents, "nq_annotated_gold": {}}
+    path = write(tmp_path / "nq-open-4_total_documents_gold_at_2.jsonl.gz", [record] * 3)
+    (sample,) = TaskFile.read(path, NONE).samples(1)
+    assert (
+        sample.context.endswith("Document [4] (Title: T3) Text 3.\n") and "Document [1] (Title: T0)" in sample.context
+    )
+    assert sample.question.endswith("Question: who?\nAnswer:") and sample.answers == ("Ada", "A. Lovelace")
+    assert sample.metric == "string_match_part"
+
+
+def test_a_yaml_file_and_options_over_it(tmp_path: Path) -> None:
+    write(tmp_path / "records.jsonl", [{"doc": "d", "ask": "q", "gold": ["g", 7]}])
+    content = {
+        "name": "kept",
+        "data": "records.jsonl",
+        "template": "{{ doc }}|||{{ ask }}",
+        "metric": "rouge",
+        "max_new_tokens": 5,
+        "answers": "gold",
+        "stop_at_newline": True,
+    }
+    path = tmp_path / "any.yaml"
+    path.write_text(yaml.safe_dump(content))
+    (sample,) = TaskFile.read(path, NONE).samples(None)
+    assert (sample.task, sample.context, sample.question, sample.answers) == ("kept", "d", "q", ("g", "7"))
+    assert (sample.metric, sample.max_new_tokens, sample.stop_at_newline) == ("rouge", 5, True)
+    (tmp_path / "t.txt").write_text("whole: {{ doc }}")
+    over = TaskFileOptions(template=f"@{tmp_path / 't.txt'}", max_new_tokens=9)
+    (sample,) = TaskFile.read(path, over).samples(None)
+    assert (sample.context, sample.question, sample.max_new_tokens) == ("whole: d", "", 9)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.jsonl", "{}\n", "say how a prompt is made"),
+        ("a.jsonl", '{"context": "c", "question": "q"}\n', "no answers or answer"),
+        ("a.jsonl", '{"context": "c", "question": "q", "answers": []}\n', "must be a text or a list"),
+        ("a.jsonl", "[1]\n", "line 1 is not a record"),
+        ("a.jsonl", "x\n", "line 1: not JSON"),
+        ("a.jsonl", "", "is empty"),
+        ("a.txt", "x", "records are .jsonl"),
+        ("a.jsonl.gz", "x", "cannot read"),
+        ("a.parquet", "x", "is not Parquet"),
+        ("qasper.jsonl", '{"context": "c", "question": "q", "answer": "a"}\n', "'qasper' is the name of another task"),
+        ("a.yaml", "template: x", "has no `data:`"),
+        ("a.yaml", "data: a.yaml\ntemplat: x", "unknown key 'templat'"),
+        ("a.yaml", "data: a.yaml\nmetric: nice", "unknown metric 'nice'"),
+        ("a.yaml", "data: a.yaml\nmax_new_tokens: many", "'many' cannot be used"),
+        ("a.yaml", "data: none.jsonl", "data: no such file"),
+        ("a.yaml", "a: [", "is not YAML"),
+        ("a.yaml", "- a", "has no `data:`"),
+    ],
+)
+def test_mistakes_are_named(tmp_path: Path, name: str, content: str, message: str) -> None:
+    path = tmp_path / name
+    path.write_text(content)
+    with pytest.raises(UserError, match=message):
+        TaskFile.read(path, NONE).samples(None)
+        task_settings(EvalOptions(task_file=[path]))
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{{ nothing }}", "line 1: the template fails: 'nothing' is undefined; its fields are context"),
+        ("{% for %}", "the template cannot be read, line 1"),
+        ("{{ ''.__class__.__mro__ }}", "the template fails: access to attribute"),
+        ("@/no/such/file", "cannot be read"),
+    ],
+)
+def test_templates_that_fail(tmp_path: Path, template: str, message: str) -> None:
+    path = write(tmp_path / "mine.jsonl", RECORDS)
+    with pytest.raises(UserError, match=message):
+        TaskFile.read(path, TaskFileOptions(template=template)).samples(None)
+
+
+def test_a_run_over_ones_own_records_and_its_file(model_folder: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "mine.jsonl", RECORDS)
+    words = f"eval --model {model_folder} --device cpu --task-file {path} --policies recency --budgets 24,full"
+    command = [*words.split(), "--block-size", "4", "--max-new-tokens", "3", "--output", str(tmp_path / "out")]
+    for arguments in (command, ["eval", "--config", str(tmp_path / "out" / "run.yaml")]):
+        result = CliRunner().invoke(app, arguments, env={"COLUMNS": "200"})
+        assert result.exit_code == 0, (result.output, result.exception)
+    rows = rows_of(tmp_path / "out")
+    assert len(rows) == 6 and {row["task"] for row in rows} == {"mine"} and {row["metric"] for row in rows} == {"qa_f1"}
+    assert json.loads((tmp_path / "out" / "run_meta.json").read_text())["tasks"]["mine"]["sha256"]["data"]
+    assert CliRunner().invoke(app, ["score", str(tmp_path / "out")]).exit_code == 0
+    assert CliRunner().invoke(app, ["report", str(tmp_path / "out")]).exit_code == 0
+    write(path, RECORDS[::-1])
+    changed = CliRunner().invoke(app, command)
+    assert changed.exit_code == 2 and "the prompts of mine are others now" in changed.output
+
+
+def test_options_that_are_about_a_file_need_one() -> None:
+    with pytest.raises(UserError, match="--metric: about records of your own, say --task-file"):
+        task_settings(EvalOptions(metric="qa_f1"))

@@ -1,0 +1,61 @@
+"""What `verify` says of counting positions in the cache, seen on the model itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from transformers import AutoConfig, AutoModelForCausalLM
+
+import models
+from hf_paged_eviction.verification import Verification
+from hf_paged_eviction.verification.distances import look_at_distances
+
+
+def llama(**rope: Any) -> Any:
+    settings = {**models._COMMON, "max_position_embeddings": 64, "rope_scaling": {"rope_theta": 1e4, **rope}}
+    return models.randomise(AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **settings)), 0)
+
+
+def pretend(model: Any, **rope: Any) -> Any:
+    """The configuration now says something else than what the model was made with."""
+    for name in ("rope_parameters", "rope_scaling"):
+        setattr(model.config, name, {"rope_theta": 1e4, **rope})
+    return model
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt_neox", "gemma3", "deepseek_v3", "gemma4", "falcon_h1"])
+def test_turned_keys_are_those_of_the_model(family: str) -> None:
+    if reason := models.unavailable(family):
+        pytest.skip(reason)
+    found = look_at_distances(models.shared(family))
+    assert found.ok
+    assert found.error is not None
+    assert max(found.error, found.moved) < 1e-4
+    assert 'positions="cache": right' in str(found)
+
+
+def test_a_wrong_rotation_shows() -> None:
+    model = pretend(llama(rope_type="linear", factor=4.0), rope_type="default")
+    found = look_at_distances(model)
+    assert not found.ok
+    assert found.error > 0.1
+    assert "WRONG" in str(found)
+    assert not replace(Verification("", "", "", 0, 0, ()), distances=found).ok
+
+
+def test_rotation_by_length_shows_beyond_the_window() -> None:
+    """Close by it looks like any other; a configuration that does not say so would be found out."""
+    model = llama(rope_type="dynamic", factor=4.0)
+    assert "length of the text" in look_at_distances(model).reason
+    found = look_at_distances(pretend(model, rope_type="linear", factor=1.0))
+    assert not found.ok
+    assert found.error > 0.1
+
+
+def test_learned_positions_are_refused_with_the_reason() -> None:
+    found = look_at_distances(models.shared("gpt2"))
+    assert found.ok
+    assert found.error is None
+    assert "no layer that evicts rotates" in str(found)

@@ -1,0 +1,118 @@
+"""Who may count positions in the cache, and who is told to."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig
+
+import models
+import modes
+from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction.integration.window import trained_window
+
+
+def cache_of(model: Any, **options: Any) -> PagedEvictionCache:
+    return PagedEvictionCache(model.config, **{"budget": 24, "block_size": 4, **options})
+
+
+def feed(model: Any, cache: Any, start: int, stop: int) -> None:
+    with torch.no_grad():
+        model(torch.full((1, stop - start), 9), position_ids=torch.arange(start, stop)[None], past_key_values=cache)
+
+
+@pytest.mark.parametrize("value", ["Cache", "consecutive", None, 1])
+def test_other_values(value: Any) -> None:
+    with pytest.raises(ValueError, match='positions must be "text" or "cache", got'):
+        cache_of(models.shared("llama"), positions=value)
+
+
+@pytest.mark.filterwarnings("ignore:.*longrope")
+@pytest.mark.parametrize(
+    ("model_type", "settings", "reason"),
+    [
+        ("gpt2", {"n_embd": 32, "n_layer": 2, "n_head": 4}, "no layer that evicts rotates"),
+        ("opt", {"ffn_dim": 48, "word_embed_proj_dim": 32}, "no layer that evicts rotates"),
+        ("llama", {"rope_scaling": {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}}, "length of the text"),
+        ("llama", {"rope_scaling": {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 1e4}}, "mrope"),
+        ("gptj", {"n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4}, "0 classes"),
+    ],
+)
+def test_what_cannot_be_turned_is_refused(model_type: str, settings: dict[str, Any], reason: str) -> None:
+    config = AutoConfig.for_model(model_type, **{**models._COMMON, **settings})
+    with pytest.raises(ValueError, match=f'cannot be turned: .*{reason}.*positions="text"'):
+        PagedEvictionCache(config, budget=64, positions="cache")
+    PagedEvictionCache(config, budget=64)
+
+
+def test_passing_the_window_warns_once() -> None:
+    model = models.build("llama", max_position_embeddings=60)
+    cache = cache_of(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        feed(model, cache, 0, 50)
+        for at in range(50, 60):
+            feed(model, cache, at, at + 1)
+    with pytest.warns(UserWarning, match=r'than the 60 tokens .*llama.*positions="cache"'):
+        feed(model, cache, 60, 61)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        feed(model, cache, 61, 62)
+        feed(model, copy.deepcopy(cache), 62, 70)
+
+
+def test_positions_in_the_cache_stay_inside() -> None:
+    model = models.build("llama", max_position_embeddings=60)
+    cache = cache_of(model, positions="cache")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for at in range(0, 200, 20):
+            feed(model, cache, at, at + 20)
+        feed(model, cache, 200, 201)
+    with pytest.warns(UserWarning, match="smaller budget, or feed fewer tokens"):
+        feed(model, cache, 201, 250)
+
+
+@pytest.mark.filterwarnings("ignore:Passing")
+def test_models_without_distances_are_left_in_peace() -> None:
+    """The layers of llama4 that evict do not rotate."""
+    if reason := models.unavailable("llama4"):
+        pytest.skip(reason)
+    model = models.build("llama4", max_position_embeddings=40)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        cache = cache_of(model)
+        feed(model, cache, 0, 60)
+    assert cache.get_seq_length() > model.config.max_position_embeddings
+
+
+def test_the_way_out_is_not_shown_where_there_is_none() -> None:
+    model = models.build("llama", max_position_embeddings=40)
+    config = copy.deepcopy(model.config)
+    settings = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    config.rope_parameters = config.rope_scaling = settings
+    cache = PagedEvictionCache(config, budget=24, block_size=4)
+    with pytest.warns(UserWarning, match="cannot be moved closer .*length of the text"):
+        feed(model, cache, 0, 60)
+
+
+@pytest.mark.skipif(models.VERSION < (5, 14), reason="static=True needs transformers 5.14 or later")
+def test_static_caches_warn_too() -> None:
+    model = models.build("llama", max_position_embeddings=60)
+    ids, mask = models.left_pad(models.prompts([50]))
+    with pytest.warns(UserWarning, match="than the 60 tokens"):
+        modes.generate(model, cache_of(model, static=True), ids, mask, 15)
+
+
+def test_stretched_windows() -> None:
+    def config(**rope: Any) -> Any:
+        settings = {"max_position_embeddings": 4096, "rope_scaling": {"rope_theta": 1e4, **rope}}
+        return AutoConfig.for_model("llama", **settings)
+
+    assert trained_window(config(rope_type="default")) == 4096
+    assert trained_window(config(rope_type="yarn", factor=4.0, original_max_position_embeddings=4096)) == 16384
+    assert trained_window(AutoConfig.for_model("bloom")) is None

@@ -1,0 +1,86 @@
+"""`paged-eviction compress`: a file that answers, and refusals before anything is computed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction_eval import embedded
+from hf_paged_eviction_eval.commands import app
+from hf_paged_eviction_eval.contexts import open_context, text_ids
+from hf_paged_eviction_eval.errors import UserError
+from hf_paged_eviction_eval.tasks import make_samples
+
+MODEL, TOKENIZER = embedded.load()
+
+
+def run(*arguments: object) -> Any:
+    return CliRunner().invoke(app, ["compress", *map(str, arguments)])
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_text(make_samples("kv_recall", TOKENIZER, length=512, count=1, seed=1)[0].context, encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("size", "policy"),
+    [(("--budget", 128), "keydiff"), (("--memory", "256KiB"), "snapkv(window=16)"), (("--budget", 128), "h2o@pyramid")],
+)
+def test_reads_once_and_answers(text: Path, tmp_path: Path, size: tuple[str, object], policy: str) -> None:
+    output = tmp_path / "context.safetensors"
+    result = run("--text", text, "--output", output, *size, "--policy", policy, "--prefill-chunk-size", 200)
+    assert result.exit_code == 0, result.output
+    assert "held in a layer at most: 256.0 KiB, and 0 bytes" in " ".join(result.output.split())
+    sample = make_samples("kv_recall", TOKENIZER, length=512, count=1, seed=1)[0]
+    model = embedded.load()[0]
+    cache = open_context(output, model)
+    assert cache.budget == 128
+    ids = text_ids(TOKENIZER, sample.context)
+    assert cache.get_seq_length() == ids.shape[1]
+    PagedEvictionCache.load(output, model.config, input_ids=ids)
+    inputs = cache.follow_up(TOKENIZER(sample.question, return_tensors="pt", add_special_tokens=False).input_ids)
+    said = model.generate(**inputs, past_key_values=cache, max_new_tokens=3, do_sample=False)
+    again = open_context(output, model)
+    whole = torch.cat([ids, inputs["input_ids"][:, ids.shape[1] :]], dim=1)
+    same = model.generate(whole, past_key_values=again, max_new_tokens=3, do_sample=False)
+    assert said[:, ids.shape[1] :].tolist() == same[:, ids.shape[1] :].tolist()
+    if policy == "keydiff":
+        assert TOKENIZER.decode(said[0, whole.shape[1] :]).split()[0].startswith(sample.answers[0])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((), "--budget TOKENS or --memory SIZE"),
+        (("--budget", 64, "--memory", "1MiB"), "one of them"),
+        (("--budget", 60), "multiple of block_size"),
+        (("--memory", "2G"), "no number of bytes"),
+        (("--memory", "9kB"), "is too small"),
+        (("--budget", 64, "--policy", "snapcv"), "unknown policy snapcv"),
+        (("--budget", 64, "--policy", "oracle"), "knows the answers"),
+        (("--budget", 64, "--text", "missing.txt"), "missing.txt"),
+        (("--budget", 64, "--output", "context.bin"), "ends in .safetensors"),
+        (("--budget", 64, "--output", "nowhere/context.safetensors"), "is no place for a file"),
+    ],
+)
+def test_refusals(text: Path, tmp_path: Path, arguments: tuple[object, ...], words: str) -> None:
+    result = run("--text", text, "--output", tmp_path / "context.safetensors", *arguments)
+    assert result.exit_code == 2
+    assert words in " ".join(result.output.split())
+    assert [path.name for path in tmp_path.iterdir()] == ["text.txt"]
+
+
+def test_files_that_are_no_context(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="cannot use the context"):
+        open_context(tmp_path / "missing.safetensors", MODEL)
+    (tmp_path / "broken.safetensors").write_bytes(b"no tensors")
+    with pytest.raises(UserError, match="truncated"):
+        open_context(tmp_path / "broken.safetensors", MODEL)

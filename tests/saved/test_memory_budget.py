@@ -1,0 +1,217 @@
+"""`memory=`: a budget in bytes."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+import models
+import modes
+from hf_paged_eviction import PagedEvictionCache, StoragePool
+from hf_paged_eviction.table.memory import parse_bytes
+
+NEEDS_514 = pytest.mark.skipif(models.VERSION < (5, 14), reason="needs transformers 5.14 or later")
+#: A token of one row in one layer of the tiny llama: keys and values, 2 heads, 8 channels, float32.
+TOKEN = 2 * 2 * 8 * 4
+
+
+def make(model: Any, **settings: Any) -> PagedEvictionCache:
+    return PagedEvictionCache(model.config, **{"block_size": 4, **settings})
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("2GiB", 2 * 1024**3),
+        ("512MiB", 512 * 1024**2),
+        ("1.5GB", 1_500_000_000),
+        (" 3 kb ", 3000),
+        ("0.5kib", 512),
+        ("77B", 77),
+        (4096, 4096),
+    ],
+)
+def test_spellings(text: int | str, count: int) -> None:
+    assert parse_bytes(text) == count
+
+
+@pytest.mark.parametrize(
+    ("memory", "kind", "words"),
+    [
+        ("2G", ValueError, "'2G' is no number of bytes.*2GiB"),
+        ("GiB", ValueError, "no number of bytes"),
+        ("-1GiB", ValueError, "no number of bytes"),
+        ("4096", ValueError, "no number of bytes"),
+        ("\u0663GiB", ValueError, "no number of bytes"),
+        (0, ValueError, "at least one byte"),
+        ("0.1B", ValueError, "at least one byte"),
+        (2.0, TypeError, "int of bytes or a text"),
+        (True, TypeError, "got True"),
+    ],
+)
+def test_what_is_no_memory(memory: Any, kind: type[Exception], words: str) -> None:
+    with pytest.raises(kind, match=words):
+        make(models.shared("llama"), memory=memory)
+
+
+def test_one_size_only() -> None:
+    for other in ({"budget": 24}, {"keep_ratio": 0.5}, {"budget": [24, 24]}):
+        with pytest.raises(ValueError, match="memory"):
+            make(models.shared("llama", "paged_eviction"), memory="1MiB", **other)
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        "llama",
+        "deepseek_v3",
+        pytest.param("gemma3", marks=NEEDS_514),
+        pytest.param("falcon_h1", marks=NEEDS_514),
+        pytest.param("qwen3_next", marks=NEEDS_514),
+    ],
+)
+def test_as_much_as_fits(family: str) -> None:
+    """One block more in every layer would be too much; and the cache is that of so many tokens."""
+    reason = models.unavailable(family)
+    if reason:
+        pytest.skip(reason)
+    model, inputs = models.shared(family), modes.batch("greedy", True)
+    policy = "keydiff" if family == "deepseek_v3" else "paged_eviction"
+    known = make(model, budget=24, policy=policy)
+    said = modes.run(model, known, "greedy", *inputs)
+    stats = known.stats()
+    block = stats.storage_bytes * 4 // 24
+    for memory in (stats.storage_bytes, stats.storage_bytes + block - 1):
+        cache = make(model, memory=memory, policy=policy)
+        assert cache.budget is None
+        assert cache.stats().budget is None
+        assert torch.equal(modes.run(model, cache, "greedy", *inputs), said)
+        assert (cache.budget, cache.stats().budget, cache.stats().storage_bytes) == (24, 24, stats.storage_bytes)
+        assert cache.stats().other_bytes == stats.other_bytes
+        assert "24 tokens (" in repr(cache)
+    cache = make(model, memory=stats.storage_bytes - 1, policy=policy)
+    modes.run(model, cache, "greedy", *inputs)
+    assert cache.budget == 20
+
+
+def test_precision_and_rows_count() -> None:
+    model = models.build("llama").to(torch.bfloat16)
+    ids, mask = modes.batch("greedy", False)
+    cache = make(model, memory=2 * 3 * 24 * TOKEN)
+    modes.generate(model, cache, ids, mask, 2)
+    assert cache.budget == 48
+    cache.reset()
+    assert cache.budget is None
+    modes.generate(model, cache, ids[:1], mask[:1], 2)
+    assert cache.budget == 3 * 48
+
+
+def test_beams_are_rows() -> None:
+    model, inputs = models.shared("llama"), modes.batch("beam", True)
+    cache = make(model, memory=2 * 9 * 24 * TOKEN)
+    said = modes.run(model, cache, "beam", *inputs)
+    assert cache.budget == 24
+    assert torch.equal(said, modes.run(model, make(model, budget=24), "beam", *inputs))
+
+
+def test_rows_that_come_later_come_on_top() -> None:
+    model = models.shared("llama")
+    cache = make(model, memory=2 * 24 * TOKEN)
+    modes.forward(model, cache, *models.left_pad(models.prompts([40])), 0, 40)
+    cache.batch_repeat_interleave(3)
+    assert cache.budget == 24
+    assert cache.stats().storage_bytes == 3 * 2 * 24 * TOKEN
+
+
+@NEEDS_514
+def test_static() -> None:
+    model, inputs = models.shared("llama"), modes.batch("two_turns", True)
+    cache = make(model, memory=2 * 3 * 24 * TOKEN, static=True)
+    said = modes.run(model, cache, "two_turns", *inputs)
+    assert torch.equal(said, modes.run(model, make(model, budget=24), "two_turns", *inputs))
+    assert cache.stats().storage_bytes == 2 * 3 * 24 * TOKEN
+
+
+def test_pyramid_shares_out_the_same_bytes() -> None:
+    model, inputs = models.shared("llama", "paged_eviction"), modes.batch("greedy", True)
+    cache, known = (
+        make(model, memory=6 * 24 * TOKEN + 100, allocator="pyramid"),
+        make(model, budget=24, allocator="pyramid"),
+    )
+    assert torch.equal(modes.run(model, cache, "greedy", *inputs), modes.run(model, known, "greedy", *inputs))
+    assert cache.budget == 24
+    assert cache.stats().storage_bytes == 6 * 24 * TOKEN
+    assert [layer.budget for _, layer in cache.paged_layers] == [layer.budget for _, layer in known.paged_layers]
+
+
+@pytest.mark.parametrize(("allocator", "heads"), [("cake", "shared"), ("ada_kv", "separate")])
+def test_allocators_whose_storage_is_not_known(allocator: str, heads: str) -> None:
+    with pytest.raises(ValueError, match=f"{allocator}.*as long as the longest"):
+        make(models.shared("llama", "paged_eviction"), memory="1MiB", allocator=allocator, heads=heads)
+
+
+def test_too_little_says_how_much_it_takes() -> None:
+    model, (ids, mask) = models.shared("llama"), modes.batch("greedy", False)
+    least = 2 * 3 * 12 * TOKEN
+    cache = make(model, memory=least - 1)
+    with pytest.raises(ValueError, match=rf"all 3 rows takes 384 bytes in each of 2.*8 tokens.*12 are.*= {least:,} "):
+        modes.generate(model, cache, ids, mask, 2)
+    cache = make(model, memory=least)
+    modes.generate(model, cache, ids, mask, 2)
+    assert cache.budget == 12
+    # The same prefix protected: more is needed.
+    with pytest.raises(ValueError, match="20 are needed"):
+        modes.generate(model, make(model, memory=least, protected_prefix=11), ids, mask, 2)
+
+
+def test_a_wider_layer_later_is_refused() -> None:
+    cache = make(models.shared("llama"), memory=2 * 24 * TOKEN)
+    narrow, wide = torch.zeros(1, 2, 5, 8), torch.zeros(1, 2, 5, 16)
+    cache.update(narrow, narrow, 0)
+    with pytest.raises(ValueError, match="Layer 1 takes 256 bytes per token, an earlier one 128"):
+        cache.update(wide, wide, 1)
+    cache.reset()
+    cache.update(wide, wide, 0)
+    cache.update(narrow, narrow, 1)
+    assert cache.budget == 12
+
+
+@NEEDS_514
+def test_storage_made_early_and_pool() -> None:
+    model, pool = models.shared("llama"), StoragePool()
+    shape = {"batch_size": 3, "num_heads": 2, "head_dim": 8, "dtype": torch.float32, "device": torch.device("cpu")}
+    pool.reserve(lambda: make(model, memory=6 * 24 * TOKEN, pool=pool), 2, **shape)
+    assert pool.free_bytes == 2 * 6 * 24 * TOKEN
+    cache = make(model, memory=6 * 24 * TOKEN)
+    cache.early_initialization(**{**shape, "batch_size": 1})
+    assert cache.budget == 3 * 24
+    modes.run(model, cache, "greedy", *modes.batch("greedy", True))
+    assert cache.budget == 24  # what is fed counts, not what was announced
+    assert cache.stats().storage_bytes == 6 * 24 * TOKEN
+
+
+def test_copies_and_shrinking() -> None:
+    model, (ids, mask) = models.shared("llama"), modes.batch("greedy", True)
+    cache = make(model, memory=6 * 48 * TOKEN)
+    twin = copy.deepcopy(cache)
+    modes.generate(model, cache, ids, mask, 3)
+    assert (cache.budget, twin.budget) == (48, None)
+    with pytest.raises(ValueError, match="the budget is 48"):
+        cache.shrink(52)
+    cache.shrink(24)
+    cache.reset()
+    assert cache.budget == 24
+    modes.generate(model, cache, ids[:1], mask[:1], 3)
+    assert cache.budget == 24  # in tokens from now on
+
+
+def test_turned_keys_count() -> None:
+    """With positions="cache" attention reads a turned copy of the keys, half as much again."""
+    model, inputs = models.shared("llama"), modes.batch("greedy", True)
+    cache = make(model, memory=2 * 3 * 24 * TOKEN * 3 // 2, positions="cache")
+    modes.run(model, cache, "greedy", *inputs)
+    assert cache.budget == 24
+    assert cache.stats().storage_bytes == 2 * 3 * 24 * TOKEN * 3 // 2

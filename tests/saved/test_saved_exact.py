@@ -1,0 +1,315 @@
+"""A cache that was saved and loaded goes on exactly as one that was not, to the last bit."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import models
+import modes
+from hf_paged_eviction import PagedEvictionCache, available_policies
+
+NEEDS_514 = pytest.mark.skipif(models.VERSION < (5, 14), reason="needs transformers 5.14 or later")
+OURS = "paged_eviction"
+
+
+def make(model: Any, **settings: Any) -> PagedEvictionCache:
+    return PagedEvictionCache(model.config, **{"budget": 24, "block_size": 4, **settings})
+
+
+def reload(cache: PagedEvictionCache, model: Any, folder: Path, **settings: Any) -> PagedEvictionCache:
+    cache.save(folder / "context.safetensors")
+    return PagedEvictionCache.load(folder / "context.safetensors", model.config, **settings)
+
+
+def same(one: Any, other: Any, name: str = "") -> None:
+    """Two snapshots are equal, whatever they are made of."""
+    assert type(one) is type(other), name
+    if isinstance(one, Tensor):
+        assert one.dtype == other.dtype, name
+        assert torch.equal(one.nan_to_num(7.0), other.nan_to_num(7.0)), name
+    elif hasattr(one, "__dataclass_fields__"):
+        same(vars(one), vars(other), f"{name}.{type(one).__name__}")
+    elif isinstance(one, dict):
+        assert one.keys() == other.keys(), name
+        for key in one:
+            same(one[key], other[key], f"{name}.{key}")
+    elif isinstance(one, list):
+        assert len(one) == len(other), name
+        for place, pair in enumerate(zip(one, other, strict=True)):
+            same(*pair, f"{name}.{place}")
+    else:
+        assert one == other, name
+
+
+def parts(cache: PagedEvictionCache) -> list[Any]:
+    from hf_paged_eviction.saving.context import snapshot_layer
+
+    return [snapshot_layer(index, layer) for index, layer in enumerate(cache.layers)]
+
+
+def go_on(model: Any, caches: list[Any], ids: Tensor, mask: Tensor, start: int, plan: tuple[int, ...]) -> None:
+    """Feed the same columns to both and compare all logits and, at the end, all that they hold."""
+    for count in plan:
+        one, other = (modes.forward(model, cache, ids, mask, start, start + count) for cache in caches)
+        assert torch.equal(one, other), f"columns {start} .. {start + count}"
+        start += count
+    for cache in caches:
+        if cache.paged_layers[0][1].record_past:
+            cache.crop(0)
+    same(*map(parts, caches))
+
+
+def run(
+    model: Any, folder: Path, padded: bool, before: tuple[int, ...], after: tuple[int, ...], **settings: Any
+) -> None:
+    # The pads end before the first single token, which in a static cache may be none.
+    lengths = [40, 33, 28] if padded else [40] * 3
+    cache, (ids, mask) = make(model, **settings), models.left_pad(models.prompts(lengths, seed=1))
+    more = torch.stack(models.prompts([sum(before) + sum(after)] * len(ids), seed=3))
+    ids, mask = torch.cat([ids, more], dim=1), modes.extend(mask, more.shape[1])
+    start = 0
+    for count in before:
+        modes.forward(model, cache, ids, mask, start, start + count)
+        start += count
+    again = reload(cache, model, folder)
+    same(parts(cache), parts(again))
+    go_on(model, [cache, again], ids, mask, start, after)
+
+
+#: What was fed before: a prompt that fills the cache or does not, chunks, and single tokens in the middle of a block.
+BEFORE = {"short": (13,), "full": (40,), "decoding": (40, 1, 1, 1), "filling": (20, 1, 1), "chunks": (17, 13, 9, 1, 1)}
+#: What comes after: single tokens past several blocks, or a question first.
+AFTER = {"steps": (1,) * 11, "question": (7, 1, 1, 1, 1, 9, 1)}
+
+
+@pytest.mark.parametrize("after", AFTER)
+@pytest.mark.parametrize("before", BEFORE)
+@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
+@pytest.mark.parametrize("static", [False, pytest.param(True, marks=NEEDS_514)])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"policy": "keydiff", "heads": "separate", "sink_tokens": 2, "protected_prefix": 6},
+        {"policy": "h2o"},
+        {"policy": "snapkv(window=8)", "heads": "separate"},
+        {"policy": "lazy_eviction", "block_size": 2},
+        {"budget": None, "keep_ratio": 0.5},
+        {"budget": None, "memory": "20kB"},
+        {"positions": "cache", "policy": "keydiff", "recent_tokens": 6},
+    ],
+    ids=str,
+)
+def test_goes_on(tmp_path: Path, settings: dict[str, Any], static: bool, padded: bool, before: str, after: str) -> None:
+    run(models.shared("llama", OURS), tmp_path, padded, BEFORE[before], AFTER[after], static=static, **settings)
+
+
+@pytest.mark.parametrize("after", AFTER)
+@pytest.mark.parametrize("before", ["filling", "decoding", "chunks"])
+@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"allocator": "pyramid"},
+        {"allocator": "cake", "policy": "h2o"},
+        {"allocator": "cake", "policy": "adaptive(h2o, paged_eviction)"},
+        {"allocator": "ada_kv", "heads": "separate", "policy": "snapkv"},
+        {"budget": [16, 32], "policy": "key_norm"},
+    ],
+    ids=str,
+)
+def test_unequal_budgets_go_on(tmp_path: Path, settings: dict[str, Any], padded: bool, before: str, after: str) -> None:
+    run(models.shared("llama", OURS), tmp_path, padded, BEFORE[before], AFTER[after], **settings)
+
+
+@pytest.mark.parametrize("policy", [name for name in available_policies() if name != "calibrated"])
+def test_every_policy_goes_on(tmp_path: Path, policy: str) -> None:
+    static = models.VERSION >= (5, 14) and len(policy) % 2 == 0
+    run(
+        models.shared("llama", OURS),
+        tmp_path,
+        True,
+        BEFORE["decoding"],
+        (1, 1, 1, 1, 1, 6, 1),
+        policy=policy,
+        static=static,
+    )
+
+
+@pytest.mark.parametrize("static", [False, True])
+@pytest.mark.parametrize("family", [*models.FAMILIES, *models.SHARED, *models.LINEAR_AND_FULL])
+def test_every_family_goes_on(tmp_path: Path, family: str, static: bool) -> None:
+    reason = models.unavailable(family)
+    if reason or (static and models.VERSION < (5, 14)):
+        pytest.skip(reason or "static=True needs transformers 5.14 or later")
+    model = models.shared(family)
+    settings = {"policy": "keydiff"} if family == "deepseek_v3" else {}
+    try:
+        make(model, static=static)
+    except ValueError as error:
+        if static and "static=True" in str(error):
+            pytest.skip(str(error))
+    except UserWarning:
+        pytest.skip("nothing to evict")
+    if family == "mistral_sliding":
+        pytest.skip("no layer evicts")
+    run(model, tmp_path, not static, (30, 1), (1, 1, 5, 1), static=static, **settings)
+
+
+def test_bfloat16(tmp_path: Path) -> None:
+    model = models.build("llama", OURS).to(torch.bfloat16)
+    run(model, tmp_path, True, BEFORE["decoding"], AFTER["question"], policy="h2o")
+
+
+@pytest.mark.parametrize("policy", ["paged_eviction", "h2o"])
+@pytest.mark.parametrize("mode", modes.MODES)
+def test_after_every_mode(tmp_path: Path, mode: str, policy: str) -> None:
+    model = models.shared("llama", OURS)
+    cache = make(model, policy=policy, record_past=models.NEEDS_RECORDING_FLAG and mode in modes.SPECULATIVE)
+    ids, mask = modes.batch(mode, padded=True)
+    modes.run(model, cache, mode, ids, mask)
+    cache.crop(0)
+    again = reload(cache, model, tmp_path)
+    rows, seen = cache.layers[0].table.rows, cache.get_seq_length()
+    text = torch.stack(models.prompts([seen + 20] * rows, seed=9))
+    width = ids.shape[1]
+    before = mask.repeat_interleave(rows // len(mask), dim=0)
+    whole = torch.cat([before, torch.ones(rows, seen + 20 - width, dtype=mask.dtype)], dim=1)
+    go_on(model, [cache, again], text, whole, seen, (1, 1, 1, 1, 1, 6, 1))
+
+
+@pytest.mark.parametrize("mode", ["greedy", "sampling", "beam", pytest.param("chunked_prefill", marks=NEEDS_514)])
+def test_generate_after_loading(tmp_path: Path, mode: str) -> None:
+    model = models.shared("llama", OURS)
+    cache, (ids, mask) = make(model, policy="h2o"), modes.batch(mode, padded=True)
+    modes.forward(model, cache, ids, mask, 0, 30)
+    again = reload(cache, model, tmp_path)
+    for each in (cache, again):
+        each.batch_repeat_interleave(3 if mode == "beam" else 1)
+    assert torch.equal(*(modes.run(model, each, mode, ids, mask) for each in (cache, again)))
+    same(*map(parts, (cache, again)))
+
+
+@pytest.mark.parametrize("static", [False, pytest.param(True, marks=NEEDS_514)])
+@pytest.mark.parametrize("policy", ["paged_eviction", "h2o"])
+def test_rows_after_loading(tmp_path: Path, policy: str, static: bool) -> None:
+    """Rows are chosen, repeated and reordered in both."""
+    model = models.shared("llama", OURS)
+    cache, (ids, mask) = make(model, policy=policy, static=static), modes.batch("greedy", True)
+    modes.forward(model, cache, ids, mask, 0, 38)
+    again = reload(cache, model, tmp_path)
+    rows = torch.tensor([2, 0, 0, 1])
+    for each in (cache, again):
+        each.batch_select_indices(torch.tensor([0, 2, 1]))
+        each.batch_repeat_interleave(2)
+        each.reorder_cache(torch.tensor([0, 2, 2, 5, 1, 0]))
+        each.batch_select_indices(rows)
+    width = ids.shape[1]
+    more = torch.cat([ids, torch.stack(models.prompts([30] * 3, seed=4))], dim=1)[[2, 1, 0, 0]]
+    whole = torch.cat([mask, torch.ones(3, 30, dtype=mask.dtype)], dim=1)[[2, 1, 0, 0]]
+    assert width == 40
+    go_on(model, [cache, again], more, whole, 38, (1, 1, 6, 1, 1, 1))
+
+
+def test_what_was_shrunk_cropped_and_offloaded(tmp_path: Path) -> None:
+    model = models.shared("llama", OURS)
+    cache, (ids, mask) = make(model, budget=40, policy="h2o"), modes.batch("greedy", True)
+    modes.forward(model, cache, ids, mask, 0, 30)
+    cache.crop(-3)
+    cache.shrink(20)
+    for layer in cache.layers:
+        layer.offload()
+    again = reload(cache, model, tmp_path)
+    for layer in cache.layers:
+        layer.prefetch()
+    assert again.budget == 20
+    more, whole = torch.cat([ids, ids], dim=1), modes.extend(mask, ids.shape[1])
+    go_on(model, [cache, again], more, whole, 27, (1, 1, 1, 1, 1, 1, 8, 1))
+    for each in (cache, again):
+        each.reset()
+    go_on(model, [cache, again], more, whole, 0, (40, 1))
+
+
+def test_saving_and_loading_change_nothing(tmp_path: Path) -> None:
+    """Neither the cache, nor anything that two loaded caches share; inference mode makes no difference."""
+    model = models.shared("llama", OURS)
+    cache, (ids, mask) = make(model, policy="h2o"), modes.batch("greedy", True)
+    with torch.inference_mode():
+        modes.forward(model, cache, ids, mask, 0, 38)
+        before = copy.deepcopy(parts(cache))
+        again = reload(cache, model, tmp_path)
+    same(parts(cache), before)
+    other = PagedEvictionCache.load(tmp_path / "context.safetensors", model.config)
+    modes.forward(model, again, ids, mask, 38, 40)
+    same(parts(other), before)
+    assert [path.name for path in tmp_path.iterdir()] == ["context.safetensors"]
+
+
+@NEEDS_514
+def test_compiled_steps_go_on(tmp_path: Path) -> None:
+    """The same graph serves the loaded cache."""
+    torch._dynamo.reset()
+    model = models.build("llama", OURS)
+    step = torch.compile(model.forward, fullgraph=True, dynamic=False, backend="eager")
+    ids, mask = modes.batch("greedy", False)
+    cache = make(model, static=True, policy="h2o")
+    modes.forward(model, cache, ids, mask, 0, 40)
+
+    def decode(cache: PagedEvictionCache, count: int) -> Tensor:
+        said = []
+        for at in range(count):
+            cache.prepare_step()
+            with torch.no_grad():
+                ids = torch.full((3, 1), 5 + at)
+                positions = torch.full((3, 1), cache.get_seq_length())
+                said.append(step(input_ids=ids, position_ids=positions, past_key_values=cache, use_cache=True).logits)
+        return torch.cat(said, dim=1)
+
+    decode(cache, 6)
+    again = reload(cache, model, tmp_path)
+    assert torch.equal(decode(again, 9), decode(cache, 9))
+    same(parts(cache), parts(again))
+
+
+@pytest.mark.parametrize("static", [False, pytest.param(True, marks=NEEDS_514)])
+def test_one_context_serves_different_questions(tmp_path: Path, static: bool) -> None:
+    """Answers are those of each question alone, whatever the others are."""
+    model = models.shared("llama", OURS)
+    ids, mask = models.left_pad(models.prompts([40], seed=2))
+    make_one = make(model, static=static, policy="h2o")
+    modes.forward(model, make_one, ids, mask, 0, 40)
+    make_one.save(tmp_path / "context.safetensors", input_ids=ids)
+    questions = models.prompts([5, 9, 2, 7], seed=6)
+
+    def answers(asked: list[Tensor]) -> list[list[int]]:
+        question, real = models.left_pad(asked)
+        texts = torch.cat([ids.expand(len(asked), -1), question], dim=1)
+        cache = PagedEvictionCache.load(tmp_path / "context.safetensors", model.config, input_ids=texts)
+        cache.batch_repeat_interleave(len(asked))
+        inputs = cache.follow_up(question, real)
+        assert inputs["attention_mask"][:, :40].all()
+        output = model.generate(**inputs, past_key_values=cache, max_new_tokens=8, do_sample=False)
+        return output[:, inputs["input_ids"].shape[1] :].tolist()
+
+    assert answers(questions) == [answers([question])[0] for question in questions]
+
+
+def test_padded_contexts_keep_their_pads(tmp_path: Path) -> None:
+    model = models.shared("llama", OURS)
+    cache, (ids, mask) = make(model, budget=64), modes.batch("greedy", True)
+    modes.forward(model, cache, ids, mask, 0, 40)
+    again = reload(cache, model, tmp_path)
+    question = torch.stack(models.prompts([6] * 3, seed=8))
+    inputs = again.follow_up(question)
+    assert torch.equal(inputs["attention_mask"], modes.extend(mask, 6))
+    full = torch.cat([ids, question], dim=1)
+    assert torch.equal(
+        modes.generate(model, again, inputs["input_ids"], inputs["attention_mask"], 6)[:, 46:],
+        modes.generate(model, modes.dynamic(model), full, modes.extend(mask, 6), 6)[:, 46:],
+    )

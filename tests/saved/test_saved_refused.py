@@ -1,0 +1,345 @@
+"""Files that are refused: of other models and texts, damaged, changed, or made to look right."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import cache as once
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+import models
+import modes
+from hf_paged_eviction import EvictionPolicy, PagedEvictionCache, ScoreContext
+from hf_paged_eviction.saving import files
+
+OURS = "paged_eviction"
+
+
+def fed(**choices: Any) -> PagedEvictionCache:
+    model = models.shared("llama", OURS)
+    cache = PagedEvictionCache(model.config, **{"budget": 24, "block_size": 4, "policy": "h2o", **choices})
+    ids, mask = modes.batch("greedy", True)
+    modes.forward(model, cache, ids, mask, 0, 38)
+    modes.forward(model, cache, ids, mask, 38, 39)
+    return cache
+
+
+def load(path: Path, **how: Any) -> PagedEvictionCache:
+    return PagedEvictionCache.load(path, models.shared("llama", OURS).config, **how)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    target = tmp_path / "context.safetensors"
+    fed().save(target, input_ids=modes.batch("greedy", True)[0])
+    return target
+
+
+# ---- what cannot be saved --------------------------------------------------------------------------------------------
+
+
+def test_what_cannot_be_saved(tmp_path: Path) -> None:
+    model, target = models.shared("llama", OURS), tmp_path / "context.safetensors"
+    with pytest.raises(ValueError, match="nothing to save"):
+        PagedEvictionCache(model.config, budget=64).save(target)
+    waiting = fed(record_past=True)
+    with pytest.raises(ValueError, match=r"layer 0: 1 tokens wait for crop\(\).*cache.crop\(0\)"):
+        waiting.save(target)
+    waiting.crop(0)
+    waiting.save(target)
+    ids = modes.batch("greedy", True)[0]
+    for wrong in (ids[:2], ids[:, :38]):
+        with pytest.raises(ValueError, match="seen 39 tokens in 3 rows"):
+            fed().save(target, input_ids=wrong)
+    with pytest.raises(TypeError, match="tensor of token ids"):
+        fed().save(target, input_ids=ids.float())
+    with pytest.raises(OSError, match=r"no_such_folder"):
+        fed().save(tmp_path / "no_such_folder" / "context.safetensors")
+    assert [found.name for found in tmp_path.iterdir()] == ["context.safetensors"]
+
+
+def test_a_layer_that_holds_something_without_a_name(tmp_path: Path) -> None:
+    model = models.shared("gemma3", "eager")
+    cache = PagedEvictionCache(model.config, budget=24, block_size=4)
+    modes.forward(model, cache, *models.left_pad(models.prompts([30])), 0, 30)
+    cache.layers[0].secret = object()
+    with pytest.raises(ValueError, match="layer 0: a DynamicSlidingWindowLayer holds secret, a object"):
+        cache.save(tmp_path / "context.safetensors")
+
+
+def test_a_failed_write_leaves_what_was_there(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = path.read_bytes()
+    monkeypatch.setattr(files, "save_file", lambda *args: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        fed(budget=48).save(path)
+    assert path.read_bytes() == before
+    assert list(path.parent.iterdir()) == [path]
+
+
+# ---- other models, texts and policies --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "words"),
+    [
+        ("llama", {"num_hidden_layers": 3}, "num_hidden_layers: 2 in the file, 3 here"),
+        ("llama", {"num_key_value_heads": 4}, "num_key_value_heads: 2 in the file, 4 here"),
+        ("llama", {"hidden_size": 64}, "hidden_size: 32 in the file, 64 here"),
+        ("llama", {"vocab_size": 121}, "vocab_size"),
+        ("qwen2", {}, "model_type: 'llama' in the file, 'qwen2' here"),
+        (
+            "llama",
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}
+            if models.VERSION >= (5, 0)
+            else {"rope_theta": 500.0},
+            "rope rope_theta: 10000.0 in the file, 500.0 here",
+        ),
+    ],
+)
+def test_other_models(path: Path, family: str, changes: dict[str, Any], words: str) -> None:
+    config = models.build(family, OURS, **changes).config
+    with pytest.raises(ValueError, match=f"context.safetensors.*another model.*{words}"):
+        PagedEvictionCache.load(path, config)
+
+
+def test_other_precision(tmp_path: Path) -> None:
+    path, config = tmp_path / "context.safetensors", models.build("llama", OURS).config
+    model = models.build("llama", OURS)
+    model.config.dtype = torch.float32
+    cache = PagedEvictionCache(model.config, budget=24, block_size=4)
+    modes.forward(model, cache, *models.left_pad(models.prompts([30])), 0, 30)
+    cache.save(path)
+    config.dtype = torch.bfloat16
+    with pytest.raises(ValueError, match="dtype: 'float32' in the file, 'bfloat16' here"):
+        PagedEvictionCache.load(path, config)
+
+
+def test_the_text(path: Path) -> None:
+    ids = modes.batch("greedy", True)[0]
+    assert load(path, input_ids=ids).get_seq_length() == 39
+    twice = ids.repeat_interleave(2, dim=0)
+    assert load(path, input_ids=torch.cat([twice, twice], dim=1)).get_seq_length() == 39
+    other = twice.clone()
+    other[3, 20] += 1
+    for wrong in (ids.flip(0), other, ids.repeat(2, 1)):
+        with pytest.raises(ValueError, match="does not begin with the text of this context"):
+            load(path, input_ids=wrong)
+    for wrong in (ids[:2], ids[:, :38]):
+        with pytest.raises(ValueError, match="39 tokens in 3 rows"):
+            load(path, input_ids=wrong)
+    fed().save(path)
+    with pytest.raises(ValueError, match="saved without input_ids="):
+        load(path, input_ids=ids)
+
+
+def test_policies_that_cannot_be_made_here(path: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"its policy is 'h2o', and policy= is 'snapkv"):
+        load(path, policy="snapkv")
+    assert load(path, policy="h2o").policy.label == "h2o"
+
+    class Mine(EvictionPolicy):
+        def score(self, context: ScoreContext) -> torch.Tensor:
+            return context.keys.float().sum(-1)
+
+    fed(policy=Mine()).save(path)
+    with pytest.raises(ValueError, match=r"'Mine' cannot be made here.*pass policy="):
+        load(path)
+    assert load(path, policy=Mine()).budget == 24
+
+
+@pytest.mark.parametrize(
+    "label", ["calibrated:someone/model", "calibrated(file='someone/model')", "caote(calibrated(file='someone/model'))"]
+)
+def test_no_file_makes_us_fetch_another(path: Path, label: str) -> None:
+    forge(path, lambda content, tensors: content["settings"].update(policy=label))
+    with pytest.raises(ValueError, match="needs the file 'someone/model', which is not here: pass policy="):
+        load(path)
+
+
+# ---- damaged and changed ---------------------------------------------------------------------------------------------
+
+
+def forge(path: Path, change: Callable[[dict[str, Any], dict[str, Any]], Any]) -> None:
+    """Change a file, and write it as if it had always been so, digest included."""
+    content, tensors = files.read(path)
+    change(content, tensors)
+    files.write(path, content, tensors)
+
+
+def test_truncated(path: Path) -> None:
+    whole = path.read_bytes()
+    for length in (0, 7, 8, 100, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:length])
+        with pytest.raises(ValueError, match="Cannot use the saved context"):
+            load(path)
+    path.unlink()
+    with pytest.raises(FileNotFoundError):
+        load(path)
+
+
+def test_other_files(path: Path) -> None:
+    save_file({"a": torch.zeros(2)}, path)
+    with pytest.raises(ValueError, match="another kind of safetensors file"):
+        load(path)
+
+
+def test_other_versions(path: Path) -> None:
+    tensors = load_file(path)
+    with safe_open(path, framework="pt") as file:
+        metadata = file.metadata()
+    save_file(tensors, path, {**metadata, "version": "2"})
+    with pytest.raises(ValueError, match=r"version '2'.*reads version 1"):
+        load(path)
+    save_file(tensors, path, {**metadata, "more": "x"})
+    with pytest.raises(ValueError, match="lacks, or should not have, more"):
+        load(path)
+    save_file(tensors, path, {**metadata, "content": metadata["content"].replace('"held": 24', '"held": 20')})
+    with pytest.raises(ValueError, match="digest"):
+        load(path)
+
+
+@once
+def _image() -> bytes:
+    path = Path(__file__).with_name(".context")
+    try:
+        fed().save(path)
+        return path.read_bytes()
+    finally:
+        path.unlink(missing_ok=True)
+
+
+@settings(max_examples=120, deadline=None)
+@given(data=st.data())
+def test_every_flipped_bit_is_noticed(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    """In the header as in the tensors: no file that differs is taken for another one."""
+    image = bytearray(_image())
+    header = 8 + int.from_bytes(image[:8], "little")
+    part = data.draw(st.sampled_from([(0, 8), (8, header), (header, len(image))]))
+    for _ in range(data.draw(st.integers(1, 3))):
+        image[data.draw(st.integers(part[0], part[1] - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    path = tmp_path_factory.getbasetemp() / "flipped.safetensors"
+    path.write_bytes(bytes(image))
+    if bytes(image) == _image():  # two flips of one bit
+        load(path)
+    else:
+        with pytest.raises(ValueError, match="Cannot use the saved context"):
+            load(path)
+
+
+# ---- made to look right ----------------------------------------------------------------------------------------------
+
+TABLE = "layers.1.table.state"
+
+
+def _set(name: str, place: tuple[int, ...], value: int) -> Callable[[dict[str, Any], dict[str, Any]], None]:
+    def change(content: dict[str, Any], tensors: dict[str, Any]) -> None:
+        tensors[name][place] = value
+
+    return change
+
+
+def _counter(name: str, value: Any) -> Callable[[dict[str, Any], dict[str, Any]], None]:
+    return lambda content, tensors: content["state"]["layers"][1]["table"]["counters"].update({name: value})
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (_set(f"{TABLE}.choice.slots", (0, 0, 0), 24), "slots has numbers outside 0 .. 23"),
+        (_set(f"{TABLE}.choice.slots", (0, 0, 0), -1), "slots has numbers outside"),
+        (_set(f"{TABLE}.choice.block", (1, 0), 6), "block has numbers outside 0 .. 5"),
+        (_set(f"{TABLE}.choice.ahead", (1, 0, 0), 99), "ahead has numbers outside"),
+        (_set(f"{TABLE}.choice.taken", (1, 0), 1), "taken has numbers outside 0 .. 0"),
+        (_set(f"{TABLE}.tokens.positions", (0, 0, 5), 39), "positions lie in the future"),
+        (_set(f"{TABLE}.tokens.positions", (0, 0, 5), 0), "a position is held twice"),
+        (_set(f"{TABLE}.tokens.positions", (0, 0, 5), -2), "positions has numbers outside"),
+        (_set(f"{TABLE}.phase.pads", (0,), 40), "pads has numbers outside 0 .. 39"),
+        (_set(f"{TABLE}.phase.full_at", (0, 0), 25), "full_at has values that are not counted"),
+        (_set(f"{TABLE}.phase.order", (0, 0, 0), 7), "order is no order"),
+        (_counter("held", 25), "25 tokens are counted, and 24 are there"),
+        (_counter("seen", 40), "40 tokens were seen, elsewhere 39"),
+        (_counter("overwriting", False), "goes on growing"),
+        (_counter("chosen_at", 77), "victims were chosen at 77"),
+        (_counter("residues", [0]), "residues are not those"),
+        (_counter("held", "24"), "held is not what it has to be"),
+        (_counter("held", True), "held is not what it has to be"),
+        (_counter("more", 1), "should not have, more"),
+        (lambda c, t: c["state"]["layers"][0]["store"].update(slots=10**12), "1000000000000 slots"),
+        (lambda c, t: c["state"]["layers"][0].update(tokens=10**12), "its budget is 1000000000000"),
+        (lambda c, t: c["state"]["layers"][0].update(processes=2), "one of 2; this one"),
+        (lambda c, t: c["state"]["layers"][0].update(kind="Nothing"), "is a 'Nothing'"),
+        (lambda c, t: c["state"]["layers"][0].update(kind="PaddingSnapshot"), "lacks, or should not have"),
+        (lambda c, t: c["state"]["layers"][0].update(observer=None), "observer.* belongs nowhere"),
+        (lambda c, t: c["state"]["layers"].pop(), "belongs nowhere"),
+        (lambda c, t: c["state"]["padding"].update(mask=None), "padding.mask' belongs nowhere"),
+        (lambda c, t: c["state"].update(padding=7), "padding is not what it has to be"),
+        (lambda c, t: c.update(seen=38), "39 tokens were seen, elsewhere 38"),
+        (lambda c, t: c.update(rows=2), "says that it has 2 rows, and its tensors have 3"),
+        (lambda c, t: c.pop("rows"), "it lacks 'rows'"),
+        (lambda c, t: c["settings"].update(block_size=8), "residues are not those"),
+        (lambda c, t: c["settings"].update(budget=48), "the settings make it 48"),
+        (lambda c, t: c["settings"].update(heads="separate"), "full_at is"),
+        (lambda c, t: c["settings"].update(budget="24"), "budget counts tokens"),
+        (lambda c, t: c["settings"].update(more=1), "more"),
+        (lambda c, t: c["settings"].update(policy="keydiff"), "statistics that its policy does not ask for"),
+        (lambda c, t: c["settings"].update(allocator="pyramid"), "the settings make it"),
+        (lambda c, t: t.pop("layers.0.store.keys"), "layers.0.store.keys is not what it has to be"),
+        (lambda c, t: t.update(more=torch.zeros(1)), "'more' belongs nowhere"),
+        (lambda c, t: t.update({"layers.0.store.keys": torch.zeros(3, 2, 24, 8, dtype=torch.int64)}), "keys are"),
+        (lambda c, t: t.update({"layers.0.store.values": torch.zeros(3, 2, 23, 8)}), "not those of 3 rows"),
+        (lambda c, t: t.update({"padding.mask": torch.ones(2, 39, dtype=torch.bool)}), "mask of the padding"),
+    ],
+)
+def test_made_to_look_right(path: Path, change: Callable[[dict[str, Any], dict[str, Any]], Any], words: str) -> None:
+    forge(path, change)
+    with pytest.raises(ValueError, match=words):
+        load(path)
+
+
+def test_sliding_layers_that_look_right(tmp_path: Path) -> None:
+    path, model = tmp_path / "context.safetensors", models.shared("gemma3", "eager")
+    cache = PagedEvictionCache(model.config, budget=24, block_size=4)
+    modes.forward(model, cache, *models.left_pad(models.prompts([30])), 0, 30)
+    cases: list[tuple[Callable[[dict[str, Any], dict[str, Any]], Any], str]] = [
+        (lambda c, t: c["state"]["layers"][0]["plain"].update(update=True), "layer 0: update is there"),
+        (lambda c, t: c["state"]["layers"][0]["plain"].update(sliding_window=9), "sliding_window is 8 here and 9"),
+        (lambda c, t: c["state"]["layers"][0]["plain"].update(cumulative_length="x"), "cumulative_length is 'x'"),
+        (lambda c, t: c["state"]["layers"][0]["plain"].update(cumulative_length=-1), "cumulative_length is -1"),
+        (lambda c, t: c["state"]["layers"][0]["plain"].update(dtype="nn"), "dtype is 'nn'"),
+        (lambda c, t: c["state"]["layers"][0].update(layer="DynamicLayer"), "a DynamicLayer in the file"),
+        (lambda c, t: t.update({"layers.0.tensors.keys": torch.zeros(2, 2, 7, 8)}), "there are 1 rows"),
+    ]
+    for change, words in cases:
+        cache.save(path)
+        forge(path, change)
+        with pytest.raises(ValueError, match=words):
+            PagedEvictionCache.load(path, model.config)
+
+
+def test_what_is_in_the_file(path: Path) -> None:
+    """Names and numbers that anybody can read, and the text is not among them."""
+    content = files.read_content(path)
+    assert content["model"]["model_type"] == "llama"
+    assert (content["settings"]["budget"], content["settings"]["policy"]) == (24, "h2o")
+    assert (content["seen"], content["rows"]) == (39, 3)
+    names = load_file(path).keys()
+    assert {"layers.0.store.keys", "layers.1.table.state.tokens.positions", "padding.mask"} <= names
+    assert json.dumps(content["text"]).count("[") == 0
+    assert path.stat().st_mode & 0o077 == 0
+
+
+def test_every_argument_is_saved_or_known_not_to_be() -> None:
+    """Who adds an argument to the constructor says here what becomes of it in a file."""
+    import inspect
+
+    known = set(inspect.signature(PagedEvictionCache.__init__).parameters) - {"self"}
+    elsewhere = {"config", "attention_mask", "pool", "_inside_encoder_decoder"}
+    assert set(fed()._settings()) == known - elsewhere

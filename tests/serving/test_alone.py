@@ -1,0 +1,171 @@
+"""A request gives the tokens that it gives alone, whatever runs beside it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import driving
+import pytest
+import torch
+from driving import Batching, alone, batching, greedy, model_of, pool, texts
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction.serving import paged_batching
+
+pytestmark = pytest.mark.skipif(bool(driving.UNSERVED), reason=driving.UNSERVED)
+
+LENGTHS = (5, 33, 70, 1, 48, 17)
+NEW = (30, 9, 14, 40, 3, 1)
+OPTIONS: dict[str, Any] = {"budget": 32, "block_size": 4, "policy": "keydiff"}
+
+
+def adding(name: str, prompt: list[int], new: int) -> Any:
+    return lambda turned: turned.add(name, prompt, new)
+
+
+def cancelling(name: str) -> Any:
+    return lambda turned: turned.manager.cancel_request(name)
+
+
+def run(options: dict[str, Any], config: Any, arrivals: list[int], cancels: dict[int, int]) -> Batching:
+    """All requests, each arriving before its step; `cancels` says which are given up before which step."""
+    schedule: dict[int, list[Any]] = {}
+    for index, prompt in enumerate(texts(LENGTHS)):
+        schedule.setdefault(arrivals[index], []).append(adding(str(index), prompt, NEW[index]))
+    for index, step in cancels.items():
+        schedule.setdefault(step, []).append(cancelling(str(index)))
+    with batching(model_of(), config, **options) as turned:
+        pages = turned.free
+        turned.run(schedule)
+        assert turned.free == pages
+        assert not turned.bounded.seats.taken
+    return turned
+
+
+def differing(turned: Batching, options: dict[str, Any]) -> list[str]:
+    expected = references(tuple(sorted(options.items())))
+    return [name for name, tokens in turned.answers.items() if tokens != expected[int(name)]]
+
+
+_REFERENCES: dict[Any, list[list[int]]] = {}
+
+
+def references(options: tuple[Any, ...]) -> list[list[int]]:
+    if options not in _REFERENCES:
+        pairs = zip(texts(LENGTHS), NEW, strict=True)
+        _REFERENCES[options] = [alone(model_of(), prompt, new, **dict(options)) for prompt, new in pairs]
+    return _REFERENCES[options]
+
+
+@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@given(
+    arrivals=st.lists(st.integers(0, 30), min_size=len(LENGTHS), max_size=len(LENGTHS)),
+    pages=st.integers(2, 14),
+    page_size=st.sampled_from([4, 16, 32]),
+    tokens=st.integers(16, 48),
+    cancels=st.dictionaries(st.integers(0, len(LENGTHS) - 1), st.integers(0, 60), max_size=2),
+)
+def test_any_schedule(arrivals: list[int], pages: int, page_size: int, tokens: int, cancels: dict[int, int]) -> None:
+    config = pool(max(pages, -(-32 // page_size)), page_size, tokens)
+    turned = run(OPTIONS, config, arrivals, cancels)
+    assert not differing(turned, OPTIONS)
+    assert set(turned.answers) >= {str(index) for index in range(len(LENGTHS)) if index not in cancels}
+
+
+@pytest.mark.parametrize(("policy", "chunk"), [("paged_eviction", 16), ("lagkv", 5), ("random", 48)])
+def test_policies(policy: str, chunk: int) -> None:
+    """Policies on keys and values, on all tokens together, on positions and layers; chunks beyond the budget, too."""
+    options = OPTIONS | {"policy": policy, "protected_prefix": 9, "recent_tokens": 10, "prefill_chunk_size": chunk}
+    turned = run(options, pool(8, tokens=chunk + 4), [0, 0, 3, 4, 11, 30], {})
+    assert not differing(turned, options)
+    assert len(turned.answers) == len(LENGTHS)
+
+
+class StockScheduler:
+    """Leaves the scheduler as it is."""
+
+    @staticmethod
+    def convert(scheduler: Any, cut: int, vocabulary: int) -> None:
+        scheduler.refused = 0
+
+
+def test_stock_scheduler_depends_on_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: where prompts are cut wherever a batch is full, answers change."""
+    monkeypatch.setattr("hf_paged_eviction.serving.manager.FixedCutScheduler", StockScheduler)
+    with batching(model_of(), pool(16), **OPTIONS) as turned:
+        turned.run({0: [adding(str(at), text, NEW[at]) for at, text in enumerate(texts(LENGTHS))]})
+    assert len(turned.answers) == len(LENGTHS)
+    assert differing(turned, OPTIONS)
+
+
+@pytest.mark.parametrize(("family", "attention"), [("gemma3", "sdpa"), ("gemma3", "eager"), ("gpt_neox", "eager")])
+def test_models(family: str, attention: str) -> None:
+    """Layers with a sliding window stay transformers' own; the others evict."""
+    model, options = model_of(family), OPTIONS | {"budget": 24}
+    prompts = texts([30, 5, 50])
+    model.set_attn_implementation(attention)
+    try:
+        expected = [alone(model, prompt, 20, **options) for prompt in prompts]
+        with batching(model, pool(16, 8), **options) as turned:
+            turned.run(
+                {0: [adding("0", prompts[0], 20), adding("1", prompts[1], 20)], 5: [adding("2", prompts[2], 20)]}
+            )
+    finally:
+        model.set_attn_implementation("sdpa")
+    assert [turned.answers[str(index)] for index in range(3)] == expected
+
+
+def test_large_budget_is_stock() -> None:
+    """A budget that holds everything gives what `generate_batch` gives without eviction."""
+    model, prompts = model_of(), texts(LENGTHS)
+    config = pool(30, tokens=64)
+    stock = model.generate_batch(prompts, generation_config=greedy(12), continuous_batching_config=config)
+    with paged_batching(model, budget=128, prefill_chunk_size=32):
+        ours = model.generate_batch(
+            prompts, generation_config=greedy(12), continuous_batching_config=pool(8 * 8, tokens=64)
+        )
+    with paged_batching(model, budget=48, prefill_chunk_size=32):
+        less = model.generate_batch(
+            prompts, generation_config=greedy(12), continuous_batching_config=pool(30, tokens=64)
+        )
+    tokens = [[output.generated_tokens for output in outputs.values()] for outputs in (stock, ours, less)]
+    assert tokens[0] == tokens[1]
+    assert tokens[0] != tokens[2]  # the control: a small budget is not without effect
+
+
+@pytest.mark.parametrize(("policy", "recent"), [("keydiff", 9), ("paged_eviction", 1)])
+def test_victims_are_the_same(policy: str, recent: int) -> None:
+    """Not the tokens alone: every layer holds the same positions as `PagedEvictionCache`, in the same slots."""
+    model, prompt, options = model_of(), texts([70])[0], OPTIONS | {"policy": policy, "recent_tokens": recent}
+    cache = PagedEvictionCache(model.config, **options)
+    ids = torch.tensor([prompt])
+    model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        past_key_values=cache,
+        generation_config=greedy(70, prefill_chunk_size=driving.CHUNK),
+    )
+    expected = torch.stack([layer.positions[0, 0] for _, layer in cache.paged_layers])
+    with batching(model, pool(8), **options) as turned:
+        turned.add("1", texts([40], seed=1)[0], 80)
+        turned.add("0", prompt, 70)
+        while "0" not in turned.answers:
+            number = turned.bounded.seats.taken["0"].number if "0" in turned.bounded.seats else 0
+            turned.step()
+        held = turned.bounded.roster.positions[:, number]
+    assert torch.equal(held, expected)
+    assert not torch.equal(held[0], held[1])  # layers differ
+
+
+def test_children() -> None:
+    """Several answers per prompt: each is a request of its own, cut as one alone."""
+    model, prompts = model_of(), texts([40, 9])
+    config = greedy(10)
+    config.num_return_sequences = 3  # which transformers would not let a greedy configuration say
+    with paged_batching(model, prefill_chunk_size=driving.CHUNK, **OPTIONS) as running:
+        outputs = model.generate_batch(prompts, generation_config=config, continuous_batching_config=pool(9))
+        assert running.stats().admitted == 6
+    expected = [alone(model, prompt, 10, **OPTIONS) for prompt in prompts for _ in range(3)]
+    assert [output.generated_tokens for output in outputs.values()] == expected

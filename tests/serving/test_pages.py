@@ -1,0 +1,169 @@
+"""A request never owns more pages than its budget needs, and they come back whatever becomes of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import driving
+import pytest
+from driving import alone, batching, greedy, model_of, pool, texts
+
+pytestmark = pytest.mark.skipif(bool(driving.UNSERVED), reason=driving.UNSERVED)
+
+OPTIONS: dict[str, Any] = {"budget": 32, "block_size": 4, "policy": "key_norm"}
+#: Of 8 tokens each: budget 32.
+BOUND = 4
+
+
+def stock(pages: int, prompts: list[list[int]], new: int) -> tuple[int, int, int]:
+    """Most pages of a request, most live requests and preemptions of transformers' own batching."""
+    model = model_of()
+    manager = model.init_continuous_batching(greedy(new), pool(pages, 8, 64))
+    manager.current_batch = 0
+    processor = manager.batch_processor = manager._create_batch_processor()
+    for at, prompt in enumerate(prompts):
+        manager.add_request(prompt, request_id=str(at), max_new_tokens=new, eos_token_id=-1)
+    offload, preempted, most, live = processor.offloading_manager.offload_requests, 0, 0, 0
+
+    def counted() -> bool:
+        nonlocal preempted
+        before = len(processor.scheduler.active_requests)
+        done = offload()
+        preempted += before - len(processor.scheduler.active_requests)
+        return bool(done)
+
+    processor.offloading_manager.offload_requests = counted
+    manager._generation_loop_body(processor, False)
+    while processor.has_pending_requests():
+        manager._generation_loop_body(processor, False)
+        owned = [len(blocks) for blocks in processor.cache.cache_allocators["full_attention"].block_table.values()]
+        most, live = max([most, *owned]), max(live, len(owned))
+    return most, live, preempted
+
+
+def test_bounded_and_never_preempted() -> None:
+    prompts = texts([60, 45, 70, 33, 52, 41])
+    with batching(model_of(), pool(3 * BOUND, 8), **OPTIONS) as turned:
+        for at, prompt in enumerate(prompts):
+            turned.add(str(at), prompt, 30)
+        offloaded = []
+        turned.processor.offloading_manager.offload_requests = lambda: offloaded.append(1)
+        turned.run()
+        assert max(turned.most_pages.values()) == BOUND
+        assert turned.most_live == 3
+        assert turned.free == 3 * BOUND
+        assert not offloaded
+    assert [turned.answers[str(at)] for at in range(6)] == [
+        alone(model_of(), prompt, 30, **OPTIONS) for prompt in prompts
+    ]
+    # The control: without eviction requests own more, and push each other out.
+    most, _, preempted = stock(3 * BOUND + 4, prompts, 30)
+    assert most > BOUND
+    assert preempted
+
+
+def test_short_requests_reserve_what_they_need() -> None:
+    """A request that cannot become long owns fewer pages, so that more of them are live."""
+    with batching(model_of(), pool(BOUND, 8), **OPTIONS) as turned:
+        for at, prompt in enumerate(texts([4, 5, 5, 4])):
+            turned.add(str(at), prompt, 3)
+        turned.step()
+        assert turned.most_live == 4
+        turned.run()
+        assert set(turned.most_pages.values()) == {1}
+        assert turned.free == BOUND
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 12])
+def test_cancelled_while_it_waits_reads_or_answers(steps: int) -> None:
+    with batching(model_of(), pool(2 * BOUND, 8), **OPTIONS) as turned:
+        for at, prompt in enumerate(texts([60, 45, 33])):
+            turned.add(str(at), prompt, 20)
+        for _ in range(steps):
+            turned.step()
+        turned.manager.cancel_request("0")
+        turned.manager.cancel_request("2")
+        turned.manager.cancel_request("unknown")
+        turned.run()
+        assert turned.free == 2 * BOUND
+        assert not turned.bounded._most
+    assert "0" not in turned.answers
+    assert turned.answers["1"] == alone(model_of(), texts([60, 45])[1], 20, **OPTIONS)
+
+
+BAD: dict[str, tuple[list[int], int, str]] = {
+    "empty": ([], 5, "prompt is empty"),
+    "unknown": ([3, 10**6], 5, "Token 1000000 is none of the model's"),
+    "negative": ([-3], 5, "Token -3 is none"),
+    "nothing": ([3], 0, "max_new_tokens must be at least 1"),
+}
+
+
+def test_what_cannot_be_served_fails_alone() -> None:
+    """A request that would break the step that it is part of gets an error, and nobody else."""
+    prompt = texts([40])[0]
+    with batching(model_of(), pool(3 * BOUND, 8), **OPTIONS) as turned:
+        turned.add("good", prompt, 12)
+        for name, (tokens, new, _) in BAD.items():
+            turned.add(name, tokens, new)
+        turned.run()
+        assert turned.free == 3 * BOUND
+        assert turned.manager.stats().refused == len(BAD)
+    assert turned.answers["good"] == alone(model_of(), prompt, 12, **OPTIONS)
+    for name, (_, _, reason) in BAD.items():
+        assert reason in str(turned.answers[name])
+
+
+def test_a_name_twice() -> None:
+    with batching(model_of(), pool(3 * BOUND, 8), **OPTIONS) as turned:
+        turned.add("twin", texts([40])[0], 12)
+        turned.step()
+        turned.add("twin", texts([9])[0], 12)
+        turned.step()
+        assert "is live already" in str(turned.answers.pop("twin"))
+        turned.run()
+        assert turned.free == 3 * BOUND
+    assert turned.answers["twin"] == alone(model_of(), texts([40])[0], 12, **OPTIONS)
+
+
+def test_a_broken_forward_leaves_no_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_of()
+    with batching(model, pool(3 * BOUND, 8), **OPTIONS) as turned:
+        for at, prompt in enumerate(texts([40, 9, 20])):
+            turned.add(str(at), prompt, 12)
+        for _ in range(3):
+            turned.step()
+        assert turned.free < 3 * BOUND
+        monkeypatch.setattr(model.model.layers[1], "forward", lambda *args, **kwargs: 1 / 0)
+        with pytest.raises(ZeroDivisionError) as broken:
+            turned.step()
+        turned.manager._handle_critical_error(broken.value, turned.processor)
+        turned._collect()
+        assert turned.free == 3 * BOUND
+        assert set(turned.answers.values()) == {"division by zero"}
+        monkeypatch.undo()
+        # The same pages serve again: nothing of the broken step is left.
+        turned.manager.background_thread_status.clear()
+        turned.processor.reset()
+        turned.add("again", texts([40])[0], 12)
+        turned.run()
+    assert turned.answers["again"] == alone(model, texts([40])[0], 12, **OPTIONS)
+
+
+def test_stats() -> None:
+    with batching(model_of(), pool(2 * BOUND, 8), **OPTIONS) as turned:
+        for at, prompt in enumerate(texts([40, 9, 20])):
+            turned.add(str(at), prompt, 12)
+        for _ in range(5):
+            turned.step()
+        stats = turned.manager.stats()
+        first = stats.requests[0]
+        assert (first.request_id, first.held, first.pages, first.seen - first.evicted) == ("0", 32, BOUND, 32)
+        assert (stats.live, stats.waiting, stats.pages, stats.page_size, stats.steps) == (2, 1, 2 * BOUND, 8, 5)
+        assert stats.pages_in_use == sum(request.pages for request in stats.requests) == 2 * BOUND - turned.free
+        assert stats.held == sum(request.held for request in stats.requests)
+        assert "2 live, 1 waiting" in str(stats)
+        turned.run()
+        seen = [40 + 11, 9 + 11, 20 + 11]
+        assert turned.manager.stats().evicted == sum(max(tokens - 32, 0) for tokens in seen)
+        assert turned.manager.stats().admitted == 3

@@ -1,0 +1,183 @@
+"""What cannot be right is refused with a reason, and leaving restores what was before."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import driving
+import pytest
+import transformers
+from driving import greedy, model_of, pool, texts
+
+from hf_paged_eviction.serving import SUPPORTED, UnsupportedTransformersError, contract, paged_batching
+
+served = pytest.mark.skipif(bool(driving.UNSERVED), reason=driving.UNSERVED)
+OPTIONS: dict[str, Any] = {"budget": 32, "block_size": 4}
+
+
+def test_other_releases_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transformers, "__version__", "9.9.9")
+    with pytest.raises(UnsupportedTransformersError, match=r"installed is 9\.9\.9"):
+        paged_batching(None, 32).__enter__()
+
+
+@served
+def test_nothing_has_moved() -> None:
+    assert contract.moved() == []
+    assert transformers.__version__ in SUPPORTED
+
+
+@served
+def test_what_moved_is_named() -> None:
+    """The control: a class, a method, a parameter and an attribute that are not there."""
+    parts = [
+        contract.Part("cache", "NoSuchCache"),
+        contract.Part("no_such_module", "Cache"),
+        contract.Part("scheduler", "Scheduler", (("no_such_method", ""), ("add_waiting_request", "request"))),
+        contract.Part("scheduler", "Scheduler", words=("self.no_such_attribute",)),
+    ]
+    said = [text for part in parts for text in part.moved()]
+    assert len(said) == 5
+    assert "NoSuchCache is gone" in said[0]
+    assert "no_such_module" in said[1]
+    assert said[2] == "Scheduler.no_such_method is gone"
+    assert said[3] == "Scheduler.add_waiting_request takes (state), not (request)"
+    assert said[4] == "Scheduler no longer says 'self.no_such_attribute'"
+
+
+@served
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"use_cuda_graph": True}, "CUDA graphs"),
+        ({"use_cuda_graph": (False, True)}, "CUDA graphs"),
+        ({"q_padding_interval_size": 64}, "CUDA graphs"),
+        ({"default_compile_level": 1}, "Compiled steps"),
+        ({"use_async_batching": True}, "Asynchronous batching"),
+        ({"max_blocks_per_request": 8}, "Block tables"),
+        ({"cpu_offload_space": 1.0}, "Nothing is ever preempted"),
+        ({"scheduler_type": "prefill_first"}, "depend on its neighbours"),
+        ({"num_blocks": 1}, "num_blocks=1 pages of 16 tokens"),
+        ({"max_batch_tokens": 8}, "max_batch_tokens=8 is less than prefill_chunk_size=16"),
+    ],
+)
+def test_options_of_transformers(changes: dict[str, Any], reason: str) -> None:
+    model, config = model_of(), pool(8)
+    for name, value in changes.items():
+        setattr(config, name, value)
+    with paged_batching(model, prefill_chunk_size=16, **OPTIONS), pytest.raises(ValueError, match=reason):
+        model.init_continuous_batching(greedy(5), config)
+
+
+@served
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"policy": "h2o"}, "decides by queries or attention"),
+        ({"policy": "snapkv(window=4)"}, "decides by queries or attention"),
+        ({"policy": "lazy_eviction"}, "decides by queries"),
+        ({"policy": "no_such"}, "no_such"),
+        ({"budget": 30}, "not a multiple"),
+        ({"budget": None}, "is needed"),
+        ({"prefill_chunk_size": 0}, "prefill_chunk_size must be at least 1"),
+        ({"protected_prefix": 100}, "Smallest legal budget"),
+    ],
+)
+def test_options_of_ours(changes: dict[str, Any], reason: str) -> None:
+    model = model_of()
+    with pytest.raises(ValueError, match=reason), paged_batching(model, **(OPTIONS | changes)):
+        pass
+    assert "init_continuous_batching" not in vars(model)
+
+
+@served
+def test_models() -> None:
+    with pytest.raises(ValueError, match="No layer of this mistral model can evict"):
+        paged_batching(model_of("mistral_sliding"), **OPTIONS).__enter__()
+    with pytest.raises(ValueError, match="ALiBi"):
+        paged_batching(model_of("bloom") if "bloom" in _families() else _bloom(), **OPTIONS).__enter__()
+    model = model_of()
+    model._device_mesh = SimpleNamespace(size=lambda: 2)
+    try:
+        with pytest.raises(ValueError, match="split over 2 processes"):
+            paged_batching(model, **OPTIONS).__enter__()
+    finally:
+        del model._device_mesh
+
+
+def _families() -> list[str]:
+    import models
+
+    return list(models._FAMILIES)
+
+
+def _bloom() -> Any:
+    from transformers import BloomConfig, BloomForCausalLM
+
+    return BloomForCausalLM(BloomConfig(vocab_size=50, hidden_size=16, n_layer=1, n_head=2))
+
+
+@served
+def test_one_budget_for_all() -> None:
+    model = model_of()
+    with paged_batching(model, prefill_chunk_size=16, **OPTIONS):
+        manager = model.init_continuous_batching(greedy(5), pool(8))
+        with pytest.raises(ValueError, match="tensors of one size"):
+            manager.add_request([1, 2], budget=64)
+
+
+@served
+def test_leaving_restores() -> None:
+    model, prompts = model_of(), texts([40, 50])
+    plain = model.generate_batch(prompts, generation_config=greedy(6), continuous_batching_config=pool(16, tokens=128))
+    implementation = model.config._attn_implementation
+    with paged_batching(model, prefill_chunk_size=16, **OPTIONS) as running:
+        with pytest.raises(ValueError, match="inside a paged_batching already"):
+            paged_batching(model, **OPTIONS).__enter__()
+        bounded = model.generate_batch(
+            prompts, generation_config=greedy(6), continuous_batching_config=pool(8), persistent_manager=True
+        )
+        assert model._cached_continuous_batching_manager.options is running.options
+    assert "init_continuous_batching" not in vars(model)
+    assert getattr(model, "_cached_continuous_batching_manager", None) is None
+    assert model.config._attn_implementation == implementation
+    after = model.generate_batch(prompts, generation_config=greedy(6), continuous_batching_config=pool(16, tokens=128))
+    tokens = [[output.generated_tokens for output in outputs.values()] for outputs in (plain, bounded, after)]
+    assert tokens[0] == tokens[2] != tokens[1]
+    assert running.stats().evicted == sum(len(prompt) + 5 - 32 for prompt in prompts)
+
+
+@served
+def test_an_exception_ends_what_runs() -> None:
+    model = model_of()
+    with pytest.raises(KeyError), paged_batching(model, prefill_chunk_size=16, **OPTIONS):
+        manager = model.init_continuous_batching(greedy(5), pool(8))
+        manager.start()
+        manager.add_request(texts([40])[0], max_new_tokens=10_000)
+        raise KeyError
+    assert not manager.is_running()
+    assert manager.batch_processor is None
+    assert "init_continuous_batching" not in vars(model)
+
+
+@served
+def test_a_manager_from_before() -> None:
+    model = model_of()
+    model.generate_batch(
+        texts([5]), generation_config=greedy(2), continuous_batching_config=pool(8), persistent_manager=True
+    )
+    try:
+        with pytest.raises(ValueError, match="destroy_cached_continuous_batching_manager"):
+            paged_batching(model, **OPTIONS).__enter__()
+    finally:
+        model.destroy_cached_continuous_batching_manager()
+
+
+@served
+def test_memory_on_a_cpu_is_bounded() -> None:
+    """transformers takes 60 % of the memory where nothing is said."""
+    model = model_of()
+    with paged_batching(model, prefill_chunk_size=16, **OPTIONS):
+        config = model.init_continuous_batching(greedy(5)).continuous_batching_config
+    assert (config.num_blocks, config.max_batch_tokens) == (16, 32)
