@@ -141,7 +141,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "values_fixed": {"disposal": "merge(values_only=True, threshold=0.3)", "heads": "separate"},
     "d2o": {"disposal": "merge", "policy": "h2o", "allocator": "d2o"},
     "values_ada_kv": {"disposal": "merge(values_only=True)", "allocator": "ada_kv", "heads": "separate"},
-    "bystanders": {"disposal": "merge(values_only=True)", "positions": "cache"},
+    "cache_positions": {"disposal": "merge(values_only=True)", "positions": "cache"},
 }
 
 
@@ -166,7 +166,7 @@ def test_a_row_is_what_it_is_alone(way: str) -> None:
         ("fixed", "assisted", False),
         ("d2o", "chunked_prefill", True),
         ("values_fixed", "three_turns", True),
-        ("bystanders", "direct", True),
+        ("cache_positions", "direct", True),
     ],
 )
 def test_modes(way: str, mode: str, padded: bool) -> None:
