@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,7 +12,7 @@ from .errors import UserError
 from .growth import grown
 from .models import load_config, load_tokenizer
 from .perplexity import make_text_jobs, run_texts, text_row_key
-from .prompting.prompts import Batch, make_batches
+from .prompting.prompts import Batch, longest_context, make_batches
 from .running.runner import batch_keys, row_key, run_batch
 from .settings import Settings, TaskSettings, TextSettings
 from .store.completion import Outcome, Watch, Work, complete
@@ -27,7 +27,11 @@ Plan = list[tuple[str, int | None, tuple[str, ...]]]
 
 
 def evaluate_tasks(
-    settings: TaskSettings, output: Path, workers: int | None, watch: Watch
+    settings: TaskSettings,
+    output: Path,
+    workers: int | None,
+    watch: Watch,
+    say: Callable[[str], None] = lambda text: None,
 ) -> tuple[Outcome, list[Cell]] | None:
     """Answer every question under every policy and budget.
 
@@ -36,6 +40,7 @@ def evaluate_tasks(
         output: folder of results; a run with the same settings is continued.
         workers: processes that this one starts; None chooses.
         watch: told of progress.
+        say: told, before anything is computed, which prompts are too long for the model.
 
     Returns:
         None in all processes of a launched run but the main one.
@@ -45,6 +50,8 @@ def evaluate_tasks(
     batches = same_batches(team, make_batches(settings, tokenizer, config))
     jobs = [(batch, batch_keys(settings, batch)) for batch in batches]
     facts = task_facts(settings, batches) if team.is_main else {}
+    for note in long_prompts(facts.get("tasks", {}), longest_context(config, tokenizer)):
+        say(note)
     known = task_facts(earlier, make_batches(earlier, tokenizer, config)) if team.is_main and earlier else facts
     work = Work(run_batch, row_key, jobs, facts, known)
     outcome = complete(team, settings, output, work, workers, watch, earlier)
@@ -81,6 +88,24 @@ def evaluate_texts(
     if summary:
         plot_perplexity(summary, found[0].length, output / "perplexity.png")
     return outcome, summary
+
+
+def long_prompts(tasks: dict[str, Any], context: int | None) -> list[str]:
+    """A sentence for each task with prompts that lose their middle, or that are longer than the model's context."""
+    notes = []
+    for task, facts in tasks.items():
+        longest = facts["prompt_tokens"]["longest"]
+        if facts["truncated"]:
+            notes.append(
+                f"{facts['truncated']} of {facts['samples']} prompts of {task} are too long and lose their middle; the "
+                f"longest has {longest} tokens then (--max-length)"
+            )
+        if context is not None and longest > context:
+            notes.append(
+                f"prompts of {task} have up to {longest} tokens, and the model was made for {context}: answers may "
+                "be worse than the cache makes them; take shorter ones (--length, --max-length)"
+            )
+    return notes
 
 
 def _gather(settings: S, output: Path) -> tuple[Team, S, S | None]:

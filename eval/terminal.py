@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -32,7 +33,7 @@ def run_tasks(requests: Sequence[Request[TaskSettings]], workers: int | None) ->
         for length in request.settings.lengths:
             _say_rounding(notes, request.settings, length)
         with progress(notes, "answers") as watch:
-            found = evaluate_tasks(request.settings, request.output, workers, watch)
+            found = evaluate_tasks(request.settings, request.output, workers, watch, partial(_note, notes))
         if found is not None:
             outcome, cells = found
             complete &= _show(notes, outcome, [for_terminal(accuracy_grids(cells))] if cells else [])
@@ -62,16 +63,20 @@ def say(console: Console, text: str) -> None:
     console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
+def _note(notes: Console, text: str) -> None:
+    say(notes, f"note: {text}")
+
+
 def _say_rounding(notes: Console, settings: Settings, length: int) -> None:
     for note in rounding_notes(settings.parsed_budgets, length, settings):
-        say(notes, f"note: {note}")
+        _note(notes, note)
 
 
 def _show(notes: Console, outcome: Outcome, tables: Sequence[RenderableType]) -> bool:
     for table in tables:
         Console().print(table)
     for note in outcome.notes:
-        say(notes, f"note: {note}")
+        _note(notes, note)
     path = outcome.folder.path
     say(notes, f"written to {path}: results.jsonl, run_meta.json, run.yaml, summary.json and plots")
     say(notes, f"tables and plots of everything: paged-eviction report {path}")

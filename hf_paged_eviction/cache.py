@@ -225,7 +225,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         if self._attention.shows_queries or not self._needs_our_attention:
             return
         if self._disposal.needs_queries:
-            reason = f"With disposal={self._disposal.label!r} queries say which blocks are needed, and only"
+            reason = f"disposal={self._disposal.label!r} takes part in attention, and only"
         elif self._policy.needs.queries:
             reason = f"The policy {self._policy.label!r} decides by queries or attention, and only"
         else:

@@ -352,6 +352,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self._table = self._new_table(rows, heads, keys.device)
         if rows > 1:
             self.padding.warn_if_unknown()
+        self.outlet.start(rows, heads, self._scorer.sets(heads), capacity, keys.device)
         if self.listener is not None:
             self.listener.observer.start(rows, heads, capacity, keys.device)
 
@@ -524,6 +525,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def _settle(self, kept: Tensor | None) -> None:
         """Of the held and new tokens `kept` `[B, S, C]` stay; None = all."""
+        if self.outlet.takes:
+            self.outlet.settle(kept, self.table.positions, self.table.capacity)
         if self.listener is not None:
             self.listener.observer.settle(kept, self.table.capacity)
 
@@ -569,6 +572,10 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         pending = self._pending
         real = self.listener.real if pending is None else pending.real
         return self.outlet.beside(Asked(queries, values, self.table, pending is not None, real))
+
+    def logit_bias(self, tokens: int) -> Tensor | None:
+        """See `Outlet.logit_bias`."""
+        return self.outlet.logit_bias(tokens) if self.outlet.reads else None
 
     def attended(self, queries: Queries) -> None:
         """The queries of the last forward, and what they were compared with."""
@@ -830,6 +837,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         if order is not None:
             self.store.reorder(order)
         table.shrink(order, count, pads)
+        self.outlet.move(order, table.held)
         self.store.take_back(table.seen - table.pads)
         self.quota.scores = None
         if self.listener is not None:
@@ -1002,6 +1010,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             self.listener.observer.restore(saved.observer, heads, device)
         if self._ring is not None and saved.ring is not None:
             self._ring.restore(saved.ring, device)
+        self.outlet.start(rows, heads, self._scorer.sets(heads), self.table.capacity, device)
         if saved.outlet is not None:
             self.outlet.restore(saved.outlet, device)
         self.quota.scores = None if saved.scores is None else persistent(saved.scores.to(device))

@@ -8,17 +8,11 @@ import typer
 
 from .errors import plain_errors
 
-EPILOG = """Every option that is not listed here goes to [bold]transformers serve[/], whose --help lists them: --port, \
---host, --dtype, --device, --attn-implementation, --cb-num-blocks, ... It listens on localhost unless --host says \
-otherwise, and has no password: put a proxy in front before you open it.
-
-[bold]Examples[/]
+EPILOG = """[bold]Examples[/]
 
   paged-eviction serve --model Qwen/Qwen3-8B --budget 2048 --policy keydiff
 
   paged-eviction serve --model embedded --budget 256 --port 8001 --cb-num-blocks 64
-
-  curl localhost:8000/metrics
 """
 
 
@@ -50,7 +44,12 @@ def serve(
     prefill_chunk_size: Annotated[int, typer.Option(min=1, help="Prompts are read in pieces of so many tokens.")] = 512,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Most that a request may ask for.")] = 4096,
 ) -> None:
-    """An OpenAI-compatible server whose requests hold at most so many tokens: transformers serve with eviction on."""
+    """An OpenAI-compatible server whose requests hold at most so many tokens: transformers serve with eviction on.
+
+    Every option that is not listed here goes to transformers serve, whose --help lists them: --port, --host, --dtype,
+    --device, --attn-implementation, --cb-num-blocks, ... It listens on localhost unless --host says otherwise, and has
+    no password: put a proxy in front before you open it. /metrics tells of live requests, tokens and pages.
+    """
     with plain_errors():
         from ..serving.server import serve as run
 

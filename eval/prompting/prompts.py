@@ -159,9 +159,8 @@ def longest_prompt(settings: TaskSettings, tokenizer: Any, config: Any, sample: 
     """
     if settings.max_length is not None:
         return settings.max_length
-    inner = config.get_text_config(decoder=True) if config is not None else None
-    context = getattr(inner, "max_position_embeddings", None) or tokenizer.model_max_length
-    if not isinstance(context, int) or context > _LONGEST_CONTEXT:
+    context = longest_context(config, tokenizer)
+    if context is None:
         return None
     wrapped = _is_chat(sample, tokenizer, settings.chat_template)
     around = len(_ids(tokenizer, render("x", tokenizer), special=False)) if wrapped else 0
@@ -172,6 +171,13 @@ def longest_prompt(settings: TaskSettings, tokenizer: Any, config: Any, sample: 
             f"{sample.max_new_tokens}; say --max-length to go on nevertheless"
         )
     return room
+
+
+def longest_context(config: Any, tokenizer: Any) -> int | None:
+    """Tokens that the model was made for; None if neither it nor the tokenizer knows."""
+    inner = config.get_text_config(decoder=True) if config is not None else None
+    context = getattr(inner, "max_position_embeddings", None) or tokenizer.model_max_length
+    return context if isinstance(context, int) and context <= _LONGEST_CONTEXT else None
 
 
 def pack(prompts: Sequence[Prompt], size: int) -> Iterator[tuple[Prompt, ...]]:

@@ -112,10 +112,12 @@ class Outlet:
     Attributes:
         plans: whether `plan` wants to be called.
         takes: whether `let_go` wants to be called. `overflow` is called if either of them is.
-        reads: whether `beside` wants to be called. Nothing is computed for an outlet that says no to all.
+        reads: whether `beside` and `logit_bias` want to be called. Nothing is computed for an outlet that says no to
+            all.
         ranks: whether it holds whole blocks of consecutive tokens, and says itself which of them goes next: a layer
             then asks `frame_ranks` in place of the policy's scores, except after a forward of several tokens.
-        device_bytes, host_bytes: what it keeps on the layer's device and in host memory.
+        device_bytes: what it keeps on the layer's device, beside the slots.
+        host_bytes: what it keeps in host memory.
         faults: blocks that a query needed and that were not in the slots, in all rows and sets.
     """
 
@@ -179,6 +181,11 @@ class Outlet:
             places.
         """
 
+    def logit_bias(self, tokens: int) -> Tensor | None:
+        """`[B, H, 1, tokens]` float32, what is added to the logits of the tokens that attention was given: those in the
+        slots, and new ones behind them, if they wait. None = nothing."""
+        return None
+
     def check_crop(self, count: int) -> None:
         """Refuse to take back tokens that are in the slots, if that cannot be done.
 
@@ -187,6 +194,27 @@ class Outlet:
         """
 
     # ---- rows and life --------------------------------------------------------------------------------------------
+
+    def start(self, rows: int, heads: int, sets: int, capacity: int, device: torch.device) -> None:
+        """The first forward has come: `B`, `H`, `S` and `C` are known."""
+
+    def settle(self, kept: Tensor | None, positions: Tensor, capacity: int) -> None:
+        """The slots were filled anew, or have become more or fewer. Called where `takes`.
+
+        Args:
+            kept: `[B, S, C]`, which of the tokens that `overflow` was given, or of those held, each slot has now; None
+                = each has what it had.
+            positions: `[B, S, held]` of what is in the slots now; where it is -1, an index means nothing.
+            capacity: slots that there may be from now on.
+        """
+
+    def move(self, order: Tensor | None, held: int) -> None:
+        """Tokens were taken back, or slots sorted.
+
+        Args:
+            order: `[B, S, n]`, slot that each token moved from; None = none moved.
+            held: slots in use now.
+        """
 
     def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
         """Apply an indexing of dimension 0 to everything."""
@@ -227,7 +255,7 @@ class Disposal(ABC):
         name: set by `register_disposal`.
         paper: arXiv id, or None.
         needs_queries: whether the outlets want to be asked before attention; the model must then use the attention
-            implementation "paged_eviction".
+            implementation "paged_eviction". A property where it depends on the parameters.
     """
 
     name: ClassVar[str] = ""

@@ -159,6 +159,9 @@ def paged_eviction_attention(
             attention_mask = _last_rows(query, key)
     output: tuple[Tensor, Tensor | None]
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    bias = None if listener is None else listener.logit_bias(key.shape[2])
+    if bias is not None:
+        attention_mask = _biased(attention_mask, bias, query, key, _is_causal(module, kwargs))
     kwargs["dropout"] = dropout
     queries = Queries(query, key, Logits(scaling, softcap, s_aux))
     beside = None if listener is None else listener.beside(queries, value)
@@ -281,6 +284,13 @@ def _additive(mask: Tensor | None, query: Tensor, key: Tensor, causal: bool) -> 
         return mask
     zero = torch.zeros((), dtype=query.dtype, device=query.device)
     return torch.where(mask, zero, torch.finfo(query.dtype).min)
+
+
+def _biased(mask: Tensor | None, bias: Tensor, query: Tensor, key: Tensor, causal: bool) -> Tensor:
+    """The mask with `bias` `[batch, kv_heads, 1, tokens]` added: `[batch, query_heads, 1 or q, tokens]`."""
+    bias = bias.to(query.dtype).repeat_interleave(query.shape[1] // bias.shape[1], 1)
+    mask = _additive(mask, query, key, causal)
+    return bias if mask is None else mask[..., : key.shape[2]] + bias
 
 
 AttentionInterface.register(PAGED_EVICTION, paged_eviction_attention)

@@ -31,6 +31,9 @@ class Bystander:
     def beside(self, queries: Queries, values: Tensor) -> None:
         """Nothing."""
 
+    def logit_bias(self, tokens: int) -> None:
+        """Nothing."""
+
     def attended(self, queries: Queries) -> None:
         """The queries of one forward; for subclasses to note."""
 

@@ -46,6 +46,10 @@ class QueryListener(Protocol):
         to besides, taken one after the other; None = nothing.
         """
 
+    def logit_bias(self, tokens: int) -> Tensor | None:
+        """`[batch, kv_heads, 1, tokens]` float32, added to the logits of the keys that were handed over; None =
+        nothing."""
+
     def attended(self, queries: Queries) -> None:
         """These queries were compared with the keys that were handed over."""
 

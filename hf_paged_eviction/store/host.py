@@ -59,11 +59,11 @@ class HostBlocks:
         return byte_count(self.keys, self.values)
 
     def reserve(self, blocks: int) -> None:
-        """Make room for so many blocks; where there is less, it at least doubles."""
+        """Make room for so many blocks; where there is less, it grows by a half at least."""
         if blocks <= self.blocks:
             return
         self._settle()
-        blocks = max(blocks, 2 * self.blocks)
+        blocks = max(blocks, self.blocks * 3 // 2)
         for name in ("keys", "values"):
             old = getattr(self, name)
             new = self._room((*old.shape[:2], blocks, *old.shape[3:]), old.dtype)

@@ -164,7 +164,13 @@ class Store:
         return min(blocks * block_size, most)
 
     def start(self, keys: Tensor, values: Tensor, least: int, most: int) -> None:
-        """Make room for `least` tokens of states like these, unless what an earlier prompt left has it."""
+        """Make room for `least` tokens of states like these, unless what an earlier prompt left has it.
+
+        Raises:
+            ValueError: they are not what can be turned.
+        """
+        if self.turning is not None:
+            self.turning.check((keys, values))
         if not (serves(self._keys, keys, least, most) and serves(self._values, values, least, most)):
             self.make(keys, values, least)
 

@@ -27,6 +27,19 @@ class Turning:
         self.rotary, self.of = rotary, of
         self.turned: Tensor | None = None
 
+    def check(self, states: tuple[Tensor, Tensor]) -> None:
+        """Look at the first keys and values.
+
+        Raises:
+            ValueError: they are no latents, though the model's configuration speaks of them.
+        """
+        if self.of == 1 and states[1].shape[1] != 1:
+            raise ValueError(
+                'positions="cache" turns the rotary part of latents (MLA), but this transformers release expands them '
+                f"before it caches them ({states[1].shape[1]} heads instead of one). Upgrade transformers, or use "
+                'positions="text".'
+            )
+
     def turn(self, states: Tensor, shifts: Tensor) -> None:
         """Make the copy of these states anew, each turned by its shift `[batch, sets, slots]`."""
         if self.turned is not None:

@@ -125,8 +125,8 @@ def test_several_blocks_at_a_time() -> None:
 
 
 def test_a_learned_score_that_is_late_gives_way_to_lru(monkeypatch: pytest.MonkeyPatch) -> None:
-    resident = Resident.empty(1, 1, 4, torch.device("cpu"))
     ids, now = torch.tensor([[[3, 1, 2, 0]]]), torch.tensor([9])
+    resident = Resident.empty(ids)
     resident = resident.hit(torch.tensor([[[True, False, True, False]]]), torch.tensor([5]))
     learned, lru = Timed(recency=1.0, frequency=0.0), make_replacement("lru").ranks(resident, ids, now)
     own = learned.ranks(resident, ids, now)

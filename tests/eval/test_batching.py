@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -61,7 +60,7 @@ def test_precision_and_eager_attention_count(free: Any) -> None:
     assert start_size(settings(dtype="float16", attn_implementation="eager"), LLAMA_8B, 8192) < half
     showing = settings(dtype="float16", attn_implementation="paged_eviction")
     assert start_size(showing, LLAMA_8B, 8192) < half
-    assert start_size(replace(showing, share_prefill=False), LLAMA_8B, 8192) == half
+    assert start_size(showing.but(share_prefill=False), LLAMA_8B, 8192) == half
     assert batching.bytes_per_number(settings(), LLAMA_8B) == 4
     assert batching.bytes_per_number(settings(device="cuda"), LLAMA_8B) == 2
 

@@ -145,6 +145,19 @@ def test_a_run_over_ones_own_records_and_its_file(model_folder: str, tmp_path: P
     assert changed.exit_code == 2 and "the prompts of mine are others now" in changed.output
 
 
+def test_prompts_that_are_too_long_are_told_before_the_run(model_folder: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "mine.jsonl", [RECORDS[0], RECORDS[1] | {"context": "word " * 3000}])
+    words = f"eval --model {model_folder} --device cpu --task-file {path} --budgets full --max-new-tokens 2"
+    command = [*words.split(), "--output", str(tmp_path / "out")]
+    result = CliRunner().invoke(app, command, env={"COLUMNS": "200"})
+    assert result.exit_code == 0, result.output
+    note, bar = result.output.index("note: 1 of 2 prompts of mine are too long"), result.output.index("2/2 answers")
+    assert note < bar
+    # One that the person lets through: the model knows 2,048 positions.
+    result = CliRunner().invoke(app, [*command[:-1], str(tmp_path / "long"), "--max-length", "2500", "--limit", "2"])
+    assert "the model was made for 2048" in " ".join(result.output.split())
+
+
 def test_options_that_are_about_a_file_need_one() -> None:
     with pytest.raises(UserError, match="--metric: about records of your own, say --task-file"):
         task_settings(EvalOptions(metric="qa_f1"))

@@ -240,6 +240,15 @@ def shared(family: str, attention: str = "sdpa", seed: int = 0) -> PreTrainedMod
     return build(family, attention, seed)
 
 
+@cache
+def caches_latents() -> bool:
+    """Whether this transformers release caches the latents of MLA; earlier ones expand them before."""
+    past = transformers.DynamicCache(config=family_config("deepseek_v3"))
+    with torch.no_grad():
+        shared("deepseek_v3")(torch.ones(1, 2, dtype=torch.long), past_key_values=past)
+    return bool(past.layers[0].keys.shape[1] == 1)
+
+
 def prompts(lengths: list[int], seed: int = 0, draw: Callable[..., torch.Tensor] | None = None) -> list[torch.Tensor]:
     """Token ids [length] per row, without the pad id."""
     generator = torch.Generator().manual_seed(seed)

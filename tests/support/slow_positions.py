@@ -60,13 +60,18 @@ class PlacesRecorder(Recorder):
         ]
 
     def _check(self, layer: Any, index: int, column: Any, noted: Shifts) -> None:
-        block, budget = layer.budget.block_size, layer.budget.capacity
+        block, budget, at = (
+            layer.budget.block_size,
+            layer.budget.capacity,
+            [c is column for c in self.columns].index(True),
+        )
         for row, heads in enumerate(column.visible[index]):
             if not column.real[row]:
                 continue
-            own = int(column.position[row])
+            counted = {c: place for place, c in enumerate(self._column_of()[row])}
+            own = counted[at]
             for head, visible in enumerate(heads):
-                places = [int(self.columns[c].position[row]) + noted[row][head].get(c, 0) for c in sorted(visible)]
+                places = [counted[c] + noted[row][head].get(c, 0) for c in sorted(visible)]
                 assert places == sorted(set(places)), "the order of the text is lost"
                 assert places[-1] <= own, "a token stands behind the query"
                 assert own - places[0] < budget + len(self.new) + block - 1, "a distance is longer than promised"

@@ -155,7 +155,7 @@ class RecallOutlet(Outlet):
         keys, values = held.keys[row, head, at], held.values[row, head, at]
         host.write(row, head, position, keys, values)
         if self.leader is None:
-            summaries.reserve(host.blocks)
+            summaries.reserve(int(now.max()))
             count = now - rows.stored
             # Of each row's new blocks, the place among those of all rows.
             place = (count.cumsum(0) - count - rows.stored)[row] + position // size
@@ -163,7 +163,8 @@ class RecallOutlet(Outlet):
             blocks[place, head, position % size] = keys
             number = torch.arange(host.blocks, device=now.device)
             new = (number >= rows.stored[:, None]) & (number < now[:, None])
-            summaries.put(*new.nonzero(as_tuple=True), blocks)
+            new_row, new_block = new.nonzero(as_tuple=True)
+            summaries.put(new_row, new_block, blocks)
         self._rows = _Rows(now, rows.resident, rows.due)
         return self._rows
 
@@ -214,7 +215,7 @@ class RecallOutlet(Outlet):
         present[..., 0] |= (frames.ids == 0).any(-1)
         in_slots = frames.ids >= 0
         wanted = in_slots & chosen.gather(-1, frames.ids.clamp_min(0))
-        resident = rows.resident or Resident.empty(*frames.ids.shape, frames.ids.device)
+        resident = rows.resident or Resident.empty(frames.ids)
         resident = resident.hit(wanted, frames.count).began(frames.newest & frames.away[:, None, None], frames.count)
         unlikely = in_slots & ~likely.gather(-1, frames.ids.clamp_min(0))
         resident = replace(resident, unlikely=torch.where(due[:, None, None], unlikely, resident.unlikely))

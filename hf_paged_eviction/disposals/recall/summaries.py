@@ -40,9 +40,10 @@ class Summaries:
         return byte_count(self.high) if self.kind == "vector" else byte_count(self.high, self.low)
 
     def reserve(self, blocks: int) -> None:
-        """Make room for so many blocks."""
+        """Make room for so many blocks, and a few more than that."""
         missing = blocks - self.high.shape[2]
         if missing > 0:
+            missing += max(8, blocks // 16)
             self.high = _longer(self.high, missing)
             self.low = _longer(self.low, missing) if self.kind == "box" else self.low
 

@@ -27,9 +27,9 @@ class Resident:
     phase: Tensor
 
     @classmethod
-    def empty(cls, rows: int, sets: int, frames: int, device: torch.device) -> "Resident":
-        """Nothing was asked for yet."""
-        none = torch.zeros(rows, sets, frames, dtype=torch.int64, device=device)
+    def empty(cls, ids: Tensor) -> "Resident":
+        """Nothing was asked for yet of the blocks `ids` `[B, S, F]`."""
+        none = torch.zeros_like(ids)
         return cls(none, none, none.bool(), none.sum(-1))
 
     def hit(self, where: Tensor, now: Tensor) -> "Resident":
