@@ -278,7 +278,8 @@ class RecallOutlet(Outlet):
         Raises:
             RuntimeError: attention was given something else than the cache returned.
         """
-        stored = self.site.store.tensors
+        keys, values = self.site.store.tensors
+        stored = keys, values
         given = asked.queries.key, asked.values
         if asked.waiting:
             return [stored, given]
