@@ -31,11 +31,12 @@ class CodedSnapshot(HeldSnapshot):
     """What a coded store holds.
 
     Attributes:
+        waiting: see `Store`.
         key_codes, key_levels, value_codes, value_levels: see `Codes`, `[batch, kv_heads, held, ...]`.
         keys, values, places, count, coded, channels, since: see `Exact`, where the places are `slots`.
-        waiting: see `Store`.
     """
 
+    waiting: int
     key_codes: Tensor
     key_levels: Tensor
     value_codes: Tensor
@@ -47,7 +48,6 @@ class CodedSnapshot(HeldSnapshot):
     coded: Tensor
     channels: Tensor
     since: Tensor
-    waiting: int
 
     @property
     def shape(self) -> torch.Size:
@@ -187,7 +187,7 @@ class CodedStore(Store):
         self._kinds = _Kind(keys.shape[-1], keys.dtype), _Kind(values.shape[-1], values.dtype)
         self._codes = self._new_codes(keys, values, slots)
         parts = [self._new(shape, dtype, keys.device) for shape, dtype in self._exact_shapes(keys, values)]
-        self._exact = Exact(*parts, self._newest)
+        self._exact = Exact(self._newest, *parts)
 
     def _new(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
         make = make_storage if self.pool is None else self.pool.take
@@ -380,7 +380,7 @@ class CodedStore(Store):
     def snapshot(self, held: int) -> CodedSnapshot:
         """See `Store.snapshot`."""
         codes = [part[:, :, :held] for part in self.tensors]
-        return CodedSnapshot(self.slots, *codes, *self.exact.tensors(), self.waiting)
+        return CodedSnapshot(self.slots, self.waiting, *codes, *self.exact.tensors())
 
     def restore(self, saved: HeldSnapshot, device: torch.device) -> None:
         """See `Store.restore`."""

@@ -218,7 +218,7 @@ class MergeOutlet(Outlet):
             new = _mean(kept[at], before[..., None], sums, more[..., None])
             result[at] = result[at].scatter(2, slot_index(index_stay, result[at]).expand_as(new), new)
         self._choosing = mass.scatter(-1, index_stay, before + more)
-        return Held(*result, tokens.positions)
+        return Held(result[0], result[1], tokens.positions)
 
     # ---- attention ------------------------------------------------------------------------------------------------
 

@@ -279,8 +279,7 @@ class RecallOutlet(Outlet):
             RuntimeError: attention was given something else than the cache returned.
         """
         keys, values = self.site.store.tensors
-        stored = keys, values
-        given = asked.queries.key, asked.values
+        stored, given = (keys, values), (asked.queries.key, asked.values)
         if asked.waiting:
             return [stored, given]
         if any(theirs.data_ptr() != ours.data_ptr() for ours, theirs in zip(stored, given, strict=True)):
