@@ -167,6 +167,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
                 uniform=isinstance(shares, Uniform),
                 latent=is_latent_attention(config),
                 positions=positions,
+                coded=any(bits is not None for bits in precision),
             )
         )
         self._check_attention()
