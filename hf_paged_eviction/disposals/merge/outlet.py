@@ -140,8 +140,7 @@ class MergeOutlet(Outlet):
         is worked out.
         """
         places, self._any = self.merged.places, True
-        chosen = held.positions.expand_as(places).scatter(-1, slots, -1)
-        places.copy_(torch.where(begins[..., None], chosen, places))
+        places.copy_(held.positions.expand_as(places).scatter(-1, slots, -1))
 
     def let_go(self, leaving: Held, slots: Tensor | None) -> None:
         """One token of each row and set goes into another."""
