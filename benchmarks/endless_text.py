@@ -88,23 +88,24 @@ def by_lap(run: dict[str, Any], bins: int) -> list[float]:
 
 
 def draw(runs: list[dict[str, Any]], bins: int, window: int) -> None:
-    """One panel per budget: perplexity against the position, both ways of counting positions."""
-    budgets = sorted({run["budget"] for run in runs})
+    """One panel per budget: perplexity of every tenth of a lap against the position."""
+    budgets, together = sorted({run["budget"] for run in runs}), max(bins // 10, 1)
     styles = policy_styles(run["policy"] for run in runs)
-    figure, panels = make_panels(len(budgets), len(budgets), (4.6, 3.4), share_y=True)
+    figure, panels = make_panels(len(budgets), len(budgets), (7.0, 3.6), share_y=True)
     for axes, budget in zip(panels, budgets, strict=True):
         for run in (run for run in runs if run["budget"] == budget):
-            places = [(index + 0.5) * run["lap"] / bins for index in range(len(run["loss"]))]
-            values = [math.exp(a / b) if b else math.nan for a, b in zip(run["loss"], run["count"], strict=True)]
+            starts = range(0, len(run["loss"]) - together + 1, together)
+            places = [(start + together / 2) * run["lap"] / bins / 1000 for start in starts]
+            parts = [slice(start, start + together) for start in starts]
+            values = [math.exp(sum(run["loss"][part]) / sum(run["count"][part])) for part in parts]
             text = run["positions"] == "text"
-            style = styles[run["policy"]] | {"markersize": 3, "linestyle": "--" if text else "-"}
+            style = styles[run["policy"]] | {"markersize": 4, "linestyle": "--" if text else "-"}
             axes.plot(places, values, label=f"{run['policy']}, {run['positions']}", alpha=0.6 if text else 1, **style)
-        axes.axvline(window, color="#555555", linewidth=1, linestyle=":")
-        axes.annotate("window", (window, 0.97), xycoords=("data", "axes fraction"), ha="right", va="top", fontsize=8)
-        axes.set_xscale("log")
-        axes.set_yscale("log")
+        axes.axvline(window / 1000, color="#555555", linewidth=1, linestyle=":")
+        axes.annotate(" window", (window / 1000, 0.97), xycoords=("data", "axes fraction"), va="top", fontsize=8)
+        axes.set_ylim(bottom=0)
         axes.set_title(f"{budget} tokens held", fontsize=11)
-    finish(figure, panels, len(budgets), "position in the text (tokens)", "perplexity")
+    finish(figure, panels, len(budgets), "position in the text (thousands of tokens)", "perplexity")
     with PICTURE.open("wb") as file:
         save_figure(figure, file)
     print(f"written: {PICTURE}")

@@ -37,6 +37,7 @@ GENERATORS: dict[str, Callable[[str], str]] = {
     "recall": recall_tables.recall,
     "replacement": recall_tables.replacement,
     "recent-tokens": measured.recent_tokens,
+    "serving": measured.serving,
 }
 
 

@@ -194,3 +194,41 @@ def positions(_: str) -> str:
         + f"\n\n(`python benchmarks/positions.py`: a Llama of 100M parameters, budget {settings['budget']:,}, "
         f"`{settings['policy']}`, {settings['dtype']}; {machine('positions')}.)"
     )
+
+
+def serving(_: str) -> str:
+    """Continuous batching with a fixed pool of pages, from `serving.json`."""
+    found = load("serving")
+    settings, shares = found["settings"], found["bookkeeping"]["by_live_requests"]
+    header = (
+        "variant",
+        "live while others wait",
+        "pushed out",
+        "tokens per CPU second",
+        "tokens per second",
+        "requests per second",
+        "first token, median",
+    )
+    rows = [
+        [
+            name,
+            f"{run['live_mean_while_others_wait']:.1f}",
+            str(run["preempted"]),
+            f"{run['tokens_per_cpu_second']:.0f}",
+            f"{run['tokens_per_second']:.1f}",
+            f"{run['requests_per_second']:.3f}",
+            f"{run['first_token_median']:.0f} s",
+        ]
+        for name, run in found["runs"].items()
+    ]
+    prompts, answers = (" to ".join(map(str, settings[name])) for name in ("prompts", "answers"))
+    taken = ", ".join(f"{shares[count]['share']:.1%} with {count}" for count in shares)
+    return (
+        table(header, rows, numbers_from=1)
+        + f"\n\n(`python benchmarks/serving.py`: {settings['requests']} requests with prompts of {prompts} tokens and "
+        f"answers of {answers}, a pool of {settings['pages']} pages of {settings['page_size']} tokens, "
+        f"`{settings['policy']}`, a Llama of 4 layers with random weights; {machine('serving')}. The machine was "
+        "shared with other work, so that seconds are long; CPU seconds are those of this process.)\n\n"
+        f"Bookkeeping, which is all that eviction adds to a decode step, took {taken} requests of "
+        f"{found['bookkeeping']['budget']} tokens live."
+    )

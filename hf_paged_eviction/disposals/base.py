@@ -88,6 +88,7 @@ class Surroundings:
         uniform: whether all layers, rows and heads hold equally many tokens.
         latent: whether the model caches latents (MLA).
         positions: "text" or "cache", of the cache.
+        coded: whether keys or values are kept in fewer bits (`bits=`).
     """
 
     config: Any
@@ -98,6 +99,7 @@ class Surroundings:
     uniform: bool
     latent: bool
     positions: str
+    coded: bool
 
 
 class Outlet:
@@ -116,7 +118,8 @@ class Outlet:
             all.
         ranks: whether it holds whole blocks of consecutive tokens, and says itself which of them goes next: a layer
             then asks `frame_ranks` in place of the policy's scores, except after a forward of several tokens.
-        device_bytes, host_bytes: what it keeps on the layer's device and in host memory.
+        device_bytes: what it keeps on the layer's device, beside the slots.
+        host_bytes: what it keeps in host memory.
         faults: blocks that a query needed and that were not in the slots, in all rows and sets.
     """
 

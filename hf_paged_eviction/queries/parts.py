@@ -21,7 +21,8 @@ class Part:
     """Tokens that some queries attend to, beside those that the cache returned.
 
     Attributes:
-        keys, values: `[batch, kv_heads, n, dim]`.
+        keys: `[batch, kv_heads, n, dim]`.
+        values: as `keys`.
         bias: added to the logits, float32 and broadcastable to `[batch, kv_heads, q, n]`; -inf hides a token, whose
             value may be anything. None = all are visible.
     """

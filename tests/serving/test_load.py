@@ -103,7 +103,7 @@ def check(requests: int, at_once: int) -> None:
 
 
 def test_small_load() -> None:
-    check(24, 6)
+    check(18, 6)
 
 
 @pytest.mark.load

@@ -11,6 +11,8 @@ import pytest
 pytestmark = pytest.mark.skipif(bool(driving.UNSERVED), reason=driving.UNSERVED)
 serving = pytest.importorskip("hf_paged_eviction_eval.bench.serving", reason="the extra `eval` is not installed")
 
+preset = pytest.importorskip("hf_paged_eviction_eval.bench.serving.preset", reason="the extra `eval` is not installed")
+
 SMALL = serving.ServingSettings(
     budgets=(32,),
     block_size=4,
@@ -40,6 +42,7 @@ def test_full_and_budget() -> None:
     assert bounded["live_most"] > full["live_most"]
     assert (bounded["preempted"], full["preempted"] > 0) == (0, True)
     for run in found["runs"].values():
+        assert set(preset._COLUMNS) <= set(run)
         assert run["tokens_per_second"] > 0
         assert 0 < run["first_token_median"] <= run["first_token_95"]
         assert run["steps"] >= max(arrival.answer for arrival in serving.trace(SMALL))
@@ -62,11 +65,12 @@ def test_the_trace_is_the_same_each_time() -> None:
 def test_preset(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from typer.testing import CliRunner
 
-    from hf_paged_eviction_eval.bench.serving import preset
     from hf_paged_eviction_eval.commands import app
 
     asked: list[Any] = []
     monkeypatch.setattr(preset, "ServingSettings", lambda **changes: asked.append(changes) or SMALL)
+    row = dict.fromkeys(preset._COLUMNS, 1.5)
+    monkeypatch.setattr(preset, "run_serving", lambda settings, say: {"settings": {}, "runs": {"budget 32": row}})
     monkeypatch.setattr(preset, "run_bookkeeping", lambda settings, say: {})
     words = ["bench", "--preset", "serving", "--budgets", "32,64", "--output", str(tmp_path)]
     result = CliRunner().invoke(app, words, env={"COLUMNS": "120"})

@@ -124,6 +124,10 @@ def _answer(manager: Any, arrivals: Sequence[Arrival], watched: Watched) -> None
             came[name] = time.perf_counter()
         result = manager.get_result(timeout=0.01)
         if result is None:
+            if not manager.is_running():
+                raise RuntimeError(
+                    "The generation thread ended early."
+                ) from manager.background_thread_status.fatal_error
             continue
         if result.generated_tokens and result.request_id in came:
             watched.first.append(time.perf_counter() - came.pop(result.request_id))
