@@ -56,7 +56,9 @@ def read(options: type[O], given: dict[str, Any]) -> O:
     if given.get("config") is not None:
         from ..run_file import read_run_file
 
-        given = {**read_run_file(given["config"], options), **given}
+        replaced = options.either if options.either & given.keys() else frozenset()
+        filed = read_run_file(given["config"], options)
+        given = {**{name: value for name, value in filed.items() if name not in replaced}, **given}
     try:
         return options(**given)
     except ValidationError as error:
