@@ -7,6 +7,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.integration.feeding import feed
 
 from .budgets import Budget
@@ -35,7 +36,6 @@ def tokens_held(budget: Budget, model: Any, options: CacheOptions, policy: str, 
     return tokens_of_memory(model, options, policy, budget.memory, budget.label)
 
 
-@torch.inference_mode()
 def tokens_of_memory(model: Any, options: CacheOptions, policy: str, memory: int, label: str) -> int:
     """Tokens per layer that one row has room for in so many bytes. A cache of one token shows how wide they are.
 
@@ -53,10 +53,20 @@ def tokens_of_memory(model: Any, options: CacheOptions, policy: str, memory: int
         cache = make_paged_cache(model.config, options, name, label, memory=memory)
         if not cache.paged_layers:
             raise UserError(f"{policy} {label}: no layer of this model keeps all that it has read: nothing takes bytes")
-        one = torch.zeros(1, 1, dtype=torch.int64, device=input_device(model))
         try:
-            feed(model, one, torch.ones_like(one), cache)
+            known[key] = measured(model, cache)
         except ValueError as error:
             raise UserError(f"{policy} {label}: {error}") from error
-        known[key] = cache.budget or 0
     return known[key]
+
+
+@torch.inference_mode()
+def measured(model: Any, cache: PagedEvictionCache) -> int:
+    """The budget in tokens of an empty cache with `memory=`, which it uses up.
+
+    Raises:
+        ValueError: too few bytes, or layers of unequal widths.
+    """
+    one = torch.zeros(1, 1, dtype=torch.int64, device=input_device(model))
+    feed(model, one, torch.ones_like(one), cache)
+    return cache.budget or 0

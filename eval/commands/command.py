@@ -27,15 +27,15 @@ def add_command(
         run: called with what was given; its docstring is that of the command. False: exit status 1.
     """
 
-    def command(context: typer.Context, **typed: Any) -> None:
-        given = {each: value for each, value in typed.items() if _is_given(context, each)}
+    def command(typer_context: typer.Context, **typed: Any) -> None:
+        given = {each: value for each, value in typed.items() if _is_given(typer_context, each)}
         with plain_errors():
             complete = run(read(options, given))
         if complete is False:
             raise typer.Exit(1)
 
     keyword = inspect.Parameter.KEYWORD_ONLY
-    parameters = [inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)]
+    parameters = [inspect.Parameter("typer_context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)]
     for each, field in options.offered().items():
         default = inspect.Parameter.empty if field.is_required() else _default(field)
         parameters.append(
