@@ -66,6 +66,11 @@ def task_settings(options: EvalOptions) -> TaskSettings:
     generated = [task for task in tasks if is_generated(task)]
     if options.length and not generated:
         raise UserError("--length is about generated tasks; the prompts of LongBench have their own: --max-length")
+    if "," in options.positions:
+        raise UserError(
+            f"--positions {options.positions}: both in one run is for --text; with tasks write text or cache, and run "
+            "the other into another --output"
+        )
     shared = shared_settings(options)
     if options.agreement and FULL not in shared["budgets"]:
         typed = f"--budgets {options.budgets}" if options.memory is None else f"--memory {options.memory}"

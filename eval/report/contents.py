@@ -91,8 +91,14 @@ def _score_plots(run: Run) -> Iterable[Plot | None]:
 def _text_plots(run: Run) -> Iterable[Plot]:
     if run.texts:
         length = max(row["length"] for row in run.texts)
-        figure = perplexity_by_position(curves(run.texts), length)
+        figure = perplexity_by_position(curves(run.texts), length, _window(run))
         yield Plot("perplexity", "Perplexity over the position in the text; one panel per budget.", figure, 2)
+
+
+def _window(run: Run) -> int | None:
+    """Tokens that the model was made for, where the run noted it."""
+    found = run.sources[0].meta.get("window") if run.sources else None
+    return found if isinstance(found, int) else None
 
 
 def _agreement_plots(run: Run) -> Iterable[Plot | None]:
