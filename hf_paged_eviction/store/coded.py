@@ -326,8 +326,9 @@ class CodedStore(Store):
 
     def reorder(self, order: Tensor) -> None:
         """See `Store.reorder`."""
-        super().reorder(order)
         exact = self.exact
+        for part in self.tensors:
+            part[:, :, : order.shape[-1]] = gather_slots(part, order)
         places = torch.arange(order.shape[-1], device=order.device).expand_as(order)
         moved_to = torch.empty_like(order).scatter_(-1, order, places).expand(-1, exact.slots.shape[1], -1)
         exact.slots.copy_(moved_to.gather(-1, exact.slots))
