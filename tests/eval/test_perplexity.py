@@ -196,7 +196,7 @@ def test_a_text_may_be_longer_than_the_window() -> None:
 
 def test_models_whose_tokens_cannot_be_moved_are_refused_before_a_run() -> None:
     config, settings = GPT2Config(n_layer=1, n_head=2, n_embd=8), text_settings((), positions="text,cache")
-    with pytest.raises(UserError, match="--positions text,cache: .*rotat"):
+    with pytest.raises(UserError, match=r"--positions text,cache: .*rotat"):
         check_positions(config, settings)
     check_positions(config, settings.but(positions="text"))
     check_positions(LlamaConfig(), settings)
