@@ -21,6 +21,7 @@ from .running.memory import free_memory, is_out_of_memory
 from .running.prefill import input_device
 from .running.variants import Variant, make_cache, variants
 from .settings import TextSettings
+from .sizes import tokens_held
 from .store.results import Row
 from .summaries.summary import BINS
 from .texts import documents
@@ -175,7 +176,7 @@ def _text_rows(model: Any, settings: TextSettings, job: TextJob, texts: Sequence
     ids = torch.zeros(len(chosen), max(map(len, chosen)), dtype=torch.int64)
     for line, tokens in zip(ids, chosen, strict=True):
         line[: len(tokens)] = torch.tensor(tokens)
-    held = job.variant.budget.resolve(job.length, settings)
+    held = tokens_held(job.variant.budget, model, settings, job.variant.policy, job.length)
     cache = make_cache(model, settings, job.variant, held, None)
     bins = [Bins(job.length) for _ in chosen]
     told = time.monotonic()

@@ -21,6 +21,7 @@ from .policies import EvictionPolicy
 from .policies.scorer import Heads
 from .queries.attention import PAGED_EVICTION
 from .rotary import Rotary
+from .store.codec import Codec
 from .store.sliding import StaticSlidingLayer
 from .store.turning import Turning
 from .table.budget import BlockBudget, whole_number
@@ -36,6 +37,7 @@ class LayerBuilder:
     Args:
         sizes: what the user asked for.
         policy, heads, allocator, static, disposal, positions: of the cache.
+        bits: of keys and of values.
 
     Raises:
         ValueError: they do not go together.
@@ -50,6 +52,7 @@ class LayerBuilder:
         static: bool = False,
         disposal: Disposal | None = None,
         positions: Positions = "text",
+        bits: tuple[int | None, int | None] = (None, None),
     ) -> None:
         if sizes.keep_ratio is not None and not isinstance(allocator, Uniform):
             raise ValueError(f"The allocator {allocator.name!r} needs budget= in tokens, not keep_ratio=.")
@@ -67,11 +70,17 @@ class LayerBuilder:
                 "allocator='uniform' and one number as budget."
             )
         self._sizes, self._policy, self._allocator, self._static = sizes, policy, allocator, static
-        self._positions = positions
+        self._positions, self._bits = positions, bits
         self.cascade = Cascade(allocator, sizes) if isinstance(allocator, LayerAllocator) else None
         self._heads: Heads = heads
         self._memory: MemoryPlan | None = None
         self._disposal = disposal
+
+    def _codecs(self, config: Any) -> tuple[Codec, Codec] | None:
+        """For all layers alike."""
+        keys, values = self._bits
+        # What latent attention (MLA) hands over as values are keys too.
+        return None if keys is values is None else (Codec(keys, True), Codec(values, is_latent_attention(config)))
 
     def _make(
         self,
@@ -81,6 +90,7 @@ class LayerBuilder:
         share: HeadShare,
         rotary: Rotary | None,
         turning: Turning | None,
+        codecs: tuple[Codec, Codec] | None,
     ) -> Any:
         own_size = not isinstance(self._allocator, Uniform)
         layer = PagedLayer(
@@ -89,6 +99,7 @@ class LayerBuilder:
             static=self._static,
             disposal=self._disposal,
             turning=turning,
+            codecs=codecs,
         )
         if self._memory is not None:
             layer.memory = self._memory
@@ -110,13 +121,13 @@ class LayerBuilder:
         budgets = dict(zip(paged, layer_budgets(self._sizes, self._allocator, len(paged)), strict=True))
         if self._sizes.memory is not None:
             self._memory = MemoryPlan(self._sizes, partial(layer_budgets, allocator=self._allocator, layers=len(paged)))
-        rotaries = self._rotaries(config, paged)
+        rotaries, codecs = self._rotaries(config, paged), self._codecs(config)
         turnings = turnings_of(config, paged) if self._positions == "cache" else {}
         layers = []
         for index, layer in enumerate(plan):
             if index in budgets:
                 share, rotary = HeadShare.of(config, index), rotaries.get(index)
-                made = self._make(budgets[index], index, padding, share, rotary, turnings.get(index))
+                made = self._make(budgets[index], index, padding, share, rotary, turnings.get(index), codecs)
                 layers.append(made if layer is None else HybridLayer(made, layer))
             else:
                 layers.append(static_layer(layer, index) if self._static else layer)

@@ -33,6 +33,7 @@ from .policies.scorer import Heads
 from .queries.attention import PAGED_EVICTION, ModelAttention, forget_handover, hand_over, unattended
 from .saving import context
 from .stats import CacheStats, LayerStats, readable_bytes
+from .store.codec import check_bits
 from .store.pool import StoragePool
 from .store.tensors import byte_count
 from .table.budget import BlockBudget
@@ -89,6 +90,10 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             "cache" = one after the other (StreamingLLM, arXiv 2309.17453), so that no distance exceeds the budget plus
             a block plus the forward, however long the text is. The model's queries keep their positions; the keys held
             are turned, which needs a rotary embedding and half as much memory again once something was evicted.
+        bits: 8, 4 or 2: keep keys and values in so many bits per number, rounded token by token, and decode them for
+            each forward; a pair `(keys, values)` gives each its own. The first `sink_tokens` (or `protected_prefix`)
+            and the newest `block_size` tokens of a row stay as they came. None = the model's own type. The budget
+            still counts tokens; `stats` tells the bytes.
 
     Raises:
         TypeError, ValueError: sizes, policy or model that cannot work; the message says what would.
@@ -114,13 +119,14 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         pool: StoragePool | None = None,
         record_past: bool = False,
         positions: Positions = "text",
+        bits: int | tuple[int | None, int | None] | None = None,
         _inside_encoder_decoder: bool = False,
     ) -> None:
         check_config(config)
         check_flag("static", static)
         check_flag("record_past", record_past)
         check_instance("pool", pool, StoragePool)
-        scorer, shares = make_policy(policy), make_allocator(allocator)
+        scorer, shares, precision = make_policy(policy), make_allocator(allocator), check_bits(bits)
         if isinstance(budget, Sequence) and not isinstance(budget, str | bytes):
             budget, shares = given_shares(budget, shares)
         protection = (sink_tokens, protected_prefix, recent_tokens)
@@ -130,6 +136,11 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             raise ValueError(f'heads must be "shared" or "separate", got {heads!r}.')
         if positions not in ("text", "cache"):
             raise ValueError(f'positions must be "text" or "cache", got {positions!r}.')
+        if positions == "cache" and precision != (None, None):
+            raise ValueError(
+                'positions="cache" keeps a turned copy of all keys in the type of the model, so that bits= would save '
+                'little: use positions="text" with bits=, or bits=None.'
+            )
         check_model(config, _inside_encoder_decoder, heads)
         scorer.check_model(config)
         if is_latent_attention(config) and not scorer.needs.supports_mla:
@@ -143,6 +154,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         self._sizes, self._protection = sizes, protection
         self._heads: Heads = heads
         self._positions: Positions = positions
+        self._bits = precision
         # Settled here, because `update` asks for every layer and token.
         self._disposal = make_disposal(disposal)
         self._needs_our_attention = (
@@ -155,6 +167,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
                 uniform=isinstance(shares, Uniform),
                 latent=is_latent_attention(config),
                 positions=positions,
+                coded=any(bits is not None for bits in precision),
             )
         )
         self._check_attention()
@@ -168,7 +181,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         # The decoder's own prompt is a start token: no pads to be told of.
         self._padding = Padding(attention_mask, expected=not _inside_encoder_decoder)
         self._masks = MaskWatch()
-        builder = LayerBuilder(sizes, scorer, heads, shares, static, self._disposal, positions)
+        builder = LayerBuilder(sizes, scorer, heads, shares, static, self._disposal, positions, precision)
         self._cascade = builder.cascade
         Cache.__init__(self, layers=builder.fill(plan, self._padding, config))
         self._window = Window(config, [index for index, _ in self.paged_layers], positions == "text")
@@ -567,6 +580,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             "allocator": "uniform" if given else self._allocator.label,
             "disposal": self._disposal.label,
             "positions": self._positions,
+            "bits": list(self._bits),
             "static": self._steps is not None,
             "record_past": any(getattr(layer, "record_past", False) for layer in self.layers),
         }

@@ -20,9 +20,10 @@ from .queries.observer import Observer, ObserverSnapshot, Queries
 from .queries.parts import Part, Read
 from .queries.ring import QueryRing, RingSnapshot
 from .rotary import Rotary
-from .store.fixed import FixedStore
+from .store.codec import Codec
+from .store.coded import CodedStore, make_store
 from .store.pending import Pending
-from .store.store import Store, StoreSnapshot
+from .store.store import HeldSnapshot
 from .store.tensors import with_new
 from .store.turning import Turning
 from .table.budget import BlockBudget
@@ -50,7 +51,7 @@ class PagedSnapshot(Snapshot):
     tokens: int | None
     processes: int
     first_head: int
-    store: StoreSnapshot | None
+    store: HeldSnapshot | None
     table: TableSnapshot | None
     observer: ObserverSnapshot | None
     ring: RingSnapshot | None
@@ -90,6 +91,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             storage back, slots that are not in use yet included: the mask hides them.
         disposal: what becomes of tokens that leave.
         turning: closes the gaps that eviction leaves, see `table.gaps`; None = keys stay at their place in the text.
+        codecs: of keys and of values, where they are kept in few bits.
     """
 
     is_sliding = False
@@ -111,6 +113,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         static: bool = False,
         disposal: Disposal | None = None,
         turning: Turning | None = None,
+        codecs: tuple[Codec, Codec] | None = None,
     ) -> None:
         self.is_initialized = False
         self.is_compileable = static
@@ -122,12 +125,17 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.layer_idx = layer_idx
         self._scorer = Scorer(policy, heads, layer_idx, share, rotary)
         self.padding = padding if padding is not None else Padding()
-        self.store: Store | FixedStore = FixedStore(turning) if static else Store(turning)
+        self.store = make_store(budget, static, turning, codecs)
         self.quota = Quota()
         self.memory: MemoryPlan | None = None
         self.listener: Listener | None = None
         site = Site(self.store, heads, share, budget)
         self.outlet = (disposal or Drop()).outlet(site)
+        if self.store.rounds and (self.outlet.plans or self.outlet.reads or self.outlet.ranks):
+            raise ValueError(
+                f"bits= keeps tokens in few bits, and the disposal {(disposal or Drop()).label!r} moves or reads them "
+                "as they came: use disposal='drop' with bits=, or bits=None."
+            )
         if needs.queries or masks_itself or self.outlet.reads:
             self.listener = Listener(Observer(policy, budget.block_size, share, rotary), masks_itself)
         self._ring = QueryRing() if static and needs.queries else None
@@ -235,7 +243,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         return self.storage[0].device
 
     @property
-    def storage(self) -> tuple[Tensor, Tensor]:
+    def storage(self) -> tuple[Tensor, ...]:
         """What the store keeps, `[batch, kv_heads, slots, ...]` each, used or not."""
         return self.store.tensors
 
@@ -302,7 +310,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         keys, values = self._use_then_evict(key_states, value_states)
         if key_states.shape[2]:
             self.listener.expect()
-        if self.masks_itself and keys is self.store.shown()[0]:
+        if self.masks_itself and not self.store.rounds and keys is self.store.shown()[0]:
             keys = keys[:]  # attention notes on them what may be seen, which the storage must not keep
         return keys, values
 
@@ -320,9 +328,11 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         if self._holds_back(count):
             self._pending = Pending(keys, values, real)
             return self._read_with(table.held, key_states, value_states)
-        if count == 1 or (table.seen and not key_states.requires_grad):
-            return self._take(keys, values, real)
-        # The caller's own tensors carry a gradient, the storage does not.
+        if count == 1 or (table.seen and not key_states.requires_grad and not self.store.rounds):
+            every_slot = table.held == table.capacity
+            attended = self._take(keys, values, real)
+            return self._read(None if every_slot else table.held) if attended is None else attended
+        # The caller's own tensors carry a gradient and are not rounded, which those of the storage may be.
         attended = self._read_with(table.held, key_states, value_states)
         self._take(keys, values, real)
         return attended
@@ -357,7 +367,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     def _measure(self, keys: Tensor, values: Tensor) -> None:
         """Make tokens of a budget in bytes, for states like these."""
         if self.memory is not None:
-            self.memory.begin(self, self.store.token_bytes(keys, values), keys.shape[0])
+            store = self.store
+            self.memory.begin(self, store.token_bytes(keys, values), keys.shape[0], store.fixed_bytes(keys, values))
 
     def _check_rows(self, rows: int) -> None:
         held = self.table.rows
@@ -391,8 +402,11 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     # ---- append, overwrite, overflow ------------------------------------------------------------------------------
 
-    def _take(self, keys: Tensor, values: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _take(self, keys: Tensor, values: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor] | None:
+        """Hold new tokens. Returns all that they may attend to, where that was put together; else `_read` gives it."""
         table, count, listener = self.table, keys.shape[2], self.listener
+        if count > 1 and self.store.rounds:
+            self.store.meet(keys, real)
         self.quota.scores = None
         waited = None if listener is None else listener.queries
         if listener is not None:
@@ -405,12 +419,12 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         if self._overflows(count):
             return self._overflow(keys, values, real)
         if count == 1 and table.held == table.capacity:
-            returned = self._overwrite(keys, values, real)
+            self._overwrite(keys, values, real)
         else:
-            returned = self._append(keys, values, real)
+            self._append(keys, values, real)
         if waited is not None and listener is not None and count == 1:
             listener.observe_waiting_step(table, waited)
-        return returned
+        return None
 
     def _overflows(self, count: int) -> bool:
         """Whether `count` new tokens make the layer choose anew all that it holds."""
@@ -421,16 +435,32 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         # Pads in the middle have to move to the lowest slots before the first slot is overwritten.
         return room < 0 or (room == 0 and self.padding.irregular)
 
-    def _append(self, keys: Tensor, values: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _append(self, keys: Tensor, values: Tensor, real: Tensor | None) -> None:
         table, count, held = self.table, keys.shape[2], self.held
         self.store.grow(held, held + count, self.budget.block_size, self.budget.capacity)
-        self.store.append(held, keys, values)
-        table.append(count, real)
+        if self.store.rounds:
+            self._append_to_encode(held, keys, values, real)
+        else:
+            self.store.append(held, keys, values)
+            table.append(count, real)
         if self.listener is not None:
             self.listener.observe_appended(table, held, count)
-        return self._read(table.held)
 
-    def _overwrite(self, keys: Tensor, values: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _append_to_encode(self, held: int, keys: Tensor, values: Tensor, real: Tensor | None) -> None:
+        """A single token waits for others, until a block is encoded; several are encoded at once."""
+        table, count = self.table, keys.shape[2]
+        if count == 1 and held:
+            slot = torch.full((table.rows, 1, 1), held, dtype=torch.int64, device=self.table_device)
+            self.store.overwrite(slot, keys, values, real)
+            table.append(count, real)
+            self._encode_block()
+        else:
+            self._encode()
+            table.append(count, real)
+            self.store.append(held, keys, values, table.positions)
+            self._note_scores(keys, values)
+
+    def _overwrite(self, keys: Tensor, values: Tensor, real: Tensor | None) -> None:
         table = self.table
         if table.victims_due:
             self.cohorts.of(self).choose_victims(real)
@@ -439,7 +469,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             self._let_go(slot, table.positions_in(slot, real))
         self.store.overwrite(slot, keys, values, real)  # a pad evicts nothing
         table.overwritten(real)
-        return self._read()
+        self._encode_block()
 
     def turn_keys(self) -> None:
         """Turn the keys held to where they stand now, for attention; see `table.gaps`."""
@@ -447,6 +477,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             self.store.turn(self.table.shifts)
 
     def _overflow(self, keys: Tensor, values: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
+        self._encode()
         table, count = self.table, keys.shape[2]
         positions = table.positions_with(table.new_positions(count, real)[:, 0])
         attended = full_k, full_v = self._read_with(table.held, keys, values)
@@ -628,6 +659,9 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         table = self.table
         if self.outlet.ranks and table.full:
             return self._frame_ranks(slots)
+        if self.scores_early:
+            self._score_waiting()
+            return table.scores if slots is None else table.scores.gather(-1, slots)
         if slots is None:
             positions, keys, values = table.positions, *self.store.read(table.held)
         else:
@@ -652,13 +686,48 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         seen = positions[:, 0].amax(-1) + 1
         if listener is not None:
             listener.observe_overflow(positions, table.held)
-            known = listener.observer.statistics(positions)
-            return self._scorer(keys, values, positions, seen, known, listener.count, self._room)
+            if not self.scores_early:
+                known = listener.observer.statistics(positions)
+                return self._scorer(keys, values, positions, seen, known, listener.count, self._room)
         if not self.needs.token_local or table.held == 0:
             return self.score_alike(keys, values, positions, seen)
         table.refresh_scores(self.score_slots)
         new = self.score_alike(keys[:, :, -count:], values[:, :, -count:], positions[..., -count:], seen)
         return torch.cat([table.scores, new], dim=-1)
+
+    # ---- precision ------------------------------------------------------------------------------------------------
+
+    @property
+    def scores_early(self) -> bool:
+        """Whether tokens are scored when they come, since they will be rounded, and no more after that."""
+        return self.store.rounds and self.needs.token_local
+
+    def _encode_block(self) -> None:
+        """Encode the newest block, if it is full."""
+        if self.store.waiting == self.budget.block_size:
+            self._encode()
+
+    def _encode(self) -> None:
+        """Score and encode the single tokens that still wait for both."""
+        if self.store.waiting:
+            self._score_waiting()
+            self.store.encode()
+
+    def _score_waiting(self) -> None:
+        if not self.scores_early or not isinstance(self.store, CodedStore) or not self.store.waiting:
+            return
+        table, scores = self.table, self.table.tokens.scores
+        slots, keys, values, new = self.store.newest()
+        slots = slots[:, : scores.shape[1]]
+        found = self.score_alike(keys, values, table.positions.gather(-1, slots), table.seen - table.pads)
+        scores.scatter_(-1, slots, torch.where(new, found, scores.gather(-1, slots)))
+
+    def _note_scores(self, keys: Tensor, values: Tensor) -> None:
+        """Several tokens were appended."""
+        if self.scores_early:
+            table, count = self.table, keys.shape[2]
+            found = self.score_alike(keys, values, table.positions[..., -count:], table.seen - table.pads)
+            table.tokens.scores[:, :, table.held - count : table.held] = found
 
     # ---- another budget -------------------------------------------------------------------------------------------
 
@@ -686,6 +755,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def _fit(self) -> None:
         """Bring tokens and storage in line with the budget, or the quota, which has changed."""
+        self._encode()
         table = self.table
         if self.quota.unequal:
             self._fit_quota(table)
@@ -762,11 +832,13 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def _move(self, order: Tensor | None, count: int, pads: Tensor) -> None:
         """Take back `count` columns, the others being moved as `order` `[B, S, held]` says; see `BlockTable.shrink`."""
+        self._encode()
         table, held = self.table, self.held
         if order is not None:
             self.store.reorder(order)
         table.shrink(order, count, pads)
         self.outlet.move(order, table.held)
+        self.store.take_back(table.seen - table.pads)
         self.quota.scores = None
         if self.listener is not None:
             self.listener.observer.move(order, held, table.seen - table.pads, count)
@@ -817,7 +889,10 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         if self.listener is not None and self._ring is not None:
             table = self.table
             self.listener.prepare(table, 1, None)
-            self.listener.observe_step(table, self._ring.take(table.seen, self._read(table.held)[0]))
+            held = table.held if table.may_fill_block or not self.store.rounds else 0  # to read is to decode
+            self.listener.observe_step(table, self._ring.take(table.seen, self._read(held)[0]))
+        self.store.wrote()
+        self._encode_block()
 
     def sort_pads(self) -> bool:
         """Bring pads in the middle of the text to the lowest slots, if the next token takes the last free slot.
@@ -926,7 +1001,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         if saved.table is None or saved.store is None or saved.tokens is None:
             return
         self.budget = self._asked.of(saved.tokens)
-        rows, heads = saved.store.keys.shape[:2]
+        rows, heads = saved.store.shape[:2]
         self.store.restore(saved.store, device)
         self.is_initialized = True
         self._table = self._new_table(rows, heads, device)

@@ -13,6 +13,7 @@ import allocator_pages
 import command_pages
 import comparison_table
 import measured
+import merge_tables
 import policy_pages
 import recall_tables
 from sphinx.application import Sphinx
@@ -28,6 +29,7 @@ GENERATORS: dict[str, Callable[[str], str]] = {
     "decode": measured.decode,
     "endless-text": measured.endless_text,
     "lazy-reuse": measured.lazy_reuse,
+    "merge": merge_tables.merge,
     "policies": policy_pages.sections,
     "policy-table": policy_pages.overview,
     "positions": measured.positions,

@@ -16,6 +16,7 @@ from ..errors import UserError
 from ..policy_names import IN_CACHE, ORACLE, needs_queries, split_name
 from ..prompting.prompts import Batch, Prompt
 from ..settings import Settings, TaskSettings
+from ..sizes import tokens_held
 from ..store.results import Row
 
 
@@ -79,10 +80,10 @@ class Variant:
         """The row of one prompt."""
         return RowKey(batch.task, batch.length, self.policy, self.budget.label, prompt.sample.id)
 
-    def budget_tokens(self, settings: Settings, batch: Batch, prompt: Prompt) -> int | None:
+    def budget_tokens(self, model: Any, settings: Settings, batch: Batch, prompt: Prompt) -> int | None:
         """Tokens held for one prompt, None = all. Shares refer to the length asked for, or to what is compressed."""
         length = len(prompt.context) if batch.length is None else batch.length
-        return self.budget.resolve(length, settings)
+        return tokens_held(self.budget, model, settings, self.policy, length)
 
 
 def variants(settings: Settings) -> list[Variant]:

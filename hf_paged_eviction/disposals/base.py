@@ -88,6 +88,7 @@ class Surroundings:
         uniform: whether all layers, rows and heads hold equally many tokens.
         latent: whether the model caches latents (MLA).
         positions: "text" or "cache", of the cache.
+        coded: whether keys or values are kept in fewer bits (`bits=`).
     """
 
     config: Any
@@ -98,6 +99,7 @@ class Surroundings:
     uniform: bool
     latent: bool
     positions: str
+    coded: bool
 
 
 class Outlet:

@@ -12,8 +12,9 @@ from ..allocators.cascade import CascadeSnapshot
 from ..integration.padding import PaddingSnapshot
 from ..layer import PagedLayer, PagedSnapshot
 from ..queries.observer import ObserverSnapshot
+from ..store.coded import CodedSnapshot, CodedStore
 from ..store.sliding import SlidingSnapshot, StaticSlidingLayer
-from ..store.store import StoreSnapshot
+from ..store.store import HeldSnapshot, StoreSnapshot
 from ..table.state import Choice, Counters, Phase, Tokens
 
 #: No text is longer, and sums of such numbers are still far from overflowing.
@@ -62,7 +63,7 @@ def check_paged(saved: PagedSnapshot, layer: PagedLayer, rows: int, seen: int) -
         f"it was saved by a process with head {there[1]} and the next, one of {there[0]}; this one has head {here[1]} "
         f"and is one of {here[0]}",
     )
-    held = saved.store.keys.shape[2]
+    held = saved.store.shape[2]
     sets = 1 if layer.heads == "shared" else heads
     # Where shares differ, slots beyond the row's own are dead and count as held.
     _check_counters(counters, held, seen, capacity, held <= seen or state.phase.limits is not None)
@@ -86,7 +87,12 @@ def check_paged(saved: PagedSnapshot, layer: PagedLayer, rows: int, seen: int) -
     _need(saved.all_real is None or layer.is_compileable, "it has compiled steps, and the cache is not static")
 
 
-def _check_store(store: StoreSnapshot, layer: PagedLayer, rows: int, capacity: int) -> int:
+def _check_store(store: HeldSnapshot, layer: PagedLayer, rows: int, capacity: int) -> int:
+    if isinstance(layer.store, CodedStore):
+        return _check_coded(store, layer, rows, capacity)
+    _need(isinstance(store, StoreSnapshot), "its keys and values are in few bits, and here they are not")
+    if not isinstance(store, StoreSnapshot):
+        return 0
     keys, values = store.keys, store.values
     _need(
         keys.ndim == 4 and values.ndim == 4 and keys.shape[:3] == values.shape[:3] and keys.shape[0] == rows,
@@ -95,6 +101,28 @@ def _check_store(store: StoreSnapshot, layer: PagedLayer, rows: int, capacity: i
     _need(keys.dtype == values.dtype and keys.dtype.is_floating_point, f"keys are {keys.dtype}, values {values.dtype}")
     heads, held = keys.shape[1], keys.shape[2]
     _need(heads > 0 and held <= store.slots <= capacity, f"{held} tokens, {store.slots} slots, a budget of {capacity}")
+    layer.quota.check(heads, layer.share)
+    return heads
+
+
+def _check_coded(saved: HeldSnapshot, layer: PagedLayer, rows: int, capacity: int) -> int:
+    store = layer.store
+    _need(isinstance(saved, CodedSnapshot), "its keys and values are as they came, and here they are in few bits")
+    if not isinstance(saved, CodedSnapshot) or not isinstance(store, CodedStore):
+        return 0
+    _need(all(states.ndim == 4 for states in (saved.key_codes, saved.keys, saved.values)), "its codes are none")
+    _need(saved.keys.shape[0] == rows and saved.dtype.is_floating_point, f"its keys are not those of {rows} rows")
+    _need(saved.values.dtype == saved.dtype, f"keys are {saved.dtype}, values {saved.values.dtype}")
+    for (shape, dtype), found in zip(store.expected(saved), [*saved.codes, *saved.exact], strict=True):
+        _shape("codes", found, shape, dtype)
+    heads, held = saved.shape[1], saved.shape[2]
+    _need(heads > 0 and held <= saved.slots <= capacity, f"{held} tokens, {saved.slots} slots, a budget of {capacity}")
+    _range("places", saved.places, 0, max(held - 1, 0))
+    for name in ("count", "coded", "since"):
+        _range(name, getattr(saved, name), 0, _LONGEST)
+    _need((saved.coded <= saved.count).all(), "more tokens are encoded than came")
+    _need(0 <= saved.waiting < layer.budget.block_size, f"{saved.waiting} tokens wait for their codes")
+    _need((saved.channels > 0).all(), "channels are divided by what is not positive")
     layer.quota.check(heads, layer.share)
     return heads
 
@@ -138,12 +166,14 @@ def _check_tokens(tokens: Tokens, phase: Phase, held: int, seen: int, shape: tup
     _need(not again.any(), "a position is held twice")
 
 
-def _check_shifts(store: StoreSnapshot, tokens: Tokens, layer: PagedLayer, shape: tuple[int, int, int]) -> None:
+def _check_shifts(store: HeldSnapshot, tokens: Tokens, layer: PagedLayer, shape: tuple[int, int, int]) -> None:
     turning = layer.store.turning
     _need((turning is None) == (tokens.shifts is None), "its tokens stand in the text, or in the cache, and here not")
     if tokens.shifts is not None:
         _shape("shifts", tokens.shifts, shape, torch.int64)
         _range("shifts", tokens.shifts, 0, _LONGEST)
+    if not isinstance(store, StoreSnapshot):
+        return
     _need(turning is not None or store.turned is None, "it has turned keys, and the settings turn none")
     if turning is not None and store.turned is not None:
         states = (store.keys, store.values)[turning.of]

@@ -92,17 +92,17 @@ def save(
     paged = [saved for saved in map(_paged_snapshot, snapshot.layers) if saved is not None]
     if not paged or paged[0].table is None or paged[0].store is None:
         raise ValueError("There is nothing to save: no layer that evicts has seen a token.")
-    keys, seen = paged[0].store.keys, paged[0].table.counters.seen
+    held, seen = paged[0].store, paged[0].table.counters.seen
     tree, tensors = take_apart(snapshot)
-    dtype, said = dtype_name(keys.dtype), config_dtype(config)
+    dtype, said = dtype_name(held.dtype), config_dtype(config)
     content = {
         "model": model_facts(config),
         # Where a model was converted after it was loaded, its configuration does not tell its precision.
         "dtype": dtype if said == dtype else None,
         "settings": dict(settings),
         "seen": seen,
-        "rows": keys.shape[0],
-        "text": None if input_ids is None else text_facts(input_ids, keys.shape[0], seen),
+        "rows": held.shape[0],
+        "text": None if input_ids is None else text_facts(input_ids, held.shape[0], seen),
         "written by": {"torch": torch.__version__, "transformers": transformers.__version__},
         "state": tree,
     }
@@ -253,7 +253,7 @@ def _devices(devices: Devices, layers: int) -> list[torch.device]:
 
 def _rows(snapshot: CacheSnapshot) -> int:
     stores = (saved.store for saved in map(_paged_snapshot, snapshot.layers) if saved is not None)
-    return next((store.keys.shape[0] for store in stores if store is not None and store.keys.ndim), 0)
+    return next((store.shape[0] for store in stores if store is not None and len(store.shape)), 0)
 
 
 def _check_layer(saved: Snapshot | None, layer: Any, rows: int, seen: int) -> None:

@@ -29,9 +29,11 @@ class BatchingStats:
     Attributes:
         requests: those that are live, in order of admission.
         waiting: requests that wait for pages.
-        admitted, refused: requests so far.
+        admitted: requests so far that were given pages.
+        refused: requests so far that could not be served.
         evicted: tokens evicted per layer so far, of all requests, finished ones included.
-        pages, pages_in_use: blocks of the cache, and how many belong to requests.
+        pages: blocks of the cache.
+        pages_in_use: how many of them belong to requests.
         page_size: tokens per page.
         steps: forwards so far.
     """

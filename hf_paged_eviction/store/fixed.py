@@ -43,7 +43,7 @@ class FixedStore(Store):
         """See `Store.put`; where attention reads turned states, there is room for them at once."""
         super().put(keys, values)
         if self.turning is not None and self.turning.turned is None and keys is not None:
-            self._put_turned(self._make(self.tensors[self.turning.of], self.slots))
+            self._put_turned(self._make(self._both[self.turning.of], self.slots))
 
     def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
         """See `Store.map_rows`; as many rows as before (beams) stay at the same address."""
@@ -59,6 +59,6 @@ class FixedStore(Store):
 
     def clear(self) -> None:
         """See `Store.clear`."""
-        if self.keys is not None and self.values is not None:
+        if self._keys is not None and self._values is not None:
             for states in self._all:
                 states.zero_()

@@ -13,55 +13,106 @@ from .turning import Turning
 
 
 @dataclass(frozen=True)
-class StoreSnapshot(Snapshot):
+class HeldSnapshot(Snapshot):
+    """What a store of any kind holds.
+
+    Attributes:
+        slots: how many there are, used or not.
+    """
+
+    slots: int
+
+    @property
+    def shape(self) -> torch.Size:
+        """`[batch, kv_heads, held, ...]`."""
+        raise NotImplementedError
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of keys and values as they came."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class StoreSnapshot(HeldSnapshot):
     """What a store holds.
 
     Attributes:
         keys, values: `[batch, kv_heads, held, dim]`.
         turned: as attention is shown those of them that are turned, see `Turning`.
-        slots: how many there are, used or not.
     """
 
     keys: Tensor
     values: Tensor
     turned: Tensor | None
-    slots: int
+
+    @property
+    def shape(self) -> torch.Size:
+        """See `HeldSnapshot`."""
+        return self.keys.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """See `HeldSnapshot`."""
+        return self.keys.dtype
 
 
 class Store:
     """Keys and values in one tensor each, which is made anew as rarely as possible. It grows as it fills.
 
     Attributes:
-        keys, values: `[batch, kv_heads, slots, dim]`, used or not; None before the first forward.
+        rounds: whether tokens are kept in fewer bits than they came in.
+        waiting: how many of the newest tokens wait for `encode`.
         pool: where tensors come from and go to; None = they are made for this layer.
         dtype, device: of keys and values, None before the first forward.
         turning: turns what attention reads to other positions; None = it reads what came.
     """
 
+    rounds = False
+    waiting = 0
+
     def __init__(self, turning: Turning | None = None) -> None:
-        self.keys: Tensor | None = None
-        self.values: Tensor | None = None
+        self._keys: Tensor | None = None
+        self._values: Tensor | None = None
         self.pool: StoragePool | None = None
         self.dtype: torch.dtype | None = None
         self.device: torch.device | None = None
         self.turning = turning
 
     @property
-    def tensors(self) -> tuple[Tensor, Tensor]:
-        """Keys and values, `[batch, kv_heads, slots, dim]`, used or not."""
-        if self.keys is None or self.values is None:
+    def keys(self) -> Tensor | None:
+        """`[batch, kv_heads, slots, dim]`, used or not; None before the first forward."""
+        return self._keys
+
+    @property
+    def values(self) -> Tensor | None:
+        """As `keys`."""
+        return self._values
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What is kept of all slots, used or not, `[batch, kv_heads, slots, ...]` each: keys and values."""
+        return self._both
+
+    @property
+    def _both(self) -> tuple[Tensor, Tensor]:
+        if self._keys is None or self._values is None:
             raise RuntimeError("The cache is empty: run a forward first.")
-        return self.keys, self.values
+        return self._keys, self._values
 
     @property
     def bytes(self) -> int:
         """Of all slots, used or not."""
-        return byte_count(self.keys, self.values, self._turned)
+        return byte_count(self._keys, self._values, self._turned)
 
     def token_bytes(self, keys: Tensor, values: Tensor) -> int:
         """What a slot for tokens of all rows will take, given states like these, of any number of tokens."""
         held = [keys, values, *(() if self.turning is None else ((keys, values)[self.turning.of],))]
         return sum(states.shape[0] * states.shape[1] * states.shape[3] * states.element_size() for states in held)
+
+    def fixed_bytes(self, keys: Tensor, values: Tensor) -> int:
+        """What is taken beside the slots, whatever their number."""
+        return 0
 
     @property
     def slots(self) -> int:
@@ -91,7 +142,7 @@ class Store:
         """Turn the states held forward by `shifts` `[batch, sets, slots or more]` positions, for attention."""
         if self.turning is None:
             return
-        states = self.tensors[self.turning.of]
+        states = self._both[self.turning.of]
         turned = self.turning.turned
         if turned is None or turned.shape != states.shape:
             self._put_turned(self._make(states, self.slots))
@@ -120,7 +171,7 @@ class Store:
         """
         if self.turning is not None:
             self.turning.check((keys, values))
-        if not (serves(self.keys, keys, least, most) and serves(self.values, values, least, most)):
+        if not (serves(self._keys, keys, least, most) and serves(self._values, values, least, most)):
             self.make(keys, values, least)
 
     def make(self, keys: Tensor, values: Tensor, slots: int) -> None:
@@ -141,16 +192,16 @@ class Store:
 
     def put(self, keys: Tensor | None, values: Tensor | None) -> None:
         """Use these tensors from now on; the old ones go back to the pool. In others nothing is turned until `turn`."""
-        if keys is not self.keys:
+        if keys is not self._keys:
             self._put_turned(None)
         if self.pool is not None:
-            old = [states for states in (self.values, self.keys) if states is not None]
+            old = [states for states in (self._values, self._keys) if states is not None]
             self.pool.give(*(states for states in old if states is not keys and states is not values))
-        self.keys, self.values = keys, values
+        self._keys, self._values = keys, values
 
     def move(self, slots: int, held: int) -> None:
         """To tensors of another size, with the first `held` slots."""
-        old, turned = self.tensors, self._turned
+        old, turned = self._both, self._turned
         new = self.new(*old, slots)
         for target, states in zip(new, old, strict=True):
             target[:, :, :held] = states[:, :, :held]
@@ -182,18 +233,25 @@ class Store:
 
         Not to be written to: views here, made for the caller where a store keeps something else than it was given.
         """
-        keys, values = self.tensors
+        keys, values = self._both
         return (keys, values) if held is None else (keys[:, :, :held], values[:, :, :held])
 
     def at(self, slots: Tensor) -> tuple[Tensor, Tensor]:
         """As `read`, of the slots `[batch, 1 or kv_heads, n]` alone."""
-        keys, values = self.tensors
+        keys, values = self._both
         return gather_slots(keys, slots), gather_slots(values, slots)
 
-    def append(self, start: int, keys: Tensor, values: Tensor) -> None:
-        """Write new states to the slots from `start` on."""
+    def meet(self, keys: Tensor, real: Tensor | None) -> None:
+        """Several tokens are about to come; `real` `[batch, n]` bool, None = all of them are."""
+
+    def append(self, start: int, keys: Tensor, values: Tensor, positions: Tensor | None = None) -> None:
+        """Write new states to the slots from `start` on.
+
+        Args:
+            positions: `[batch, 1 or sets, start + n]` of the tokens that are held then, where the store `rounds`.
+        """
         count = keys.shape[2]
-        storage_k, storage_v = self.tensors
+        storage_k, storage_v = self._both
         storage_k.narrow(2, start, count).copy_(keys)
         storage_v.narrow(2, start, count).copy_(values)
         if self.turning is not None:
@@ -201,7 +259,7 @@ class Store:
 
     def overwrite(self, slot: Tensor, keys: Tensor, values: Tensor, real: Tensor | None) -> None:
         """Write a single token to the slot `[batch, sets, 1]`; not in rows that `real` `[batch, 1]` says are pads."""
-        storage_k, storage_v = self.tensors
+        storage_k, storage_v = self._both
         index_k = slot_index(slot, storage_k)
         index_v = index_k if storage_v.shape == storage_k.shape else slot_index(slot, storage_v)
         if real is not None:
@@ -215,7 +273,7 @@ class Store:
 
     def write(self, slot: Tensor, keys: Tensor, values: Tensor) -> None:
         """As `overwrite`, to the slot `[batch, sets]`, for compiled code."""
-        written = [*zip(self.tensors, (keys, values), strict=True)]
+        written = [*zip(self._both, (keys, values), strict=True)]
         if self.turning is not None and self.turning.turned is not None:
             written.append((self.turning.turned, (keys, values)[self.turning.of]))
         for states, new in written:
@@ -232,7 +290,7 @@ class Store:
             positions: `[batch, sets, n]` of the kept tokens, -1 for pads and dead slots.
             anew: whether other tensors are needed: for another number of slots, or where the states are views of these.
         """
-        storage_k, storage_v = self.new(*self.tensors, kept.shape[-1]) if anew else self.tensors
+        storage_k, storage_v = self.new(*self._both, kept.shape[-1]) if anew else self._both
         torch.gather(keys, 2, slot_index(kept, keys), out=storage_k)
         torch.gather(values, 2, slot_index(kept, values), out=storage_v)
         self.put(storage_k, storage_v)
@@ -245,7 +303,16 @@ class Store:
     @property
     def _all(self) -> list[Tensor]:
         turned = self._turned
-        return [*self.tensors] if turned is None else [*self.tensors, turned]
+        return [*self._both] if turned is None else [*self._both, turned]
+
+    def wrote(self) -> None:
+        """Compiled code has called `write`."""
+
+    def take_back(self, left: Tensor) -> None:
+        """Of each row the first `left` `[batch]` real tokens remain."""
+
+    def encode(self) -> None:
+        """Bring the newest tokens into the form in which they are kept, where that is put off."""
 
     # ---- rows and life --------------------------------------------------------------------------------------------
 
@@ -262,29 +329,31 @@ class Store:
 
     def offload(self) -> None:
         """Move keys and values to the CPU."""
-        if self.keys is not None and self.values is not None:
-            self.keys = self.keys.to("cpu", non_blocking=True)
-            self.values = self.values.to("cpu", non_blocking=True)
+        if self._keys is not None and self._values is not None:
+            self._keys = self._keys.to("cpu", non_blocking=True)
+            self._values = self._values.to("cpu", non_blocking=True)
             if self.turning is not None:
                 self.turning.move_to("cpu")
 
     def prefetch(self) -> None:
         """Bring keys and values back."""
-        if self.keys is not None and self.values is not None and self.keys.device != self.device:
-            self.keys = self.keys.to(self.device, non_blocking=True)
-            self.values = self.values.to(self.device, non_blocking=True)
+        if self._keys is not None and self._values is not None and self._keys.device != self.device:
+            self._keys = self._keys.to(self.device, non_blocking=True)
+            self._values = self._values.to(self.device, non_blocking=True)
             if self.turning is not None:
                 self.turning.move_to(self.device)
 
     # ---- saving ---------------------------------------------------------------------------------------------------
 
-    def snapshot(self, held: int) -> StoreSnapshot:
+    def snapshot(self, held: int) -> HeldSnapshot:
         """The first `held` slots; what lies behind them is nobody's."""
         turned = self._turned
-        return StoreSnapshot(*self.read(held), None if turned is None else turned[:, :, :held], self.slots)
+        return StoreSnapshot(self.slots, *self.read(held), None if turned is None else turned[:, :, :held])
 
-    def restore(self, saved: StoreSnapshot, device: torch.device) -> None:
+    def restore(self, saved: HeldSnapshot, device: torch.device) -> None:
         """Hold what another store held."""
+        if not isinstance(saved, StoreSnapshot):
+            raise TypeError(f"A {type(self).__name__} cannot hold a {type(saved).__name__}.")
         keys, values = saved.keys.to(device), saved.values.to(device)
         self.dtype, self.device = keys.dtype, device
         self.put(*self.new(keys, values, saved.slots))
@@ -292,5 +361,5 @@ class Store:
             self.append(0, keys, values)
         if saved.turned is not None and self.turning is not None:
             if self._turned is None:
-                self._put_turned(self._make(self.tensors[self.turning.of], saved.slots))
+                self._put_turned(self._make(self._both[self.turning.of], saved.slots))
             self.turning.append(0, (saved.turned.to(device),) * 2)

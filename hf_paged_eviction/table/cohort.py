@@ -22,6 +22,9 @@ class Member(Protocol):
     needs: Any
 
     @property
+    def scores_early(self) -> bool: ...
+
+    @property
     def rotary(self) -> Any: ...
 
     @property
@@ -247,5 +250,5 @@ def _score_together(layers: Sequence[Member]) -> ScoreSlots:
             torch.cat([layer.table.seen - layer.table.pads for layer in layers]),
         )
 
-    stackable = first.needs.token_local and not first.needs.by_layer
+    stackable = first.needs.token_local and not first.needs.by_layer and not first.scores_early
     return at_once if stackable and all(layer.rotary is first.rotary for layer in layers) else one_by_one

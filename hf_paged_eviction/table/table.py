@@ -173,9 +173,14 @@ class BlockTable:
         """Whether the blocks of all rows are known to be full at the same time. Reads no tensor."""
         return len(self.counters.residues) == 1
 
+    @property
+    def may_fill_block(self) -> bool:
+        """Whether the last column may have filled the newest block of some row. Reads no tensor."""
+        return self.counters.seen % self.block_size in self.counters.residues
+
     def block_filled(self) -> Tensor | None:
         """`[B]` bool, rows in which some newest block is full; None where it is known that there is none."""
-        if self.counters.seen % self.block_size not in self.counters.residues:
+        if not self.may_fill_block:
             return None
         return ((self.counters.seen - self.phase.full_at) % self.block_size == 0).any(-1)
 
@@ -341,6 +346,7 @@ class BlockTable:
         old = self.tokens
         self._make_room(capacity)
         self.tokens.positions[:, :, : self.held] = old.positions[:, :, : self.held]
+        self.tokens.scores[:, :, : self.held] = old.scores[:, :, : self.held]
         if self.shifts is not None and old.shifts is not None:
             self.shifts[:, :, : self.held] = old.shifts[:, :, : self.held]
         self._grow_again(self.pads)
@@ -355,7 +361,7 @@ class BlockTable:
         self.write_back()
         counters = self.counters
         if order is not None:
-            for values in (self.tokens.positions, self.shifts):
+            for values in (self.tokens.positions, self.tokens.scores, self.shifts):
                 if values is not None:
                     held = values[:, :, : counters.held]
                     held.copy_(held.gather(-1, order))

@@ -45,13 +45,24 @@ def test_options_of_a_cache_reach_it(model: Any) -> None:
     options = EvalOptions(block_size=8, heads="separate", sink_tokens=0, protected_prefix=20, budgets="1%,full")
     settings = task_settings(options)
     variant = Variant("keydiff", parse_budget("1%"))
-    tokens = variant.budget_tokens(settings, (batch := make_batch([60], length=60)), batch.prompts[0])
+    tokens = variant.budget_tokens(model, settings, (batch := make_batch([60], length=60)), batch.prompts[0])
     assert tokens == 40, "room for the prefix in whole blocks, the newest block, and one to evict"
     cache: Any = make_cache(model, settings, variant, tokens, torch.ones(1, 60, dtype=torch.long))
     ids = torch.arange(60)[None]
     model(ids, past_key_values=cache, attention_mask=torch.ones_like(ids))
     table = cache.block_table(0)
     assert table.shape == (1, 2, 5, 8) and (table.flatten(2)[..., :20] == torch.arange(20)).all()
+
+
+@pytest.mark.parametrize(("typed", "given"), [("4", 4), ("8,none", (8, None)), (None, None)])
+def test_bits_are_one_number_or_two(typed: str | None, given: Any) -> None:
+    assert CacheOptions(bits=typed).cache_arguments["bits"] == given
+
+
+@pytest.mark.parametrize("typed", ["5", "x", "4,2,1", "4,"])
+def test_bits_that_cannot_be(typed: str) -> None:
+    with pytest.raises(ValueError, match="write 8, 4 or 2"):
+        CacheOptions(bits=typed)
 
 
 def test_folders_that_are_older_than_an_option_ran_at_its_default(tmp_path: Path) -> None:

@@ -42,6 +42,10 @@ class Column:
     values: dict[int, Tensor] = field(default_factory=dict)
     logits: Tensor | None = None  # [rows, vocabulary]
     ids: Tensor | None = None  # [rows], where the model was fed ids
+    forward: int = 0  # in which it came
+    newest: dict[int, list[int]] = field(
+        default_factory=dict
+    )  # per layer [row]: position from which nothing is rounded
 
     def rows(self, index: list[int]) -> Column:
         """This column in a batch made of these rows."""
@@ -55,6 +59,8 @@ class Column:
             {layer: values[index] for layer, values in self.values.items()},
             None if self.logits is None else self.logits[index],
             None if self.ids is None else self.ids[index],
+            self.forward,
+            {layer: [first[row] for row in index] for layer, first in self.newest.items()},
         )
 
 
@@ -136,6 +142,8 @@ class Recorder:
         positions = positions.expand(rows, -1)
         fed = [None] * count if ids is None else ids.clone().unbind(1)
         self.new = [Column(embeds[:, i], real[:, i].bool().tolist(), positions[:, i], ids=fed[i]) for i in range(count)]
+        for column in self.new:
+            column.forward = len(self.forwards)
         self.columns += self.new
         self.forwards.append(count)
 
@@ -183,9 +191,12 @@ class Recorder:
         for offset, column in enumerate(self.new[-known:]):
             column.logits = output.logits[:, offset].clone()
         for index, layer in self.cache.paged_layers:
-            check_layer(layer, self.columns, index)
-            if self.poison:
-                poison_unused(layer)
+            self._check(layer, index)
+
+    def _check(self, layer: Any, index: int) -> None:
+        check_layer(layer, self.columns, index)
+        if self.poison:
+            poison_unused(layer)
 
 
 def poison_unused(layer: Any) -> None:
@@ -202,15 +213,15 @@ def poison_unused(layer: Any) -> None:
         held.copy_(held.masked_fill(pads, 1e4))
 
 
-def check_layer(layer: Any, columns: list[Column], index: int) -> None:
+def check_layer(layer: Any, columns: list[Column], index: int, *, as_they_came: bool = True) -> None:
     """The promises that hold after every forward: bounded, protected, and every slot is what it says."""
-    sizes, held = layer.budget, layer.held
+    sizes, held, keys, values = layer.budget, layer.held, layer.keys, layer.values
     budget = sizes.tokens
     assert held <= budget
-    assert layer.keys.shape[2] <= budget
-    assert layer.values.shape[2] <= budget
+    assert keys.shape[2] <= budget
+    assert values.shape[2] <= budget
     positions = layer.positions
-    assert positions.shape == (*layer.keys.shape[:2], held)
+    assert positions.shape == (*keys.shape[:2], held)
     for row in range(positions.shape[0]):
         own = [column for column in columns if column.real[row]]
         for head in range(positions.shape[1]):
@@ -222,10 +233,10 @@ def check_layer(layer: Any, columns: list[Column], index: int) -> None:
                 must_hold |= set(range(max(0, len(own) - sizes.recent), len(own)))
                 assert must_hold <= set(real), "a protected token was evicted"
             for slot, position in enumerate(slots):
-                if position < 0:
+                if position < 0 or not as_they_came:
                     continue
-                assert torch.equal(layer.keys[row, head, slot], own[position].keys[index][row, head])
-                assert torch.equal(layer.values[row, head, slot], own[position].values[index][row, head])
+                assert torch.equal(keys[row, head, slot], own[position].keys[index][row, head])
+                assert torch.equal(values[row, head, slot], own[position].values[index][row, head])
 
 
 # ---------------------------------------------------------------------------------------------------------------

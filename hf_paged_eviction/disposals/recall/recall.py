@@ -112,6 +112,10 @@ class Recall(Disposal):
                 "budget=",
             ),
             (
+                around.coded,
+                "bits=: blocks come back as they were, into slots that attention reads in place. Use bits=None",
+            ),
+            (
                 around.positions != "text",
                 f"positions={around.positions!r}: keys in host memory stand at their place in the text. Use "
                 "positions='text'",

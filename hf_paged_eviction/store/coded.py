@@ -1,0 +1,424 @@
+"""A store that keeps its tokens in a few bits."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+
+from ..table.budget import BlockBudget
+from .codec import Codec, Codes
+from .exact import Exact
+from .fixed import FixedStore, static
+from .store import HeldSnapshot, Store
+from .tensors import byte_count, gather_slots, make_storage, slot_index
+from .turning import Turning
+
+_Change = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """What keys, or values, are like."""
+
+    dim: int
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class CodedSnapshot(HeldSnapshot):
+    """What a coded store holds.
+
+    Attributes:
+        waiting: see `Store`.
+        key_codes, key_levels, value_codes, value_levels: see `Codes`, `[batch, kv_heads, held, ...]`.
+        keys, values, places, count, coded, channels, since: see `Exact`, where the places are `slots`.
+    """
+
+    waiting: int
+    key_codes: Tensor
+    key_levels: Tensor
+    value_codes: Tensor
+    value_levels: Tensor
+    keys: Tensor
+    values: Tensor
+    places: Tensor
+    count: Tensor
+    coded: Tensor
+    channels: Tensor
+    since: Tensor
+
+    @property
+    def shape(self) -> torch.Size:
+        """See `HeldSnapshot`."""
+        return self.key_codes.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """See `HeldSnapshot`."""
+        return self.keys.dtype
+
+    @property
+    def codes(self) -> list[Tensor]:
+        """Those of keys, then those of values."""
+        return [self.key_codes, self.key_levels, self.value_codes, self.value_levels]
+
+    @property
+    def exact(self) -> list[Tensor]:
+        """In the order of `Exact`."""
+        return [self.keys, self.values, self.places, self.count, self.coded, self.channels, self.since]
+
+
+class CodedStore(Store):
+    """Every token is encoded once and never again; what moves, stays or is overwritten later are its codes.
+
+    The first `protected` tokens of a row and its newest `block_size` are read as they came, all others rounded. Which
+    these are follows from the number of a row's real tokens alone, so it does not depend on the batch. A single token
+    therefore goes beside the codes at first, and the codes of a whole block are written together: the layer asks for it
+    (`encode`) when as many have come.
+
+    Args:
+        codecs: of keys and of values.
+        block_size, protected: tokens.
+        fixed: whether all tensors stay where they are, for compiled steps.
+    """
+
+    rounds = True
+
+    def __init__(self, codecs: tuple[Codec, Codec], block_size: int, protected: int, fixed: bool = False) -> None:
+        super().__init__()
+        self._codecs = codecs
+        self._newest, self._first = block_size, protected
+        self._fixed = fixed
+        self._codes: tuple[Codes, Codes] | None = None
+        self._kinds: tuple[_Kind, _Kind] | None = None
+        self._exact: Exact | None = None
+        self.waiting = 0
+
+    # ---- what there is --------------------------------------------------------------------------------------------
+
+    @property
+    def keys(self) -> Tensor | None:
+        """All slots as `read` gives them, made for the caller; None before the first forward."""
+        return None if self._codes is None else self.read()[0]
+
+    @property
+    def values(self) -> Tensor | None:
+        """As `keys`."""
+        return None if self._codes is None else self.read()[1]
+
+    @property
+    def codes(self) -> tuple[Codes, Codes]:
+        """Of keys and values, used or not."""
+        if self._codes is None:
+            raise RuntimeError("The cache is empty: run a forward first.")
+        return self._codes
+
+    @property
+    def exact(self) -> Exact:
+        """The tokens that are not rounded."""
+        if self._exact is None:
+            raise RuntimeError("The cache is empty: run a forward first.")
+        return self._exact
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Codes and levels, `[batch, kv_heads, slots, ...]` each."""
+        return tuple(_parts(self.codes))
+
+    @property
+    def bytes(self) -> int:
+        """Of all slots, used or not, of the tokens that are not rounded, and of what says where they are."""
+        codes = () if self._codes is None else self.tensors
+        return byte_count(*codes, *(() if self._exact is None else self._exact.tensors()))
+
+    def token_bytes(self, keys: Tensor, values: Tensor) -> int:
+        """See `Store.token_bytes`."""
+        total = 0
+        for codec, like in zip(self._codecs, (keys, values), strict=True):
+            packed, levels = codec.shapes(like, 1)
+            total += prod(packed) * codec.packed_dtype(like.dtype).itemsize + prod(levels) * 2
+        return total
+
+    def fixed_bytes(self, keys: Tensor, values: Tensor) -> int:
+        """See `Store.fixed_bytes`."""
+        return sum(prod(shape) * dtype.itemsize for shape, dtype in self._exact_shapes(keys, values))
+
+    def _exact_shapes(self, keys: Tensor, values: Tensor) -> list[tuple[tuple[int, ...], torch.dtype]]:
+        """Of the fields of `Exact`."""
+        rows, heads = keys.shape[:2]
+        places, numbers = (rows, heads, self._newest + self._first), torch.int64
+        return [
+            ((*places, keys.shape[-1]), keys.dtype),
+            ((*places, values.shape[-1]), values.dtype),
+            (places, numbers),
+            ((rows,), numbers),
+            ((rows,), numbers),
+            ((rows, heads, 1, keys.shape[-1]), keys.dtype),
+            ((rows,), numbers),
+        ]
+
+    # ---- room -----------------------------------------------------------------------------------------------------
+
+    def slots_to_begin_with(self, tokens: int, block_size: int, most: int) -> int:
+        """See `Store.slots_to_begin_with`."""
+        return most if self._fixed else super().slots_to_begin_with(tokens, block_size, most)
+
+    def start(self, keys: Tensor, values: Tensor, least: int, most: int) -> None:
+        """See `Store.start`."""
+        if not self._serves(keys, values, least, most):
+            self.make(keys, values, least)
+        self.waiting = 0
+        self.exact.clear()
+
+    def _serves(self, keys: Tensor, values: Tensor, least: int, most: int) -> bool:
+        if self._codes is None or not least <= self.slots <= most:
+            return False
+        pairs = zip((self.exact.keys, self.exact.values), (keys, values), strict=True)
+        return all(
+            (held.dtype, held.device, _without_slots(held)) == (new.dtype, new.device, _without_slots(new))
+            for held, new in pairs
+        )
+
+    def make(self, keys: Tensor, values: Tensor, slots: int) -> None:
+        """See `Store.make`."""
+        self.give_up()
+        self._kinds = _Kind(keys.shape[-1], keys.dtype), _Kind(values.shape[-1], values.dtype)
+        self._codes = self._new_codes(keys, values, slots)
+        parts = [self._new(shape, dtype, keys.device) for shape, dtype in self._exact_shapes(keys, values)]
+        self._exact = Exact(self._newest, *parts)
+
+    def _new(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+        make = make_storage if self.pool is None else self.pool.take
+        # A slot that is hidden by a mask still takes part in 0 x value: it must hold a number.
+        made = make(shape, dtype, device).zero_()
+        return static(made) if self._fixed else made
+
+    def _new_codes(self, keys: Tensor, values: Tensor, slots: int) -> tuple[Codes, Codes]:
+        made = []
+        for codec, like in zip(self._codecs, (keys, values), strict=True):
+            packed, levels = codec.shapes(like, slots)
+            dtype = codec.packed_dtype(like.dtype)
+            made.append(Codes(self._new(packed, dtype, like.device), self._new(levels, torch.float16, like.device)))
+        return made[0], made[1]
+
+    def give_up(self) -> None:
+        """See `Store.give_up`."""
+        if self.pool is not None and self._codes is not None and self._exact is not None:
+            self.pool.give(*reversed([*self.tensors, *self._exact.tensors()]))
+        self._codes = self._exact = None
+
+    def _use(self, codes: tuple[Codes, Codes]) -> None:
+        if self.pool is not None:
+            self.pool.give(*reversed(self.tensors))
+        self._codes = codes
+
+    def move(self, slots: int, held: int) -> None:
+        """See `Store.move`."""
+        new = self._new_codes(self.exact.keys, self.exact.values, slots)
+        for target, part in zip(_parts(new), self.tensors, strict=True):
+            target[:, :, :held] = part[:, :, :held]
+        self._use(new)
+
+    # ---- codes ----------------------------------------------------------------------------------------------------
+
+    def _encode(self, keys: Tensor, values: Tensor) -> list[Tensor]:
+        return _parts((self._codecs[0].encode(keys, self.exact.channels), self._codecs[1].encode(values)))
+
+    def _decode(self, parts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        if self._kinds is None:
+            raise RuntimeError("The cache is empty: run a forward first.")
+        (keys, values), (kind, other) = self._codecs, self._kinds
+        return (
+            keys.decode(Codes(*parts[:2]), kind.dim, kind.dtype, self.exact.channels),
+            values.decode(Codes(*parts[2:]), other.dim, other.dtype),
+        )
+
+    def newest(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Slots `[batch, kv_heads, P]` of the newest tokens, their keys and values, and which wait for their codes,
+        `[batch, 1, P]` bool; where fewer have come, some are shown twice."""
+        exact, count = self.exact, self._newest
+        new = exact.not_coded()[:, None]
+        return exact.slots[..., :count], exact.keys[:, :, :count], exact.values[:, :, :count], new
+
+    def encode(self) -> None:
+        """Write the codes of the single tokens that wait for them."""
+        if not self.waiting:
+            return
+        self.waiting = 0
+        slots, keys, values, new = self.newest()
+        for held, part in zip(self.tensors, self._encode(keys, values), strict=True):
+            index = slot_index(slots, part)
+            held.scatter_(2, index, torch.where(new[..., None], part, held.gather(2, index)))
+        self.exact.all_coded()
+
+    # ---- reading --------------------------------------------------------------------------------------------------
+
+    def read(self, held: int | None = None) -> tuple[Tensor, Tensor]:
+        """See `Store.read`; decoded anew at each call."""
+        keys, values = self._decode([part if held is None else part[:, :, :held] for part in self.tensors])
+        if held != 0 and self._exact is not None:
+            self._exact.write_over(keys, values)
+        return keys, values
+
+    def at(self, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Store.at`."""
+        keys, values = self._decode([gather_slots(part, slots) for part in self.tensors])
+        return self.exact.instead(slots, keys, values)
+
+    def meet(self, keys: Tensor, real: Tensor | None) -> None:
+        """See `Store.meet`."""
+        self.exact.meet(keys, real)
+
+    # ---- tokens ---------------------------------------------------------------------------------------------------
+
+    def append(self, start: int, keys: Tensor, values: Tensor, positions: Tensor | None = None) -> None:
+        """See `Store.append`.
+
+        Args:
+            positions: `[batch, 1, start + n]` of the tokens that are held then, -1 for pads; given where several come.
+        """
+        if positions is None:
+            raise RuntimeError("Several tokens come with their positions.")
+        count = keys.shape[2]
+        for held, part in zip(self.tensors, self._encode(keys, values), strict=True):
+            held.narrow(2, start, count).copy_(part)
+
+        def states(slots: Tensor) -> tuple[Tensor, Tensor]:
+            new, (held_k, held_v) = (slots >= start)[..., None], self.at(slots.clamp_max(max(start - 1, 0)))
+            place = (slots - start).clamp_min(0)
+            return (
+                torch.where(new, gather_slots(keys, place), held_k),
+                torch.where(new, gather_slots(values, place), held_v),
+            )
+
+        self.exact.find(positions, states)
+
+    def overwrite(self, slot: Tensor, keys: Tensor, values: Tensor, real: Tensor | None) -> None:
+        """See `Store.overwrite`. At most `block_size` tokens may come so before `encode` is called."""
+        self.exact.put(slot[..., 0], keys, values, real)
+        self.waiting += 1
+
+    def write(self, slot: Tensor, keys: Tensor, values: Tensor) -> None:
+        """See `Store.write`; the host counts (`wrote`)."""
+        keys, values = self.detached(keys, values)
+        self.exact.put(slot, keys, values, None)
+
+    def wrote(self) -> None:
+        """See `Store.wrote`."""
+        self.waiting += 1
+
+    def keep(self, keys: Tensor, values: Tensor, kept: Tensor, held: int, positions: Tensor, anew: bool) -> None:
+        """See `Store.keep`; new tokens are encoded, those held are not."""
+        old, new = self.tensors, self._encode(keys[:, :, held:], values[:, :, held:])
+        codes = self._new_codes(keys, values, kept.shape[-1]) if anew else self.codes
+        for target, part, added in zip(_parts(codes), old, new, strict=True):
+            target.copy_(gather_slots(torch.cat([part[:, :, :held], added], dim=2), kept))
+        if anew:
+            self._use(codes)
+
+        def states(slots: Tensor) -> tuple[Tensor, Tensor]:
+            place = kept.expand(-1, slots.shape[1], -1).gather(-1, slots)
+            return gather_slots(keys, place), gather_slots(values, place)
+
+        self.exact.find(positions, states)
+
+    def reorder(self, order: Tensor) -> None:
+        """See `Store.reorder`."""
+        exact = self.exact
+        for part in self.tensors:
+            part[:, :, : order.shape[-1]] = gather_slots(part, order)
+        places = torch.arange(order.shape[-1], device=order.device).expand_as(order)
+        moved_to = torch.empty_like(order).scatter_(-1, order, places).expand(-1, exact.slots.shape[1], -1)
+        exact.slots.copy_(moved_to.gather(-1, exact.slots))
+
+    def take_back(self, left: Tensor) -> None:
+        """See `Store.take_back`."""
+        self.exact.taken_back(left, self.at)
+
+    # ---- rows and life --------------------------------------------------------------------------------------------
+
+    def map_rows(self, change: _Change) -> None:
+        """See `Store.map_rows`."""
+        exact, codes = self.exact, [change(part) for part in self.tensors]
+        new = exact.change(change)
+        if self._fixed and new.keys.shape == exact.keys.shape:
+            for held, part in zip((*self.tensors, *exact.tensors()), (*codes, *new.tensors()), strict=True):
+                held.copy_(part)
+            return
+        ours: _Change = static if self._fixed else (lambda part: part)
+        if self.pool is not None:
+            self.pool.give(*reversed([*self.tensors, *exact.tensors()]))
+        self._codes = Codes(*map(ours, codes[:2])), Codes(*map(ours, codes[2:]))
+        self._exact = new.change(ours)
+
+    def clear(self) -> None:
+        """See `Store.clear`."""
+        self.waiting = 0
+        if self._fixed and self._codes is not None and self._exact is not None:
+            for held in (*self.tensors, *self._exact.tensors()):
+                held.zero_()
+
+    def _to(self, device: torch.device) -> None:
+        if self._codes is None:
+            return
+        parts = [part.to(device, non_blocking=True) for part in self.tensors]
+        self._codes = Codes(*parts[:2]), Codes(*parts[2:])
+        self._exact = self.exact.change(lambda held: held.to(device, non_blocking=True))
+
+    def offload(self) -> None:
+        """See `Store.offload`."""
+        self._to(torch.device("cpu"))
+
+    def prefetch(self) -> None:
+        """See `Store.prefetch`."""
+        if self._codes is not None and self.device is not None and self.tensors[0].device != self.device:
+            self._to(self.device)
+
+    # ---- saving ---------------------------------------------------------------------------------------------------
+
+    def snapshot(self, held: int) -> CodedSnapshot:
+        """See `Store.snapshot`."""
+        codes = [part[:, :, :held] for part in self.tensors]
+        return CodedSnapshot(self.slots, self.waiting, *codes, *self.exact.tensors())
+
+    def restore(self, saved: HeldSnapshot, device: torch.device) -> None:
+        """See `Store.restore`."""
+        if not isinstance(saved, CodedSnapshot):
+            raise TypeError(f"A {type(self).__name__} cannot hold a {type(saved).__name__}.")
+        self.dtype, self.device, self.waiting = saved.dtype, device, saved.waiting
+        self.make(saved.keys.to(device), saved.values.to(device), saved.slots)
+        for held, part in zip(self.tensors, saved.codes, strict=True):
+            held[:, :, : part.shape[2]] = part.to(device)
+        for held, part in zip(self.exact.tensors(), saved.exact, strict=True):
+            held.copy_(part)
+
+    def expected(self, saved: CodedSnapshot) -> list[tuple[tuple[int, ...], torch.dtype]]:
+        """Shapes and types of all tensors of a snapshot, given its first keys and values and how many are held."""
+        held, found = saved.shape[2], []
+        for codec, like in zip(self._codecs, (saved.keys, saved.values), strict=True):
+            packed, levels = codec.shapes(like, held)
+            found += [(packed, codec.packed_dtype(like.dtype)), (levels, torch.float16)]
+        return found + self._exact_shapes(saved.keys, saved.values)
+
+
+def _parts(codes: tuple[Codes, Codes]) -> list[Tensor]:
+    return [part for coded in codes for part in (coded.packed, coded.levels)]
+
+
+def _without_slots(states: Tensor) -> tuple[int, ...]:
+    return (*states.shape[:2], states.shape[3])
+
+
+def make_store(budget: BlockBudget, fixed: bool, turning: Turning | None, codecs: tuple[Codec, Codec] | None) -> Store:
+    """The store of a layer: `fixed` for compiled steps, coded where there are codecs.
+
+    Raises:
+        ValueError: what is encoded cannot be turned as well.
+    """
+    if codecs is None:
+        return FixedStore(turning) if fixed else Store(turning)
+    if turning is not None:
+        raise ValueError("A store of few bits does not turn what it holds.")
+    return CodedStore(codecs, budget.block_size, budget.protected, fixed)

@@ -1,0 +1,167 @@
+"""What a coded store knows of each row beside codes: above all the few tokens that stay as they are."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from .codec import outliers
+from .tensors import gather_slots, slot_index
+
+#: Keys and values `[B, H, n, dim]` of the slots `[B, H, n]`.
+Source = Callable[[Tensor], tuple[Tensor, Tensor]]
+
+
+@dataclass
+class Exact:
+    """Tokens in the model's own type, by position: token `x` is at place `x % P`, until token `x + P` takes it; what is
+    among the first `N` tokens of its row is copied to place `P + x` before that.
+
+    A place without a token repeats another place, slot and states, or slot 0 where there is no other. So all places may
+    be written over what is read, in any order and without a mask. An empty place gets its token before the one that it
+    repeats leaves.
+
+    Shapes: `B` rows, `H` KV heads, `P` newest tokens, `N` first tokens, `W = P + N` places.
+
+    Attributes:
+        newest: `P`.
+        keys, values: `[B, H, W, dim]`.
+        slots: `[B, H, W]` int64, where the tokens are held.
+        count: `[B]` int64, real tokens of each row.
+        coded: `[B]` int64, how many of these have their codes.
+        channels: `[B, H, 1, dim]`, what the channels of keys are divided by before they are encoded.
+        since: `[B]` int64: of the tokens before this one, none is among the newest (they were, before later ones were
+            taken back).
+    """
+
+    newest: int
+    keys: Tensor
+    values: Tensor
+    slots: Tensor
+    count: Tensor
+    coded: Tensor
+    channels: Tensor
+    since: Tensor
+
+    def tensors(self) -> Iterator[Tensor]:
+        """All of them, rows first."""
+        for part in fields(self):
+            if isinstance(held := getattr(self, part.name), Tensor):
+                yield held
+
+    def change(self, change: Callable[[Tensor], Tensor]) -> "Exact":
+        """The same with every tensor changed."""
+        return Exact(self.newest, *map(change, self.tensors()))
+
+    def clear(self) -> None:
+        """No token has come."""
+        for held in self.tensors():
+            held.zero_()
+        self.channels.fill_(1)
+
+    def meet(self, keys: Tensor, real: Tensor | None) -> None:
+        """The first keys of some rows, `[B, H, n, dim]`, show which channels stand out; `real` `[B, n]`, None = all.
+
+        A single token shows nothing, whatever batch it comes in.
+        """
+        several = keys.shape[2] if real is None else real.sum(-1)
+        new = (self.count == 0) & torch.as_tensor(several > 1, device=keys.device)
+        self.channels.copy_(torch.where(new[:, None, None, None], outliers(keys, real), self.channels))
+
+    # ---- one token ------------------------------------------------------------------------------------------------
+
+    def put(self, slots: Tensor, keys: Tensor, values: Tensor, real: Tensor | None) -> None:
+        """A token of every row, `[B, H, 1, dim]`, lies in the slots `[B, 1 or H]`; not in rows that `real` `[B, 1]`
+        says are pads."""
+        rows, heads = self.slots.shape[:2]
+        row, head = torch.arange(rows, device=slots.device)[:, None], torch.arange(heads, device=slots.device)
+        at = row, head, (self.count % self.newest)[:, None]
+        new = keys[:, :, 0], values[:, :, 0], slots.expand(-1, heads)
+        for held, states in zip((self.keys, self.values, self.slots), new, strict=True):
+            if real is not None:
+                states = torch.where(real.view(-1, *[1] * (states.ndim - 1)), states, held[at])
+            held.index_put_(at, states)
+        self.count.add_(1 if real is None else real[:, 0])
+
+    def not_coded(self) -> Tensor:
+        """`[B, P]` bool, newest places whose tokens came after codes were last written."""
+        return self._positions()[:, : self.newest] >= self.coded[:, None]
+
+    def all_coded(self) -> None:
+        """The newest tokens have their codes; those of the start are copied to where they stay."""
+        first = torch.arange(self.slots.shape[-1] - self.newest, device=self.slots.device)
+        ring = first % self.newest
+        come = ((first >= self.coded[:, None]) & (first < self.count[:, None]))[:, None]  # [B, 1, N]
+        for held in (self.keys, self.values, self.slots):
+            mask = come if held is self.slots else come[..., None]
+            start = held[:, :, self.newest :]
+            start.copy_(torch.where(mask, held[:, :, ring], start))
+        self.coded.copy_(self.count)
+
+    # ---- several tokens -------------------------------------------------------------------------------------------
+
+    def _positions(self) -> Tensor:
+        """`[B, W]` position of the token that belongs to each place; negative, or too large, where none has come."""
+        places = torch.arange(self.slots.shape[-1], device=self.slots.device)
+        last = self.count[:, None] - 1
+        newest = last - (last - places) % self.newest
+        return torch.where(places < self.newest, newest, places - self.newest)
+
+    def find(self, positions: Tensor, source: Source) -> None:
+        """Tokens have come, gone or moved, and all have their codes.
+
+        Args:
+            positions: `[B, 1 or H, held]` of the tokens held, -1 for pads and dead slots.
+            source: states of slots as they are now.
+        """
+        self.count.copy_(positions.amax((1, 2)) + 1)
+        self.coded.copy_(self.count)
+        self._point(self._slots_of(positions), source)
+
+    def _slots_of(self, positions: Tensor) -> Tensor:
+        """`[B, H, W]`, 0 for places without a token."""
+        newest, places = self.newest, self.slots.shape[-1]
+        real, behind = positions >= 0, self.count[:, None, None] - newest
+        recent = real & (positions >= torch.maximum(behind, self.since[:, None, None]))
+        first = real & (positions < places - newest)
+        found = torch.zeros((*positions.shape[:2], places + 1), dtype=torch.int64, device=positions.device)
+        held = torch.arange(positions.shape[-1], device=positions.device).expand_as(positions)
+        found.scatter_(-1, torch.where(recent, positions % newest, places), held)
+        found.scatter_(-1, torch.where(first, newest + positions, places), held)
+        return found[..., :places].expand(-1, self.slots.shape[1], -1)
+
+    def _point(self, slots: Tensor, source: Source) -> None:
+        positions = self._positions()
+        lowest = torch.where(torch.arange(slots.shape[-1], device=slots.device) < self.newest, self.since[:, None], 0)
+        taken = (positions >= lowest) & (positions >= 0) & (positions < self.count[:, None])
+        places = torch.arange(slots.shape[-1], device=slots.device)
+        repeated = torch.where(taken, places, taken.int().argmax(-1, keepdim=True))  # [B, W]
+        slots = slots.gather(-1, repeated[:, None].expand_as(slots)) * taken.any(-1)[:, None, None]
+        keys, values = source(slots)  # may read these tokens
+        self.slots.copy_(slots)
+        self.keys.copy_(keys)
+        self.values.copy_(values)
+
+    def taken_back(self, left: Tensor, source: Source) -> None:
+        """Of each row `left` `[B]` tokens remain, and all have their codes; `source` knows states by slot."""
+        self.since.copy_(torch.maximum(self.since, self.count - self.newest).minimum(left))
+        self.count.copy_(left)
+        self.coded.copy_(left)
+        self._point(self.slots.clone(), source)
+
+    # ---- reading --------------------------------------------------------------------------------------------------
+
+    def write_over(self, keys: Tensor, values: Tensor) -> None:
+        """Put these tokens in their slots of decoded states `[B, H, held, dim]`."""
+        keys.scatter_(2, slot_index(self.slots, self.keys), self.keys)
+        values.scatter_(2, slot_index(self.slots, self.values), self.values)
+
+    def instead(self, slots: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Decoded states of the slots `[B, 1 or H, n]`, with these tokens in place of their codes."""
+        match = slots[..., :, None] == self.slots[..., None, :]  # [B, H, n, W]
+        found, place = match.any(-1)[..., None], match.int().argmax(-1)
+        return (
+            torch.where(found, gather_slots(self.keys, place), keys),
+            torch.where(found, gather_slots(self.values, place), values),
+        )

@@ -1,0 +1,74 @@
+"""Rounding, packing and the matrix that mixes channels, each from its definition."""
+
+import math
+
+import pytest
+import torch
+
+from hf_paged_eviction.store.codec import BITS, Codec, check_bits, mixing_matrix, pack, unpack
+from rounded import slow_round, slow_turn
+
+
+@pytest.mark.parametrize("dim", [1, 2, 3, 8, 12, 20, 64, 80, 96])
+def test_the_mixing_matrix(dim: int) -> None:
+    found = mixing_matrix(dim)
+    assert torch.allclose(found, slow_turn(dim), atol=1e-12)
+    assert torch.allclose(found @ found.T, torch.eye(dim, dtype=torch.float64), atol=1e-12)
+    assert found.abs().max() <= math.sqrt(2 / dim) + 1e-12, "every channel reaches all"
+
+
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("dim", [1, 3, 8, 20, 64])
+def test_packing_loses_nothing(bits: int, dim: int) -> None:
+    index = torch.randint(0, 2**bits, (2, 3, 5, dim), dtype=torch.uint8)
+    packed = pack(index, bits)
+    assert packed.shape == (2, 3, 5, math.ceil(dim * bits / 8))
+    assert torch.equal(unpack(packed, bits, dim, torch.float32), index.float())
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("dim", [1, 6, 32])
+def test_rounding(bits: int, dim: int, turned: bool) -> None:
+    states = torch.randn(2, 3, 7, dim, dtype=torch.float64) * torch.logspace(-3, 3, 7)[:, None]
+    states[0, 0, 0], states[0, 0, 1] = 0.0, 1.7
+    codec = Codec(bits, turned)
+    codes = codec.encode(states)
+    packed, levels = codec.shapes(states, 7)
+    assert (codes.packed.shape, codes.levels.shape) == (packed, levels)
+    assert (codes.packed.dtype, codes.levels.dtype) == (torch.uint8, torch.float16)
+    found = codec.decode(codes, dim, states.dtype)
+    assert torch.allclose(found, slow_round(states, bits, turned), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_low_precision(dtype: torch.dtype) -> None:
+    """The result has the model's type and is off by little more than rounding and type allow."""
+    states = torch.randn(1, 2, 50, 64).to(dtype)
+    for bits, most in ((8, 0.01), (4, 0.11), (2, 0.4)):
+        codec = Codec(bits, turned=True)
+        found = codec.decode(codec.encode(states), 64, dtype)
+        assert found.dtype == dtype
+        assert (found.float() - states.float()).norm() <= most * states.float().norm()
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_large_numbers_stay_finite(bits: int) -> None:
+    states = torch.tensor([1e5, -1e5, 3e38, -3e38]).view(1, 1, 2, 2)
+    found = Codec(bits).decode(Codec(bits).encode(states), 2, torch.float32)
+    assert found.isfinite().all()
+
+
+def test_without_bits_nothing_is_rounded() -> None:
+    states = torch.randn(1, 1, 3, 5)
+    codec = Codec(None, turned=True)
+    found = codec.decode(codec.encode(states), 5, states.dtype)
+    assert torch.equal(found, states)
+    assert found.data_ptr() != states.data_ptr()
+
+
+def test_what_users_give() -> None:
+    assert check_bits(None) == (None, None)
+    assert check_bits(4) == (4, 4)
+    assert check_bits((8, None)) == (8, None)
+    assert check_bits([8, 2]) == (8, 2)

@@ -1,0 +1,209 @@
+"""A slow cache of few bits: everything is kept in full precision, and rounded when it is read.
+
+Which tokens a forward sees rounded follows from positions alone: all but the first `protected` of a row, the newest
+block before the forward, and the forward's own. The rounding is written out from its definition.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from functools import cache
+from itertools import groupby
+from random import Random
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from reference import Recorder, _additive_mask, _forced_masks, _recorded, check_layer
+
+
+@cache
+def slow_turn(dim: int) -> Tensor:
+    """Entry by entry: a sign per channel, (-1) ** (common bits) for the power of two, cos + sin for the odd rest."""
+    odd = dim
+    while odd % 2 == 0:
+        odd //= 2
+    draw = Random(dim)
+    signs = [draw.choice((-1.0, 1.0)) for _ in range(dim)]
+    matrix = torch.zeros(dim, dim, dtype=torch.float64)
+    for row in range(dim):
+        for column in range(dim):
+            common = bin((row // odd) & (column // odd)).count("1")
+            angle = 2 * math.pi * (row % odd) * (column % odd) / odd
+            entry = (-1) ** common * (math.cos(angle) + math.sin(angle)) / math.sqrt(dim)
+            matrix[row, column] = signs[row] * entry
+    return matrix
+
+
+def slow_channels(keys: list[Tensor]) -> Tensor:
+    """`[heads, dim]` for a row that begins with these keys `[heads, dim]`: by what each channel is divided."""
+    divided = torch.ones_like(keys[0])
+    if len(keys) > 1:
+        for head in range(len(divided)):
+            size = sum(key[head] ** 2 for key in keys) / len(keys)
+            size = size * len(keys) + 8 * size.median()
+            for channel, ratio in enumerate((size / size.median()).sqrt().tolist()):
+                divided[head, channel] = 2.0 ** max(round(math.log2(ratio)), 0)
+    return divided
+
+
+def slow_round(states: Tensor, bits: int | None, turned: bool, channels: Tensor | None = None) -> Tensor:
+    """`[..., dim]` as they are read after they were kept in so many bits."""
+    if bits is None:
+        return states
+    if channels is not None:
+        return slow_round(states / channels, bits, turned) * channels
+    turn = slow_turn(states.shape[-1]).to(states) if turned else torch.eye(states.shape[-1]).to(states)
+    numbers, levels = states @ turn, 2**bits - 1
+    low, high = numbers.min(-1, keepdim=True).values, numbers.max(-1, keepdim=True).values
+    best, least = numbers, torch.full_like(low, math.inf)
+    for share in (1.0, 0.85, 0.7) if bits == 2 else (1.0,):
+        start, stop = ((low + high) / 2 + side * share * (high - low) / 2 for side in (-1, 1))
+        zero = start.half().to(states)
+        step = ((stop - zero) / levels).clamp(min=0).half().to(states)
+        rounded = zero + step * torch.nan_to_num((numbers - zero) / step, 0.0, 0.0, 0.0).round().clamp(0, levels)
+        error = ((rounded - numbers) ** 2).sum(-1, keepdim=True)
+        better = error < 0.999 * least
+        best, least = torch.where(better, rounded, best), torch.where(better, error, least)
+    return best @ turn.T
+
+
+class RoundedRecorder(Recorder):
+    """Notes which tokens each forward may see as they came, and checks what the cache holds."""
+
+    def __init__(self, model: torch.nn.Module, cache: Any, bits: tuple[int | None, int | None], latent: bool) -> None:
+        super().__init__(model, cache)
+        self.bits, self.turned = bits, (True, latent)
+
+    def round(self, index: int, count: int | None = None) -> tuple[Tensor, Tensor]:
+        """What a layer was given, rounded."""
+        keys, values = self.came(index, count)
+        channels = torch.stack([self._channels(index, row) for row in range(len(keys))])[:, :, None]
+        return slow_round(keys, self.bits[0], self.turned[0], channels), slow_round(
+            values, self.bits[1], self.turned[1]
+        )
+
+    def _channels(self, index: int, row: int) -> Tensor:
+        real = [column for column in self.columns if column.real[row]]
+        first = [column.keys[index][row] for column in real if column.forward == real[0].forward]
+        return slow_channels(first) if first else torch.ones_like(self.columns[0].keys[index][row])
+
+    def _watch(self, index: int, layer: Any, update: Callable[..., Any]) -> Callable[..., Any]:
+        followed = super()._watch(index, layer, update)
+
+        def watched(keys: Tensor, values: Tensor, *args: Any, **kwargs: Any) -> Any:
+            result = followed(keys, values, *args, **kwargs)
+            taken_in_first = keys.shape[2] == 1 and not layer._waiting
+            stop = len(self.columns) if taken_in_first else len(self.columns) - len(self.new)
+            for column in self.new:
+                column.newest[index] = [
+                    sum(other.real[row] for other in self.columns[:stop]) - layer.budget.block_size
+                    for row in range(keys.shape[0])
+                ]
+            return result
+
+        return watched
+
+    def _check(self, layer: Any, index: int) -> None:
+        check_layer(layer, self.columns, index, as_they_came=False)
+        if not layer.held:
+            return
+        positions, real = layer.positions, torch.tensor([column.real for column in self.columns]).T
+        ahead = real.long().cumsum(-1)[:, None].expand(-1, positions.shape[1], -1).contiguous()
+        at = torch.searchsorted(ahead, positions + 1).clamp(max=len(self.columns) - 1)[..., None]
+        newest = positions.amax((1, 2), keepdim=True) - layer.budget.block_size
+        exact = ((positions < layer.budget.protected) | (positions > newest))[..., None]
+        came = self.came(index)
+        for found, states, few in zip((layer.keys, layer.values), came, self.round(index), strict=True):
+            expected = torch.where(
+                exact, *(kind.gather(2, at.expand(-1, -1, -1, kind.shape[-1])) for kind in (states, few))
+            )
+            different = (found[:, :, : layer.held] - expected).abs().amax(-1) > 1e-6
+            assert not (different & (positions >= 0)).any()
+        poison_codes(layer)
+
+    def came(self, index: int, count: int | None = None) -> tuple[Tensor, Tensor]:
+        """Keys and values of the first columns as a layer was given them, `[rows, heads, columns, dim]`."""
+        columns = self.columns[:count]
+        return (
+            torch.stack([column.keys[index] for column in columns], dim=2),
+            torch.stack([column.values[index] for column in columns], dim=2),
+        )
+
+
+def poison_codes(layer: Any) -> None:
+    """As `reference.poison_unused`, of codes."""
+    pads = (layer.positions < 0)[..., None]
+    for codes in layer.store.codes:
+        if codes.levels.shape[-1]:
+            codes.levels[:, :, layer.held :] = math.nan
+            held = codes.levels[:, :, : layer.held]
+            held.copy_(held.masked_fill(pads, 1e3))
+
+
+class _RoundedCache(DynamicCache):
+    """Gives each forward what it may see, rounded where it must."""
+
+    def __init__(self, recorder: RoundedRecorder) -> None:
+        super().__init__(config=recorder.model.config)
+        self.recorder = recorder
+        self.protected = {index: layer.budget.protected for index, layer in recorder.cache.paged_layers}
+        self.count = 0  # columns of this forward
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
+        keys, values = super().update(key_states, value_states, layer_idx, *args, **kwargs)
+        if layer_idx not in self.protected:
+            return keys, values
+        columns = self.recorder.columns[: keys.shape[2]]
+        newest, first_new = columns[-1].newest[layer_idx], len(columns) - self.count
+        real = torch.tensor([column.real for column in columns]).T
+        position = real.long().cumsum(-1) - 1
+        rounded = (position >= self.protected[layer_idx]) & (position < torch.tensor(newest)[:, None])
+        rounded[:, first_new:] = False
+        # What the run was given: noise of the last digit may round to another level.
+        came = self.recorder.came(layer_idx, len(columns))
+        differences = [(own - given).abs().amax((1, 3)) for own, given in zip((keys, values), came, strict=True)]
+        assert all(each[real].max() < 1e-2 for each in differences)
+        pairs = zip((keys, values), self.recorder.round(layer_idx, len(columns)), strict=True)
+        keys, values = (torch.where(rounded[:, None, :, None], few, full) for full, few in pairs)
+        return keys, values
+
+
+def rounded_logits(model: torch.nn.Module, recorder: RoundedRecorder) -> Tensor:
+    """[rows, columns, vocabulary]: forward by forward, each layer and head masked as recorded, with rounded tokens."""
+    reference = copy.deepcopy(model)
+    reference.set_attn_implementation("eager")
+    text, slow, logits = _recorded(model, recorder), _RoundedCache(recorder), []
+    masks = {layer: _additive_mask(model, sees, text.embeds.dtype) for layer, sees in text.visible.items()}
+    for _, group in groupby(range(len(recorder.columns)), lambda at: recorder.columns[at].forward):
+        columns = list(group)
+        slow.count, part, stop = len(columns), slice(columns[0], columns[-1] + 1), columns[-1] + 1
+        fed = {"inputs_embeds": text.embeds[:, part]} if text.ids is None else {"input_ids": text.ids[:, part]}
+        with torch.no_grad(), _forced_masks(reference, {at: mask[:, :, part, :stop] for at, mask in masks.items()}):
+            logits.append(
+                reference(
+                    **fed,
+                    attention_mask=recorder.mask[:, :stop],
+                    position_ids=text.positions[:, part],
+                    past_key_values=slow,
+                    use_cache=True,
+                ).logits
+            )
+    return torch.cat(logits, dim=1)
+
+
+def assert_rounded(model: torch.nn.Module, recorder: RoundedRecorder, tolerance: float = 1e-5) -> None:
+    """Every logit of the run equals the slow cache's: a wrong token or rounding moves them by much more."""
+    expected = rounded_logits(model, recorder)
+    differences = [
+        (column.logits[row] - expected[row, at]).abs().max().item()
+        for at, column in enumerate(recorder.columns)
+        for row, real in enumerate(column.real)
+        if real and column.logits is not None
+    ]
+    assert differences
+    assert max(differences) <= tolerance, f"logits differ by {max(differences):.2e}"
