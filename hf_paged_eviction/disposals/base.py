@@ -88,6 +88,7 @@ class Surroundings:
         uniform: whether all layers, rows and heads hold equally many tokens.
         latent: whether the model caches latents (MLA).
         positions: "text" or "cache", of the cache.
+        bits: of keys and of values, None where they are kept as they came.
     """
 
     config: Any
@@ -98,6 +99,7 @@ class Surroundings:
     uniform: bool
     latent: bool
     positions: str
+    bits: tuple[int | None, int | None]
 
 
 class Outlet:

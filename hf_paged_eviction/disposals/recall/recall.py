@@ -116,6 +116,11 @@ class Recall(Disposal):
                 f"positions={around.positions!r}: keys in host memory stand at their place in the text. Use "
                 "positions='text'",
             ),
+            (
+                around.bits != (None, None),
+                "bits=: blocks go back and forth as they came, and a token that was rounded twice would differ. Use "
+                "bits=None",
+            ),
         ]
         for refused, reason in reasons:
             if refused:
