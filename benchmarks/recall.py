@@ -46,7 +46,7 @@ def variants(length: int) -> dict[str, dict[str, Any]]:
 def make_cache(model: Any, settings: dict[str, Any]) -> DynamicCache:
     if not settings:
         return DynamicCache(config=model.config)
-    return PagedEvictionCache(model.config, policy="keydiff", **settings)
+    return PagedEvictionCache(model.config, **{"policy": "keydiff", **settings})
 
 
 def device_bytes(cache: DynamicCache) -> int:
@@ -98,6 +98,28 @@ def device_shares(model: Any, tokenizer: Any, length: int) -> dict[str, float]:
     return {name: count / used["full"] for name, count in used.items()}
 
 
+def by_policy(model: Any, tokenizer: Any, length: int, count: int, seed: int) -> dict[str, dict[str, float]]:
+    """Mean scores at the same device bytes under policies that keep other tokens; the question is unknown."""
+    ways = {
+        "drop": {"budget": 3 * length // 16},
+        "recall": {"budget": length // 8, "disposal": f"recall(blocks={length // 128 - 3})"},
+    }
+    found: dict[str, dict[str, float]] = {}
+    for policy in ("keydiff", "paged_eviction", "recency", "random"):
+        for name, settings in ways.items():
+            for task in TASKS:
+                scores = []
+                for sample in make_samples(task, tokenizer, length, count, seed):
+                    context = tokenizer(sample.context, return_tensors="pt")["input_ids"]
+                    whole = tokenizer(sample.prompt, return_tensors="pt")["input_ids"]
+                    cache = make_cache(model, {**settings, "policy": policy})
+                    said = answer(model, [context, whole[:, context.shape[1] :]], cache, sample.max_new_tokens)
+                    scores.append(get_task(task).score(sample, tokenizer.decode(said)))
+                found.setdefault(f"{policy}, {name}", {})[task] = sum(scores) / count
+            print(policy, name, found[f"{policy}, {name}"], flush=True)
+    return found
+
+
 @torch.inference_mode()
 def step_time(model: Any, length: int, rounds: int, steps: int = 8) -> dict[str, float]:
     """Milliseconds of a decode step behind `length` tokens."""
@@ -135,6 +157,7 @@ def main() -> None:
     parser.add_argument(
         "--times", type=int, nargs="*", default=[1024, 8192], help="tokens behind which a step is timed"
     )
+    parser.add_argument("--by-policy", type=int, default=8, help="prompts per task and policy")
     parser.add_argument("--rounds", type=int, default=9)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -149,10 +172,14 @@ def main() -> None:
         if options.count:
             scores = {"count": options.count, "scores": accuracy(model, tokenizer, length, options.count, options.seed)}
         found[str(length)] = {**scores, "device_share": shares}
+    policies = before.get("by_policy", {})
+    if options.by_policy:
+        scores = by_policy(model, tokenizer, 1024, options.by_policy, options.seed)
+        policies = {"count": options.by_policy, "scores": scores}
     for length in options.times:
         steps[str(length)] = step_time(model, length, options.rounds)
         print(length, {name: f"{value:.2f} ms" for name, value in steps[str(length)].items()})
-    save("recall", {"accuracy": found, "step_ms": steps})
+    save("recall", {"accuracy": found, "by_policy": policies, "step_ms": steps})
 
 
 if __name__ == "__main__":

@@ -163,7 +163,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
                 uniform=isinstance(shares, Uniform),
                 latent=is_latent_attention(config),
                 positions=positions,
-                bits=precision,
+                coded=any(bits is not None for bits in precision),
             )
         )
         self._check_attention()

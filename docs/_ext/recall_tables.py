@@ -22,9 +22,10 @@ def recall(_: str) -> str:
         "turn (unknown) or with the prompt (known). `recall` asks for as many blocks as the budget has room for.\n\n"
         + "\n\n".join(tables)
         + "\n\nA box per block of 16 costs as much as a sixteenth of the cache, so recall has to be compared with "
-        "dropping at the same bytes: there `keydiff` alone is as good or better on these prompts, which it was good at "
-        "already. What recall gives is that nothing has to be foreseen. Of a budget of four blocks only one can be "
-        "asked for, and a vector in place of a box is too coarse for this model.\n\n"
+        "dropping at the same bytes: there `keydiff` alone is as good or better on these prompts. Of a budget of four "
+        "blocks only one can be asked for, and a vector in place of a box is too coarse for this model.\n\n"
+        "What recall gives is that less has to be foreseen: with policies that keep the wrong tokens, dropping loses "
+        f"what recall finds.\n\n{_policies(found['by_policy'])}\n\n"
         "Milliseconds of a decode step of that model (4 layers) behind so many tokens, on a machine that did other "
         "work too; the budget is a sixteenth, at least 128 tokens; 16 blocks are asked for, or as many as fit:\n\n"
         + table(("", *(f"{int(length):,}" for length in found["step_ms"])), times)
@@ -41,6 +42,17 @@ def _accuracy(length: str, found: dict[str, Any]) -> str:
     ]
     return f"{found['count']} prompts of {int(length):,} tokens of each of {tasks}:\n\n" + table(
         ("", "device bytes", "unknown", "known"), rows
+    )
+
+
+def _policies(found: dict[str, Any]) -> str:
+    names = list(dict.fromkeys(name.partition(", ")[0] for name in found["scores"]))
+    scores = found["scores"]
+    rows = [(f"`{name}`", *(_mean(scores[f"{name}, {way}"]) for way in ("drop", "recall"))) for name in names]
+    return (
+        f"Accuracy in % on {found['count']} prompts of 1,024 tokens of each task, question unknown, at 19 to 20 % of "
+        "the device bytes of the full cache (dropping to 3/16, recall with 2/16):\n\n"
+        + table(("policy", "drop", "recall"), rows)
     )
 
 

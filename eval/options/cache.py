@@ -2,9 +2,39 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from .base import Options, option
+from pydantic import AfterValidator
+
+from hf_paged_eviction.store.codec import check_bits
+
+from .base import Numbers, Options, option
+
+
+def precision(text: str | None) -> int | tuple[int | None, int | None] | None:
+    """What `bits=` of a cache is given for "4", or for "8,none": keys and values apart.
+
+    Raises:
+        ValueError: the text is neither.
+    """
+    if text is None:
+        return None
+    words = [word.strip().lower() for word in text.split(",")]
+    try:
+        counts = [None if word == "none" else int(word) for word in words]
+        pair = check_bits(counts[0] if len(counts) == 1 else counts)
+    except ValueError:
+        raise ValueError("write 8, 4 or 2, or two of these or none for keys and values, such as 8,4") from None
+    return pair[0] if len(words) == 1 else pair
+
+
+def _checked(text: str) -> str:
+    precision(text)
+    return text
+
+
+#: As `precision` reads it.
+Bits = Annotated[Numbers, AfterValidator(_checked)]
 
 
 class CacheOptions(Options):
@@ -21,6 +51,12 @@ class CacheOptions(Options):
         0, "The same for a prefix that you know, such as a system prompt; the larger of the two counts.", at_least=0
     )
     recent_tokens: int | None = option(None, "Newest tokens that are never evicted.", at_least=0, shown="one block")
+    bits: Bits | None = option(
+        None,
+        "Bits of a number that is kept, 8, 4 or 2; two numbers for keys and values, such as 8,4.",
+        metavar="N",
+        shown="the model's",
+    )
     positions: Literal["text", "cache"] = option(
         "text", "Where held tokens stand: at their place in the text, or one after the other."
     )
@@ -29,7 +65,8 @@ class CacheOptions(Options):
     @property
     def cache_arguments(self) -> dict[str, Any]:
         """Arguments of `PagedEvictionCache`."""
-        return {name: getattr(self, name) for name in CacheOptions.model_fields}
+        given = {name: getattr(self, name) for name in CacheOptions.model_fields}
+        return {**given, "bits": precision(self.bits)}
 
 
 class OneCacheOptions(CacheOptions):

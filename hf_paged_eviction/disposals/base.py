@@ -88,7 +88,7 @@ class Surroundings:
         uniform: whether all layers, rows and heads hold equally many tokens.
         latent: whether the model caches latents (MLA).
         positions: "text" or "cache", of the cache.
-        bits: of keys and of values, None where they are kept as they came.
+        coded: whether keys or values are kept in fewer bits (`bits=`).
     """
 
     config: Any
@@ -99,7 +99,7 @@ class Surroundings:
     uniform: bool
     latent: bool
     positions: str
-    bits: tuple[int | None, int | None]
+    coded: bool
 
 
 class Outlet:

@@ -32,12 +32,13 @@ class CodedSnapshot(HeldSnapshot):
     """What a coded store holds.
 
     Attributes:
+        waiting: see `Store`.
         key_codes, key_levels, value_codes, value_levels: see `Codes`, `[batch, kv_heads, held, ...]`.
         keys, values, places, count, coded, channels, since: see `Exact`, where the places are `slots`.
-        waiting: see `Store`.
         shifts: see `Shifts`, `[batch, sets, held]`.
     """
 
+    waiting: int
     key_codes: Tensor
     key_levels: Tensor
     value_codes: Tensor
@@ -49,7 +50,6 @@ class CodedSnapshot(HeldSnapshot):
     coded: Tensor
     channels: Tensor
     since: Tensor
-    waiting: int
     shifts: Tensor | None
 
     @property
@@ -81,7 +81,7 @@ class CodedStore(Store):
     therefore goes beside the codes at first, and the codes of a whole block are written together: the layer asks for it
     (`encode`) when as many have come.
 
-    Where states are turned for attention, no copy of them is kept: they are turned after they were decoded, at each read.
+    Where states are turned for attention, no copy of them is kept: they are turned when they were decoded, at each read.
 
     Args:
         codecs: of keys and of values.
@@ -212,7 +212,7 @@ class CodedStore(Store):
         self._kinds = _Kind(keys.shape[-1], keys.dtype), _Kind(values.shape[-1], values.dtype)
         self._codes = self._new_codes(keys, values, slots)
         parts = [self._new(shape, dtype, keys.device) for shape, dtype in self._exact_shapes(keys, values)]
-        self._exact = Exact(*parts, self._newest)
+        self._exact = Exact(self._newest, *parts)
         if self._fixed and self.turning is not None:
             self.turning.rotary.prepare(keys.device)
             self._shift_by(Shifts(self._new(self._shifts_shape(keys, slots), Shifts.dtype, keys.device)))
@@ -464,7 +464,7 @@ class CodedStore(Store):
         """See `Store.snapshot`."""
         codes = [part[:, :, :held] for part in self.tensors]
         shifts = None if self._shifts is None else self._shifts.of_first(held)
-        return CodedSnapshot(self.slots, *codes, *self.exact.tensors(), self.waiting, shifts)
+        return CodedSnapshot(self.slots, self.waiting, *codes, *self.exact.tensors(), shifts)
 
     def restore(self, saved: HeldSnapshot, device: torch.device) -> None:
         """See `Store.restore`."""

@@ -25,6 +25,7 @@ class Exact:
     Shapes: `B` rows, `H` KV heads, `P` newest tokens, `N` first tokens, `W = P + N` places.
 
     Attributes:
+        newest: `P`.
         keys, values: `[B, H, W, dim]`.
         slots: `[B, H, W]` int64, where the tokens are held.
         count: `[B]` int64, real tokens of each row.
@@ -32,9 +33,9 @@ class Exact:
         channels: `[B, H, 1, dim]`, what the channels of keys are divided by before they are encoded.
         since: `[B]` int64: of the tokens before this one, none is among the newest (they were, before later ones were
             taken back).
-        newest: `P`.
     """
 
+    newest: int
     keys: Tensor
     values: Tensor
     slots: Tensor
@@ -42,7 +43,6 @@ class Exact:
     coded: Tensor
     channels: Tensor
     since: Tensor
-    newest: int
 
     def tensors(self) -> Iterator[Tensor]:
         """All of them, rows first."""
@@ -52,7 +52,7 @@ class Exact:
 
     def change(self, change: Callable[[Tensor], Tensor]) -> "Exact":
         """The same with every tensor changed."""
-        return Exact(*map(change, self.tensors()), self.newest)
+        return Exact(self.newest, *map(change, self.tensors()))
 
     def clear(self) -> None:
         """No token has come."""

@@ -21,6 +21,7 @@ from hf_paged_eviction.disposals import Merge
 from hf_paged_eviction.queries.attention import forget_handover
 from hf_paged_eviction.queries.observer import Queries
 from hf_paged_eviction.queries.weights import Logits
+from reference import poison_unused
 from test_blocks_property import CALLS, SIZES, Play, config, play, slow_first_value
 
 OURS = "paged_eviction"
@@ -157,6 +158,33 @@ def test_a_row_is_what_it_is_alone(way: str) -> None:
     assert rows.compare(model, [40, 33, 9], turns, **{**SMALL, **WAYS[way]}) > 0
 
 
+@pytest.mark.parametrize("family", ["gemma2", "gpt_oss", "gpt_neox"])
+def test_families(family: str) -> None:
+    """Soft-capping, sinks, windows beside; as many query heads as KV heads."""
+    if reason := models.unavailable(family):
+        pytest.skip(reason)
+    model = models.shared(family, OURS)
+    assert rows.compare(model, [33, 9], None, **{**SMALL, **WAYS["values"]}) > 0
+
+
+@pytest.mark.parametrize("way", ["merge", "values", "d2o"])
+def test_unused_slots_do_not_matter(way: str) -> None:
+    """NaN beyond what is held, huge numbers in pads."""
+    model = models.shared("llama", OURS)
+    ids, mask = models.left_pad(models.prompts([70, 50, 41], seed=6))
+    mask[1, 33] = 0  # a pad in the middle
+    logits = []
+    for spoil in (False, True):
+        cache = PagedEvictionCache(model.config, **{**SMALL, **WAYS[way]})
+        for span in [(0, 22), (22, 26), *((at, at + 1) for at in range(26, 50)), (50, 70)]:
+            logits.append(modes.forward(model, cache, ids, mask, *span)[mask[:, slice(*span)].bool()])
+            for _, layer in cache.paged_layers if spoil else ():
+                poison_unused(layer)
+        assert (masses(cache) > 1).all()
+    half = len(logits) // 2
+    assert torch.equal(torch.cat(logits[:half]), torch.cat(logits[half:]))
+
+
 @pytest.mark.parametrize(
     ("way", "mode", "padded"),
     [
@@ -290,6 +318,7 @@ def test_each_merge_keeps_within_its_head_and_norms_do_not_shrink() -> None:
 @pytest.mark.skipif(models.VERSION < (5, 14), reason="static=True needs transformers 5.14 or later")
 def test_static() -> None:
     """A compiled step merges as an eager one does."""
+    from torch._dynamo.utils import counters
     from transformers import CompileConfig
 
     model = models.build("llama", OURS)
@@ -302,9 +331,16 @@ def test_static() -> None:
             config = CompileConfig(fullgraph=True, dynamic=False, backend="eager", mode=None)
             config._compile_all_devices = True
             how = {"compile_config": config}
+        counters.clear()
+        before: list[int] = []
         for _ in range(1 + static):
             cache.reset()
             said.append(modes.generate(model, cache, ids, mask, 30, **how).tolist())
+            kept = [layer.outlet.merged for _, layer in cache.paged_layers]
+            places = [tensor.data_ptr() for each in kept for tensor in vars(each).values()]
+            assert not static or places == (before or places), "a tensor has moved"
+            before = places
+        assert counters["stats"]["unique_graphs"] == int(compiled)
         known.append([layer.outlet.merged.mass for _, layer in cache.paged_layers])
     torch._dynamo.reset()
     assert said[0] == said[1] == said[2] == said[3] == said[4]

@@ -60,6 +60,7 @@ sink-tokens: 64
 recent-tokens: 64
 disposal: drop
 positions: cache
+bits: 8,4
 task-file: [mine.jsonl]
 template: x
 metric: qa_f1

@@ -25,6 +25,7 @@ PAGES = (
     "footguns.md",
     "saved_contexts.md",
     "endless_text.md",
+    "few_bits.md",
     "serving.md",
     "migration.md",
     "policies/own.md",

@@ -54,6 +54,17 @@ def test_options_of_a_cache_reach_it(model: Any) -> None:
     assert table.shape == (1, 2, 5, 8) and (table.flatten(2)[..., :20] == torch.arange(20)).all()
 
 
+@pytest.mark.parametrize(("typed", "given"), [("4", 4), ("8,none", (8, None)), (None, None)])
+def test_bits_are_one_number_or_two(typed: str | None, given: Any) -> None:
+    assert CacheOptions(bits=typed).cache_arguments["bits"] == given
+
+
+@pytest.mark.parametrize("typed", ["5", "x", "4,2,1", "4,"])
+def test_bits_that_cannot_be(typed: str) -> None:
+    with pytest.raises(ValueError, match="write 8, 4 or 2"):
+        CacheOptions(bits=typed)
+
+
 def test_folders_that_are_older_than_an_option_ran_at_its_default(tmp_path: Path) -> None:
     now = TaskSettings(policies=(), budgets=("full",), tasks=()).as_json()
     older = {name: value for name, value in now.items() if name not in ("sink_tokens", "protected_prefix")}

@@ -88,7 +88,7 @@ class Merge(Disposal):
                 "turned. Use disposal='merge(values_only=True)', or positions='text'",
             ),
             (
-                around.bits != (None, None),
+                around.coded,
                 "bits=: a token that takes another in would have to be rounded anew each time. Use disposal='drop', or "
                 "bits=None",
             ),

@@ -140,8 +140,7 @@ class MergeOutlet(Outlet):
         is worked out.
         """
         places, self._any = self.merged.places, True
-        chosen = held.positions.expand_as(places).scatter(-1, slots, -1)
-        places.copy_(torch.where(begins[..., None], chosen, places))
+        places.copy_(held.positions.expand_as(places).scatter(-1, slots, -1))
 
     def let_go(self, leaving: Held, slots: Tensor | None) -> None:
         """One token of each row and set goes into another."""
@@ -218,7 +217,7 @@ class MergeOutlet(Outlet):
             new = _mean(kept[at], before[..., None], sums, more[..., None])
             result[at] = result[at].scatter(2, slot_index(index_stay, result[at]).expand_as(new), new)
         self._choosing = mass.scatter(-1, index_stay, before + more)
-        return Held(*result, tokens.positions)
+        return Held(result[0], result[1], tokens.positions)
 
     # ---- attention ------------------------------------------------------------------------------------------------
 

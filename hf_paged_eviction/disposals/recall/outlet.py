@@ -278,8 +278,8 @@ class RecallOutlet(Outlet):
         Raises:
             RuntimeError: attention was given something else than the cache returned.
         """
-        stored = self.site.store.tensors
-        given = asked.queries.key, asked.values
+        keys, values = self.site.store.tensors
+        stored, given = (keys, values), (asked.queries.key, asked.values)
         if asked.waiting:
             return [stored, given]
         if any(theirs.data_ptr() != ours.data_ptr() for ours, theirs in zip(stored, given, strict=True)):

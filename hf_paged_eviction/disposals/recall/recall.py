@@ -112,14 +112,13 @@ class Recall(Disposal):
                 "budget=",
             ),
             (
+                around.coded,
+                "bits=: blocks come back as they were, into slots that attention reads in place. Use bits=None",
+            ),
+            (
                 around.positions != "text",
                 f"positions={around.positions!r}: keys in host memory stand at their place in the text. Use "
                 "positions='text'",
-            ),
-            (
-                around.bits != (None, None),
-                "bits=: blocks go back and forth as they came, and a token that was rounded twice would differ. Use "
-                "bits=None",
             ),
         ]
         for refused, reason in reasons:
