@@ -81,7 +81,7 @@ class CodedStore(Store):
     therefore goes beside the codes at first, and the codes of a whole block are written together: the layer asks for it
     (`encode`) when as many have come.
 
-    Where states are turned for attention, no copy of them is kept: they are turned when they were decoded, at each read.
+    Where states are turned for attention, no copy of them is kept: they are turned at each read, once decoded.
 
     Args:
         codecs: of keys and of values.
@@ -396,11 +396,11 @@ class CodedStore(Store):
 
     def reorder(self, order: Tensor) -> None:
         """See `Store.reorder`."""
-        for part in self.tensors:
-            part[:, :, : order.shape[-1]] = gather_slots(part, order)
         if self._shifts is not None:
             self._shifts.reorder(order)
         exact = self.exact
+        for part in self.tensors:
+            part[:, :, : order.shape[-1]] = gather_slots(part, order)
         places = torch.arange(order.shape[-1], device=order.device).expand_as(order)
         moved_to = torch.empty_like(order).scatter_(-1, order, places).expand(-1, exact.slots.shape[1], -1)
         exact.slots.copy_(moved_to.gather(-1, exact.slots))

@@ -184,6 +184,23 @@ def test_static_families(family: str) -> None:
 
 
 @static_only
+@pytest.mark.parametrize("policy", ["paged_eviction", "keydiff"])
+@pytest.mark.parametrize("budget", [32, 40])
+def test_static_with_pads_in_the_middle(policy: str, budget: int) -> None:
+    """They are moved to the lowest slots when the storage fills; what is not rounded moves along."""
+    model = shared("llama")
+    ids = torch.stack(models.prompts([60, 60], seed=2))
+    mask = torch.ones_like(ids)
+    mask[0, :5] = mask[0, 20:23] = mask[1, 20:24] = 0
+    plan = [(0, 20), (20, 28), *((at, at + 1) for at in range(28, 60))]
+    said = []
+    for static in (False, True):
+        cache = PagedEvictionCache(model.config, budget=budget, block_size=4, policy=policy, bits=4, static=static)
+        said.append([modes.forward(model, cache, ids, mask, *part)[:, -1] for part in plan])
+    assert all((ours - theirs).abs().max() <= 1e-5 for ours, theirs in zip(*said, strict=True))
+
+
+@static_only
 def test_a_compiled_step_is_one_graph() -> None:
     from torch._dynamo.utils import counters
     from transformers import CompileConfig
