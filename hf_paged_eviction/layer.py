@@ -125,7 +125,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.layer_idx = layer_idx
         self._scorer = Scorer(policy, heads, layer_idx, share, rotary)
         self.padding = padding if padding is not None else Padding()
-        self.store = make_store(budget, static, turning, codecs)
+        self.store = make_store(budget, static, turning, codecs, heads == "separate")
         self.quota = Quota()
         self.memory: MemoryPlan | None = None
         self.listener: Listener | None = None
