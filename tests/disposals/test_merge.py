@@ -375,6 +375,7 @@ def test_refused() -> None:
     for options, message in [
         ({"disposal": "merge(values_only=True)", "static": True}, "static=True"),
         ({"disposal": "merge", "positions": "cache"}, "no position of its own"),
+        ({"disposal": "merge", "bits": 4}, "bits="),
         ({"disposal": "merge(threshold=2)"}, "threshold must be"),
         ({"disposal": "merge(threshold=high)"}, "threshold must be"),
         ({"disposal": "merge(values_only=3)"}, "values_only must be"),

@@ -73,6 +73,10 @@ class Merge(Disposal):
                 "disposal='drop'",
             ),
             (
+                around.coded,
+                "bits=: each merge would round the token that takes others in anew. Use bits=None, or disposal='drop'",
+            ),
+            (
                 around.static and self.values_only,
                 "static=True: counts would have to reach the attention of a compiled step. Use disposal='merge', or "
                 "static=False",
