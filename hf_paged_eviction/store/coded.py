@@ -326,6 +326,15 @@ class CodedStore(Store):
             self._exact.write_over(keys, values)
         return keys, values
 
+    def read_before(self, held: int, real: Tensor | None) -> tuple[Tensor, Tensor]:
+        """See `Store.read_before`."""
+        shown, (slots, *oldest, leaves) = self.read(held), self.exact.oldest(real)
+        few = self._decode(self._encode(*oldest))  # its codes may not have been written yet
+        for states, rounded in zip(shown, few, strict=True):
+            index = slot_index(slots, states)
+            states.scatter_(2, index, torch.where(leaves, rounded, states.gather(2, index)))
+        return shown
+
     def at(self, slots: Tensor) -> tuple[Tensor, Tensor]:
         """See `Store.at`."""
         keys, values = self._decode([gather_slots(part, slots) for part in self.tensors])

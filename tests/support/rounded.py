@@ -101,8 +101,8 @@ class RoundedRecorder(Recorder):
 
         def watched(keys: Tensor, values: Tensor, *args: Any, **kwargs: Any) -> Any:
             result = followed(keys, values, *args, **kwargs)
-            taken_in_first = keys.shape[2] == 1 and not layer._waiting
-            stop = len(self.columns) if taken_in_first else len(self.columns) - len(self.new)
+            # A single token counts as if it were there already; several see what was there before.
+            stop = len(self.columns) if keys.shape[2] == 1 else len(self.columns) - len(self.new)
             for column in self.new:
                 column.newest[index] = [
                     sum(other.real[row] for other in self.columns[:stop]) - layer.budget.block_size
