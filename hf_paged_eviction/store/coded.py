@@ -464,7 +464,7 @@ class CodedStore(Store):
         """See `Store.snapshot`."""
         codes = [part[:, :, :held] for part in self.tensors]
         shifts = None if self._shifts is None else self._shifts.of_first(held)
-        return CodedSnapshot(self.slots, self.waiting, *codes, *self.exact.tensors(), shifts)
+        return CodedSnapshot(self.slots, self.waiting, *codes, *self.exact.tensors(), shifts=shifts)
 
     def restore(self, saved: HeldSnapshot, device: torch.device) -> None:
         """See `Store.restore`."""
@@ -477,9 +477,9 @@ class CodedStore(Store):
         for held, part in zip(self.exact.tensors(), saved.exact, strict=True):
             held.copy_(part)
         if saved.shifts is not None and self.turning is not None:
-            rows, sets, held = saved.shifts.shape
-            self._shift_by(Shifts(self._new((rows, sets, saved.slots), Shifts.dtype, device)))
-            self._shifts.by[:, :, :held] = saved.shifts.to(device)
+            shifts = self._new((*saved.shifts.shape[:2], saved.slots), Shifts.dtype, device)
+            shifts[:, :, : saved.shifts.shape[2]] = saved.shifts.to(device)
+            self._shift_by(Shifts(shifts))
 
     def expected(self, saved: CodedSnapshot) -> list[tuple[tuple[int, ...], torch.dtype]]:
         """Shapes and types of all tensors of a snapshot, given its first keys and values and how many are held."""
