@@ -33,12 +33,13 @@ class CodedSnapshot(HeldSnapshot):
 
     Attributes:
         waiting: see `Store`.
+        shifts: see `Shifts`, `[batch, sets, held]`.
         key_codes, key_levels, value_codes, value_levels: see `Codes`, `[batch, kv_heads, held, ...]`.
         keys, values, places, count, coded, channels, since: see `Exact`, where the places are `slots`.
-        shifts: see `Shifts`, `[batch, sets, held]`.
     """
 
     waiting: int
+    shifts: Tensor | None
     key_codes: Tensor
     key_levels: Tensor
     value_codes: Tensor
@@ -50,7 +51,6 @@ class CodedSnapshot(HeldSnapshot):
     coded: Tensor
     channels: Tensor
     since: Tensor
-    shifts: Tensor | None
 
     @property
     def shape(self) -> torch.Size:
@@ -473,7 +473,7 @@ class CodedStore(Store):
         """See `Store.snapshot`."""
         codes = [part[:, :, :held] for part in self.tensors]
         shifts = None if self._shifts is None else self._shifts.of_first(held)
-        return CodedSnapshot(self.slots, self.waiting, *codes, *self.exact.tensors(), shifts)
+        return CodedSnapshot(self.slots, self.waiting, shifts, *codes, *self.exact.tensors())
 
     def restore(self, saved: HeldSnapshot, device: torch.device) -> None:
         """See `Store.restore`."""
@@ -486,9 +486,9 @@ class CodedStore(Store):
         for held, part in zip(self.exact.tensors(), saved.exact, strict=True):
             held.copy_(part)
         if saved.shifts is not None and self.turning is not None:
-            rows, sets, held = saved.shifts.shape
-            self._shift_by(Shifts(self._new((rows, sets, saved.slots), Shifts.dtype, device)))
-            self._shifts.by[:, :, :held] = saved.shifts.to(device)
+            shifts = self._new((*saved.shifts.shape[:2], saved.slots), Shifts.dtype, device)
+            shifts[:, :, : saved.shifts.shape[2]] = saved.shifts.to(device)
+            self._shift_by(Shifts(shifts))
 
     def expected(self, saved: CodedSnapshot) -> list[tuple[tuple[int, ...], torch.dtype]]:
         """Shapes and types of all tensors of a snapshot, given its first keys and values and how many are held."""
