@@ -1,11 +1,13 @@
-"""Budgets as a person writes them ("256", "12.5%", "full") and as a cache takes them (tokens)."""
+"""Budgets as a person writes them ("256", "12.5%", "2MiB", "full") and as a cache takes them (tokens)."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from fractions import Fraction
 
 from hf_paged_eviction.table.budget import BlockBudget
+from hf_paged_eviction.table.memory import parse_bytes
 
 from .errors import UserError
 from .options.cache import CacheOptions
@@ -15,20 +17,31 @@ FULL = "full"
 
 @dataclass(frozen=True)
 class Budget:
-    """One budget: a number of tokens, a share of the length, or neither (the full cache)."""
+    """One budget: a number of tokens, a share of the length, bytes, or none of them (the full cache).
+
+    Attributes:
+        memory: bytes of keys and values that a row may take in all paged layers together.
+    """
 
     label: str
     tokens: int | None = None
     share: Fraction | None = None
+    memory: int | None = None
 
     @property
     def is_full(self) -> bool:
-        return self.tokens is None and self.share is None
+        return self.tokens is None and self.share is None and self.memory is None
 
     def resolve(self, length: int, options: CacheOptions) -> int | None:
-        """Tokens held at this `length`: rounded up to whole blocks and to the smallest legal budget."""
+        """Tokens held at this `length`: rounded up to whole blocks and to the smallest legal budget.
+
+        Raises:
+            ValueError: it is in bytes, which are tokens of a model only; see `sizes.tokens_held`.
+        """
         if self.is_full:
             return None
+        if self.memory is not None:
+            raise ValueError(f"{self.label} is in bytes, how many tokens that is depends on the model")
         wanted = self.tokens if self.share is None else self.share * length
         blocks = -(-Fraction(wanted or 0) // options.block_size)
         return max(int(blocks) * options.block_size, smallest_budget(options))
@@ -42,6 +55,8 @@ def smallest_budget(options: CacheOptions) -> int:
 
 def parse_budget(text: str) -> Budget:
     """Read one budget."""
+    if memory := _memory(text):
+        return memory
     label = text.strip().lower()
     if label == FULL:
         return Budget(FULL)
@@ -51,7 +66,40 @@ def parse_budget(text: str) -> Budget:
             return Budget(label, share=share)
     elif label.isascii() and label.isdigit() and int(label) > 0:
         return Budget(label, tokens=int(label))
-    raise UserError(f"budget {text!r}: write tokens (256), a share of the length up to 100 % (12.5%), or full")
+    raise UserError(
+        f"budget {text!r}: write tokens (256), a share of the length up to 100 % (12.5%), bytes (2MiB), or full"
+    )
+
+
+def parse_memory(text: str) -> tuple[Budget, ...]:
+    """Read a comma-separated list of sizes in bytes; numbers without a unit are bytes too, and "full" is none.
+
+    Raises:
+        UserError: one of them is no number of bytes, or there is none.
+    """
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    found = {}
+    for word in words:
+        budget = Budget(FULL) if word.lower() == FULL else _memory(f"{word}B" if word.isdecimal() else word)
+        if budget is None:
+            raise UserError(f"--memory {word!r} is no number of bytes: write 2MiB, 512KiB, 1.5GB, or an int of bytes")
+        found[budget.label] = budget
+    if not found:
+        raise UserError("no size given: for example --memory 1MiB,2MiB,full")
+    return tuple(found.values())
+
+
+def _memory(text: str) -> Budget | None:
+    """A size with a unit; None for anything else. Its label is the text in the usual letters, without blanks."""
+    parts = re.fullmatch(r"\s*([\d.]+)\s*([kmgt]?)(i?)b\s*", text, re.ASCII | re.IGNORECASE)
+    if parts is None:
+        return None
+    number, letter, binary = parts[1], parts[2].upper(), parts[3].lower()
+    label = f"{number}{'k' if letter == 'K' and not binary else letter}{binary}B"
+    try:
+        return Budget(label, memory=parse_bytes(label))
+    except ValueError:
+        return None
 
 
 def _share(label: str) -> Fraction:

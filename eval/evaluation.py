@@ -7,6 +7,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
+from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction.integration.window import trained_window
+
 from .distributed import Team, join
 from .errors import UserError
 from .growth import grown
@@ -66,11 +69,16 @@ def evaluate_tasks(
 
 
 def evaluate_texts(
-    settings: TextSettings, output: Path, workers: int | None, watch: Watch
+    settings: TextSettings,
+    output: Path,
+    workers: int | None,
+    watch: Watch,
+    say: Callable[[str], None] = lambda text: None,
 ) -> tuple[Outcome, list[Curve]] | None:
     """Predict every text under every policy and budget; arguments and result as of `evaluate_tasks`."""
     team, settings, earlier = _gather(settings, output)
-    tokenizer = load_tokenizer(settings)
+    config, tokenizer = load_config(settings), load_tokenizer(settings)
+    check_positions(config, settings)
     found = make_text_jobs(settings, tokenizer)
     jobs = [(job, job.keys()) for job in found]
     there = make_text_jobs(earlier, tokenizer) if earlier else found
@@ -79,15 +87,44 @@ def evaluate_texts(
             f"the longest text would have {found[0].length} tokens, and shares in {output} are of "
             f"{there[0].length}: choose another --output"
         )
-    work = Work(run_texts, text_row_key, jobs, text_facts(found), text_facts(there))
+    window = trained_window(config)
+    for note in long_texts(settings, found[0].length, window):
+        say(note)
+    facts = {**text_facts(found), "window": window}
+    work = Work(run_texts, text_row_key, jobs, facts, text_facts(there))
     outcome = complete(team, settings, output, work, workers, watch, earlier)
     if outcome is None:
         return None
     summary = curves(outcome.rows)
     outcome.folder.write_json("summary.json", [asdict(curve) for curve in summary])
     if summary:
-        plot_perplexity(summary, found[0].length, output / "perplexity.png")
+        plot_perplexity(summary, found[0].length, output / "perplexity.png", window)
     return outcome, summary
+
+
+def check_positions(config: Any, settings: TextSettings) -> None:
+    """Refuse a model whose held tokens cannot be moved, before anything runs.
+
+    Raises:
+        UserError: with the reason.
+    """
+    if "cache" in settings.positions.split(",") and settings.policies:
+        try:
+            PagedEvictionCache(config, budget=1024, policy="recency", positions="cache")
+        except ValueError as error:
+            raise UserError(f"--positions {settings.positions}: {error}") from error
+
+
+def long_texts(settings: TextSettings, length: int, window: int | None) -> list[str]:
+    """A sentence on texts that are longer than the model's window: they stream past it."""
+    if window is None or length <= window:
+        return []
+    beyond = f"a text has {length} tokens, and the model was made for {window}: it streams past them"
+    if not settings.policies:
+        return [f"{beyond}, where a full cache sees distances that the model never learned"]
+    if "cache" in settings.positions.split(","):
+        return [f"{beyond}; with positions=cache no distance exceeds the budget, a block and a chunk"]
+    return [f"{beyond}, where distances grow with the text; --positions text,cache shows both ways"]
 
 
 def long_prompts(tasks: dict[str, Any], context: int | None) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
 
 from .prompting.suites import GENERATED_SAMPLES, is_generated
-from .settings import Settings, TaskSettings
+from .settings import Settings, TaskSettings, TextSettings
 from .store.results import read_meta
 
 S = TypeVar("S", bound=Settings)
@@ -35,6 +35,9 @@ def grown(settings: S, output: Path) -> tuple[S, S | None]:
     if both == {None, PAGED_EVICTION}:  # which computes as sdpa does, and only shows the queries
         old["attn_implementation"] = before.get("attn_implementation")
         changes["attn_implementation"] = PAGED_EVICTION
+    if isinstance(settings, TextSettings):
+        old["positions"] = before.get("positions", "text")
+        changes["positions"] = ",".join(dict.fromkeys(f"{old['positions']},{settings.positions}".split(",")))
     if "limit" in before and before["limit"] != settings.limit:
         old["limit"] = before["limit"]
         changes["limit"] = _larger(settings.but(**changes), before["limit"])
@@ -62,7 +65,7 @@ def _larger(settings: Settings, before: int | None) -> int | None:
 def describe(earlier: Settings, now: Settings) -> str:
     """What is new, in one line."""
     parts = []
-    for name in (*LISTS, "limit", "attn_implementation"):
+    for name in (*LISTS, "positions", "limit", "attn_implementation"):
         old: Any = getattr(earlier, name, None)
         new: Any = getattr(now, name, None)
         if old != new:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
+import warnings
 from collections.abc import Iterator, Sequence, Set
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -12,20 +14,28 @@ from torch.nn.functional import cross_entropy
 from transformers import DynamicCache
 
 from hf_paged_eviction.integration.feeding import feed
+from hf_paged_eviction.integration.window import trained_window
 
 from .errors import RowsFailed, UserError
 from .running.memory import free_memory, is_out_of_memory
 from .running.prefill import input_device
 from .running.variants import Variant, make_cache, variants
 from .settings import TextSettings
+from .sizes import tokens_held
 from .store.results import Row
 from .summaries.summary import BINS
 from .texts import documents
+from .workers import Reading
 
+S = TypeVar("S")
 #: A text must fill one bin at least.
 SHORTEST = 32
 #: Texts per batch where nobody says; where memory runs out, a batch is halved.
 _ROWS = 8
+#: Seconds between two words on how far a text is.
+_TELL_SECONDS = 0.5
+#: Warnings of caches that say what was said of the whole run before it began, or that there may be pads.
+_SAID = "Attention now reaches further|A batch of several rows arrived"
 
 
 class TextKey(NamedTuple):
@@ -54,7 +64,12 @@ class TextJob:
 
     def keys(self) -> list[TextKey]:
         """The rows that it yields, in order."""
-        return [TextKey(name, self.variant.policy, self.variant.budget.label) for name in self.names]
+        return [TextKey(name, self.variant.name, self.variant.budget.label) for name in self.names]
+
+    @property
+    def label(self) -> str:
+        """What runs, in a line about progress."""
+        return f"{self.variant.name} {self.variant.budget.label}"
 
 
 def make_text_jobs(settings: TextSettings, tokenizer: Any) -> list[TextJob]:
@@ -77,11 +92,41 @@ def make_text_jobs(settings: TextSettings, tokenizer: Any) -> list[TextJob]:
     return [
         TextJob(tuple(name for name, _ in group), tuple(ids for _, ids in group), length, variant)
         for group in groups
+        for variant in text_variants(settings)
+    ]
+
+
+def text_variants(settings: TextSettings) -> list[Variant]:
+    """The full cache if it is asked for, then every policy at every budget, at each of the `positions`."""
+    modes = settings.positions.split(",")
+    return [
+        replace(variant, positions=mode)
         for variant in variants(settings)
+        for mode in (modes[:1] if variant.budget.is_full else modes)
     ]
 
 
 @torch.inference_mode()
+def stream_losses(model: Any, ids: Tensor, cache: DynamicCache, chunk: int) -> Iterator[tuple[int, Tensor]]:
+    """A text in forwards of `chunk` tokens, of which nothing is kept but the cache.
+
+    Args:
+        ids: `[rows, tokens]`, no left padding; on any device.
+        cache: empty; what it evicts after one chunk is gone for the next.
+
+    Yields:
+        The position of the first token predicted, and negative log-likelihoods in nats from there on, `[rows, chunk]`
+        (fewer at the end) float32.
+    """
+    device = input_device(model)
+    for start in range(0, ids.shape[1] - 1, chunk):
+        part = ids[:, start : start + chunk + 1].to(device)
+        # Without a mask, which would be as long as all of the text so far: there are no pads on the left.
+        positions = torch.arange(start, start + part.shape[1] - 1, device=device).expand(len(part), -1)
+        logits = feed(model, part[:, :-1], None, cache, positions=positions, keep=0)
+        yield start + 1, cross_entropy(logits.float().transpose(1, 2), part[:, 1:], reduction="none")
+
+
 def token_losses(model: Any, ids: Tensor, cache: DynamicCache, chunk: int) -> Tensor:
     """Negative log-likelihood in nats of every token but the first, `[rows, tokens - 1]`, float32.
 
@@ -90,19 +135,13 @@ def token_losses(model: Any, ids: Tensor, cache: DynamicCache, chunk: int) -> Te
         cache: empty; what it evicts after one chunk is gone for the next.
         chunk: tokens per forward.
     """
-    losses = []
-    for start in range(0, ids.shape[1] - 1, chunk):
-        stop = min(start + chunk, ids.shape[1] - 1)
-        logits = feed(model, ids[:, start:stop], torch.ones_like(ids[:, :stop]), cache, keep=0)
-        targets = ids[:, start + 1 : stop + 1]
-        losses.append(cross_entropy(logits.float().transpose(1, 2), targets, reduction="none"))
-    return torch.cat(losses, dim=1)
+    return torch.cat([losses for _, losses in stream_losses(model, ids, cache, chunk)], dim=1)
 
 
 def run_texts(
     model: Any, tokenizer: Any, settings: TextSettings, job: TextJob, done: Set[TextKey]
-) -> Iterator[list[Row]]:
-    """The missing rows of one job. Where memory runs out it is halved.
+) -> Iterator[Reading | list[Row]]:
+    """The missing rows of one job, and now and then how far it is. Where memory runs out it is halved.
 
     Raises:
         RowsFailed: after all other rows, which texts did not fit alone.
@@ -114,14 +153,12 @@ def run_texts(
     while waiting:
         texts = waiting.pop(0)
         try:
-            rows: list[Row] | None = _text_rows(model, settings, job, texts)
+            yield from _text_rows(model, settings, job, texts)
+            continue
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            rows, reason = None, str(error) or type(error).__name__
-        if rows is not None:
-            yield rows
-            continue
+            reason = str(error) or type(error).__name__
         free_memory()
         if len(texts) > 1:
             half = len(texts) // 2
@@ -132,41 +169,74 @@ def run_texts(
         raise RowsFailed(tuple(failed), reason)
 
 
-def _text_rows(model: Any, settings: TextSettings, job: TextJob, texts: Sequence[int]) -> list[Row]:
-    """The rows of some texts of a job, given by their index."""
+def _text_rows(model: Any, settings: TextSettings, job: TextJob, texts: Sequence[int]) -> Iterator[Reading | list[Row]]:
+    """How far some texts of a job are, given by their index, and at the end their rows."""
     chosen = [job.tokens[index] for index in texts]
     # Texts end at different places: padded on the right, where causal attention never looks.
     ids = torch.zeros(len(chosen), max(map(len, chosen)), dtype=torch.int64)
     for line, tokens in zip(ids, chosen, strict=True):
         line[: len(tokens)] = torch.tensor(tokens)
-    ids = ids.to(input_device(model))
-    held = job.variant.budget.resolve(job.length, settings)
-    cache = make_cache(model, settings, job.variant, held, torch.ones_like(ids))
-    losses = token_losses(model, ids, cache, settings.chunk).cpu()
-    return [
+    held = tokens_held(job.variant.budget, model, settings, job.variant.policy, job.length)
+    cache = make_cache(model, settings, job.variant, held, None)
+    bins = [Bins(job.length) for _ in chosen]
+    told = time.monotonic()
+    for start, losses in _quietly(model, stream_losses(model, ids, cache, settings.chunk)):
+        for mine, tokens, line in zip(bins, chosen, losses.cpu(), strict=True):
+            mine.add(line[: max(len(tokens) - start, 0)], start)
+        if time.monotonic() - told > _TELL_SECONDS:
+            told = time.monotonic()
+            keys = job.keys()
+            yield Reading(tuple(keys[index] for index in texts), start + losses.shape[1], ids.shape[1], job.label)
+    yield [
         {
             "text": job.names[index],
             "tokens": len(tokens),
             "length": job.length,
-            "policy": job.variant.policy,
+            "policy": job.variant.name,
             "budget": job.variant.budget.label,
             "budget_tokens": held,
             "block_size": settings.block_size,
-            **binned(line[: len(tokens) - 1], job.length),
+            **mine.as_row(),
         }
-        for index, tokens, line in zip(texts, chosen, losses, strict=True)
+        for index, tokens, mine in zip(texts, chosen, bins, strict=True)
     ]
 
 
-def binned(losses: Tensor, length: int) -> dict[str, list[float] | list[int]]:
-    """Sums and numbers of losses `[tokens - 1]` per position bin; the first one belongs to position 1."""
-    positions = torch.arange(1, len(losses) + 1)
-    bins = positions * BINS // length
-    sums = torch.zeros(BINS, dtype=torch.float64).index_add_(0, bins, losses.double())
-    return {
-        "loss": [round(value, 6) for value in sums.tolist()],
-        "count": bins.bincount(minlength=BINS).tolist(),
-    }
+def _quietly(model: Any, stream: Iterator[S]) -> Iterator[S]:
+    """The same without `_SAID`; a text that a table of positions is too short for is a mistake of the user."""
+    try:
+        while True:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message=_SAID)
+                try:
+                    found = next(stream)
+                except StopIteration:
+                    return
+            yield found
+    except IndexError as error:  # positions are looked up in a table
+        raise UserError(
+            f"this {model.config.model_type} model has no position for so long a text ({error}): choose a --length of "
+            f"at most {trained_window(model.config)}"
+        ) from error
+
+
+class Bins:
+    """Sums and numbers of losses per position bin of a text of `length` tokens, however long it is."""
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+        self._loss = torch.zeros(BINS, dtype=torch.float64)
+        self._count = torch.zeros(BINS, dtype=torch.int64)
+
+    def add(self, losses: Tensor, start: int) -> None:
+        """Take in losses `[tokens]`, the first of them at position `start`."""
+        bins = torch.arange(start, start + len(losses)) * BINS // self._length
+        self._loss.index_add_(0, bins, losses.double())
+        self._count += bins.bincount(minlength=BINS)
+
+    def as_row(self) -> Row:
+        """Both as a part of a row."""
+        return {"loss": [round(value, 6) for value in self._loss.tolist()], "count": self._count.tolist()}
 
 
 def text_row_key(row: Row) -> TextKey:

@@ -12,7 +12,7 @@ import torch
 from hf_paged_eviction import available_policies
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
 
-from .budgets import FULL, Budget, parse_budgets
+from .budgets import FULL, Budget, parse_budgets, parse_memory
 from .environment import best_device
 from .errors import UserError
 from .options.base import flag
@@ -43,7 +43,8 @@ def task_requests(options: EvalOptions) -> list[Request[TaskSettings]]:
     if options.preset is not None:
         preset = get_preset(options.preset)
         models = preset.models
-        options = options.but(**{name: value for name, value in preset.options.items() if name not in given})
+        sized = {"budgets"} if "memory" in given else set()
+        options = options.but(**{name: value for name, value in preset.options.items() if name not in given | sized})
     output = options.output or Path("results") / (options.preset or "eval")
     if "model" in given or not models:
         return [Request(task_settings(options), output)]
@@ -65,9 +66,15 @@ def task_settings(options: EvalOptions) -> TaskSettings:
     generated = [task for task in tasks if is_generated(task)]
     if options.length and not generated:
         raise UserError("--length is about generated tasks; the prompts of LongBench have their own: --max-length")
+    if "," in options.positions:
+        raise UserError(
+            f"--positions {options.positions}: both in one run is for --text; with tasks write text or cache, and run "
+            "the other into another --output"
+        )
     shared = shared_settings(options)
     if options.agreement and FULL not in shared["budgets"]:
-        raise UserError(f"--agreement compares with the full cache: add full to --budgets {options.budgets}")
+        typed = f"--budgets {options.budgets}" if options.memory is None else f"--memory {options.memory}"
+        raise UserError(f"--agreement compares with the full cache: add full to {typed}")
     found = {
         **options.common(TaskSettings),
         **shared,
@@ -107,7 +114,7 @@ def shared_settings(options: EvalOptions) -> dict[str, Any]:
         raise UserError("--tensor-parallel and --device-map both split the model: choose one")
     if options.dataset_revision and not options.dataset:
         raise UserError("--dataset-revision goes with --dataset")
-    policies, budgets = choose_caches(options.policies, options.budgets)
+    policies, budgets = choose_caches(options.policies, asked_budgets(options))
     return {
         "device": device_for(options),
         "attn_implementation": attention_for(policies, options.attn_implementation),
@@ -136,12 +143,28 @@ def device_for(options: ModelOptions) -> str:
     return check_device(options.device or "cpu")
 
 
-def choose_caches(policies: str, budgets: str) -> tuple[tuple[str, ...], list[Budget]]:
+def asked_budgets(options: EvalOptions) -> tuple[Budget, ...]:
+    """How much is held: --budgets or --memory.
+
+    Raises:
+        UserError: both are given, or cannot be read.
+    """
+    if options.memory is None:
+        return parse_budgets(options.budgets)
+    if "budgets" in options.model_fields_set:
+        raise UserError(
+            f"--budgets {options.budgets} and --memory {options.memory} both say how much is held: give one of them "
+            "(--budgets takes sizes such as 2MiB too)"
+        )
+    return parse_memory(options.memory)
+
+
+def choose_caches(policies: str, budgets: Sequence[Budget]) -> tuple[tuple[str, ...], list[Budget]]:
     """Policies without the full cache, and budgets; "full" in either list adds the full cache, once."""
     names = choose_policies(policies)
     every = available_policies() if ALL in names else ()
     chosen = tuple(dict.fromkeys([*every, *(name for name in names if name not in (FULL, ALL))]))
-    found = list(parse_budgets(budgets))
+    found = list(budgets)
     if FULL in names:
         found = [each for each in found if chosen and not each.is_full] + list(parse_budgets(FULL))
     if all(each.is_full for each in found):

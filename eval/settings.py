@@ -6,7 +6,7 @@ from typing import Literal
 
 from .budgets import Budget, parse_budget
 from .options.cache import CacheOptions
-from .options.evaluate import MetricOptions, RunOptions, TaskOptions, TextOptions
+from .options.evaluate import MetricOptions, PositionNames, RunOptions, TaskOptions, TextOptions
 from .options.model import EMBEDDED as EMBEDDED
 from .options.model import ModelOptions
 
@@ -51,8 +51,10 @@ class TextSettings(Settings, TextOptions):
     Attributes:
         files: plain texts and JSON lines; empty for the held-out texts, or for `dataset`.
         length: most tokens per text.
+        positions: where held tokens stand, both ways with a comma; every policy runs at each.
     """
 
     files: tuple[str, ...]
     limit: int | None = 8
     length: int = 2048
+    positions: PositionNames = "text"  # type: ignore[assignment]

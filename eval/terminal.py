@@ -46,7 +46,7 @@ def run_texts(request: Request[TextSettings], workers: int | None) -> bool:
     notes, complete = _notes(), True
     _say_rounding(notes, request.settings, request.settings.length)
     with progress(notes, "texts") as watch:
-        found = evaluate_texts(request.settings, request.output, workers, watch)
+        found = evaluate_texts(request.settings, request.output, workers, watch, partial(_note, notes))
     if found is not None:
         outcome, curves = found
         complete = _show(notes, outcome, [for_terminal([perplexity_grid(curves)])] if curves else [])
@@ -106,7 +106,7 @@ def progress(console: Console, unit: str) -> Iterator[Watch]:
 
     def watch(state: State) -> None:
         bar.start()
-        bar.update(task, completed=state.finished, total=state.total, last=state.last)
+        bar.update(task, completed=state.finished + state.begun, total=state.total, last=state.last)
 
     try:
         yield watch

@@ -28,9 +28,12 @@ Job = tuple[Any, Set[Any]]
 
 
 class RunJob(Protocol[S, J]):
-    """A function of the module level: runs one job and yields rows as they are finished, without those `done`."""
+    """A function of the module level: runs one job and yields rows as they are finished, without those `done`.
 
-    def __call__(self, model: Any, tokenizer: Any, settings: S, job: J, done: Set[Any], /) -> Iterator[list[Row]]: ...
+    Of rows that take long it yields `Reading` in between.
+    """
+
+    def __call__(self, model: Any, tokenizer: Any, settings: S, job: J, done: Set[Any], /) -> Iterator[Any]: ...
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,22 @@ class Loaded:
     """A process has its model."""
 
     facts: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How far rows are that take long.
+
+    Attributes:
+        keys: of the rows.
+        done, total: tokens of each.
+        label: what runs.
+    """
+
+    keys: tuple[tuple[Any, ...], ...]
+    done: int
+    total: int
+    label: str
 
 
 @dataclass(frozen=True)
@@ -53,8 +72,8 @@ class Idle:
     """A process waits for a job."""
 
 
-#: Finished rows, rows that failed, or a model that stands ready.
-Event = list[Row] | Failed | Loaded
+#: Finished rows, how far others are, rows that failed, or a model that stands ready.
+Event = list[Row] | Reading | Failed | Loaded
 
 
 def default_workers(settings: Settings, jobs: int) -> int:

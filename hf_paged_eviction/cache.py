@@ -89,7 +89,8 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         positions: where the tokens held stand. "text" = at their place in the text, so that distances grow with it;
             "cache" = one after the other (StreamingLLM, arXiv 2309.17453), so that no distance exceeds the budget plus
             a block plus the forward, however long the text is. The model's queries keep their positions; the keys held
-            are turned, which needs a rotary embedding and half as much memory again once something was evicted.
+            are turned, which needs a rotary embedding and half as much memory again once something was evicted; with
+            bits= instead of memory a slower step, which turns them whenever they are read.
         bits: 8, 4 or 2: keep keys and values in so many bits per number, rounded token by token, and decode them for
             each forward; a pair `(keys, values)` gives each its own. The first `sink_tokens` (or `protected_prefix`)
             and the newest `block_size` tokens of a row stay as they came. None = the model's own type. The budget
@@ -136,11 +137,6 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             raise ValueError(f'heads must be "shared" or "separate", got {heads!r}.')
         if positions not in ("text", "cache"):
             raise ValueError(f'positions must be "text" or "cache", got {positions!r}.')
-        if positions == "cache" and precision != (None, None):
-            raise ValueError(
-                'positions="cache" keeps a turned copy of all keys in the type of the model, so that bits= would save '
-                'little: use positions="text" with bits=, or bits=None.'
-            )
         check_model(config, _inside_encoder_decoder, heads)
         scorer.check_model(config)
         if is_latent_attention(config) and not scorer.needs.supports_mla:

@@ -125,7 +125,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.layer_idx = layer_idx
         self._scorer = Scorer(policy, heads, layer_idx, share, rotary)
         self.padding = padding if padding is not None else Padding()
-        self.store = make_store(budget, static, turning, codecs)
+        self.store = make_store(budget, static, turning, codecs, heads == "separate")
         self.quota = Quota()
         self.memory: MemoryPlan | None = None
         self.listener: Listener | None = None
@@ -327,7 +327,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         real = self.padding.columns(table.seen, table.seen + count, keys.shape[0], keys.device)
         if self._holds_back(count):
             self._pending = Pending(keys, values, real)
-            return self._read_with(table.held, key_states, value_states)
+            return self._read_with(table.held, key_states, value_states, real)
         if count == 1 or (table.seen and not key_states.requires_grad and not self.store.rounds):
             every_slot = table.held == table.capacity
             attended = self._take(keys, values, real)
@@ -396,9 +396,13 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         """The first `held` slots, or all, as attention gets them. Held tokens reach it on no other way."""
         return self.store.shown(held)
 
-    def _read_with(self, held: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """As `_read`, with new states behind them."""
-        return (keys, values) if held == 0 else with_new(self._read(held), keys, values)
+    def _read_with(self, held: int, keys: Tensor, values: Tensor, real: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """As `_read`, with new states behind them; `real` `[B, n]` says which of these are no pads, None = all."""
+        if held == 0:
+            return keys, values
+        # A single token sees what it would see if it were taken in at once.
+        single = self.store.rounds and keys.shape[2] == 1
+        return with_new(self.store.read_before(held, real) if single else self._read(held), keys, values)
 
     # ---- append, overwrite, overflow ------------------------------------------------------------------------------
 
@@ -480,7 +484,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self._encode()
         table, count = self.table, keys.shape[2]
         positions = table.positions_with(table.new_positions(count, real)[:, 0])
-        attended = full_k, full_v = self._read_with(table.held, keys, values)
+        attended = full_k, full_v = self._read_with(table.held, keys, values, real)
         if self.store.turns and table.held:
             full_k, full_v = with_new(self.store.read(table.held), keys, values)
         scores = self._score_overflow(full_k, full_v, positions, count)

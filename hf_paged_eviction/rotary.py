@@ -81,6 +81,22 @@ class Rotary:
                 target[..., new] = turned.addcmul_(states[..., partner].to(cos.dtype), sin, value=sign)
         target[..., other.stop :] = states[..., other.stop :]
 
+    def rotate_by_in_place(self, states: Tensor, offsets: Tensor) -> None:
+        """As `rotate_by`, written over `states`, which may be of any type; for compiled code too."""
+        if self._pairs is None:
+            states.copy_(self.rotate_by(states, offsets))
+            return
+        one, other = self._pairs
+        cos, sin = self._exact_waves(_one_for_all_heads(offsets), states, one)
+        own, partner = states[..., one].to(cos.dtype), states[..., other].to(cos.dtype)
+        # Both are worked out before either is written, and with the very operations of `rotate_by_into`.
+        turned = torch.addcmul(own * cos, partner, sin), torch.addcmul(partner * cos, own, sin, value=-1)
+        states[..., one], states[..., other] = turned
+
+    def prepare(self, device: torch.device) -> None:
+        """Have what is needed on this device before a graph is compiled."""
+        self._on(device)
+
     def rotate_mean(self, states: Tensor, start: Tensor, count: int) -> Tensor:
         """The mean of `rotate` over the positions `start .. start + count - 1`.
 

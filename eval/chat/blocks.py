@@ -124,8 +124,13 @@ def _ranks(layer: LayerBlocks) -> Tensor:
     return ranks
 
 
-def block_list(cache: PagedEvictionCache, layer_idx: int, head: int, ids: Sequence[int], tokenizer: Any) -> Table:
+def block_list(
+    cache: PagedEvictionCache, layer_idx: int, head: int, ids: Sequence[int], tokenizer: Any, unknown: int = 0
+) -> Table:
     """The blocks of one KV head of a layer, with the text in them.
+
+    Args:
+        unknown: ids at the start that nobody knows.
 
     Raises:
         UserError: there is no such layer or head.
@@ -144,22 +149,30 @@ def block_list(cache: PagedEvictionCache, layer_idx: int, head: int, ids: Sequen
             value = "protected" if safe else "not yet" if score != score else f"{score:.4g}"
             where = f"{held[0]:,} to {held[-1]:,}"
             table.add_row(
-                str(index), where, value, Text(_excerpt(held, ids, tokenizer), overflow="ellipsis", no_wrap=True)
+                str(index),
+                where,
+                value,
+                Text(_excerpt(held, ids, tokenizer, unknown), overflow="ellipsis", no_wrap=True),
             )
     return table
 
 
-def _excerpt(held: Sequence[int], ids: Sequence[int], tokenizer: Any) -> str:
+def _excerpt(held: Sequence[int], ids: Sequence[int], tokenizer: Any, unknown: int) -> str:
     """The tokens at these positions, with a bar where something between them is missing."""
+    context = [position for position in held if position < unknown]
+    held = held[len(context) :]
     runs: list[list[int]] = []
     for before, position in zip([-2, *held], held, strict=False):
         if position != before + 1:
             runs.append([])
         runs[-1].append(ids[position])
-    return " | ".join(" ".join(tokenizer.decode(run).split()) for run in runs)
+    shown = [" ".join(tokenizer.decode(run).split()) for run in runs]
+    return " | ".join([f"{len(context)} tokens of the context", *shown] if context else shown)
 
 
-def show_blocks(cache: PagedEvictionCache, typed: str, ids: Sequence[int], tokenizer: Any) -> RenderableType:
+def show_blocks(
+    cache: PagedEvictionCache, typed: str, ids: Sequence[int], tokenizer: Any, unknown: int = 0
+) -> RenderableType:
     """What `/blocks [LAYER [HEAD]]` shows."""
     words = typed.split()
     if len(words) > 2 or not all(word.isascii() and word.isdecimal() for word in words):
@@ -167,4 +180,4 @@ def show_blocks(cache: PagedEvictionCache, typed: str, ids: Sequence[int], token
     if not words or not cache.get_seq_length():
         return BlockMap(cache)
     layer, head = [*map(int, words), 0][:2]
-    return block_list(cache, layer, head, ids, tokenizer)
+    return block_list(cache, layer, head, ids, tokenizer, unknown)

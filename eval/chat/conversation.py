@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal
 
@@ -14,10 +15,14 @@ from transformers import DynamicCache
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
 
+from ..budgets import parse_memory
 from ..caches import make_paged_cache
+from ..contexts import context_policy, open_context
 from ..errors import UserError
 from ..policy_names import needs_queries
 from ..running.efficiency import kv_bytes
+from ..running.prefill import input_device
+from ..sizes import tokens_of_memory
 from .footprint import Footprint
 from .interrupt import Interrupt
 from .positions import Positions
@@ -82,6 +87,7 @@ class Conversation:
     Attributes:
         ids: all tokens of the conversation; the cache has seen the first `seen`, the others are fed with the next
             message.
+        context: tokens of a saved context at its start; their ids are not known, 0 stands for each.
         cache: of `settings`, possibly shrunk since.
         answers: of all turns.
     """
@@ -98,10 +104,14 @@ class Conversation:
         Raises:
             UserError: policy, budget, protected prefix or model do not go together. Then nothing has changed.
         """
-        turns = make_turns(self.tokenizer, settings.system, settings.template)
-        self.cache = _make_cache(self.model, settings, turns)
-        self.settings, self.turns = settings, turns
-        self.ids: list[int] = []
+        turns = make_turns(self.tokenizer, settings.system, settings.template, follows=settings.context is not None)
+        if settings.context is None:
+            cache, settings = _make_cache(self.model, settings, turns)
+        else:
+            cache, settings = _open_cache(self.model, settings, settings.context)
+        self.cache, self.settings, self.turns = cache, settings, turns
+        self.context: int = cache.get_seq_length()
+        self.ids: list[int] = [0] * self.context
         self.answers: list[Answer] = []
 
     @property
@@ -177,18 +187,18 @@ class Conversation:
             UserError: no legal budget, or a larger one.
         """
         if not self.seen:
-            self.begin(self.settings.with_policy(self.settings.policy, budget))
+            self.begin(self.settings.with_budget(budget))
             return
         if budget > self.settings.budget:
             raise UserError(
-                f"/budget {budget}: the budget is {self.settings.budget} and evicted tokens cannot come back; "
-                f"/reset {budget} begins a new conversation with it"
+                f"/budget {budget}: the budget is {self.settings.budget} and evicted tokens cannot come back"
+                + ("" if self.settings.context else f"; /reset {budget} begins a new conversation with it")
             )
         try:
             self.cache.shrink(budget)
         except (TypeError, ValueError) as error:
             raise UserError(f"/budget {budget}: {error}") from error
-        self.settings = self.settings.with_policy(self.settings.policy, budget)
+        self.settings = self.settings.with_budget(budget)
 
     @contextmanager
     def _out_of_memory(self) -> Iterator[None]:
@@ -204,17 +214,46 @@ class Conversation:
             ) from error
 
 
-def _make_cache(model: Any, settings: ChatSettings, turns: Turns) -> PagedEvictionCache:
+def _make_cache(model: Any, settings: ChatSettings, turns: Turns) -> tuple[PagedEvictionCache, ChatSettings]:
+    """An empty cache, and the settings with its budget in tokens."""
     if needs_queries(settings.policy) and model.config._attn_implementation != PAGED_EVICTION:
         model.set_attn_implementation(PAGED_EVICTION)
     options = settings.loading
     if settings.protect_system:
         options = options.but(protected_prefix=max(turns.prefix(), options.protected_prefix))
+    if settings.memory is not None:
+        (size,) = parse_memory(settings.memory)
+        budget = tokens_of_memory(model, options, settings.policy, size.memory or 0, f"--memory {settings.memory}")
+        settings = settings.but(budget=budget)
     label = f"with a budget of {settings.budget}"
     cache = make_paged_cache(model.config, options, settings.policy, label, budget=settings.budget)
     if not cache.paged_layers:
         raise UserError("no layer of this model keeps all that it has read, so there is nothing to evict")
-    return cache
+    return cache, settings
+
+
+def _open_cache(model: Any, settings: ChatSettings, path: Path) -> tuple[PagedEvictionCache, ChatSettings]:
+    """The cache of a saved context, and the settings that it was made with.
+
+    Raises:
+        UserError: it cannot be used here.
+    """
+    typed = settings.loading.attn_implementation
+    cache, policy = open_context(path, model), context_policy(path)
+    if typed is not None and model.config._attn_implementation != typed:
+        raise UserError(
+            f"--attn-implementation {typed} does not go with --context {path}: {policy} needs "
+            f"{model.config._attn_implementation}; leave it out"
+        )
+    try:
+        row = cache.follow_up(torch.zeros(1, 1, dtype=torch.int64, device=input_device(model)))
+    except ValueError as error:
+        raise UserError(f"--context {path}: a conversation goes on from one text; {error}") from error
+    if not row["attention_mask"].all():
+        raise UserError(f"--context {path}: its text was read with pads; read it anew without them")
+    sizes, budget = cache.paged_layers[0][1].budget, Footprint.of(cache).budget
+    loading = settings.loading.but(policies=(policy,), budgets=(str(budget),), block_size=sizes.block_size)
+    return cache, settings.but(loading=loading, budget=budget)
 
 
 class _Clock:

@@ -40,7 +40,8 @@ def as_json(conversation: Conversation) -> dict[str, Any]:
         "model": model_facts(conversation.model),
         "versions": versions(),
         "messages": list(conversation.turns.messages),
-        "ids": conversation.ids,
+        "context_tokens": conversation.context,
+        "ids": conversation.ids[conversation.context :],
         "answers": [
             {**asdict(answer), "tokens_per_second": answer.tokens_per_second} for answer in conversation.answers
         ],

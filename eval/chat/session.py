@@ -60,7 +60,10 @@ class Session:
         talk, settings = self.conversation, self.conversation.settings
         self.screen.say(
             f"{settings.loading.model}, {settings.policy}, budget {settings.budget:,} in blocks of "
-            f"{settings.loading.block_size}" + ("; /help lists commands" if helpful else ""),
+            f"{settings.loading.block_size}"
+            + (f" ({settings.memory})" if settings.memory else "")
+            + (f", behind {talk.context:,} tokens of {settings.context}" if settings.context else "")
+            + ("; /help lists commands" if helpful else ""),
             "dim",
         )
         if settings.template and not has_template(talk.tokenizer):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..budgets import FULL
+from ..budgets import FULL, parse_memory
 from ..distributed import launched
 from ..errors import UserError
-from ..options.base import Options
+from ..options.base import Options, flag
+from ..options.cache import OneCacheOptions
 from ..options.chat import ANSWER, BUDGET, EMBEDDED_ANSWER, EMBEDDED_BUDGET, ChatOptions, SamplingOptions
 from ..policy_names import ALL, ORACLE, choose_policies, split_name
 from ..requests import attention_for, device_for
@@ -25,7 +26,9 @@ class ChatSettings(Options):
 
     Attributes:
         loading: what `models.load` needs, and what the cache is told, with the one policy.
-        budget: tokens held per layer.
+        budget: tokens held per layer, where `memory` does not say.
+        memory: bytes that it may take instead.
+        context: file of a saved context that the conversation goes on from; it decides what the cache is told.
         system: text of the system message.
         protect_system: whether the system message is never evicted.
         template: whether the tokenizer's chat template is used, where it has one.
@@ -35,6 +38,8 @@ class ChatSettings(Options):
 
     loading: Settings
     budget: int
+    memory: str | None
+    context: Path | None
     system: str | None
     protect_system: bool
     template: bool
@@ -47,10 +52,13 @@ class ChatSettings(Options):
         """Its name, perhaps with an allocator: "h2o@cake"."""
         return self.loading.policies[0]
 
-    def with_policy(self, policy: str, budget: int) -> ChatSettings:
-        """The same chat with another cache."""
-        loading = self.loading.but(policies=(policy,), budgets=(str(budget),))
-        return self.but(loading=loading, budget=budget)
+    def with_policy(self, policy: str) -> ChatSettings:
+        """The same chat with another policy."""
+        return self.but(loading=self.loading.but(policies=(policy,)))
+
+    def with_budget(self, budget: int) -> ChatSettings:
+        """The same chat with a budget in tokens."""
+        return self.but(loading=self.loading.but(budgets=(str(budget),)), budget=budget, memory=None)
 
 
 def chat_settings(options: ChatOptions) -> ChatSettings:
@@ -62,6 +70,10 @@ def chat_settings(options: ChatOptions) -> ChatSettings:
     if launched() > 1:
         raise UserError("a chat runs in one process: start it without a launcher; --device-map auto splits a model")
     policy = one_policy(options.policy)
+    if options.context is not None:
+        _check_context(options)
+    if options.memory is not None:
+        _check_memory(options)
     budget = options.budget or (EMBEDDED_BUDGET if options.on_embedded else BUDGET)
     answer = options.max_new_tokens or (EMBEDDED_ANSWER if options.on_embedded else ANSWER)
     system = None if options.system is None else text_or_file("--system", options.system)
@@ -72,11 +84,13 @@ def chat_settings(options: ChatOptions) -> ChatSettings:
         "device": device_for(options),
         "attn_implementation": attention_for([policy], options.attn_implementation),
         "policies": (policy,),
-        "budgets": (str(budget),),
+        "budgets": (str(budget) if options.memory is None else options.memory,),
     }
     return ChatSettings(
         loading=Settings(**loading),
         budget=budget,
+        memory=options.memory,
+        context=options.context,
         system=system,
         protect_system=options.protect_system,
         template=options.chat_template,
@@ -84,6 +98,35 @@ def chat_settings(options: ChatOptions) -> ChatSettings:
         sampling=Sampling(**{**options.common(SamplingOptions), "max_new_tokens": answer}),
         compare=options.full,
     )
+
+
+#: What cannot be said beside --context, and why.
+_AGAINST_A_CONTEXT = {
+    **dict.fromkeys(
+        [*OneCacheOptions.model_fields, "memory"], "its cache was made with all of these when the text was read"
+    ),
+    "full": "a full cache would have to read the text, which is not in the file",
+    "system": "the conversation begins with the context",
+    "protect_system": "the conversation begins with the context",
+}
+
+
+def _check_context(options: ChatOptions) -> None:
+    for name, reason in _AGAINST_A_CONTEXT.items():
+        if name in options.model_fields_set:
+            raise UserError(
+                f"{flag(name)} does not go with --context {options.context}: {reason}; leave one of them out"
+            )
+
+
+def _check_memory(options: ChatOptions) -> None:
+    if options.budget is not None:
+        raise UserError(
+            f"--budget {options.budget} and --memory {options.memory} both say how much is held: give one of them"
+        )
+    found = parse_memory(options.memory or "")
+    if len(found) > 1 or found[0].is_full:
+        raise UserError(f"--memory {options.memory}: a conversation has one cache, write one size, such as 2MiB")
 
 
 def one_policy(typed: str) -> str:

@@ -68,7 +68,7 @@ class Commands:
     def blocks(self, rest: str) -> None:
         """What is held."""
         talk = self.conversation
-        self.screen.show(show_blocks(talk.cache, rest, talk.ids, talk.tokenizer))
+        self.screen.show(show_blocks(talk.cache, rest, talk.ids, talk.tokenizer, talk.context))
 
     def budget(self, rest: str) -> None:
         """Hold fewer tokens."""
@@ -85,16 +85,19 @@ class Commands:
             return
         name = one_policy(rest)
         attention_for([name], talk.settings.loading.attn_implementation)
-        talk.begin(talk.settings.with_policy(name, talk.settings.budget))
+        if talk.settings.context is not None:
+            raise UserError(f"/policy {name}: {talk.settings.context} was compressed with {talk.settings.policy}")
+        talk.begin(talk.settings.with_policy(name))
         self.screen.say(f"a new conversation with {name}")
 
     def reset(self, rest: str) -> None:
         """A new conversation."""
         talk = self.conversation
-        budget = _tokens("/reset", rest) if rest else talk.settings.budget
-        talk.begin(talk.settings.with_policy(talk.settings.policy, budget))
+        if rest and talk.settings.context is not None:
+            raise UserError(f"/reset {rest}: {talk.settings.context} has its own budget; /reset, then /budget {rest}")
+        talk.begin(talk.settings.with_budget(_tokens("/reset", rest)) if rest else talk.settings)
         self.files.clear()
-        self.screen.say(f"a new conversation with {talk.settings.policy} and a budget of {budget:,}")
+        self.screen.say(f"a new conversation with {talk.settings.policy} and a budget of {talk.settings.budget:,}")
 
     def file(self, rest: str) -> None:
         """A text for the next message."""

@@ -33,10 +33,14 @@ class Turn:
 
 
 class Turns(ABC):
-    """The conversation so far. A turn that was asked for counts once it is begun."""
+    """The conversation so far. A turn that was asked for counts once it is begun.
 
-    def __init__(self, tokenizer: Any, system: str | None) -> None:
-        self._tokenizer = tokenizer
+    Args:
+        follows: a text stands before it that is read already: nothing marks a beginning.
+    """
+
+    def __init__(self, tokenizer: Any, system: str | None, follows: bool = False) -> None:
+        self._tokenizer, self._follows = tokenizer, follows
         self._text = ""
         self.messages: tuple[Message, ...] = _opening(system)
 
@@ -60,18 +64,18 @@ class Turns(ABC):
         return next((place for place, (one, other) in enumerate(pairs) if one != other), min(len(first), len(second)))
 
 
-def make_turns(tokenizer: Any, system: str | None, template: bool) -> Turns:
+def make_turns(tokenizer: Any, system: str | None, template: bool, *, follows: bool = False) -> Turns:
     """By the tokenizer's chat template if it has one and that is wanted, else as plain text."""
     if template and has_template(tokenizer):
-        return TemplateTurns(tokenizer, system)
-    return PlainTurns(tokenizer, system)
+        return TemplateTurns(tokenizer, system, follows)
+    return PlainTurns(tokenizer, system, follows)
 
 
 class PlainTurns(Turns):
     """Messages and answers one below the other, as a model without a chat template reads them."""
 
-    def __init__(self, tokenizer: Any, system: str | None) -> None:
-        super().__init__(tokenizer, system)
+    def __init__(self, tokenizer: Any, system: str | None, follows: bool = False) -> None:
+        super().__init__(tokenizer, system, follows)
         self._system = system
 
     def next(self, message: str) -> Turn:
@@ -80,6 +84,8 @@ class PlainTurns(Turns):
         if self._text:
             return Turn(encode_after(self._tokenizer, f"\n{message}"), f"{self._text}\n{message}", messages)
         text = message if self._system is None else f"{self._system}\n{message}"
+        if self._follows:
+            return Turn(encode_after(self._tokenizer, f"\n{text}"), text, messages)
         return Turn(encode(self._tokenizer, text, special=True), text, messages)
 
 
@@ -100,7 +106,7 @@ class TemplateTurns(Turns):
         messages = (*self.messages, {"role": "user", "content": message})
         whole = self._render(messages)
         if not self._text:
-            return Turn(encode(self._tokenizer, whole), whole, messages)
+            return Turn(self._beginning(whole), whole, messages)
         marked = self._render((*self.messages[:-1], {"role": "assistant", "content": _ANSWER}, messages[-1]))
         _, found, new = marked.rpartition(_ANSWER)
         if not found:
@@ -109,6 +115,11 @@ class TemplateTurns(Turns):
         # White space around an answer is stripped by many templates, and harmless.
         rewritten = "".join(whole.split()) != "".join(text.split())
         return Turn(encode_after(self._tokenizer, new), text, messages, rewritten)
+
+    def _beginning(self, whole: str) -> list[int]:
+        if not self._follows:
+            return encode(self._tokenizer, whole)
+        return encode_after(self._tokenizer, "\n" + whole.removeprefix(self._tokenizer.bos_token or ""))
 
     def _render(self, messages: tuple[Message, ...]) -> str:
         try:

@@ -21,6 +21,10 @@ Another model, with a system prompt that is never evicted
 
   paged-eviction chat --model Qwen/Qwen3-4B --budget 2048 --policy snapkv --system @rules.txt --protect-system
 
+About a text that `paged-eviction compress` has read
+
+  paged-eviction chat --context book.safetensors
+
 One answer per line
 
   paged-eviction chat --model Qwen/Qwen3-4B < questions.txt > answers.txt

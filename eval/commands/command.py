@@ -27,15 +27,15 @@ def add_command(
         run: called with what was given; its docstring is that of the command. False: exit status 1.
     """
 
-    def command(context: typer.Context, **typed: Any) -> None:
-        given = {each: value for each, value in typed.items() if _is_given(context, each)}
+    def command(typer_context: typer.Context, **typed: Any) -> None:
+        given = {each: value for each, value in typed.items() if _is_given(typer_context, each)}
         with plain_errors():
             complete = run(read(options, given))
         if complete is False:
             raise typer.Exit(1)
 
     keyword = inspect.Parameter.KEYWORD_ONLY
-    parameters = [inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)]
+    parameters = [inspect.Parameter("typer_context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)]
     for each, field in options.offered().items():
         default = inspect.Parameter.empty if field.is_required() else _default(field)
         parameters.append(
@@ -56,7 +56,9 @@ def read(options: type[O], given: dict[str, Any]) -> O:
     if given.get("config") is not None:
         from ..run_file import read_run_file
 
-        given = {**read_run_file(given["config"], options), **given}
+        replaced = options.either if options.either & given.keys() else frozenset()
+        filed = read_run_file(given["config"], options)
+        given = {**{name: value for name, value in filed.items() if name not in replaced}, **given}
     try:
         return options(**given)
     except ValidationError as error:

@@ -17,7 +17,11 @@ EPILOG = """[bold]Examples[/]
 
   paged-eviction compress --model Qwen/Qwen3-8B --text book.txt --memory 512MiB --output book.safetensors
 
-Then, in Python, as often as you like
+Then, as often as you like
+
+  paged-eviction chat --context book.safetensors
+
+The same in Python
 
   cache = PagedEvictionCache.load("book.safetensors", model.config, device=model.device)
   model.generate(**cache.follow_up(question_ids), past_key_values=cache)

@@ -45,6 +45,11 @@ Records of your own; the gzipped JSON lines of lost-in-the-middle need no more t
 How well texts are predicted
 
   paged-eviction eval --text book.txt articles.jsonl --budgets 256,512,full
+
+Text that streams far past the model's window, held tokens at their places in the text and one after the other
+
+  paged-eviction eval --text book.txt --length 100000 --policies recency,streaming_llm,keydiff --budgets 512 \
+--positions text,cache
 """
 #: Options that mean nothing with, or without, --text.
 TASKS_ONLY = {"preset", "tasks", "task_file", *TaskOptions.model_fields, *MetricOptions.model_fields}

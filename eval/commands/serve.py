@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -41,6 +41,10 @@ def serve(
     recent_tokens: Annotated[
         int | None, typer.Option(min=0, show_default="a block", help="Newest tokens that are never evicted.")
     ] = None,
+    positions: Annotated[
+        Literal["text", "cache"],
+        typer.Option(help="Where held tokens stand; text only, cache is refused with the reason."),
+    ] = "text",
     prefill_chunk_size: Annotated[int, typer.Option(min=1, help="Prompts are read in pieces of so many tokens.")] = 512,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Most that a request may ask for.")] = 4096,
 ) -> None:
@@ -63,5 +67,6 @@ def serve(
             sink_tokens=sink_tokens,
             protected_prefix=protected_prefix,
             recent_tokens=recent_tokens,
+            positions=positions,
             prefill_chunk_size=prefill_chunk_size,
         )

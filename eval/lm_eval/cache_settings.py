@@ -10,19 +10,23 @@ from torch import Tensor
 from hf_paged_eviction import PagedEvictionCache, make_policy
 from hf_paged_eviction.allocators import Uniform, make_allocator
 from hf_paged_eviction.table.budget import BlockBudget
+from hf_paged_eviction.table.memory import parse_bytes
 
 from ..errors import UserError
 from ..options.cache import OneCacheOptions
+from ..sizes import measured
 
 
 class CacheSettings(OneCacheOptions):
     """What `PagedEvictionCache` takes, checked as far as possible without a model.
 
     Attributes:
+        memory: bytes that a row may take in all paged layers, where `budget` does not say; see `for_model`.
         prefill_chunk_size: tokens of the prompt per forward; None = all at once.
     """
 
     keep_ratio: float | None = None
+    memory: int | str | None = None
     policy: Any = "paged_eviction"
     allocator: Any = "uniform"
     prefill_chunk_size: int | None = None
@@ -35,10 +39,10 @@ class CacheSettings(OneCacheOptions):
             UserError: values that cannot work; the message says what would.
         """
         found = cls.model_construct(**arguments)
-        if found.budget is None and found.keep_ratio is None:
+        if found.budget is None and found.keep_ratio is None and found.memory is None:
             raise UserError(
-                "the model hf-paged-eviction needs a budget: --model_args budget=1024 (tokens held per layer) or "
-                "keep_ratio=0.25 (share of each prompt); for the full cache use --model hf"
+                "the model hf-paged-eviction needs a budget: --model_args budget=1024 (tokens held per layer), "
+                "keep_ratio=0.25 (share of each prompt) or memory=64MiB (per row); for the full cache use --model hf"
             )
         chunk = found.prefill_chunk_size
         if chunk is not None and (isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1):
@@ -59,6 +63,7 @@ class CacheSettings(OneCacheOptions):
             self.sink_tokens,
             self.protected_prefix,
             self.recent_tokens,
+            memory=None if self.memory is None else parse_bytes(self.memory),
         )
 
     @property
@@ -72,9 +77,31 @@ class CacheSettings(OneCacheOptions):
         if attn_implementation is not None:
             trial._attn_implementation = attn_implementation
         try:
-            self.new_cache(trial, self.tokens(1), None)
+            if self.memory is None:
+                self.new_cache(trial, self.tokens(1), None)
+            else:
+                self._sized_cache(trial)
         except (TypeError, ValueError) as error:
             raise UserError(f"hf-paged-eviction cannot serve this model: {error}") from error
+
+    def for_model(self, model: Any) -> CacheSettings:
+        """The same with a budget in tokens, if it is in bytes.
+
+        They are those of one row: a row's answer must not depend on its batch.
+
+        Raises:
+            UserError: too few bytes, or layers of unequal widths.
+        """
+        if self.memory is None:
+            return self
+        try:
+            return self.but(budget=measured(model, self._sized_cache(model.config)), memory=None)
+        except ValueError as error:
+            raise UserError(f"hf-paged-eviction cannot serve this model: {error}") from error
+
+    def _sized_cache(self, config: Any) -> PagedEvictionCache:
+        arguments = {"policy": self.policy, "allocator": self.allocator, **self.cache_arguments}
+        return PagedEvictionCache(config, memory=self.memory, **arguments)
 
     def tokens(self, length: int) -> int:
         """The budget of a prompt of `length` real tokens.

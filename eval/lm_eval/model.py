@@ -39,11 +39,12 @@ class PagedEvictionLM(HFLM):  # type: ignore[misc]
     Args:
         pretrained: as for `HFLM`; "embedded" is the small model that ships with this package.
         dtype: as for `HFLM`; "auto" is float32 for the embedded model.
-        kwargs: `budget`, `keep_ratio`, `policy`, `allocator` and all of `CacheOptions`, as for `PagedEvictionCache`;
-            `keep_ratio` is taken of each prompt without its pads. A policy or allocator that looks at attention makes
-            "paged_eviction" the default of `attn_implementation`. `prefill_chunk_size`: tokens of the prompt per
-            forward; None = all at once. And every other argument of `HFLM`. The Python files of a model are run with
-            `trust_remote_code=True` only; weights that are not safetensors are read with `use_safetensors=False` only.
+        kwargs: `budget`, `keep_ratio`, `memory`, `policy`, `allocator` and all of `CacheOptions`, as for
+            `PagedEvictionCache`, but `memory` is that of one row, whatever the batch, and `keep_ratio` is taken of each
+            prompt without its pads. A policy or allocator that looks at attention makes "paged_eviction" the default of
+            `attn_implementation`. `prefill_chunk_size`: tokens of the prompt per forward; None = all at once. And every
+            other argument of `HFLM`. The Python files of a model are run with `trust_remote_code=True` only; weights
+            that are not safetensors are read with `use_safetensors=False` only.
 
     Raises:
         UserError: arguments or a model that cannot work, before any weight is read.
@@ -71,6 +72,7 @@ class PagedEvictionLM(HFLM):  # type: ignore[misc]
             # The shipped file is half precision to be small, not to be computed in.
             pretrained, dtype = str(embedded.path()), torch.float32 if dtype == "auto" else dtype
         super().__init__(pretrained, dtype=dtype, **kwargs)
+        self._cache = self._cache.for_model(self.model)
 
     def _get_backend(self, config: Any, *args: Any, **kwargs: Any) -> None:
         super()._get_backend(config, *args, **kwargs)

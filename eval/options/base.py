@@ -18,11 +18,13 @@ class Options(BaseModel):
     Class attributes:
         panel: where `--help` shows those that a class brings.
         left_out: inherited ones that the command does not have.
+        either: names of options that say the same in two ways: one that is typed counts instead of the other in a file.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     panel: ClassVar[str | None] = None
     left_out: ClassVar[frozenset[str]] = frozenset()
+    either: ClassVar[frozenset[str]] = frozenset()
 
     def but(self: O, **changes: Any) -> O:
         """The same with some changes, which are taken as they are."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from .base import Options, option
+from .base import File, Options, option
 from .cache import OneCacheOptions
 from .model import EMBEDDED, ModelOptions
 
@@ -43,6 +43,18 @@ class ChatOptions(ModelOptions, OneCacheOptions, SamplingOptions):
         "Tokens held per layer, a multiple of the block size.",
         at_least=1,
         shown=f"{BUDGET}, {EMBEDDED_BUDGET} for the embedded model",
+    )
+    memory: str | None = option(
+        None,
+        "Instead of --budget: bytes of keys and values in all paged layers, such as 512MiB or 2GB.",
+        metavar="SIZE",
+        panel="Cache",
+    )
+    context: File | None = option(
+        None,
+        "Begin behind a text that `paged-eviction compress` has read; the file says how its cache is made.",
+        metavar="FILE.safetensors",
+        panel="Cache",
     )
     prefill_chunk_size: int = option(
         512,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator
+from pydantic import AfterValidator, BeforeValidator
 
 from .base import File, Numbers, Options, Words, option
 from .cache import CacheOptions
@@ -17,6 +17,21 @@ SPEED, MEASURES, TEXTS = "Memory and speed", "What is measured", "Perplexity ins
 def whole_number(text: str) -> int | None:
     """A whole number from 1 to a billion; None for anything else."""
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 and int(text) > 0 else None
+
+
+#: Where held tokens can stand.
+POSITIONS = ("text", "cache")
+
+
+def _positions(value: str) -> str:
+    found = list(dict.fromkeys(word.strip() for word in value.split(",") if word.strip()))
+    if not found or not set(found) <= set(POSITIONS):
+        raise ValueError("write text or cache; with --text both can run: text,cache")
+    return ",".join(found)
+
+
+#: One of `POSITIONS`, or both with a comma.
+PositionNames = Annotated[Words, AfterValidator(_positions)]
 
 
 def _batch_size(value: Any) -> Any:
@@ -146,7 +161,15 @@ class EvalOptions(ModelOptions, CacheOptions, RunOptions, TaskOptions, MetricOpt
     """What was typed, or written in a run file."""
 
     panel: ClassVar[str] = "The run"
+    either: ClassVar[frozenset[str]] = frozenset({"budgets", "memory"})
 
+    # Both at once, which only a run over texts can be.
+    positions: PositionNames = option(  # type: ignore[assignment]
+        "text",
+        "Where held tokens stand: at their place in the text, or one after the other (cache). With --text both can "
+        "run: text,cache.",
+        metavar="text|cache",
+    )
     files: list[File] | None = option(
         None,
         "With --text: plain texts, or .jsonl with a field context or text.",
@@ -181,9 +204,16 @@ class EvalOptions(ModelOptions, CacheOptions, RunOptions, TaskOptions, MetricOpt
     )
     budgets: Numbers = option(
         "6%,12.5%,25%,50%,full",
-        "Tokens held per layer and row: a number, a share of the prompt, or full (once, for all policies). Rounded up "
-        "to whole blocks.",
+        "Tokens held per layer and row: a number, a share of the prompt, a size as of --memory, or full (once, for all "
+        "policies). Rounded up to whole blocks; a size down.",
         metavar="N,P%,full",
+        panel=COMPARE,
+    )
+    memory: Numbers | None = option(
+        None,
+        "Instead of --budgets: bytes of keys and values per row in all paged layers together, as 2MiB, 1.5GB, a number "
+        "of bytes, or full. They become as many tokens, in whole blocks, as fit with this model and precision.",
+        metavar="SIZE,...,full",
         panel=COMPARE,
     )
     tasks: Words = option(

@@ -19,6 +19,7 @@ from .figures import (
     heat_map,
     needle_tasks,
     score_over_buckets,
+    score_over_bytes,
     score_over_length,
 )
 from .runs import Run
@@ -75,7 +76,7 @@ def _some(table: Table | None) -> tuple[Table, ...]:
     return (table,) if table else ()
 
 
-def _score_plots(run: Run) -> Iterable[Plot]:
+def _score_plots(run: Run) -> Iterable[Plot | None]:
     groups: dict[str, list[Cell]] = {}
     for cell in cells_of(run):
         task = TASKS.get(cell.task)
@@ -84,13 +85,20 @@ def _score_plots(run: Run) -> Iterable[Plot]:
         panels = len({(cell.task, cell.length) for cell in cells})
         caption = "Score over the budget, per task; the full cache as a line."
         yield Plot(f"score_over_budget_{name}", caption, accuracy_by_task(cells), panels)
+    yield score_over_bytes(run)
 
 
 def _text_plots(run: Run) -> Iterable[Plot]:
     if run.texts:
         length = max(row["length"] for row in run.texts)
-        figure = perplexity_by_position(curves(run.texts), length)
+        figure = perplexity_by_position(curves(run.texts), length, _window(run))
         yield Plot("perplexity", "Perplexity over the position in the text; one panel per budget.", figure, 2)
+
+
+def _window(run: Run) -> int | None:
+    """Tokens that the model was made for, where the run noted it."""
+    found = run.sources[0].meta.get("window") if run.sources else None
+    return found if isinstance(found, int) else None
 
 
 def _agreement_plots(run: Run) -> Iterable[Plot | None]:

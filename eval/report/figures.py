@@ -15,11 +15,11 @@ from ..longbench.tasks import TASKS
 from ..summaries.aggregates import BUCKETS
 from ..summaries.plot import TOKEN_AXIS, budget_axis, score_axis
 from ..summaries.plot_style import COLUMNS, FULL_STYLE, finish, make_panels, policy_styles
-from ..summaries.summary import held_tokens
+from ..summaries.summary import held_tokens, over_tasks
 from .agreement import Agreement, agreement_at
 from .efficiency import MIB, Cost, cost_at, lengths_of, scaled
 from .runs import Run, Variant
-from .scores import buckets_of
+from .scores import buckets_of, cells_of
 
 WIDE = (4.2, 3.2)
 
@@ -128,6 +128,47 @@ def efficiency_plot(run: Run, length: int | None) -> Plot | None:
     size = "prompts of their own length" if length is None else f"prompts of {length} tokens"
     caption = f"Latency and memory over the budget, {size}."
     return Plot(f"efficiency_{length or 'own'}", caption, figure, min(3, len(known)))
+
+
+def score_over_bytes(run: Run) -> Plot | None:
+    """Mean score of the tasks against the bytes that a row holds; a panel per length that has two sizes or more."""
+    values: dict[int | None, dict[Variant, float]] = {}
+    for cell in over_tasks(cells_of(run)):
+        values.setdefault(cell.length, {})[cell.policy, cell.budget] = 100 * cell.accuracy
+    places = {
+        length: {variant: _kibibytes(run, length, variant) for variant in found} for length, found in values.items()
+    }
+    lengths = [
+        length
+        for length, found in places.items()
+        if len({place for variant, place in found.items() if place and variant[0] != FULL}) > 1
+    ]
+    if not lengths:
+        return None
+    columns = min(3, len(lengths))
+    figure, panels = make_panels(len(lengths), columns, WIDE)
+    styles = policy_styles(_policies(run))
+    for axes, length in zip(panels, lengths, strict=True):
+        shown = {variant: place for variant, place in places[length].items() if place and variant[0] != FULL}
+        for variant, height in values[length].items():
+            if variant[0] == FULL:
+                axes.axhline(height, **FULL_STYLE)
+        for policy in _policies(run):
+            points = sorted(
+                (place, values[length][variant]) for variant, place in shown.items() if variant[0] == policy
+            )
+            if points:
+                axes.plot(*zip(*points, strict=True), label=policy, **styles[policy])
+        axes.set_title("own lengths" if length is None else f"{length} tokens", fontsize=11)
+        budget_axis(axes, list(shown.values()))
+        score_axis(axes, list(values[length].values()))
+    figure = finish(figure, panels, columns, "keys and values held (KiB per row)", "score in %")
+    return Plot("score_over_bytes", "Score over the bytes that a row holds, mean of the tasks.", figure, columns)
+
+
+def _kibibytes(run: Run, length: int | None, variant: Variant) -> float | None:
+    cost = cost_at(run, length, variant)
+    return scaled(cost.held, 1 / 1024) if cost else None
 
 
 def agreement_plot(run: Run) -> Plot | None:

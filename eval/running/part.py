@@ -93,7 +93,7 @@ class Part:
         for row in rows:
             # Agreement needs the full cache's answer again, even if its row is there.
             if self._misses(variant, row) or (self.settings.agreement and variant.budget.is_full):
-                tokens = variant.budget_tokens(self.settings, self.batch, self.batch.prompts[row])
+                tokens = variant.budget_tokens(self.model, self.settings, self.batch, self.batch.prompts[row])
                 groups.setdefault(tokens, []).append(row)
         return [Group(variant, tokens, tuple(members)) for tokens, members in groups.items()]
 
@@ -146,6 +146,7 @@ class Part:
                 self.batch,
                 group.variant,
                 prompt,
+                group.tokens,
                 Answer(self.generator.text(tokens), len(tokens), cost | peak, compared),
             )
             for prompt, tokens, cost, compared in zip(prompts, decoding.answers, decoding.costs, agreement, strict=True)

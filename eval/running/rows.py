@@ -29,15 +29,17 @@ class Answer:
     agreement: Mapping[str, float] | None
 
 
-def finished_row(settings: TaskSettings, batch: Batch, variant: Variant, prompt: Prompt, answer: Answer) -> Row:
-    """The line of one prompt under one variant."""
+def finished_row(
+    settings: TaskSettings, batch: Batch, variant: Variant, prompt: Prompt, tokens: int | None, answer: Answer
+) -> Row:
+    """The line of one prompt under one variant, with its budget in `tokens`."""
     sample = prompt.sample
     return {
         "task": batch.task,
         "length": batch.length,
         "policy": variant.policy,
         "budget": variant.budget.label,
-        "budget_tokens": variant.budget_tokens(settings, batch, prompt),
+        "budget_tokens": tokens,
         "block_size": settings.block_size,
         "question_aware": settings.question_aware,
         "id": sample.id,

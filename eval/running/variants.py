@@ -13,9 +13,10 @@ from hf_paged_eviction import EvictionPolicy, make_policy
 from ..budgets import FULL, Budget
 from ..caches import make_paged_cache
 from ..errors import UserError
-from ..policy_names import ORACLE, needs_queries, split_name
+from ..policy_names import IN_CACHE, ORACLE, needs_queries, split_name
 from ..prompting.prompts import Batch, Prompt
 from ..settings import Settings, TaskSettings
+from ..sizes import tokens_held
 from ..store.results import Row
 
 
@@ -36,10 +37,17 @@ class Variant:
     Attributes:
         policy: as `make_policy` takes it, or "oracle"; with "@" and an allocator behind it, such as "h2o@cake", the
             budget is shared out among layers or heads.
+        positions: where held tokens stand; None = as the settings say, for all variants alike.
     """
 
     policy: str
     budget: Budget
+    positions: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The policy as rows name it: where its tokens stand is said if it is not their place in the text."""
+        return self.policy + (IN_CACHE if self.positions == "cache" and not self.budget.is_full else "")
 
     @property
     def scorer(self) -> str:
@@ -72,10 +80,10 @@ class Variant:
         """The row of one prompt."""
         return RowKey(batch.task, batch.length, self.policy, self.budget.label, prompt.sample.id)
 
-    def budget_tokens(self, settings: Settings, batch: Batch, prompt: Prompt) -> int | None:
+    def budget_tokens(self, model: Any, settings: Settings, batch: Batch, prompt: Prompt) -> int | None:
         """Tokens held for one prompt, None = all. Shares refer to the length asked for, or to what is compressed."""
         length = len(prompt.context) if batch.length is None else batch.length
-        return self.budget.resolve(length, settings)
+        return tokens_held(self.budget, model, settings, self.policy, length)
 
 
 def variants(settings: Settings) -> list[Variant]:
@@ -100,14 +108,14 @@ def make_cache(
     settings: Settings,
     variant: Variant,
     tokens: int | None,
-    mask: Tensor,
+    mask: Tensor | None,
     policy: EvictionPolicy | None = None,
 ) -> DynamicCache:
     """An empty cache.
 
     Args:
         tokens: held per layer and row; None = all.
-        mask: `[rows, columns]`, covers the tokens that it will be given first.
+        mask: `[rows, columns]`, covers the tokens that it will be given first; None = the model tells, or no pads.
         policy: instead of the one that the variant names.
 
     Raises:
@@ -118,5 +126,7 @@ def make_cache(
     if policy is None and variant.scorer == ORACLE:
         raise UserError(f"{variant.policy}: it looks ahead to the answer of the full cache, which only tasks have")
     label = f"at {variant.budget.label}"
-    more = {"budget": tokens, "attention_mask": mask}
+    more: dict[str, Any] = {"budget": tokens, "attention_mask": mask}
+    if variant.positions is not None:
+        more["positions"] = variant.positions
     return make_paged_cache(model.config, settings, variant.policy, label, policy, **more)

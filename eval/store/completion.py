@@ -14,7 +14,7 @@ from ..errors import UserError
 from ..growth import describe
 from ..run_file import NAME, as_run_file
 from ..settings import Settings
-from ..workers import Failed, Loaded, RunJob, default_workers, run_jobs
+from ..workers import Failed, Loaded, Reading, RunJob, default_workers, run_jobs
 from . import lock
 from .facts import cost_facts, place_facts
 from .results import KeyOf, ResultFolder, Row
@@ -26,11 +26,13 @@ META_SECONDS = 30.0
 
 
 class Progress(NamedTuple):
-    """How far a run is: rows finished, rows in all, and what the last ones were about."""
+    """How far a run is: rows finished, rows in all, what the last ones were about, and what unfinished ones have of a
+    row together."""
 
     finished: int
     total: int
     last: str = ""
+    begun: float = 0.0
 
 
 Watch = Callable[[Progress], None]
@@ -138,6 +140,7 @@ class _Lead:
         self.total = len(work.keys)
         self.started = self.written = time.perf_counter()
         self.before = 0.0
+        self.begun: dict[Key, float] = {}
 
     def begin(self, stack: ExitStack) -> set[Key]:
         """Take the folder and put it in order; the keys of its finished rows."""
@@ -190,6 +193,9 @@ class _Lead:
                 self._write_meta(model=event.facts)
             elif isinstance(event, Failed):
                 self.failures.append((event.reason, len(event.keys)))
+            elif isinstance(event, Reading):
+                self.begun |= dict.fromkeys(event.keys, event.done / event.total)
+                self._tell(f"{event.label}: {event.done:,} of {event.total:,} tokens")
             else:
                 self.folder.append(event)
                 self.finished.update(map(self.work.key_of, event))
@@ -232,7 +238,8 @@ class _Lead:
 
     def _tell(self, last: str) -> None:
         finished = min(len(self.finished) + self.others.finished_rows(), self.total)
-        self.watch(Progress(finished, self.total, last))
+        begun = sum(share for key, share in self.begun.items() if key not in self.finished)
+        self.watch(Progress(finished, self.total, last, min(begun, self.total - finished)))
 
 
 def _follow(team: Team, settings: Settings, output: Path, work: Work, jobs: Sequence[Any]) -> None:
@@ -244,7 +251,7 @@ def _follow(team: Team, settings: Settings, output: Path, work: Work, jobs: Sequ
         for event in run_jobs(work.run, settings, jobs, 1):
             if isinstance(event, Failed):
                 failures.append((event.reason, len(event.keys)))
-            elif not isinstance(event, Loaded):
+            elif not isinstance(event, (Loaded, Reading)):
                 shard.append(event)
         shard.finish({"failures": failures})
 

@@ -106,12 +106,17 @@ def score_axis(axes: Any, scores: Sequence[float]) -> None:
     axes.yaxis.set_major_locator(matplotlib.ticker.MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]))
 
 
-def plot_perplexity(curves: Sequence[Curve], length: int, path: Path) -> None:
-    """Perplexity against the position in the text: one panel per budget."""
-    save(perplexity_by_position(curves, length), path)
+def plot_perplexity(curves: Sequence[Curve], length: int, path: Path, window: int | None = None) -> None:
+    """Perplexity against the position in the text: one panel per budget.
+
+    Args:
+        length: tokens of the longest text.
+        window: tokens that the model was made for, marked where a text passes them.
+    """
+    save(perplexity_by_position(curves, length, window), path)
 
 
-def perplexity_by_position(curves: Sequence[Curve], length: int) -> Any:
+def perplexity_by_position(curves: Sequence[Curve], length: int, window: int | None = None) -> Any:
     """The figure of `plot_perplexity`."""
     full = [curve for curve in curves if curve.policy == FULL]
     budgets = list(dict.fromkeys(curve.budget for curve in curves if curve.policy != FULL)) or [FULL]
@@ -129,6 +134,13 @@ def perplexity_by_position(curves: Sequence[Curve], length: int) -> Any:
         axes.yaxis.set_major_locator(matplotlib.ticker.MaxNLocator(nbins=6, steps=[1, 2, 2.5, 5, 10]))
         axes.yaxis.set_major_formatter(matplotlib.ticker.FormatStrFormatter("%g"))
         axes.yaxis.set_minor_locator(NullLocator())
+        if window is not None and window < length:
+            axes.axvline(
+                window, color="#555555", linewidth=1.2, linestyle=":", label=f"model's window: {window} tokens"
+            )
+        if length >= 10_000:  # numbers of six digits would run into each other
+            axes.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]))
+            axes.xaxis.set_major_formatter(lambda tokens, _: f"{tokens / 1000:g}k" if tokens else "0")
     return finish(figure, panels, columns, "position in the text (tokens)", "perplexity")
 
 

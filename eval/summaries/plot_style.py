@@ -10,6 +10,8 @@ from zlib import crc32
 import matplotlib
 from matplotlib.figure import Figure
 
+from ..policy_names import IN_CACHE
+
 #: Okabe and Ito's palette without its yellow, which is too light for a line.
 COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
@@ -28,10 +30,14 @@ _OTHERS: tuple[dict[str, Any], ...] = tuple(
 
 
 def policy_styles(policies: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """A line style per policy; the same policy looks the same in every plot (two that clash: the second moves on)."""
+    """A line style per policy; the same policy looks the same in every plot (two that clash: the second moves on).
+
+    Where held tokens stand one after the other, it is that of the policy with hollow markers on a dashed line.
+    """
     styles: dict[str, dict[str, Any]] = {}
     taken: set[int] = set()
-    for name in sorted(set(policies)):
+    names = set(policies)
+    for name in sorted({name.removesuffix(IN_CACHE) for name in names}):
         if name in KNOWN:
             index = KNOWN.index(name)
             style: dict[str, Any] = {"color": COLOURS[index], "marker": MARKERS[index], "linestyle": "-"}
@@ -42,7 +48,8 @@ def policy_styles(policies: Iterable[str]) -> dict[str, dict[str, Any]]:
             taken.add(slot)
             style = dict(_OTHERS[slot])
         styles[name] = style | {"markersize": 5, "linewidth": 1.6}
-    return styles
+    moved = {"markerfacecolor": "white", "linestyle": "--"}
+    return {name: styles[name.removesuffix(IN_CACHE)] | (moved if name.endswith(IN_CACHE) else {}) for name in names}
 
 
 def make_panels(

@@ -13,6 +13,7 @@ from ..integration.padding import PaddingSnapshot
 from ..layer import PagedLayer, PagedSnapshot
 from ..queries.observer import ObserverSnapshot
 from ..store.coded import CodedSnapshot, CodedStore
+from ..store.shifts import Shifts
 from ..store.sliding import SlidingSnapshot, StaticSlidingLayer
 from ..store.store import HeldSnapshot, StoreSnapshot
 from ..table.state import Choice, Counters, Phase, Tokens
@@ -172,6 +173,10 @@ def _check_shifts(store: HeldSnapshot, tokens: Tokens, layer: PagedLayer, shape:
     if tokens.shifts is not None:
         _shape("shifts", tokens.shifts, shape, torch.int64)
         _range("shifts", tokens.shifts, 0, _LONGEST)
+    if isinstance(store, CodedSnapshot) and store.shifts is not None:
+        _need(turning is not None, "its keys are turned, and the settings turn none")
+        _shape("shifts", store.shifts, (*shape[:2], store.shape[2]), Shifts.dtype)
+        _range("shifts", store.shifts, 0, _LONGEST)
     if not isinstance(store, StoreSnapshot):
         return
     _need(turning is not None or store.turned is None, "it has turned keys, and the settings turn none")

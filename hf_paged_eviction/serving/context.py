@@ -74,6 +74,7 @@ def paged_batching(
     sink_tokens: int | None = None,
     protected_prefix: int = 0,
     recent_tokens: int | None = None,
+    positions: str = "text",
     prefill_chunk_size: int = 512,
 ) -> Iterator[PagedBatching]:
     """Bound every request of this model's continuous batching to `budget` tokens per layer.
@@ -94,6 +95,7 @@ def paged_batching(
         block_size: tokens evicted together; has nothing to do with `page_size`, the unit of memory.
         sink_tokens, protected_prefix, recent_tokens: first and newest tokens that are never evicted, see
             `PagedEvictionCache`.
+        positions: "text" only. "cache" is refused: pages hold keys as they came, at their places in the text.
         prefill_chunk_size: prompts are cut every so many tokens. `max_batch_tokens` must be at least as large.
 
     Yields:
@@ -114,7 +116,7 @@ def paged_batching(
             "model.destroy_cached_continuous_batching_manager() first."
         )
     protection = (sink_tokens, protected_prefix, recent_tokens)
-    options = ServingOptions.check(model, budget, policy, block_size, *protection, prefill_chunk_size)
+    options = ServingOptions.check(model, budget, policy, block_size, *protection, positions, prefill_chunk_size)
     batching = PagedBatching(model, options)
     # Found by `generate_batch` and by the server on the model itself, before the method of its class.
     setattr(model, _ENTRY, batching.init_continuous_batching)

@@ -46,6 +46,7 @@ class ServingOptions:
         sink_tokens: int | None,
         protected_prefix: int,
         recent_tokens: int | None,
+        positions: str,
         prefill_chunk_size: int,
     ) -> "ServingOptions":
         """Check what the user asked for, as `PagedEvictionCache` does.
@@ -55,6 +56,7 @@ class ServingOptions:
         """
         if budget is None:
             raise ValueError("budget= (tokens held per request and layer) is needed: pages are reserved for it.")
+        _refuse_positions(positions)
         scorer = make_policy(policy)
         _refuse_queries(scorer)
         _refuse_parallel(model)
@@ -201,6 +203,18 @@ def _refuse_queries(policy: EvictionPolicy) -> None:
             f"The policy {policy.label!r} chooses victims every {policy.needs.decision_interval} tokens; here they are "
             "chosen a block at a time. Use another policy, or PagedEvictionCache with generate."
         )
+
+
+def _refuse_positions(positions: str) -> None:
+    if positions == "cache":
+        raise ValueError(
+            'positions="cache" is not there in continuous batching: pages hold keys as they came, at their places in '
+            "the text, and attention reads them from there; a page of keys turned to their places in the cache would "
+            'be needed beside each. Use positions="text", and answers and prompts that together stay inside the '
+            'model\'s window; or PagedEvictionCache(..., positions="cache") with generate.'
+        )
+    if positions != "text":
+        raise ValueError(f'positions must be "text", got {positions!r}.')
 
 
 def _refuse_parallel(model: Any) -> None:

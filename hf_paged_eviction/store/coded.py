@@ -11,6 +11,7 @@ from ..table.budget import BlockBudget
 from .codec import Codec, Codes
 from .exact import Exact
 from .fixed import FixedStore, static
+from .shifts import Shifts
 from .store import HeldSnapshot, Store
 from .tensors import byte_count, gather_slots, make_storage, slot_index
 from .turning import Turning
@@ -34,6 +35,7 @@ class CodedSnapshot(HeldSnapshot):
         waiting: see `Store`.
         key_codes, key_levels, value_codes, value_levels: see `Codes`, `[batch, kv_heads, held, ...]`.
         keys, values, places, count, coded, channels, since: see `Exact`, where the places are `slots`.
+        shifts: see `Shifts`, `[batch, sets, held]`.
     """
 
     waiting: int
@@ -48,6 +50,7 @@ class CodedSnapshot(HeldSnapshot):
     coded: Tensor
     channels: Tensor
     since: Tensor
+    shifts: Tensor | None
 
     @property
     def shape(self) -> torch.Size:
@@ -78,16 +81,30 @@ class CodedStore(Store):
     therefore goes beside the codes at first, and the codes of a whole block are written together: the layer asks for it
     (`encode`) when as many have come.
 
+    Where states are turned for attention, no copy of them is kept: they are turned at each read, once decoded.
+
     Args:
         codecs: of keys and of values.
         block_size, protected: tokens.
         fixed: whether all tensors stay where they are, for compiled steps.
+        turning: see `Store`.
+        separate: whether each KV head has its own tokens.
     """
 
     rounds = True
 
-    def __init__(self, codecs: tuple[Codec, Codec], block_size: int, protected: int, fixed: bool = False) -> None:
-        super().__init__()
+    def __init__(
+        self,
+        codecs: tuple[Codec, Codec],
+        block_size: int,
+        protected: int,
+        fixed: bool = False,
+        turning: Turning | None = None,
+        separate: bool = False,
+    ) -> None:
+        super().__init__(turning)
+        self._separate = separate
+        self._shifts: Shifts | None = None
         self._codecs = codecs
         self._newest, self._first = block_size, protected
         self._fixed = fixed
@@ -131,7 +148,8 @@ class CodedStore(Store):
     def bytes(self) -> int:
         """Of all slots, used or not, of the tokens that are not rounded, and of what says where they are."""
         codes = () if self._codes is None else self.tensors
-        return byte_count(*codes, *(() if self._exact is None else self._exact.tensors()))
+        exact = () if self._exact is None else self._exact.tensors()
+        return byte_count(*codes, *exact, None if self._shifts is None else self._shifts.by)
 
     def token_bytes(self, keys: Tensor, values: Tensor) -> int:
         """See `Store.token_bytes`."""
@@ -139,7 +157,12 @@ class CodedStore(Store):
         for codec, like in zip(self._codecs, (keys, values), strict=True):
             packed, levels = codec.shapes(like, 1)
             total += prod(packed) * codec.packed_dtype(like.dtype).itemsize + prod(levels) * 2
+        if self.turning is not None:
+            total += prod(self._shifts_shape(keys, 1)) * Shifts.dtype.itemsize
         return total
+
+    def _shifts_shape(self, keys: Tensor, slots: int) -> tuple[int, int, int]:
+        return keys.shape[0], keys.shape[1] if self._separate else 1, slots
 
     def fixed_bytes(self, keys: Tensor, values: Tensor) -> int:
         """See `Store.fixed_bytes`."""
@@ -167,6 +190,8 @@ class CodedStore(Store):
 
     def start(self, keys: Tensor, values: Tensor, least: int, most: int) -> None:
         """See `Store.start`."""
+        if self.turning is not None:
+            self.turning.check((keys, values))
         if not self._serves(keys, values, least, most):
             self.make(keys, values, least)
         self.waiting = 0
@@ -188,6 +213,15 @@ class CodedStore(Store):
         self._codes = self._new_codes(keys, values, slots)
         parts = [self._new(shape, dtype, keys.device) for shape, dtype in self._exact_shapes(keys, values)]
         self._exact = Exact(self._newest, *parts)
+        if self._fixed and self.turning is not None:
+            self.turning.rotary.prepare(keys.device)
+            self._shift_by(Shifts(self._new(self._shifts_shape(keys, slots), Shifts.dtype, keys.device)))
+
+    def _shift_by(self, shifts: Shifts | None) -> None:
+        """Turn by these from now on; the old ones go back to the pool."""
+        old, self._shifts = self._shifts, shifts
+        if self.pool is not None and old is not None:
+            self.pool.give(old.by)
 
     def _new(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
         make = make_storage if self.pool is None else self.pool.take
@@ -205,6 +239,7 @@ class CodedStore(Store):
 
     def give_up(self) -> None:
         """See `Store.give_up`."""
+        self._shift_by(None)
         if self.pool is not None and self._codes is not None and self._exact is not None:
             self.pool.give(*reversed([*self.tensors, *self._exact.tensors()]))
         self._codes = self._exact = None
@@ -220,6 +255,11 @@ class CodedStore(Store):
         for target, part in zip(_parts(new), self.tensors, strict=True):
             target[:, :, :held] = part[:, :, :held]
         self._use(new)
+        if self._shifts is not None:
+            old = self._shifts.by
+            moved = self._new((*old.shape[:2], slots), old.dtype, old.device)
+            moved[:, :, :held] = old[:, :, :held]
+            self._shift_by(Shifts(moved))
 
     # ---- codes ----------------------------------------------------------------------------------------------------
 
@@ -253,6 +293,30 @@ class CodedStore(Store):
             held.scatter_(2, index, torch.where(new[..., None], part, held.gather(2, index)))
         self.exact.all_coded()
 
+    # ---- what attention reads -------------------------------------------------------------------------------------
+
+    def shown(self, held: int | None = None) -> tuple[Tensor, Tensor]:
+        """See `Store.shown`; decoded and turned anew at each call."""
+        keys, values = self.read(held)
+        if self.turning is not None and self._shifts is not None and held != 0:
+            self.turning.rotary.rotate_by_in_place((keys, values)[self.turning.of], self._shifts.of_first(held))
+        return keys, values
+
+    @property
+    def turns(self) -> bool:
+        """See `Store.turns`."""
+        return self._shifts is not None
+
+    def turn(self, shifts: Tensor) -> None:
+        """See `Store.turn`."""
+        if self.turning is None:
+            return
+        rows, sets, slots = *shifts.shape[:2], self.slots
+        if self._shifts is None or self._shifts.by.shape != (rows, sets, slots):
+            self._shift_by(Shifts(self._new((rows, sets, slots), Shifts.dtype, self.exact.keys.device)))
+        if self._shifts is not None:
+            self._shifts.by.copy_(shifts[..., :slots])
+
     # ---- reading --------------------------------------------------------------------------------------------------
 
     def read(self, held: int | None = None) -> tuple[Tensor, Tensor]:
@@ -261,6 +325,15 @@ class CodedStore(Store):
         if held != 0 and self._exact is not None:
             self._exact.write_over(keys, values)
         return keys, values
+
+    def read_before(self, held: int, real: Tensor | None) -> tuple[Tensor, Tensor]:
+        """See `Store.read_before`."""
+        shown, (slots, *oldest, leaves) = self.read(held), self.exact.oldest(real)
+        few = self._decode(self._encode(*oldest))  # its codes may not have been written yet
+        for states, rounded in zip(shown, few, strict=True):
+            index = slot_index(slots, states)
+            states.scatter_(2, index, torch.where(leaves, rounded, states.gather(2, index)))
+        return shown
 
     def at(self, slots: Tensor) -> tuple[Tensor, Tensor]:
         """See `Store.at`."""
@@ -284,6 +357,8 @@ class CodedStore(Store):
         count = keys.shape[2]
         for held, part in zip(self.tensors, self._encode(keys, values), strict=True):
             held.narrow(2, start, count).copy_(part)
+        if self._shifts is not None:
+            self._shifts.append(start, count)
 
         def states(slots: Tensor) -> tuple[Tensor, Tensor]:
             new, (held_k, held_v) = (slots >= start)[..., None], self.at(slots.clamp_max(max(start - 1, 0)))
@@ -298,12 +373,16 @@ class CodedStore(Store):
     def overwrite(self, slot: Tensor, keys: Tensor, values: Tensor, real: Tensor | None) -> None:
         """See `Store.overwrite`. At most `block_size` tokens may come so before `encode` is called."""
         self.exact.put(slot[..., 0], keys, values, real)
+        if self._shifts is not None:
+            self._shifts.overwrite(slot, real)
         self.waiting += 1
 
     def write(self, slot: Tensor, keys: Tensor, values: Tensor) -> None:
         """See `Store.write`; the host counts (`wrote`)."""
         keys, values = self.detached(keys, values)
         self.exact.put(slot, keys, values, None)
+        if self._shifts is not None:
+            self._shifts.write(slot)
 
     def wrote(self) -> None:
         """See `Store.wrote`."""
@@ -326,8 +405,11 @@ class CodedStore(Store):
 
     def reorder(self, order: Tensor) -> None:
         """See `Store.reorder`."""
-        super().reorder(order)
+        if self._shifts is not None:
+            self._shifts.reorder(order)
         exact = self.exact
+        for part in self.tensors:
+            part[:, :, : order.shape[-1]] = gather_slots(part, order)
         places = torch.arange(order.shape[-1], device=order.device).expand_as(order)
         moved_to = torch.empty_like(order).scatter_(-1, order, places).expand(-1, exact.slots.shape[1], -1)
         exact.slots.copy_(moved_to.gather(-1, exact.slots))
@@ -342,22 +424,30 @@ class CodedStore(Store):
         """See `Store.map_rows`."""
         exact, codes = self.exact, [change(part) for part in self.tensors]
         new = exact.change(change)
+        shifts = None if self._shifts is None else change(self._shifts.by)
         if self._fixed and new.keys.shape == exact.keys.shape:
             for held, part in zip((*self.tensors, *exact.tensors()), (*codes, *new.tensors()), strict=True):
                 held.copy_(part)
+            if self._shifts is not None and shifts is not None:
+                self._shifts.by.copy_(shifts)
             return
         ours: _Change = static if self._fixed else (lambda part: part)
         if self.pool is not None:
             self.pool.give(*reversed([*self.tensors, *exact.tensors()]))
         self._codes = Codes(*map(ours, codes[:2])), Codes(*map(ours, codes[2:]))
         self._exact = new.change(ours)
+        self._shift_by(None if shifts is None else Shifts(ours(shifts)))
 
     def clear(self) -> None:
         """See `Store.clear`."""
         self.waiting = 0
-        if self._fixed and self._codes is not None and self._exact is not None:
+        if not self._fixed:
+            self._shift_by(None)
+        elif self._codes is not None and self._exact is not None:
             for held in (*self.tensors, *self._exact.tensors()):
                 held.zero_()
+            if self._shifts is not None:
+                self._shifts.by.zero_()
 
     def _to(self, device: torch.device) -> None:
         if self._codes is None:
@@ -365,6 +455,8 @@ class CodedStore(Store):
         parts = [part.to(device, non_blocking=True) for part in self.tensors]
         self._codes = Codes(*parts[:2]), Codes(*parts[2:])
         self._exact = self.exact.change(lambda held: held.to(device, non_blocking=True))
+        if self._shifts is not None:
+            self._shifts = Shifts(self._shifts.by.to(device, non_blocking=True))
 
     def offload(self) -> None:
         """See `Store.offload`."""
@@ -380,7 +472,8 @@ class CodedStore(Store):
     def snapshot(self, held: int) -> CodedSnapshot:
         """See `Store.snapshot`."""
         codes = [part[:, :, :held] for part in self.tensors]
-        return CodedSnapshot(self.slots, self.waiting, *codes, *self.exact.tensors())
+        shifts = None if self._shifts is None else self._shifts.of_first(held)
+        return CodedSnapshot(self.slots, self.waiting, *codes, *self.exact.tensors(), shifts)
 
     def restore(self, saved: HeldSnapshot, device: torch.device) -> None:
         """See `Store.restore`."""
@@ -392,6 +485,10 @@ class CodedStore(Store):
             held[:, :, : part.shape[2]] = part.to(device)
         for held, part in zip(self.exact.tensors(), saved.exact, strict=True):
             held.copy_(part)
+        if saved.shifts is not None and self.turning is not None:
+            rows, sets, held = saved.shifts.shape
+            self._shift_by(Shifts(self._new((rows, sets, saved.slots), Shifts.dtype, device)))
+            self._shifts.by[:, :, :held] = saved.shifts.to(device)
 
     def expected(self, saved: CodedSnapshot) -> list[tuple[tuple[int, ...], torch.dtype]]:
         """Shapes and types of all tensors of a snapshot, given its first keys and values and how many are held."""
@@ -410,14 +507,14 @@ def _without_slots(states: Tensor) -> tuple[int, ...]:
     return (*states.shape[:2], states.shape[3])
 
 
-def make_store(budget: BlockBudget, fixed: bool, turning: Turning | None, codecs: tuple[Codec, Codec] | None) -> Store:
-    """The store of a layer: `fixed` for compiled steps, coded where there are codecs.
-
-    Raises:
-        ValueError: what is encoded cannot be turned as well.
-    """
-    if codecs is None:
-        return FixedStore(turning) if fixed else Store(turning)
-    if turning is not None:
-        raise ValueError("A store of few bits does not turn what it holds.")
-    return CodedStore(codecs, budget.block_size, budget.protected, fixed)
+def make_store(
+    budget: BlockBudget,
+    fixed: bool,
+    turning: Turning | None,
+    codecs: tuple[Codec, Codec] | None,
+    separate: bool,
+) -> Store:
+    """The store of a layer: `fixed` for compiled steps, coded where there are codecs; `separate`: see `CodedStore`."""
+    if codecs is not None:
+        return CodedStore(codecs, budget.block_size, budget.protected, fixed, turning, separate)
+    return FixedStore(turning) if fixed else Store(turning)

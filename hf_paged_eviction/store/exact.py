@@ -150,6 +150,16 @@ class Exact:
         self.coded.copy_(left)
         self._point(self.slots.clone(), source)
 
+    def oldest(self, real: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Of each row the token whose place the next one takes: slot `[B, H, 1]`, key and value `[B, H, 1, dim]`, and
+        `[B, 1, 1, 1]` bool, whether it will be rounded then; `real` `[B, 1]` bool, whether the next one is no pad."""
+        leaving = self.count - self.newest
+        leaves = (leaving >= self.since) & (leaving >= self.slots.shape[-1] - self.newest)
+        leaves = leaves if real is None else leaves & real[:, 0]
+        place = (self.count % self.newest)[:, None, None].expand(-1, self.slots.shape[1], -1)
+        states = gather_slots(self.keys, place), gather_slots(self.values, place)
+        return self.slots.gather(-1, place), *states, leaves[:, None, None, None]
+
     # ---- reading --------------------------------------------------------------------------------------------------
 
     def write_over(self, keys: Tensor, values: Tensor) -> None:

@@ -236,6 +236,10 @@ class Store:
         keys, values = self._both
         return (keys, values) if held is None else (keys[:, :, :held], values[:, :, :held])
 
+    def read_before(self, held: int, real: Tensor | None) -> tuple[Tensor, Tensor]:
+        """As `read`, as it will be when one more token has come; not in rows where `real` `[batch, 1]` is False."""
+        return self.read(held)
+
     def at(self, slots: Tensor) -> tuple[Tensor, Tensor]:
         """As `read`, of the slots `[batch, 1 or kv_heads, n]` alone."""
         keys, values = self._both

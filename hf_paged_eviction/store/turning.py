@@ -12,7 +12,8 @@ class Turning:
 
     The copy costs memory, half as much again as keys and values without it. In return a decoded token turns nothing:
     the copy is made anew once per block, always from what came, so that no rounding adds up however long the text is.
-    Before anything was evicted there is no copy.
+    Before anything was evicted there is no copy. A store of few bits makes a new tensor at each read
+    anyway, and turns that instead: see `CodedStore`.
 
     Attributes:
         rotary: how the model turns these states.

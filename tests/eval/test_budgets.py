@@ -36,7 +36,7 @@ def test_any_text_is_read_or_refused(text: str) -> None:
     except UserError as error:
         assert "full" in str(error)
     else:
-        assert budget.is_full or (budget.resolve(1000, CacheOptions()) or 0) >= 48
+        assert budget.is_full or budget.memory or (budget.resolve(1000, CacheOptions()) or 0) >= 48
 
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "0%", "101%", "1e", "half", "%", "1/0%"])

@@ -138,6 +138,14 @@ def test_texts(model_folder: str, tmp_path: Path) -> None:
     assert content.startswith(b"\x89PNG") and len(content) > 10_000
     run("eval", "--config", str(tmp_path / "out" / "run.yaml"))
     assert rows_of(tmp_path / "out") == rows
+    grown = run(*command, "--positions", "cache")
+    assert "this folder grows: positions text to text,cache" in grown.output
+    more = [row for row in rows_of(tmp_path / "out") if row not in rows]
+    assert [row["policy"] for row in more] == ["keydiff, positions=cache"]
+    assert len(rows_of(tmp_path / "out")) == len(rows) + 1, "those that were there stay"
+    rows += more
+    assert "positions: text,cache" in (tmp_path / "out" / "run.yaml").read_text("utf-8")
+    command += ["--positions", "text,cache"]
     source.write_text("# another text\n" + source.read_text("utf-8"), "utf-8")
     assert f"the prompts of {source} are others now" in run(*command, status=2).output
 
@@ -162,6 +170,8 @@ def test_texts(model_folder: str, tmp_path: Path) -> None:
         ("--text none.txt", "no such file: none.txt"),
         ("none.txt", "--text"),
         ("--text --tasks passkey --agreement", "--tasks, --agreement: about tasks"),
+        ("--positions text,cache", "both in one run is for --text"),
+        ("--text --positions text,left", "with --text both can run: text,cache"),
         ("--text --question-agnostic", "--question-aware: about tasks"),
         ("--chunk 3", "--chunk: about texts"),
         ("--device nowhere", "nowhere"),

@@ -250,6 +250,9 @@ def test_automatic_batches(folder: Path) -> None:
         ({"budget": 64.0}, "whole number"),
         ({"budget": 16}, "Smallest legal budget: 48"),
         ({"budget": 64, "keep_ratio": 0.5}, "one of them"),
+        ({"budget": 64, "memory": "1MiB"}, "one of them"),
+        ({"memory": "1G"}, "no number of bytes"),
+        ({"memory": "1MiB", "allocator": "ada_kv"}, "memory= could not be kept to"),
         ({"keep_ratio": 1.5}, "keep_ratio must lie"),
         ({"keep_ratio": "half"}, "keep_ratio must be a number"),
         ({**SMALL, "policy": "nonsense"}, "nonsense"),
@@ -270,6 +273,13 @@ def test_wrong_arguments_are_refused_before_the_weights_are_read(
     monkeypatch.setattr(HFLM, "_create_model", lambda *args, **kwargs: pytest.fail("weights were read"))
     with pytest.raises(UserError, match=words):
         paged(**arguments)
+
+
+def test_memory_is_the_budget_that_a_row_has_room_for() -> None:
+    sizes = dict(paged(memory="128KiB", policy="keydiff")._cache)
+    assert sizes == dict(paged(budget=64, policy="keydiff")._cache)
+    with pytest.raises(UserError, match="memory=9,000 bytes is too small"):
+        paged(memory=9000)
 
 
 @pytest.mark.parametrize(

@@ -145,7 +145,7 @@ def test_shown_commands_are_understood(command: str) -> None:
 
     from hf_paged_eviction_eval.commands import app
     from hf_paged_eviction_eval.options.evaluate import EvalOptions
-    from hf_paged_eviction_eval.requests import task_requests
+    from hf_paged_eviction_eval.requests import task_requests, text_request
 
     group: Any = typer.main.get_command(app)
     words = shlex.split(command, comments=True)
@@ -153,7 +153,9 @@ def test_shown_commands_are_understood(command: str) -> None:
         name, chosen, rest = group.resolve_command(root, words)
         with chosen.make_context(name, rest, parent=root) as context:
             if name == "eval":
-                assert task_requests(EvalOptions(**context.params))
+                options = EvalOptions(**context.params)
+                # A text that is named stands for one of the reader's.
+                assert text_request(options.but(files=None)) if options.text else task_requests(options)
 
 
 def test_there_are_commands_to_look_at() -> None:

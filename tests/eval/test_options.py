@@ -45,7 +45,7 @@ def test_options_of_a_cache_reach_it(model: Any) -> None:
     options = EvalOptions(block_size=8, heads="separate", sink_tokens=0, protected_prefix=20, budgets="1%,full")
     settings = task_settings(options)
     variant = Variant("keydiff", parse_budget("1%"))
-    tokens = variant.budget_tokens(settings, (batch := make_batch([60], length=60)), batch.prompts[0])
+    tokens = variant.budget_tokens(model, settings, (batch := make_batch([60], length=60)), batch.prompts[0])
     assert tokens == 40, "room for the prefix in whole blocks, the newest block, and one to evict"
     cache: Any = make_cache(model, settings, variant, tokens, torch.ones(1, 60, dtype=torch.long))
     ids = torch.arange(60)[None]

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from math import exp
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import DynamicCache
+from transformers import DynamicCache, GPT2Config, LlamaConfig
 
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction_eval.errors import RowsFailed, UserError
-from hf_paged_eviction_eval.perplexity import binned, make_text_jobs, run_texts, token_losses
+from hf_paged_eviction_eval.evaluation import check_positions, long_texts
+from hf_paged_eviction_eval.perplexity import Bins, make_text_jobs, run_texts, stream_losses, token_losses
 from hf_paged_eviction_eval.settings import TextSettings
 from hf_paged_eviction_eval.summaries.summary import BINS, curves
 from hf_paged_eviction_eval.texts import read_texts
@@ -52,7 +54,11 @@ def text_settings(files: tuple[str, ...], **changes: Any) -> TextSettings:
 
 def all_rows(model: Any, tokenizer: Any, settings: TextSettings) -> list[dict[str, Any]]:
     jobs = make_text_jobs(settings, tokenizer)
-    return [row for job in jobs for rows in run_texts(model, tokenizer, settings, job, set()) for row in rows]
+    return [row for job in jobs for row in rows_of(run_texts(model, tokenizer, settings, job, set()))]
+
+
+def rows_of(events: Iterable[Any]) -> list[dict[str, Any]]:
+    return [row for event in events if isinstance(event, list) for row in event]
 
 
 def test_a_text_does_not_depend_on_its_batch(model: Any, tokenizer: Any, tmp_path: Path) -> None:
@@ -80,14 +86,14 @@ def test_texts_that_do_not_fit_together_run_apart(model: Any, tokenizer: Any, tm
     path.write_text("".join(json.dumps({"text": source[at : at + 900]}) + "\n" for at in range(0, 3600, 900)), "utf-8")
     settings = text_settings((str(path),), budgets=("full",), policies=())
     (job,) = make_text_jobs(settings, tokenizer)
-    expected = [row for rows in run_texts(model, tokenizer, settings, job, set()) for row in rows]
+    expected = rows_of(run_texts(model, tokenizer, settings, job, set()))
     forward = model.forward
     model.forward = lambda **kwargs: forward(**kwargs) if len(kwargs["input_ids"]) < 2 else out_of_memory()
     try:
-        found = [row for rows in run_texts(model, tokenizer, settings, job, {job.keys()[1]}) for row in rows]
+        found = rows_of(run_texts(model, tokenizer, settings, job, {job.keys()[1]}))
         model.forward = lambda **kwargs: out_of_memory()
         with pytest.raises(RowsFailed, match="no room") as caught:
-            next(run_texts(model, tokenizer, settings, job, {job.keys()[1]}))
+            rows_of(run_texts(model, tokenizer, settings, job, {job.keys()[1]}))
     finally:
         del model.forward
     assert [row["text"] for row in found] == [row["text"] for index, row in enumerate(expected) if index != 1]
@@ -103,7 +109,10 @@ def out_of_memory() -> Any:
 
 
 def test_bins_hold_every_position_once() -> None:
-    found = binned(torch.full((99,), 2.0), 100)
+    bins = Bins(100)
+    bins.add(torch.full((60,), 2.0), 1)
+    bins.add(torch.full((39,), 2.0), 61)
+    found = bins.as_row()
     assert len(found["loss"]) == len(found["count"]) == BINS
     assert sum(found["count"]) == 99 and sum(found["loss"]) == pytest.approx(198)
     row = {"policy": "full", "budget": "full", "budget_tokens": None, **found}
@@ -125,3 +134,69 @@ def test_mistakes_in_files_are_named(tmp_path: Path) -> None:
         read_texts([str(tmp_path / "b.txt")])
     with pytest.raises(UserError, match="cannot read"):
         read_texts([str(tmp_path / "none.txt")])
+
+
+def test_policies_run_at_both_places_in_one_run(model: Any, tokenizer: Any, tmp_path: Path) -> None:
+    """Names, and that the caches really differ: each row is that of a cache of its own."""
+    path = tmp_path / "a.txt"
+    path.write_text(Path(torch.__file__).read_text("utf-8")[:900], "utf-8")
+    settings = text_settings((str(path),), policies=("keydiff",), positions="text,cache")
+    rows = {row["policy"]: row for row in all_rows(model, tokenizer, settings)}
+    assert list(rows) == ["full", "keydiff", "keydiff, positions=cache"]
+    ids = torch.tensor([make_text_jobs(settings, tokenizer)[0].tokens[0]])
+    for name, positions in (("keydiff", "text"), ("keydiff, positions=cache", "cache")):
+        cache = PagedEvictionCache(model.config, 40, 4, "keydiff", positions=positions)
+        expected = token_losses(model, ids, cache, 16).sum()
+        assert sum(rows[name]["loss"]) == pytest.approx(float(expected), abs=1e-3)
+    assert abs(sum(rows["keydiff"]["loss"]) - sum(rows["keydiff, positions=cache"]["loss"])) > 1e-2
+    alone = all_rows(model, tokenizer, text_settings((str(path),), policies=("keydiff",), positions="cache"))
+    assert [row for row in alone if row["policy"] != "full"] == [rows["keydiff, positions=cache"]]
+
+
+def test_a_stream_gives_the_model_nothing_that_grows(model: Any) -> None:
+    """Whatever came before: tokens of a chunk, places of a chunk, a cache of its budget, and no mask of the text."""
+    seen: list[int] = []
+    forward = model.forward
+
+    def watched(**given: Any) -> Any:
+        seen.extend(value.numel() for value in given.values() if isinstance(value, torch.Tensor))
+        seen.append(max(layer.keys.shape[-2] for layer in cache.layers) if cache.get_seq_length() else 0)
+        return forward(**given)
+
+    cache = PagedEvictionCache(model.config, budget=32, block_size=4, positions="cache")
+    ids = torch.randint(2, 600, (2, 400), generator=torch.Generator().manual_seed(0))
+    model.forward = watched
+    try:
+        parts = [(start, losses.shape) for start, losses in stream_losses(model, ids, cache, 16)]
+    finally:
+        del model.forward
+    assert max(seen) <= 32 + 16
+    assert parts[0] == (1, (2, 16)) and parts[-1] == (385, (2, 15)) and cache.get_seq_length() == 399
+
+
+def test_a_long_text_says_how_far_it_is(
+    model: Any, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hf_paged_eviction_eval.perplexity._TELL_SECONDS", -1)
+    path = tmp_path / "a.txt"
+    path.write_text(Path(torch.__file__).read_text("utf-8")[:900], "utf-8")
+    settings = text_settings((str(path),), policies=("recency",), budgets=("32",))
+    (job,) = make_text_jobs(settings, tokenizer)
+    *told, rows = run_texts(model, tokenizer, settings, job, set())
+    assert [each.done for each in told] == [*range(17, 160, 16), 160] and isinstance(rows, list)
+    assert {(each.total, each.label, each.keys) for each in told} == {(160, "recency 32", tuple(job.keys()))}
+
+
+def test_a_text_may_be_longer_than_the_window() -> None:
+    settings = text_settings(())
+    assert long_texts(settings, 2048, 2048) == [] == long_texts(settings, 9000, None)
+    assert "--positions text,cache" in long_texts(settings, 9000, 2048)[0]
+    assert "exceeds the budget" in long_texts(settings.but(positions="text,cache"), 9000, 2048)[0]
+
+
+def test_models_whose_tokens_cannot_be_moved_are_refused_before_a_run() -> None:
+    config, settings = GPT2Config(n_layer=1, n_head=2, n_embd=8), text_settings((), positions="text,cache")
+    with pytest.raises(UserError, match=r"--positions text,cache: .*rotat"):
+        check_positions(config, settings)
+    check_positions(config, settings.but(positions="text"))
+    check_positions(LlamaConfig(), settings)

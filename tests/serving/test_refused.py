@@ -78,6 +78,8 @@ def test_options_of_transformers(changes: dict[str, Any], reason: str) -> None:
         ({"policy": "snapkv(window=4)"}, "decides by queries or attention"),
         ({"policy": "lazy_eviction"}, "decides by queries"),
         ({"policy": "no_such"}, "no_such"),
+        ({"positions": "cache"}, "pages hold keys as they came"),
+        ({"positions": "none"}, "positions must be"),
         ({"budget": 30}, "not a multiple"),
         ({"budget": None}, "is needed"),
         ({"prefill_chunk_size": 0}, "prefill_chunk_size must be at least 1"),

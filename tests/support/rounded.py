@@ -87,6 +87,10 @@ class RoundedRecorder(Recorder):
             values, self.bits[1], self.turned[1]
         )
 
+    def shown(self, index: int, keys: Tensor, count: int) -> Tensor:
+        """Keys of the first columns as attention sees them in the forward of the last of these."""
+        return keys
+
     def _channels(self, index: int, row: int) -> Tensor:
         real = [column for column in self.columns if column.real[row]]
         first = [column.keys[index][row] for column in real if column.forward == real[0].forward]
@@ -97,8 +101,8 @@ class RoundedRecorder(Recorder):
 
         def watched(keys: Tensor, values: Tensor, *args: Any, **kwargs: Any) -> Any:
             result = followed(keys, values, *args, **kwargs)
-            taken_in_first = keys.shape[2] == 1 and not layer._waiting
-            stop = len(self.columns) if taken_in_first else len(self.columns) - len(self.new)
+            # A single token counts as if it were there already; several see what was there before.
+            stop = len(self.columns) if keys.shape[2] == 1 else len(self.columns) - len(self.new)
             for column in self.new:
                 column.newest[index] = [
                     sum(other.real[row] for other in self.columns[:stop]) - layer.budget.block_size
@@ -170,7 +174,7 @@ class _RoundedCache(DynamicCache):
         assert all(each[real].max() < 1e-2 for each in differences)
         pairs = zip((keys, values), self.recorder.round(layer_idx, len(columns)), strict=True)
         keys, values = (torch.where(rounded[:, None, :, None], few, full) for full, few in pairs)
-        return keys, values
+        return self.recorder.shown(layer_idx, keys, len(columns)), values
 
 
 def rounded_logits(model: torch.nn.Module, recorder: RoundedRecorder) -> Tensor:

@@ -91,6 +91,11 @@ class Merge(Disposal):
                 f"positions={around.positions!r}: a mean of keys has no position of its own from which it could be "
                 "turned. Use disposal='merge(values_only=True)', or positions='text'",
             ),
+            (
+                around.coded,
+                "bits=: a token that takes another in would have to be rounded anew each time. Use disposal='drop', or "
+                "bits=None",
+            ),
         ]
         for refused, reason in reasons:
             if refused:

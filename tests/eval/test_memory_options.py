@@ -1,0 +1,101 @@
+"""Budgets in bytes, from the command line to the rows and the report."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from batches import all_rows, make_batch, said
+from hf_paged_eviction_eval.budgets import parse_budget, parse_memory
+from hf_paged_eviction_eval.commands import app
+from hf_paged_eviction_eval.commands.command import read
+from hf_paged_eviction_eval.errors import UserError
+from hf_paged_eviction_eval.options.cache import CacheOptions
+from hf_paged_eviction_eval.options.evaluate import EvalOptions
+from hf_paged_eviction_eval.report.figures import score_over_bytes
+from hf_paged_eviction_eval.report.runs import load_runs
+from hf_paged_eviction_eval.requests import task_requests, task_settings
+from hf_paged_eviction_eval.settings import TaskSettings
+from hf_paged_eviction_eval.sizes import tokens_of_memory
+
+
+def test_sizes_are_named_by_their_text() -> None:
+    found = parse_memory("1mib, 2 MiB,1.5GB,4096,FULL,1MiB")
+    assert [each.label for each in found] == ["1MiB", "2MiB", "1.5GB", "4096B", "full"]
+    assert [each.memory for each in found] == [2**20, 2**21, 1_500_000_000, 4096, None]
+    for each in found:
+        assert parse_budget(each.label) == each, "rows, run files and folders name them by their label"
+    for wrong in ("2G", "50%", "0B", "1.5.2MiB", " , "):
+        with pytest.raises(UserError, match="--memory"):
+            parse_memory(wrong)
+
+
+def test_one_of_budgets_and_memory() -> None:
+    assert task_settings(EvalOptions(memory="1MiB,full")).budgets == ("1MiB", "full")
+    assert task_settings(EvalOptions(budgets="64,1MiB")).budgets == ("64", "1MiB")
+    with pytest.raises(UserError, match="--budgets 64 and --memory 1MiB both say how much is held"):
+        task_settings(EvalOptions(budgets="64", memory="1MiB"))
+    with pytest.raises(UserError, match="add full to --memory 1MiB"):
+        task_settings(EvalOptions(memory="1MiB", agreement=True))
+    (request, *_) = task_requests(EvalOptions(preset="thorough", memory="1MiB"))
+    assert request.settings.budgets == ("1MiB",), "what is typed counts instead of the preset's budgets"
+
+
+def test_what_is_typed_counts_instead_of_a_run_file(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("budgets: [64, full]\n")
+    options = read(EvalOptions, {"config": file, "memory": "1MiB"})
+    assert task_settings(options).budgets == ("1MiB",)
+    file.write_text("memory: [1MiB, 4096]\n")
+    assert task_settings(read(EvalOptions, {"config": file})).budgets == ("1MiB", "4096B")
+    assert task_settings(read(EvalOptions, {"config": file, "budgets": "64"})).budgets == ("64",)
+
+
+def test_rows_are_those_of_the_tokens_that_fit_whatever_the_batch(model: Any) -> None:
+    config = model.config
+    token = 2 * config.num_key_value_heads * config.head_dim * 8 * config.num_hidden_layers
+    names = ("keydiff", "snapkv(window=4)", "h2o@pyramid", "oracle")
+    settings = TaskSettings(policies=names, budgets=(f"{token * 43}B",), block_size=4, tasks=("passkey",))
+    model.set_attn_implementation("paged_eviction")
+    try:
+        batch = make_batch((150, 131, 70), length=150)
+        found = all_rows(model, settings, batch)
+        same = all_rows(model, settings.but(budgets=("40",)), batch)
+    finally:
+        model.set_attn_implementation("sdpa")
+    assert [row["prediction"] for row in found] == [row["prediction"] for row in same] and said(found)
+    assert {row["budget_tokens"] for row in found} == {40} and {row["budget"] for row in found} == {f"{token * 43}B"}
+    assert all(row["efficiency"]["kv_bytes"] <= token * 43 for row in found if row["policy"] == "keydiff")
+
+
+def test_sizes_that_cannot_be_kept_are_refused(model: Any) -> None:
+    with pytest.raises(UserError, match=r"keydiff 100B: .*too small: a token of all 1 rows takes"):
+        tokens_of_memory(model, CacheOptions(block_size=4), "keydiff", 100, "100B")
+    with pytest.raises(UserError, match="keydiff@ada_kv 1MiB"):
+        tokens_of_memory(model, CacheOptions(block_size=4), "keydiff@ada_kv", 2**20, "1MiB")
+    assert tokens_of_memory(model, CacheOptions(block_size=4), "oracle", 2**20, "1MiB") == tokens_of_memory(
+        model, CacheOptions(block_size=4), "keydiff", 2**20, "1MiB"
+    )
+
+
+def test_a_run_from_the_command_line_and_its_report(tmp_path: Path) -> None:
+    output = tmp_path / "run"
+    typed = ["--memory", "128KiB,256KiB,full", "--policies", "keydiff", "--tasks", "kv_recall", "--length", "256"]
+    result = CliRunner().invoke(app, ["eval", *typed, "--limit", "2", "--workers", "1", "--output", str(output)])
+    assert result.exit_code == 0, result.output
+    rows = [json.loads(line) for line in (output / "results.jsonl").read_text().splitlines()]
+    held = {row["budget"]: row["efficiency"]["kv_bytes"] for row in rows}
+    assert held["128KiB"] == 128 * 1024 < held["256KiB"] <= 256 * 1024
+    assert {row["budget"]: row["budget_tokens"] for row in rows} == {"128KiB": 64, "256KiB": 128, "full": None}
+    (run,) = load_runs([output])
+    assert [budget for _, budget in run.variants] == ["full", "128KiB", "256KiB"]
+    plot = score_over_bytes(run)
+    assert plot is not None
+    (line,) = (line for line in plot.figure.axes[0].lines if line.get_label() == "keydiff")
+    assert list(line.get_xdata()) == [128, 256]
+    again = task_settings(read(EvalOptions, {"config": output / "run.yaml"}))
+    assert again.budgets == ("128KiB", "256KiB", "full")
