@@ -25,7 +25,8 @@ def merge(_: str) -> str:
         "difference to dropping, and twice its standard error over prompts. The full cache has "
         f"{full}:\n\n"
         + table(("policy", "budget", "disposal", "question unknown", "known"), rows)
-        + "\n\nMilliseconds of a decode step of that model behind so many tokens, with a budget of a sixteenth:\n\n"
+        + "\n\nMilliseconds of a decode step of that model behind so many tokens, with a budget of a sixteenth (the "
+        "machine had other work: compare within a column only):\n\n"
         + table(("", *(f"{int(length):,}" for length in steps)), times)
         + f"\n\n(`python benchmarks/merge.py`; {measured.machine('merge')}.)"
     )
