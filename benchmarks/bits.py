@@ -14,7 +14,6 @@ from common import interleaved, ratio, save
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from hf_paged_eviction import PagedEvictionCache
-from hf_paged_eviction.queries.attention import PAGED_EVICTION
 from hf_paged_eviction_eval.bench.compiling import compiled, room_for_graphs
 from hf_paged_eviction_eval.bench.decoder import Decoder
 from hf_paged_eviction_eval.bench.filling import fill, layer_shapes
@@ -40,7 +39,7 @@ def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     config = LlamaConfig(**{**SHAPES[options.model], "num_hidden_layers": options.layers})
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
-    model = AutoModelForCausalLM.from_config(config, attn_implementation=PAGED_EVICTION, dtype=dtype).to(device).eval()
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", dtype=dtype).to(device).eval()
     results: dict[str, Any] = {"settings": vars(options), "device": device, "dtype": str(dtype)}
     for static in (False,) if options.no_compile else (False, True):
         with room_for_graphs():

@@ -402,7 +402,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             return keys, values
         # A single token sees what it would see if it were taken in at once.
         single = self.store.rounds and keys.shape[2] == 1
-        return with_new(self.store.read_before(held, real) if single else self._read(held), keys, values)
+        return with_new(self.store.shown_before(held, real) if single else self._read(held), keys, values)
 
     # ---- append, overwrite, overflow ------------------------------------------------------------------------------
 

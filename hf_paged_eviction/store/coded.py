@@ -297,10 +297,21 @@ class CodedStore(Store):
 
     def shown(self, held: int | None = None) -> tuple[Tensor, Tensor]:
         """See `Store.shown`; decoded and turned anew at each call."""
-        keys, values = self.read(held)
+        return self._turned_in_place(self.read(held), held)
+
+    def _turned_in_place(self, states: tuple[Tensor, Tensor], held: int | None) -> tuple[Tensor, Tensor]:
         if self.turning is not None and self._shifts is not None and held != 0:
-            self.turning.rotary.rotate_by_in_place((keys, values)[self.turning.of], self._shifts.of_first(held))
-        return keys, values
+            self.turning.rotary.rotate_by_in_place(states[self.turning.of], self._shifts.of_first(held))
+        return states
+
+    def shown_before(self, held: int, real: Tensor | None) -> tuple[Tensor, Tensor]:
+        """See `Store.shown_before`."""
+        read, (slots, *oldest, leaves) = self.read(held), self.exact.oldest(real)
+        few = self._decode(self._encode(*oldest))  # its codes may not have been written yet
+        for states, rounded in zip(read, few, strict=True):
+            index = slot_index(slots, states)
+            states.scatter_(2, index, torch.where(leaves, rounded, states.gather(2, index)))
+        return self._turned_in_place(read, held)
 
     @property
     def turns(self) -> bool:
@@ -325,15 +336,6 @@ class CodedStore(Store):
         if held != 0 and self._exact is not None:
             self._exact.write_over(keys, values)
         return keys, values
-
-    def read_before(self, held: int, real: Tensor | None) -> tuple[Tensor, Tensor]:
-        """See `Store.read_before`."""
-        shown, (slots, *oldest, leaves) = self.read(held), self.exact.oldest(real)
-        few = self._decode(self._encode(*oldest))  # its codes may not have been written yet
-        for states, rounded in zip(shown, few, strict=True):
-            index = slot_index(slots, states)
-            states.scatter_(2, index, torch.where(leaves, rounded, states.gather(2, index)))
-        return shown
 
     def at(self, slots: Tensor) -> tuple[Tensor, Tensor]:
         """See `Store.at`."""

@@ -129,6 +129,10 @@ class Store:
         turned = self.turning.turned if held is None else self.turning.turned[:, :, :held]
         return (turned, values) if self.turning.of == 0 else (keys, turned)
 
+    def shown_before(self, held: int, real: Tensor | None) -> tuple[Tensor, Tensor]:
+        """As `shown`, as it will be when one more token has come; not in rows where `real` `[batch, 1]` is False."""
+        return self.shown(held)
+
     @property
     def turns(self) -> bool:
         """Whether attention is shown something else than what came."""
@@ -235,10 +239,6 @@ class Store:
         """
         keys, values = self._both
         return (keys, values) if held is None else (keys[:, :, :held], values[:, :, :held])
-
-    def read_before(self, held: int, real: Tensor | None) -> tuple[Tensor, Tensor]:
-        """As `read`, as it will be when one more token has come; not in rows where `real` `[batch, 1]` is False."""
-        return self.read(held)
 
     def at(self, slots: Tensor) -> tuple[Tensor, Tensor]:
         """As `read`, of the slots `[batch, 1 or kv_heads, n]` alone."""

@@ -191,9 +191,9 @@ class Recorder:
         for offset, column in enumerate(self.new[-known:]):
             column.logits = output.logits[:, offset].clone()
         for index, layer in self.cache.paged_layers:
-            self._check(layer, index)
+            self._check_slots(layer, index)
 
-    def _check(self, layer: Any, index: int) -> None:
+    def _check_slots(self, layer: Any, index: int) -> None:
         check_layer(layer, self.columns, index)
         if self.poison:
             poison_unused(layer)

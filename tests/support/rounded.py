@@ -112,7 +112,7 @@ class RoundedRecorder(Recorder):
 
         return watched
 
-    def _check(self, layer: Any, index: int) -> None:
+    def _check_slots(self, layer: Any, index: int) -> None:
         check_layer(layer, self.columns, index, as_they_came=False)
         if not layer.held:
             return
