@@ -63,6 +63,10 @@ requests, preemptions, time to the first token
 
   paged-eviction bench --preset serving --threads 1
 
+A decoded token at 8, 4 and 2 bits, at the same tokens and in the same bytes, eager and compiled
+
+  paged-eviction bench --preset bits --threads 1
+
 The goals of the project, each with a verdict: on any CPU, on one H200
 
   paged-eviction bench --preset cpu --threads 1
@@ -90,6 +94,10 @@ def bench(options: BenchOptions) -> bool:
         from ..bench.serving.preset import run as run_preset
 
         return run_preset(options, output)
+    if options.preset == "bits":
+        from ..bench.precision import run as run_precisions
+
+        return run_precisions(options, output)
     from ..bench.request import read, run
 
     return run(read(options), output, options.again, options.profile)

@@ -17,8 +17,10 @@ from typer.testing import CliRunner
 
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction_eval.bench import decoding, run, throughput, variants
+from hf_paged_eviction_eval.bench import precision as precisions
 from hf_paged_eviction_eval.bench.decoder import Decoder
 from hf_paged_eviction_eval.bench.request import read
+from hf_paged_eviction_eval.bench.shapes import SHAPES as config_shapes
 from hf_paged_eviction_eval.bench.shapes import config_of
 from hf_paged_eviction_eval.commands import app
 from hf_paged_eviction_eval.environment import versions
@@ -263,6 +265,22 @@ def test_budgets_in_bytes_become_tokens(bits: str | None, tokens: tuple[int, ...
             cache.early_initialization(1, 4, 64, torch.float32, torch.device("meta"))
         fits, more = (cache.stats().storage_bytes for cache in used)
         assert fits <= size < more
+
+
+def test_every_precision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(precisions, "compiled", lambda model: model.forward)
+    tiny = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    monkeypatch.setitem(config_shapes, "100m", {**tiny, "num_key_value_heads": 1, "vocab_size": 32})
+    words = f"--preset bits --budgets 64 --steps 16 --rounds 2 --device cpu --output {tmp_path}"
+    assert "8 bits, 64 tokens" in bench(words).output
+    found = json.loads((tmp_path / "summary.json").read_text("utf-8"))
+    for rows in (found["eager"], found["compiled"]):
+        assert len(rows) == 7 and all(row["step_ms"] > 0 for row in rows.values())
+        sizes = [row["cache_bytes"] for row in rows.values()]
+        assert sizes[0] > sizes[1] > sizes[2] > sizes[3], "fewer bits, fewer bytes at the same tokens"
+        assert all(size <= sizes[0] for size in sizes[4:]), "as many tokens as the bytes hold"
+    assert "is there already" in " ".join(bench(words, status=2).output.split())
+    assert "--policy: not with" in " ".join(bench(words + " --policy keydiff", status=2).output.split())
 
 
 def test_help_teaches() -> None:

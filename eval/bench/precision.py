@@ -1,0 +1,176 @@
+"""`paged-eviction bench --preset bits`: time and memory of a decoded token at each precision.
+
+A cache of C tokens as they came beside caches of as many tokens in 8, 4 and 2 bits, and of as many as fit into the same
+bytes. One row; keys and values are random, since time does not depend on them. Memory is that of the cache, and the
+most that a step takes on top: a layer's tokens are decoded for its attention and given up after it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from hf_paged_eviction import PagedEvictionCache
+
+from ..environment import cpu_name, versions
+from ..errors import UserError
+from ..options.base import flag
+from ..options.bench import BenchOptions
+from ..terminal import say
+from .compiling import compiled, room_for_graphs
+from .decoder import Decoder
+from .filling import fill, layer_shapes
+from .peak import growth
+from .shapes import SHAPES, choose_device, make_model
+from .timing import interleaved, ratio
+from .variants import Held
+
+PRESET = "bits"
+BITS = (None, 8, 4, 2)
+#: Options that replace parts of the preset.
+_TAKEN = {"model", "dtype", "device", "budgets", "steps", "rounds", "threads", "preset", "output", "again"}
+SUMMARY = "summary.json"
+
+
+@dataclass(frozen=True)
+class PrecisionSettings:
+    """What is measured.
+
+    Attributes:
+        budget: tokens of the cache that the others are compared with.
+        steps: decoded tokens per timing.
+        rounds: timings.
+        eager_only: leave compiled steps out.
+    """
+
+    budget: int = 1024
+    steps: int = 16
+    rounds: int = 9
+    eager_only: bool = False
+
+
+def run(options: BenchOptions, output: Path) -> bool:
+    """Measure, show and write; True, since all of it was measured or an error was raised.
+
+    Raises:
+        UserError: an option that the preset does not take, or results that are there already.
+    """
+    given, notes, target = options.model_fields_set, Console(stderr=True), output / SUMMARY
+    if others := sorted(given - _TAKEN):
+        raise UserError(f"{', '.join(map(flag, others))}: not with --preset {PRESET}, which measures all precisions")
+    if len(options.budgets) > 1:
+        raise UserError(f"--budgets {','.join(map(str, options.budgets))}: --preset {PRESET} takes one")
+    if options.model not in SHAPES:
+        raise UserError(f"--model {options.model}: --preset {PRESET} takes a shape, {', '.join(SHAPES)}")
+    if target.exists() and not options.again:
+        raise UserError(f"{target} is there already: --again measures anew, --output writes elsewhere")
+    typed = {name: getattr(options, name) for name in ("steps", "rounds") if name in given}
+    settings, before = PrecisionSettings(budget=options.budgets[0], **typed), torch.get_num_threads()
+    torch.set_num_threads(options.threads or before)
+    try:
+        device = choose_device(options.device, options.model)
+        found = {"device": device, "environment": _environment()}
+        found |= measure_all(make_model(options.but(device=device)), settings, lambda text: say(notes, text))
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    finally:
+        torch.set_num_threads(before)
+    output.mkdir(parents=True, exist_ok=True)
+    target.write_text(json.dumps(found, indent=2) + "\n", "utf-8")
+    for way in ("eager", "compiled"):
+        if way in found:
+            Console().print(_table(way, found[way]))
+    say(notes, f"written to {target}")
+    return True
+
+
+def measure_all(model: Any, settings: PrecisionSettings, tell: Callable[[str], None]) -> dict[str, Any]:
+    """Eager and compiled steps: milliseconds and bytes by name."""
+    found: dict[str, Any] = {}
+    for static in (False,) if settings.eager_only else (False, True):
+        way = "compiled" if static else "eager"
+        with room_for_graphs():
+            forward = compiled(model) if static else model.forward
+            found[way] = measure(model, forward, settings, static, lambda text, way=way: tell(f"{way}, {text}"))
+    return found
+
+
+def measure(
+    model: Any, forward: Any, settings: PrecisionSettings, static: bool, tell: Callable[[str], None]
+) -> dict[str, Any]:
+    """Of one way to run a step, by name."""
+    decoders = {
+        f"{bits or 'no'} bits, {tokens} tokens": _decoder(model, forward, bits, tokens, static)
+        for bits, tokens in sizes(model, settings.budget)
+    }
+    base = next(iter(decoders))
+    for name, decoder in decoders.items():
+        tell(f"{name}: getting ready")
+        decoder.run(settings.steps)
+    times = interleaved(
+        {name: partial(decoder.run, settings.steps) for name, decoder in decoders.items()}, settings.rounds, _raise
+    )
+    found = {}
+    for name, decoder in decoders.items():
+        found[name] = {
+            "step_ms": round(1e3 * median(times[name]) / settings.steps, 3),
+            f"times {base}": round(ratio(times[name], times[base]), 2),
+            "cache_bytes": decoder.held.cache.stats().storage_bytes,
+            "step_bytes": growth(partial(decoder.run, 1), model.device),
+        }
+        tell(f"{name}: {found[name]['step_ms']} ms")
+    return found
+
+
+def sizes(model: Any, budget: int) -> list[tuple[int | None, int]]:
+    """Bits and tokens: as many tokens as the budget, and as many as its bytes hold."""
+    most = _storage_bytes(model, budget, None)
+    same_bytes = []
+    for bits in BITS[1:]:
+        tokens = budget
+        while _storage_bytes(model, tokens + 16, bits) <= most:
+            tokens += 16
+        same_bytes.append((bits, tokens))
+    return [*((bits, budget) for bits in BITS), *same_bytes]
+
+
+def _storage_bytes(model: Any, tokens: int, bits: int | None) -> int:
+    """As the cache counts them, for one row."""
+    cache, config = PagedEvictionCache(model.config, budget=tokens, bits=bits), model.config
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    cache.early_initialization(1, config.num_key_value_heads, width, model.dtype, torch.device("meta"))
+    return int(cache.stats().storage_bytes)
+
+
+def _decoder(model: Any, forward: Any, bits: int | None, tokens: int, static: bool) -> Decoder:
+    """A full cache, and what decodes with it."""
+    mask = torch.ones(1, 2 * tokens, dtype=torch.long, device=model.device)
+    cache = PagedEvictionCache(model.config, budget=tokens, bits=bits, static=static, attention_mask=mask)
+    fill(cache, layer_shapes(model), 1, 2 * tokens, model)
+    return Decoder(model, forward, Held(cache, 2 * tokens, 2 * tokens, rewinds=False), 1)
+
+
+def _raise(name: str, error: Exception) -> None:
+    raise error
+
+
+def _environment() -> dict[str, Any]:
+    return {"cpu": cpu_name(), "torch_threads": torch.get_num_threads(), **versions()}
+
+
+def _table(way: str, rows: dict[str, dict[str, Any]]) -> Table:
+    shown = Table(way, "step, ms", "times", "cache, MB", "step, MB", title_justify="left")
+    for name, row in rows.items():
+        times = next(value for key, value in row.items() if key.startswith("times "))
+        mega = (f"{row[key] / 1e6:.2f}" for key in ("cache_bytes", "step_bytes"))
+        shown.add_row(name, f"{row['step_ms']:g}", f"{times:g}", *mega)
+    return shown
