@@ -19,6 +19,7 @@ from .rows import FAILED, MEASURED, MISSING
 from .run import Report, at, list_missing, run_bench
 from .settings import BenchSettings, Throughput, check
 from .shapes import choose_device
+from .sizes import tokens_of_sizes
 from .table import reasons, tables
 from .throughput import VARIANTS_OF_THROUGHPUT
 from .variants import KVPRESS, VARIANTS, choose_variants
@@ -40,6 +41,8 @@ def read(options: BenchOptions) -> BenchSettings:
     if options.preset == PAPER:
         if wrong := [flag(name) for name in ("contexts", "batch_sizes", "steps", "largest_batch") if name in given]:
             raise UserError(f"{', '.join(wrong)}: about decode steps, leave it out with --preset {PAPER}")
+        if options.memory is not None:
+            raise UserError(f"--memory: --preset {PAPER} takes --budgets")
         if len(options.budgets) > 1:
             raise UserError(f"--budgets {','.join(map(str, options.budgets))}: --preset {PAPER} takes one")
         changed |= {"budget": options.budgets[0]} if "budgets" in given else {}
@@ -53,6 +56,10 @@ def read(options: BenchOptions) -> BenchSettings:
     wanted = values.pop("device", None)
     settings = BenchSettings(**values)
     settings = settings.but(device=_device(wanted, settings))
+    if options.memory is not None:
+        if "budgets" in given:
+            raise UserError("--budgets and --memory both say how much is held: give one of them")
+        settings = settings.but(budgets=tokens_of_sizes(settings, options.memory))
     check(settings)
     return settings
 

@@ -78,13 +78,22 @@ def make_model(options: Loading) -> Any:
     name, dtype, device = options.model, options.dtype, options.device or "cpu"
     if name not in SHAPES:
         return load(Settings(**{**options.common(Settings), "policies": (), "budgets": ()}))[0]
-    wanted = getattr(torch, dtype) if dtype != "auto" else torch.float32 if device == "cpu" else torch.bfloat16
     try:
         with torch.device(device):
-            model = AutoModelForCausalLM.from_config(config_of(name), dtype=wanted)
+            model = AutoModelForCausalLM.from_config(config_of(name), dtype=dtype_of(dtype, device))
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise UserError(f"the model {name} does not fit on {device}: --dtype bfloat16 halves it") from error
     return model.eval()
+
+
+def dtype_of(name: str, device: str, checkpoint: Any = None) -> torch.dtype:
+    """What "auto" means: float32 on a CPU; elsewhere bfloat16 for a shape and what the configuration of a checkpoint
+    says."""
+    if name != "auto":
+        return getattr(torch, name)  # type: ignore[no-any-return]
+    if device == "cpu":
+        return torch.float32
+    return getattr(checkpoint, "dtype", None) or torch.bfloat16
 
 
 def choose_device(wanted: str | None, model: str) -> str:

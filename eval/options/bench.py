@@ -97,6 +97,13 @@ class BenchOptions(StepOptions, ThroughputOptions):
         "requests, budget 1,024. serving: continuous batching. Other options replace parts of it.",
         panel="What is measured",
     )
+    memory: str | None = option(
+        None,
+        "Instead of --budgets: bytes of keys and values per row in all paged layers together, such as 16MiB,32MiB. "
+        "They become as many tokens, in whole blocks, as fit with this model and precision.",
+        metavar="SIZE,...",
+        panel="What is measured",
+    )
     profile: Path | None = option(
         None,
         "Write a trace of some steps of every variant, for chrome://tracing; first budget and batch size.",

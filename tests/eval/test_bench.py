@@ -15,10 +15,15 @@ import torch
 from transformers import DynamicCache
 from typer.testing import CliRunner
 
+from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction_eval.bench import decoding, run, throughput, variants
 from hf_paged_eviction_eval.bench.decoder import Decoder
+from hf_paged_eviction_eval.bench.request import read
+from hf_paged_eviction_eval.bench.shapes import config_of
 from hf_paged_eviction_eval.commands import app
 from hf_paged_eviction_eval.environment import versions
+from hf_paged_eviction_eval.options.bench import BenchOptions
+from hf_paged_eviction_eval.options.cache import precision
 
 SMALL = "--contexts 64,128 --budgets 48 --block-size 8 --steps 8 --rounds 2 --device cpu"
 
@@ -224,6 +229,9 @@ def test_largest_batch_is_for_cuda(model_folder: str, tmp_path: Path) -> None:
         ("--contexts 1k", "--contexts '1k': write whole numbers"),
         ("--contexts 0", "--contexts '0'"),
         ("--budgets 1000", "--budgets 1000: budget=1000 is not a multiple"),
+        ("--memory 1KiB", "--memory 1KiB: memory=1,024 bytes is too small"),
+        ("--memory full", "--memory full: sizes alone"),
+        ("--memory 1MiB --budgets 64", "--budgets and --memory both say"),
         ("--steps 20", "--steps 20 must be whole blocks of 16"),
         ("--steps 1024", "take fewer steps"),
         ("--policy snapkv", "--policy snapkv decides by attention"),
@@ -241,6 +249,20 @@ def test_largest_batch_is_for_cuda(model_folder: str, tmp_path: Path) -> None:
 def test_mistakes_are_explained(words: str, message: str, tmp_path: Path) -> None:
     output = " ".join(bench(f"{words} --output {tmp_path}/out", status=2).output.split())
     assert message in output and "Traceback" not in output
+
+
+@pytest.mark.parametrize(("bits", "tokens"), [(None, (816, 1632)), ("8", (2944, 6032))])
+def test_budgets_in_bytes_become_tokens(bits: str | None, tokens: tuple[int, ...]) -> None:
+    settings = read(BenchOptions(model="100m", memory="16MiB,32MiB", bits=bits))
+    assert settings.budgets == tokens
+    for budget, size in zip(tokens, (2**24, 2**25), strict=True):
+        used = [
+            PagedEvictionCache(config_of("100m"), budget=held, bits=precision(bits)) for held in (budget, budget + 16)
+        ]
+        for cache in used:
+            cache.early_initialization(1, 4, 64, torch.float32, torch.device("meta"))
+        fits, more = (cache.stats().storage_bytes for cache in used)
+        assert fits <= size < more
 
 
 def test_help_teaches() -> None:

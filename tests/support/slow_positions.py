@@ -42,7 +42,7 @@ class PlacesRecorder(Recorder):
             for column in self.new:
                 column.shifts[index] = noted
                 if layer.store.turning is not None:
-                    self._check(layer, index, column, noted)
+                    self._check_places(layer, index, column, noted)
             return result
 
         return with_shifts
@@ -59,7 +59,7 @@ class PlacesRecorder(Recorder):
             for row, (positions, shifts) in enumerate(zip(layer.positions.tolist(), layer.shifts.tolist(), strict=True))
         ]
 
-    def _check(self, layer: Any, index: int, column: Any, noted: Shifts) -> None:
+    def _check_places(self, layer: Any, index: int, column: Any, noted: Shifts) -> None:
         block, budget, at = (
             layer.budget.block_size,
             layer.budget.capacity,

@@ -1,0 +1,46 @@
+"""Budgets in bytes as tokens of the model that is measured."""
+
+from __future__ import annotations
+
+import torch
+
+from hf_paged_eviction import PagedEvictionCache
+
+from ..budgets import parse_memory
+from ..errors import UserError
+from ..models import load_config
+from ..settings import Settings
+from .settings import BenchSettings
+from .shapes import SHAPES, config_of, dtype_of
+
+
+def tokens_of_sizes(settings: BenchSettings, typed: str) -> tuple[int, ...]:
+    """Tokens per layer and row of sizes such as "16MiB,32MiB". No weights are loaded.
+
+    Raises:
+        UserError: no size, `full`, or one that is too small.
+    """
+    return tuple(dict.fromkeys(_tokens(settings, label, size) for label, size in _sizes(typed)))
+
+
+def _sizes(typed: str) -> list[tuple[str, int]]:
+    found = []
+    for budget in parse_memory(typed):
+        if budget.memory is None:
+            raise UserError(f"--memory {typed}: sizes alone; a full cache is the variant full")
+        found.append((budget.label, budget.memory))
+    return found
+
+
+def _tokens(settings: BenchSettings, label: str, size: int) -> int:
+    shape = settings.model in SHAPES
+    loading = None if shape else Settings(**{**settings.common(Settings), "policies": (), "budgets": ()})
+    config = (config_of(settings.model) if loading is None else load_config(loading)).get_text_config(decoder=True)
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    try:
+        cache = PagedEvictionCache(config, memory=size, policy=settings.policy, **settings.cache_arguments)
+        dtype = dtype_of(settings.dtype, settings.device, config if loading is not None else None)
+        cache.early_initialization(1, config.num_key_value_heads, width, dtype, torch.device("meta"))
+    except (TypeError, ValueError) as error:
+        raise UserError(f"--memory {label}: {error}") from error
+    return cache.budget or 0
