@@ -16,7 +16,7 @@ from hf_paged_eviction_eval.bench.shapes import SHAPES
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="100m", choices=SHAPES)
-    parser.add_argument("--layers", type=int, default=4, help="of the model's")
+    parser.add_argument("--layers", type=int, default=2, help="of the model's")
     parser.add_argument("--budget", type=int, default=1024)
     parser.add_argument("--steps", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=15)
