@@ -78,43 +78,43 @@ def run(options: BenchOptions, output: Path) -> bool:
     torch.set_num_threads(options.threads or before)
     try:
         device = choose_device(options.device, options.model)
-        found = {"device": device, "environment": _environment()}
-        found |= measure_all(make_model(options.but(device=device)), settings, lambda text: say(notes, text))
+        found = measure_all(make_model(options.but(device=device)), settings, partial(say, notes))
     except ValueError as error:
         raise UserError(str(error)) from error
     finally:
         torch.set_num_threads(before)
     output.mkdir(parents=True, exist_ok=True)
-    target.write_text(json.dumps(found, indent=2) + "\n", "utf-8")
-    for way in ("eager", "compiled"):
-        if way in found:
-            Console().print(_table(way, found[way]))
+    written = {"device": device, "environment": _environment(), **found}
+    target.write_text(json.dumps(written, indent=2) + "\n", "utf-8")
+    for way, rows in found.items():
+        Console().print(_table(way, rows))
     say(notes, f"written to {target}")
     return True
 
 
-def measure_all(model: Any, settings: PrecisionSettings, tell: Callable[[str], None]) -> dict[str, Any]:
+def measure_all(model: Any, settings: PrecisionSettings, tell: Callable[[str], Any]) -> dict[str, Any]:
     """Eager and compiled steps: milliseconds and bytes by name."""
     found: dict[str, Any] = {}
     for static in (False,) if settings.eager_only else (False, True):
         way = "compiled" if static else "eager"
         with room_for_graphs():
             forward = compiled(model) if static else model.forward
-            found[way] = measure(model, forward, settings, static, lambda text, way=way: tell(f"{way}, {text}"))
+            found[way] = measure(model, forward, settings, static, tell)
     return found
 
 
 def measure(
-    model: Any, forward: Any, settings: PrecisionSettings, static: bool, tell: Callable[[str], None]
+    model: Any, forward: Any, settings: PrecisionSettings, static: bool, tell: Callable[[str], Any]
 ) -> dict[str, Any]:
     """Of one way to run a step, by name."""
+    way = "compiled" if static else "eager"
     decoders = {
         f"{bits or 'no'} bits, {tokens} tokens": _decoder(model, forward, bits, tokens, static)
         for bits, tokens in sizes(model, settings.budget)
     }
     base = next(iter(decoders))
     for name, decoder in decoders.items():
-        tell(f"{name}: getting ready")
+        tell(f"{way}, {name}: getting ready")
         decoder.run(settings.steps)
     times = interleaved(
         {name: partial(decoder.run, settings.steps) for name, decoder in decoders.items()}, settings.rounds, _raise
@@ -127,7 +127,7 @@ def measure(
             "cache_bytes": decoder.held.cache.stats().storage_bytes,
             "step_bytes": growth(partial(decoder.run, 1), model.device),
         }
-        tell(f"{name}: {found[name]['step_ms']} ms")
+        tell(f"{way}, {name}: {found[name]['step_ms']} ms")
     return found
 
 

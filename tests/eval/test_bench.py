@@ -20,8 +20,7 @@ from hf_paged_eviction_eval.bench import decoding, run, throughput, variants
 from hf_paged_eviction_eval.bench import precision as precisions
 from hf_paged_eviction_eval.bench.decoder import Decoder
 from hf_paged_eviction_eval.bench.request import read
-from hf_paged_eviction_eval.bench.shapes import SHAPES as config_shapes
-from hf_paged_eviction_eval.bench.shapes import config_of
+from hf_paged_eviction_eval.bench.shapes import SHAPES, config_of
 from hf_paged_eviction_eval.commands import app
 from hf_paged_eviction_eval.environment import versions
 from hf_paged_eviction_eval.options.bench import BenchOptions
@@ -270,7 +269,7 @@ def test_budgets_in_bytes_become_tokens(bits: str | None, tokens: tuple[int, ...
 def test_every_precision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(precisions, "compiled", lambda model: model.forward)
     tiny = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
-    monkeypatch.setitem(config_shapes, "100m", {**tiny, "num_key_value_heads": 1, "vocab_size": 32})
+    monkeypatch.setitem(SHAPES, "100m", {**tiny, "num_key_value_heads": 1, "vocab_size": 32})
     words = f"--preset bits --budgets 64 --steps 16 --rounds 2 --device cpu --output {tmp_path}"
     assert "8 bits, 64 tokens" in bench(words).output
     found = json.loads((tmp_path / "summary.json").read_text("utf-8"))
