@@ -28,6 +28,7 @@ PAGES = (
     "few_bits.md",
     "serving.md",
     "migration.md",
+    "policies/disposals.md",
     "policies/own.md",
 )
 NOT_RUN = re.compile(r"<!-- not run: \S.* -->")
