@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from hf_paged_eviction.table.budget import BlockBudget
-from hf_paged_eviction.table.memory import parse_bytes
 
 from .errors import UserError
 from .options.cache import CacheOptions
@@ -91,6 +90,8 @@ def parse_memory(text: str) -> tuple[Budget, ...]:
 
 def _memory(text: str) -> Budget | None:
     """A size with a unit; None for anything else. Its label is the text in the usual letters, without blanks."""
+    from hf_paged_eviction.table.memory import parse_bytes  # brings torch, which a report does without
+
     parts = re.fullmatch(r"\s*([\d.]+)\s*([kmgt]?)(i?)b\s*", text, re.ASCII | re.IGNORECASE)
     if parts is None:
         return None

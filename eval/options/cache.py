@@ -6,8 +6,6 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator
 
-from hf_paged_eviction.store.codec import check_bits
-
 from .base import Numbers, Options, option
 
 
@@ -19,6 +17,8 @@ def precision(text: str | None) -> int | tuple[int | None, int | None] | None:
     """
     if text is None:
         return None
+    from hf_paged_eviction.store.codec import check_bits  # asked for rarely, and brings torch
+
     words = [word.strip().lower() for word in text.split(",")]
     try:
         counts = [None if word == "none" else int(word) for word in words]

@@ -68,7 +68,7 @@ def test_a_bar_on_a_terminal() -> None:
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=100, color_system=None)
     with progress(console, "answers") as watch:
-        watch(SimpleNamespace(finished=3, total=8, last="keydiff [12%]"))  # type: ignore[arg-type]
+        watch(SimpleNamespace(finished=3, begun=0, total=8, last="keydiff [12%]"))  # type: ignore[arg-type]
     assert "3/8" in screen.getvalue()
     assert "keydiff [12%]" in screen.getvalue(), "what is last is no markup"
 
