@@ -12,6 +12,8 @@ from .errors import UserError
 from .options.cache import CacheOptions
 
 FULL = "full"
+#: Behind the name of a policy whose held tokens stand one after the other. Here, since reports need it without torch.
+IN_CACHE = ", positions=cache"
 
 
 @dataclass(frozen=True)

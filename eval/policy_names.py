@@ -17,8 +17,6 @@ ORACLE = "oracle"
 #: All policies of the library.
 ALL = "all"
 UNIFORM = "uniform"
-#: Behind the name of a policy whose held tokens stand one after the other.
-IN_CACHE = ", positions=cache"
 #: A name, perhaps with parameters in parentheses.
 _ALLOCATOR = re.compile(r"\s*[^\W\d]\w*\s*(\(.*\)\s*)?", re.DOTALL)
 

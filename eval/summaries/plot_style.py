@@ -10,7 +10,7 @@ from zlib import crc32
 import matplotlib
 from matplotlib.figure import Figure
 
-from ..policy_names import IN_CACHE
+from ..budgets import IN_CACHE
 
 #: Okabe and Ito's palette without its yellow, which is too light for a line.
 COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
