@@ -18,13 +18,14 @@ from statistics import fmean, variance
 from typing import Any
 
 import torch
-from common import RESULTS, environment
+from common import RESULTS
 from matplotlib.figure import Figure
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
 from hf_paged_eviction_eval import embedded
+from hf_paged_eviction_eval.environment import timed_on
 from hf_paged_eviction_eval.prompting.prompts import Batch, make_batches
 from hf_paged_eviction_eval.prompting.suites import score
 from hf_paged_eviction_eval.running.decoding import decode
@@ -205,7 +206,7 @@ def report(rows: list[dict[str, Any]], cases: list[Case], options: argparse.Name
     settings = {name: value for name, value in vars(options).items() if name != "work"}
     results = {"command": "python benchmarks/accuracy_over_bytes.py", "model": "embedded", "settings": settings}
     path = RESULTS / "accuracy_over_bytes.json"
-    path.write_text(json.dumps({"environment": environment(), **results, "results": found}, indent=2) + "\n")
+    path.write_text(json.dumps({"environment": timed_on(), **results, "results": found}, indent=2) + "\n")
     for row in found:
         print(*row.values(), sep="\t")
     plot(found, IMAGE)

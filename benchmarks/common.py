@@ -7,12 +7,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import LlamaConfig, PreTrainedConfig
 
 from hf_paged_eviction_eval.bench import timing
 from hf_paged_eviction_eval.bench.shapes import SHAPES
-from hf_paged_eviction_eval.environment import cpu_name, versions
+from hf_paged_eviction_eval.environment import timed_on
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -44,14 +43,9 @@ def ratio(times: dict[str, list[float]], of: str, to: str) -> float:
     return timing.ratio(times[of], times[to])
 
 
-def environment() -> dict[str, Any]:
-    """Hardware and versions, for the results file."""
-    return {"cpu": cpu_name(), "torch_threads": torch.get_num_threads(), "device": "cpu", **versions()}
-
-
 def save(name: str, results: dict[str, Any]) -> None:
     """Write `results/NAME.json`."""
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
-    path.write_text(json.dumps({"environment": environment(), **results}, indent=2) + "\n")
+    path.write_text(json.dumps({"environment": timed_on(), **results}, indent=2) + "\n")
     print(f"written: {path}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -19,12 +19,10 @@ from .budgets import FULL
 from .caches import make_paged_cache
 from .calibrate import token_bar
 from .errors import UserError
+from .options.compress import CompressOptions
 from .policy_names import ALL, ORACLE, choose_policies, needs_queries, split_name
 from .requests import attention_for, model_settings
 from .running.prefill import feed, input_device
-
-if TYPE_CHECKING:
-    from .commands.compress import CompressOptions
 
 
 def run_compress(options: CompressOptions) -> PagedEvictionCache:

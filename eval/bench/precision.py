@@ -7,7 +7,6 @@ most that a step takes on top: a layer's tokens are decoded for its attention an
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -21,9 +20,7 @@ from rich.table import Table
 
 from hf_paged_eviction import PagedEvictionCache
 
-from ..environment import cpu_name, versions
 from ..errors import UserError
-from ..options.base import flag
 from ..options.bench import BenchOptions
 from ..terminal import say
 from .compiling import compiled, room_for_graphs
@@ -31,6 +28,7 @@ from .decoder import Decoder
 from .filling import fill, layer_shapes
 from .peak import growth
 from .shapes import SHAPES, choose_device, make_model
+from .summary import SUMMARY, measure_once, refuse_others
 from .timing import interleaved, ratio
 from .variants import Held
 
@@ -38,7 +36,6 @@ PRESET = "bits"
 BITS = (None, 8, 4, 2)
 #: Options that replace parts of the preset.
 _TAKEN = {"model", "dtype", "device", "budgets", "steps", "rounds", "threads", "preset", "output", "again"}
-SUMMARY = "summary.json"
 
 
 @dataclass(frozen=True)
@@ -64,31 +61,21 @@ def run(options: BenchOptions, output: Path) -> bool:
     Raises:
         UserError: an option that the preset does not take, or results that are there already.
     """
-    given, notes, target = options.model_fields_set, Console(stderr=True), output / SUMMARY
-    if others := sorted(given - _TAKEN):
-        raise UserError(f"{', '.join(map(flag, others))}: not with --preset {PRESET}, which measures all precisions")
+    refuse_others(options, _TAKEN, PRESET, "which measures all precisions")
     if len(options.budgets) > 1:
         raise UserError(f"--budgets {','.join(map(str, options.budgets))}: --preset {PRESET} takes one")
     if options.model not in SHAPES:
         raise UserError(f"--model {options.model}: --preset {PRESET} takes a shape, {', '.join(SHAPES)}")
-    if target.exists() and not options.again:
-        raise UserError(f"{target} is there already: --again measures anew, --output writes elsewhere")
-    typed = {name: getattr(options, name) for name in ("steps", "rounds") if name in given}
-    settings, before = PrecisionSettings(budget=options.budgets[0], **typed), torch.get_num_threads()
-    torch.set_num_threads(options.threads or before)
-    try:
-        device = choose_device(options.device, options.model)
-        found = measure_all(make_model(options.but(device=device)), settings, partial(say, notes))
-    except ValueError as error:
-        raise UserError(str(error)) from error
-    finally:
-        torch.set_num_threads(before)
-    output.mkdir(parents=True, exist_ok=True)
-    written = {"device": device, "environment": _environment(), **found}
-    target.write_text(json.dumps(written, indent=2) + "\n", "utf-8")
+    typed = {name: getattr(options, name) for name in ("steps", "rounds") if name in options.model_fields_set}
+    settings, notes = PrecisionSettings(budget=options.budgets[0], **typed), Console(stderr=True)
+    device = choose_device(options.device, options.model)
+    found = measure_once(
+        *(options, output, device),
+        lambda: measure_all(make_model(options.but(device=device)), settings, partial(say, notes)),
+    )
     for way, rows in found.items():
         Console().print(_table(way, rows))
-    say(notes, f"written to {target}")
+    say(notes, f"written to {output / SUMMARY}")
     return True
 
 
@@ -161,10 +148,6 @@ def _decoder(model: Any, forward: Any, bits: int | None, tokens: int, static: bo
 
 def _raise(name: str, error: Exception) -> None:
     raise error
-
-
-def _environment() -> dict[str, Any]:
-    return {"cpu": cpu_name(), "torch_threads": torch.get_num_threads(), **versions()}
 
 
 def _table(way: str, rows: dict[str, dict[str, Any]]) -> Table:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import typer
 
-from ..options.base import File, option
-from ..options.cache import OneCacheOptions
-from ..options.model import ModelOptions
+from ..options.compress import CompressOptions
 from .command import add_command
 
 EPILOG = """[bold]Examples[/]
@@ -26,24 +22,6 @@ The same in Python
   cache = PagedEvictionCache.load("book.safetensors", model.config, device=model.device)
   model.generate(**cache.follow_up(question_ids), past_key_values=cache)
 """
-
-
-class CompressOptions(ModelOptions, OneCacheOptions):
-    """What was typed."""
-
-    panel: ClassVar[str] = "The text"
-
-    text: File = option(..., "What the model reads: a plain text.", metavar="FILE")
-    output: File = option(..., "The file to write.", metavar="FILE.safetensors")
-    memory: str | None = option(
-        None,
-        "Instead of --budget: bytes of keys and values in all paged layers, such as 512MiB or 2GB.",
-        metavar="SIZE",
-        panel="Cache",
-    )
-    prefill_chunk_size: int = option(
-        512, "Most tokens per forward while the text is read: bounds the memory.", at_least=1, panel="Cache"
-    )
 
 
 def register(app: typer.Typer) -> None:

@@ -74,9 +74,22 @@ class HitRate(EvictionPolicy):
         return context.statistics["uses"] / context.queries.clamp_min(1)
 
 
+@dataclass(frozen=True)
+class _TopUsed:
+    """A query uses the `top` tokens that it attends to most."""
+
+    top: int = 8
+
+    def __post_init__(self) -> None:
+        check_count("top", self.top, at_least=1)
+
+    def hits(self, attention: Attention) -> Tensor:
+        return _among_the_top(attention, self.top)
+
+
 @register_policy("lru")
 @dataclass(frozen=True)
-class LRU(LastHit):
+class LRU(_TopUsed, LastHit):
     r"""How recently the token was among the `top` most attended of a query: the least recently used goes first.
 
     .. math:: s_t = -\min \{ \text{now} - q : t \text{ is among the top of } a^h_q \text{ for some } h \}
@@ -91,18 +104,10 @@ class LRU(LastHit):
         ValueError: `top` is not a whole number above 0.
     """
 
-    top: int = 8
-
-    def __post_init__(self) -> None:
-        check_count("top", self.top, at_least=1)
-
-    def hits(self, attention: Attention) -> Tensor:
-        return _among_the_top(attention, self.top)
-
 
 @register_policy("lfu")
 @dataclass(frozen=True)
-class LFU(HitRate):
+class LFU(_TopUsed, HitRate):
     r"""How often the token is among the `top` most attended: the least frequently used goes first.
 
     .. math:: s_t = \frac{1}{n_t} |\{ q : t \text{ is among the top of } a^h_q \text{ for some } h \}|
@@ -117,14 +122,6 @@ class LFU(HitRate):
     Raises:
         ValueError: `top` is not a whole number above 0.
     """
-
-    top: int = 8
-
-    def __post_init__(self) -> None:
-        check_count("top", self.top, at_least=1)
-
-    def hits(self, attention: Attention) -> Tensor:
-        return _among_the_top(attention, self.top)
 
 
 @register_policy("lra")

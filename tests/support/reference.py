@@ -260,20 +260,25 @@ def replayed_logits(model: torch.nn.Module, recorder: Recorder) -> Tensor:
     text, cache, logits, start = _recorded(model, recorder), DynamicCache(config=model.config), [], 0
     masks = {layer: _additive_mask(model, sees, text.embeds.dtype) for layer, sees in text.visible.items()}
     for count in recorder.forwards:
-        part, stop = slice(start, start + count), start + count
-        fed = {"inputs_embeds": text.embeds[:, part]} if text.ids is None else {"input_ids": text.ids[:, part]}
-        with torch.no_grad(), _forced_masks(reference, {at: mask[:, :, part, :stop] for at, mask in masks.items()}):
-            logits.append(
-                reference(
-                    **fed,
-                    attention_mask=recorder.mask[:, :stop],
-                    position_ids=text.positions[:, part],
-                    past_key_values=cache,
-                    use_cache=True,
-                ).logits
-            )
-        start = stop
+        logits.append(replayed_forward(reference, recorder, text, masks, slice(start, start + count), cache))
+        start += count
     return torch.cat(logits, dim=1)
+
+
+def replayed_forward(
+    model: Any, recorder: Recorder, text: _Recorded, masks: dict[int, Tensor], part: slice, cache: Any
+) -> Tensor:
+    """Logits of these columns, each layer and head masked as `masks` say, `[rows, heads, columns, columns]`."""
+    fed = {"inputs_embeds": text.embeds[:, part]} if text.ids is None else {"input_ids": text.ids[:, part]}
+    with torch.no_grad(), _forced_masks(model, {at: mask[:, :, part, : part.stop] for at, mask in masks.items()}):
+        output = model(
+            **fed,
+            attention_mask=recorder.mask[:, : part.stop],
+            position_ids=text.positions[:, part],
+            past_key_values=cache,
+            use_cache=True,
+        )
+    return output.logits
 
 
 @dataclass(frozen=True)

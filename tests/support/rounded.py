@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from reference import Recorder, _additive_mask, _forced_masks, _recorded, check_layer
+from reference import Recorder, _additive_mask, _recorded, check_layer, replayed_forward
 
 
 @cache
@@ -185,18 +185,9 @@ def rounded_logits(model: torch.nn.Module, recorder: RoundedRecorder) -> Tensor:
     masks = {layer: _additive_mask(model, sees, text.embeds.dtype) for layer, sees in text.visible.items()}
     for _, group in groupby(range(len(recorder.columns)), lambda at: recorder.columns[at].forward):
         columns = list(group)
-        slow.count, part, stop = len(columns), slice(columns[0], columns[-1] + 1), columns[-1] + 1
-        fed = {"inputs_embeds": text.embeds[:, part]} if text.ids is None else {"input_ids": text.ids[:, part]}
-        with torch.no_grad(), _forced_masks(reference, {at: mask[:, :, part, :stop] for at, mask in masks.items()}):
-            logits.append(
-                reference(
-                    **fed,
-                    attention_mask=recorder.mask[:, :stop],
-                    position_ids=text.positions[:, part],
-                    past_key_values=slow,
-                    use_cache=True,
-                ).logits
-            )
+        slow.count = len(columns)
+        part = slice(columns[0], columns[-1] + 1)
+        logits.append(replayed_forward(reference, recorder, text, masks, part, slow))
     return torch.cat(logits, dim=1)
 
 
