@@ -9,6 +9,7 @@ from transformers.cache_utils import Cache, DynamicSlidingWindowLayer
 
 from .allocators import BudgetAllocator, FixedAllocator, Given, HeadAllocator, LayerAllocator, Uniform, share_out
 from .allocators.cascade import Cascade
+from .allocators.cutoff import CutoffQuota
 from .allocators.quota import HeadQuota, RowQuota
 from .disposals import Disposal
 from .hybrid_layer import HybridLayer, paged_part
@@ -69,6 +70,7 @@ class LayerBuilder:
                 f"static=True needs layers and heads of one size, and {allocator.name!r} makes them differ: use "
                 "allocator='uniform' and one number as budget."
             )
+        check_cutoff(sizes, policy, allocator, static)
         self._sizes, self._policy, self._allocator, self._static = sizes, policy, allocator, static
         self._positions, self._bits = positions, bits
         self.cascade = Cascade(allocator, sizes) if isinstance(allocator, LayerAllocator) else None
@@ -92,7 +94,8 @@ class LayerBuilder:
         turning: Turning | None,
         codecs: tuple[Codec, Codec] | None,
     ) -> Any:
-        own_size = not isinstance(self._allocator, Uniform)
+        cutoff = self._policy.needs.cutoff
+        own_size = not isinstance(self._allocator, Uniform) or cutoff is not None
         layer = PagedLayer(
             *(budget, self._policy, self._heads, index, padding, share, rotary),
             masks_itself=own_size,
@@ -108,6 +111,8 @@ class LayerBuilder:
             layer.quota = RowQuota(self.cascade, layer)
         elif isinstance(self._allocator, HeadAllocator):
             layer.quota = HeadQuota(self._allocator)
+        elif cutoff is not None:
+            layer.quota = CutoffQuota(cutoff)
         return layer
 
     def fill(self, plan: Sequence[Any], padding: Padding, config: Any) -> list[Any]:
@@ -217,6 +222,23 @@ def given_shares(tokens: Sequence[int], allocator: BudgetAllocator) -> tuple[int
         raise ValueError("budget= is an empty list: give one number per paged layer.")
     counts = tuple(whole_number(f"budget[{at}]", count, 1) for at, count in enumerate(tokens))
     return min(counts), Given(counts)
+
+
+def check_cutoff(sizes: BlockBudget, policy: EvictionPolicy, allocator: BudgetAllocator, static: bool) -> None:
+    """Refuse what a policy that decides how many tokens stay does not go together with.
+
+    Raises:
+        ValueError: with the way out.
+    """
+    if policy.needs.cutoff is None:
+        return
+    start = f"The policy {policy.label!r} decides how many tokens stay"
+    if not isinstance(allocator, Uniform):
+        raise ValueError(f"{start}, and so does allocator={allocator.name!r}: leave one of them out.")
+    if sizes.tokens is None:
+        raise ValueError(f"{start}, up to a budget: give budget= in tokens, not keep_ratio= or memory=.")
+    if static:
+        raise ValueError(f"{start}, and the tensors of a static cache keep their size: leave keep_above= out.")
 
 
 # ---- static caches ---------------------------------------------------------------------------------------------------

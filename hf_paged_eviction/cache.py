@@ -154,7 +154,10 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         # Settled here, because `update` asks for every layer and token.
         self._disposal = make_disposal(disposal)
         self._needs_our_attention = (
-            scorer.needs.queries or not isinstance(shares, Uniform) or self._disposal.needs_queries
+            scorer.needs.queries
+            or not isinstance(shares, Uniform)
+            or self._disposal.needs_queries
+            or scorer.needs.cutoff is not None
         )
         self._disposal.check(
             Surroundings(
@@ -226,7 +229,9 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         elif self._policy.needs.queries:
             reason = f"The policy {self._policy.label!r} decides by queries or attention, and only"
         else:
-            reason = f"With the allocator {self._allocator.label!r} layers or heads hold different numbers, and only"
+            what = "allocator" if self._policy.needs.cutoff is None else "policy"
+            label = (self._allocator if self._policy.needs.cutoff is None else self._policy).label
+            reason = f"With the {what} {label!r} layers or heads hold different numbers, and only"
         reason = f"{reason} the attention implementation {PAGED_EVICTION!r} can serve that"
         if self._why_not_ours is not None:
             raise ValueError(

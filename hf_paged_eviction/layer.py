@@ -10,6 +10,7 @@ from transformers.cache_utils import CacheLayerMixin
 
 from .allocators.quota import Quota
 from .disposals import Asked, Disposal, Drop, Held, Site
+from .gates.marks import Marks
 from .integration.heads import WHOLE, HeadShare
 from .integration.padding import Padding
 from .parts import Snapshot, persistent
@@ -46,6 +47,7 @@ class PagedSnapshot(Snapshot):
         outlet: of the disposal, where it keeps anything.
         scores: see `Quota`.
         all_real: of the run of compiled steps that the layer takes part in, see `StaticRun`; None where there is none.
+        marks: `[batch, kv_heads, held]` of gates, where the policy reads any.
     """
 
     tokens: int | None
@@ -58,6 +60,7 @@ class PagedSnapshot(Snapshot):
     outlet: Snapshot | None
     scores: Tensor | None
     all_real: bool | None
+    marks: Tensor | None
 
 
 class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
@@ -77,6 +80,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         quota: how many tokens each row or head may hold; all as many as `budget` says until a cache says otherwise.
         memory: where the budget of the cache is in bytes, what makes tokens of them; None where it is not.
         outlet: through which every token leaves that is not taken back by `crop`.
+        marks: what gates say of the tokens; None where the policy does not ask.
 
     Args:
         budget: sizes in tokens.
@@ -139,6 +143,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         if needs.queries or masks_itself or self.outlet.reads:
             self.listener = Listener(Observer(policy, budget.block_size, share, rotary), masks_itself)
         self._ring = QueryRing() if static and needs.queries else None
+        self.marks = Marks(needs.gates, policy.label, layer_idx, share, static) if needs.gates else None
         self._table: BlockTable | None = None
         self._pending: Pending | None = None
         self.cohorts: Cohorts[PagedLayer] = Cohorts([self])
@@ -325,16 +330,17 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self._start(keys, values)
         table = self.table
         real = self.padding.columns(table.seen, table.seen + count, keys.shape[0], keys.device)
+        marks = None if self.marks is None else self.marks.take_arrived(keys)
         if self._holds_back(count):
-            self._pending = Pending(keys, values, real)
+            self._pending = Pending(keys, values, real, marks)
             return self._read_with(table.held, key_states, value_states, real)
         if count == 1 or (table.seen and not key_states.requires_grad and not self.store.rounds):
             every_slot = table.held == table.capacity
-            attended = self._take(keys, values, real)
+            attended = self._take(keys, values, real, marks)
             return self._read(None if every_slot else table.held) if attended is None else attended
         # The caller's own tensors carry a gradient and are not rounded, which those of the storage may be.
         attended = self._read_with(table.held, key_states, value_states)
-        self._take(keys, values, real)
+        self._take(keys, values, real, marks)
         return attended
 
     def _start(self, keys: Tensor, values: Tensor) -> None:
@@ -355,6 +361,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.outlet.start(rows, heads, self._scorer.sets(heads), capacity, keys.device)
         if self.listener is not None:
             self.listener.observer.start(rows, heads, capacity, keys.device)
+        if self.marks is not None:
+            self.marks.start(rows, heads, capacity, keys.device)
 
     def _new_table(self, rows: int, heads: int, device: torch.device) -> BlockTable:
         needs, ranks = self.needs, self.outlet.ranks
@@ -388,7 +396,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             self.listener.check_told(self.layer_idx)
         pending, self._pending = self._pending, None
         if pending is not None and pending.count:
-            self._take(pending.keys, pending.values, pending.real)
+            self._take(pending.keys, pending.values, pending.real, pending.marks)
         if self.listener is not None:
             self.listener.queries = None
 
@@ -406,12 +414,16 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     # ---- append, overwrite, overflow ------------------------------------------------------------------------------
 
-    def _take(self, keys: Tensor, values: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor] | None:
+    def _take(
+        self, keys: Tensor, values: Tensor, real: Tensor | None, marks: Tensor | None
+    ) -> tuple[Tensor, Tensor] | None:
         """Hold new tokens. Returns all that they may attend to, where that was put together; else `_read` gives it."""
         table, count, listener = self.table, keys.shape[2], self.listener
         if count > 1 and self.store.rounds:
             self.store.meet(keys, real)
         self.quota.scores = None
+        if self.marks is not None:
+            self.marks.expect(marks)
         waited = None if listener is None else listener.queries
         if listener is not None:
             listener.prepare(table, count, real)
@@ -442,6 +454,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     def _append(self, keys: Tensor, values: Tensor, real: Tensor | None) -> None:
         table, count, held = self.table, keys.shape[2], self.held
         self.store.grow(held, held + count, self.budget.block_size, self.budget.capacity)
+        if self.marks is not None:
+            self.marks.append(held)
         if self.store.rounds:
             self._append_to_encode(held, keys, values, real)
         else:
@@ -472,6 +486,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         if self.outlet.takes:
             self._let_go(slot, table.positions_in(slot, real))
         self.store.overwrite(slot, keys, values, real)  # a pad evicts nothing
+        if self.marks is not None:
+            self.marks.overwrite(slot, real)
         table.overwritten(real)
         self._encode_block()
 
@@ -510,6 +526,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         # Without new tokens, these states are views of the storage.
         anew = count == 0 or self.store.slots != self.budget.capacity
         self.store.keep(full_k, full_v, kept, self.table.held, kept_positions, anew)
+        if self.marks is not None:
+            self.marks.keep(kept, self.table.held, count)
         scores = scores.gather(-1, kept)
         self.quota.scores = scores if limits is not None else None
         scored = scores if self.needs.token_local and not self.outlet.ranks else None
@@ -606,8 +624,9 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     @property
     def observer_bytes(self) -> int:
-        """Bytes of statistics and of kept queries."""
-        return 0 if self.listener is None else self.listener.bytes
+        """Bytes of statistics, of marks and of kept queries."""
+        marks = 0 if self.marks is None else self.marks.bytes
+        return marks + (0 if self.listener is None else self.listener.bytes)
 
     @property
     def observed(self) -> dict[str, Tensor]:
@@ -671,7 +690,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         else:
             positions, keys, values = table.positions.gather(-1, slots), *self.store.at(slots)
         known, seen = self._statistics(slots), table.seen - table.pads
-        return self._scorer(keys, values, positions, seen, known, self.queries_observed, self._room)
+        marks = None if self.marks is None else self.marks.at(slots, table.held)
+        return self._scorer(keys, values, positions, seen, known, self.queries_observed, self._room, marks)
 
     def _frame_ranks(self, slots: Tensor | None) -> Tensor:
         """As `score_slots`, of an outlet that says itself which block goes next."""
@@ -688,11 +708,14 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     def _score_overflow(self, keys: Tensor, values: Tensor, positions: Tensor, count: int) -> Tensor:
         table, listener = self.table, self.listener
         seen = positions[:, 0].amax(-1) + 1
+        marks = None if self.marks is None else self.marks.of_all(table.held, count)
         if listener is not None:
             listener.observe_overflow(positions, table.held)
             if not self.scores_early:
                 known = listener.observer.statistics(positions)
-                return self._scorer(keys, values, positions, seen, known, listener.count, self._room)
+                return self._scorer(keys, values, positions, seen, known, listener.count, self._room, marks)
+        if marks is not None:
+            return self._scorer(keys, values, positions, seen, budget=self._room, marks=marks)
         if not self.needs.token_local or table.held == 0:
             return self.score_alike(keys, values, positions, seen)
         table.refresh_scores(self.score_slots)
@@ -772,6 +795,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             if self.store.slots > self.budget.capacity:
                 self.store.move(self.budget.capacity, table.held)
             table.resize(self.budget.capacity)
+            if self.marks is not None:
+                self.marks.resize(self.budget.capacity)
             self._settle(None)
 
     def _fit_quota(self, table: BlockTable) -> None:
@@ -840,6 +865,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         table, held = self.table, self.held
         if order is not None:
             self.store.reorder(order)
+            if self.marks is not None:
+                self.marks.move(order, held)
         table.shrink(order, count, pads)
         self.outlet.move(order, table.held)
         self.store.take_back(table.seen - table.pads)
@@ -878,6 +905,10 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         if self.outlet.takes:
             self._let_go(slots, self._run.leaving[self._first_row : self._first_row + rows])
         self.store.write(slots[:, :, 0], key_states, value_states)
+        if self.marks is not None:
+            self.marks.expect(self.marks.take_arrived(key_states))
+            self.marks.overwrite(slots)
+            self.marks.expect(None)
         steps.took(self)
         return self._read()
 
@@ -924,6 +955,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             self._pending = self._pending.map_rows(change)
         if self.listener is not None:
             self.listener.map_rows(change)
+        if self.marks is not None:
+            self.marks.map_rows(change)
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Row `i` becomes what row `beam_idx[i]` was."""
@@ -951,6 +984,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.outlet.clear()
         if self.listener is not None:
             self.listener.clear()
+        if self.marks is not None:
+            self.marks.clear()
 
     def reset(self) -> None:
         """Forget every token. The storage stays and serves the next prompt of the same shape."""
@@ -984,7 +1019,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
                 "them, or cache.crop(-n) first."
             )
         if self._table is None:
-            return PagedSnapshot(None, 1, 0, None, None, None, None, None, None, None)
+            return PagedSnapshot(None, 1, 0, None, None, None, None, None, None, None, None)
         self.commit()
         heads = self.storage[0].shape[1]
         return PagedSnapshot(
@@ -998,6 +1033,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             outlet=self.outlet.snapshot(),
             scores=self.quota.scores,
             all_real=self._run.all_real if self._run is not None and self.steps and self.steps.joined else None,
+            marks=None if self.marks is None else self.marks.snapshot(self.held),
         )
 
     def restore(self, saved: PagedSnapshot, device: torch.device) -> None:
@@ -1018,6 +1054,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         if saved.outlet is not None:
             self.outlet.restore(saved.outlet, device)
         self.quota.scores = None if saved.scores is None else persistent(saved.scores.to(device))
+        if self.marks is not None and saved.marks is not None:
+            self.marks.restore(saved.marks, self.table.capacity, device)
 
     # ---- reading --------------------------------------------------------------------------------------------------
 
