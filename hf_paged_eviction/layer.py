@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
-from .allocators.quota import Quota
+from .allocators.quota import MakeQuota, Quota
 from .disposals import Asked, Disposal, Drop, Held, Site
 from .integration.heads import WHOLE, HeadShare
 from .integration.padding import Padding
@@ -74,7 +74,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         record_past: while True, new tokens wait in a buffer until `crop` or the next forward commits them.
         cohorts: of the layers that may choose victims with this one; the layer alone until a cache says otherwise.
         steps: what the layers of a static cache share; None in any other.
-        quota: how many tokens each row or head may hold; all as many as `budget` says until a cache says otherwise.
+        quota: how many tokens each row or head may hold.
         memory: where the budget of the cache is in bytes, what makes tokens of them; None where it is not.
         outlet: through which every token leaves that is not taken back by `crop`.
 
@@ -92,6 +92,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         disposal: what becomes of tokens that leave.
         turning: closes the gaps that eviction leaves, see `table.gaps`; None = keys stay at their place in the text.
         codecs: of keys and of values, where they are kept in few bits.
+        quota: makes the quota from `budget`.
     """
 
     is_sliding = False
@@ -114,11 +115,12 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         disposal: Disposal | None = None,
         turning: Turning | None = None,
         codecs: tuple[Codec, Codec] | None = None,
+        quota: MakeQuota = Quota,
     ) -> None:
         self.is_initialized = False
         self.is_compileable = static
         self.record_past = False
-        self._asked = self.budget = budget
+        self.quota = quota(budget)
         self.policy = policy
         self.needs = needs = policy.needs
         self.heads: Heads = heads
@@ -126,7 +128,6 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self._scorer = Scorer(policy, heads, layer_idx, share, rotary)
         self.padding = padding if padding is not None else Padding()
         self.store = make_store(budget, static, turning, codecs, heads == "separate")
-        self.quota = Quota()
         self.memory: MemoryPlan | None = None
         self.listener: Listener | None = None
         site = Site(self.store, heads, share, budget)
@@ -192,9 +193,10 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         held, seen = self.held + self._waiting, self.get_seq_length()
         if seen and self.masks_itself:
             return 1, seen
-        if self.budget.tokens is not None:
-            held = min(held, self.budget.tokens)
-            if count == 1 and held == self.budget.tokens and not self.record_past:
+        most = self.quota.budget.tokens
+        if most is not None:
+            held = min(held, most)
+            if count == 1 and held == most and not self.record_past:
                 return held, seen + 1 - held
         return held + count, seen - held
 
@@ -227,6 +229,15 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             self.store.make(key_states, value_states, self.budget.capacity)
 
     # ---- what is known --------------------------------------------------------------------------------------------
+
+    @property
+    def budget(self) -> BlockBudget:
+        """Tokens that it holds at most now, see `Quota`."""
+        return self.quota.budget
+
+    def grant(self, budget: BlockBudget) -> None:
+        """Hold so many tokens, which a budget in bytes has turned out to be."""
+        self.quota.budget = budget
 
     @property
     def table(self) -> BlockTable:
@@ -345,7 +356,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         rows, heads, count, _ = keys.shape
         self.quota.check(heads, self.share)
         self._measure(keys, values)
-        self.budget = self.budget.resolve(count)
+        self.quota.budget = self.budget.resolve(count)
         capacity = self.budget.capacity
         least = self.store.slots_to_begin_with(count, self.budget.block_size, capacity)
         self.store.start(keys, values, least, capacity)
@@ -441,7 +452,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def _append(self, keys: Tensor, values: Tensor, real: Tensor | None) -> None:
         table, count, held = self.table, keys.shape[2], self.held
-        self.store.grow(held, held + count, self.budget.block_size, self.budget.capacity)
+        self.store.grow(held, held + count, self.quota.budget.block_size, table.capacity)
         if self.store.rounds:
             self._append_to_encode(held, keys, values, real)
         else:
@@ -500,7 +511,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             kept = self._best(scores, positions, self.table.seen + count)
             kept_positions = positions.gather(-1, kept)
         else:
-            self.budget = self.budget.of(int(limits.max()))
+            self.quota.resize(int(limits.max()))
             kept, kept_positions = best_within(self._rank(scores, positions), positions, limits, self.budget.capacity)
         shifts = self.table.moved_shifts(kept, kept_positions, positions, count)
         if self.outlet.takes or self.outlet.plans:
@@ -556,7 +567,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         if not self.quota.unequal:
             return None
         pinned = scores.masked_fill(self._protected(positions), float("inf"))
-        return self.quota.limits(self._asked, pinned.masked_fill(positions < 0, float("-inf")), positions)
+        return self.quota.limits(pinned.masked_fill(positions < 0, float("-inf")), positions)
 
     # ---- attention ------------------------------------------------------------------------------------------------
 
@@ -683,7 +694,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     @property
     def _room(self) -> int | Tensor:
-        return self.quota.room(self._asked, self.budget)
+        return self.quota.room()
 
     def _score_overflow(self, keys: Tensor, values: Tensor, positions: Tensor, count: int) -> Tensor:
         table, listener = self.table, self.listener
@@ -708,7 +719,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def _encode_block(self) -> None:
         """Encode the newest block, if it is full."""
-        if self.store.waiting == self.budget.block_size:
+        if self.store.waiting == self.quota.budget.block_size:
             self._encode()
 
     def _encode(self) -> None:
@@ -742,7 +753,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         the next one.
         """
         self.commit()
-        self._asked = self.budget = budget
+        self.quota.ask(budget)
         self.memory = None
         if self._table is None:
             self.store.give_up()  # room that an earlier prompt left
@@ -781,7 +792,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         limits = self._limits(scores, positions)
         if limits is not None and (table.limits is None or not torch.equal(limits, table.limits)):
             self._keep_best(*self.store.read(table.held), positions, scores, 0, None)
-        self.budget = self.budget.of(table.capacity)
+        self.quota.resize(table.capacity)
 
     # ---- taking back ----------------------------------------------------------------------------------------------
 
@@ -944,9 +955,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     def _clear(self) -> None:
         if self.steps is not None:
             self.steps.interrupt()
-        self.budget = self._asked
         self._table = self._pending = self._run = None
-        self.quota.scores = None
+        self.quota.clear()
         self.store.clear()
         self.outlet.clear()
         if self.listener is not None:
@@ -1004,7 +1014,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         """Hold what another layer made in the same way held. Nothing is checked here, see `saving.checks`."""
         if saved.table is None or saved.store is None or saved.tokens is None:
             return
-        self.budget = self._asked.of(saved.tokens)
+        self.quota.resize(saved.tokens)
         rows, heads = saved.store.shape[:2]
         self.store.restore(saved.store, device)
         self.is_initialized = True
