@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from difflib import get_close_matches
 
-from hf_paged_eviction import available_policies, make_policy
+from hf_paged_eviction import EvictionPolicy, available_policies, make_policy
 from hf_paged_eviction.allocators import Uniform, make_allocator
 
 from . import embedded  # noqa: F401 (it names the calibration of the embedded model)
@@ -36,7 +36,12 @@ def needs_queries(name: str) -> bool:
     """
     policy, allocator = split_name(name)
     equal = isinstance(make_allocator(allocator), Uniform)
-    return policy == ORACLE or make_policy(policy).needs.queries or not equal
+    return policy == ORACLE or not equal or shown_queries(make_policy(policy))
+
+
+def shown_queries(policy: EvictionPolicy) -> bool:
+    """Whether a policy needs the attention implementation "paged_eviction": for queries, or for shares of its own."""
+    return policy.needs.queries or policy.needs.cutoff is not None
 
 
 def choose_policies(typed: str) -> tuple[str, ...]:

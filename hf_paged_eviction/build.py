@@ -9,8 +9,8 @@ from transformers.cache_utils import Cache, DynamicSlidingWindowLayer
 
 from .allocators import BudgetAllocator, FixedAllocator, Given, HeadAllocator, LayerAllocator, Uniform, share_out
 from .allocators.cascade import Cascade
-from .allocators.cutoff import CutoffQuota
-from .allocators.quota import HeadQuota, RowQuota
+from .allocators.cutoff import CutoffQuota, check_cutoff
+from .allocators.quota import HeadQuota, MakeQuota, Quota, RowQuota
 from .disposals import Disposal
 from .hybrid_layer import HybridLayer, paged_part
 from .integration.heads import HeadShare
@@ -96,6 +96,13 @@ class LayerBuilder:
     ) -> Any:
         cutoff = self._policy.needs.cutoff
         own_size = not isinstance(self._allocator, Uniform) or cutoff is not None
+        quota: MakeQuota = Quota
+        if self.cascade is not None:
+            quota = partial(RowQuota, cascade=self.cascade, place=self.cascade.layers)
+        elif isinstance(self._allocator, HeadAllocator):
+            quota = partial(HeadQuota, allocator=self._allocator)
+        elif cutoff is not None:
+            quota = partial(CutoffQuota, cutoff=cutoff)
         layer = PagedLayer(
             *(budget, self._policy, self._heads, index, padding, share, rotary),
             masks_itself=own_size,
@@ -103,16 +110,13 @@ class LayerBuilder:
             disposal=self._disposal,
             turning=turning,
             codecs=codecs,
+            quota=quota,
         )
         if self._memory is not None:
             layer.memory = self._memory
             self._memory.add(layer)
         if self.cascade is not None:
-            layer.quota = RowQuota(self.cascade, layer)
-        elif isinstance(self._allocator, HeadAllocator):
-            layer.quota = HeadQuota(self._allocator)
-        elif cutoff is not None:
-            layer.quota = CutoffQuota(cutoff)
+            self.cascade.add(layer)
         return layer
 
     def fill(self, plan: Sequence[Any], padding: Padding, config: Any) -> list[Any]:
@@ -222,23 +226,6 @@ def given_shares(tokens: Sequence[int], allocator: BudgetAllocator) -> tuple[int
         raise ValueError("budget= is an empty list: give one number per paged layer.")
     counts = tuple(whole_number(f"budget[{at}]", count, 1) for at, count in enumerate(tokens))
     return min(counts), Given(counts)
-
-
-def check_cutoff(sizes: BlockBudget, policy: EvictionPolicy, allocator: BudgetAllocator, static: bool) -> None:
-    """Refuse what a policy that decides how many tokens stay does not go together with.
-
-    Raises:
-        ValueError: with the way out.
-    """
-    if policy.needs.cutoff is None:
-        return
-    start = f"The policy {policy.label!r} decides how many tokens stay"
-    if not isinstance(allocator, Uniform):
-        raise ValueError(f"{start}, and so does allocator={allocator.name!r}: leave one of them out.")
-    if sizes.tokens is None:
-        raise ValueError(f"{start}, up to a budget: give budget= in tokens, not keep_ratio= or memory=.")
-    if static:
-        raise ValueError(f"{start}, and the tensors of a static cache keep their size: leave keep_above= out.")
 
 
 # ---- static caches ---------------------------------------------------------------------------------------------------

@@ -151,19 +151,16 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         self._heads: Heads = heads
         self._positions: Positions = positions
         self._bits = precision
+        # Whether rows, heads and layers all hold as many.
+        self._equal = isinstance(shares, Uniform) and scorer.needs.cutoff is None
         # Settled here, because `update` asks for every layer and token.
         self._disposal = make_disposal(disposal)
-        self._needs_our_attention = (
-            scorer.needs.queries
-            or not isinstance(shares, Uniform)
-            or self._disposal.needs_queries
-            or scorer.needs.cutoff is not None
-        )
+        self._needs_our_attention = scorer.needs.queries or not self._equal or self._disposal.needs_queries
         self._disposal.check(
             Surroundings(
                 config.get_text_config(decoder=True),
                 *(sizes, scorer, heads, static),
-                uniform=isinstance(shares, Uniform),
+                uniform=self._equal,
                 latent=is_latent_attention(config),
                 positions=positions,
                 coded=any(bits is not None for bits in precision),
@@ -355,7 +352,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         count = query_length if isinstance(query_length, int) else query_length.shape[0]
         no_mask = count == 1 and self._attention.shows_queries
         # Layers that hold different numbers make their masks themselves, of which an empty one is no sign.
-        alone = not isinstance(self._allocator, Uniform) and layer.get_seq_length() > 0
+        alone = not self._equal and layer.get_seq_length() > 0
         no_mask = no_mask and not alone
         see_mask = partial(self._see_mask, count)
         return length, TellingOffset.of(offset, see_mask, lambda: no_mask and layer.all_real, placeholder=alone)
@@ -367,7 +364,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         mask = self._padding.observe(mask, seen, seen + query_length, batch)
         if query_length == 1:
             self.prepare_step()
-        if not self._padding.irregular or seen == 0 or not isinstance(self._allocator, Uniform):
+        if not self._padding.irregular or seen == 0 or not self._equal:
             return mask
         # Pads in the middle do not stay in the columns they came in.
         for _, layer in self.paged_layers:

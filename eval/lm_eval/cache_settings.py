@@ -14,6 +14,7 @@ from hf_paged_eviction.table.memory import parse_bytes
 
 from ..errors import UserError
 from ..options.cache import OneCacheOptions
+from ..policy_names import shown_queries
 from ..sizes import measured
 
 
@@ -69,7 +70,8 @@ class CacheSettings(OneCacheOptions):
     @property
     def needs_attention(self) -> bool:
         """Whether the cache looks at queries or attention, and not at keys and values alone."""
-        return make_policy(self.policy).needs.queries or not isinstance(make_allocator(self.allocator), Uniform)
+        equal = isinstance(make_allocator(self.allocator), Uniform)
+        return shown_queries(make_policy(self.policy)) or not equal
 
     def check(self, config: Any, attn_implementation: str | None) -> None:
         """Refuse a model that this cache cannot serve, before its weights are read."""

@@ -110,8 +110,8 @@ class GateHook:
         hidden = hidden_states(args, kwargs)
         if hidden.shape[-1] != self._layer.hidden:
             raise ValueError(
-                f"The gate of layer {self._layer_idx} was trained on hidden states of {self._layer.hidden} numbers, and "
-                f"these have {hidden.shape[-1]}."
+                f"The gate of layer {self._layer_idx} was trained on hidden states of {self._layer.hidden} numbers, "
+                f"and these have {hidden.shape[-1]}."
             )
         if hidden.device != self._device:
             self.place(hidden.device)

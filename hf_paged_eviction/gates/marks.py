@@ -110,6 +110,8 @@ class Marks:
     def resize(self, slots: int) -> None:
         """There are so many slots now; tokens stay in theirs."""
         old = self.slots
+        if slots == old.shape[2]:
+            return
         least = min(slots, old.shape[2])
         self._slots = None
         self.start(*old.shape[:2], slots, old.device)

@@ -152,7 +152,9 @@ def test_shrink_crop_and_rows(world: tuple[Any, Gates, str]) -> None:
         cache.batch_repeat_interleave(2)
         more, real = models.left_pad(models.prompts([9, 9, 9, 9], seed=7))
         both = torch.cat([ids[[2, 2, 0, 0]], more], 1)
-        modes.direct(model, cache, both, torch.cat([mask[[2, 2, 0, 0]], real], 1), 9, (20, 9))
+        full = torch.cat([mask[[2, 2, 0, 0]], real], 1)
+        for start, stop in ((20, 23), *((at, at + 1) for at in range(23, 29))):
+            modes.forward(model, cache, both, full, start, stop)
     assert held(ours) == held(slow)
 
 
