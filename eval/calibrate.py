@@ -41,7 +41,7 @@ def run_calibrate(settings: TextSettings, output: Path, tokens: int) -> Fitted:
     notes = Console(stderr=True)
     check_output(output)
     tokenizer = models.load_tokenizer(settings)
-    length = min(settings.length, _longest(models.load_config(settings)))
+    length = min(settings.length, longest(models.load_config(settings)))
     texts = (text.content for text in documents(settings.files, settings.dataset, settings.dataset_revision))
     windows = cut(tokenizer, texts, length, tokens)
     model = models.load(settings)[0]
@@ -82,17 +82,18 @@ def text_settings(files: Sequence[Path], window: int, options: ModelOptions) -> 
     return TextSettings(**model_settings(options).model_dump() | {"files": tuple(map(str, files)), "length": window})
 
 
-def check_output(output: Path) -> None:
+def check_output(output: Path, what: str = "a calibration") -> None:
     """Refuse, before anything is computed, a file that could not be written."""
     if output.suffix != ".safetensors":
-        raise UserError(f"--output {output}: the name of a calibration ends in .safetensors")
+        raise UserError(f"--output {output}: the name of {what} ends in .safetensors")
     if output.is_dir() or not output.parent.is_dir():
         raise UserError(f"--output {output}: {output if output.is_dir() else output.parent} is no place for a file")
 
 
-def _longest(config: Any) -> int:
-    longest = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
-    return longest if isinstance(longest, int) and longest > 0 else sys.maxsize
+def longest(config: Any) -> int:
+    """Tokens that the model was made for."""
+    most = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
+    return most if isinstance(most, int) and most > 0 else sys.maxsize
 
 
 def cut(tokenizer: Any, texts: Iterable[str], length: int, tokens: int) -> list[Window]:

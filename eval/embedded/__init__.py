@@ -9,6 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_paged_eviction.calibration import name_calibration
+from hf_paged_eviction.gates import name_gates
 
 
 def path() -> Path:
@@ -19,6 +20,11 @@ def path() -> Path:
 def calibration_path() -> Path:
     """The file of `policy="calibrated:embedded"`, the scorer that was fitted to this model."""
     return path() / "calibration.safetensors"
+
+
+def gates_path() -> Path:
+    """The file of `policy="gate:embedded"`, the gates that were trained for this model."""
+    return path() / "gates.safetensors"
 
 
 def load(dtype: torch.dtype = torch.float32, attn_implementation: str = "sdpa") -> tuple[Any, Any]:
@@ -35,5 +41,6 @@ def load(dtype: torch.dtype = torch.float32, attn_implementation: str = "sdpa") 
 
 
 name_calibration("embedded", calibration_path())
+name_gates("embedded", gates_path())
 
-__all__ = ["calibration_path", "load", "path"]
+__all__ = ["calibration_path", "gates_path", "load", "path"]
