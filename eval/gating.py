@@ -9,7 +9,6 @@ from weakref import WeakKeyDictionary
 from .errors import UserError
 from .policy_names import split_name
 
-
 #: Digests of what was installed here, by model.
 _INSTALLED: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
 

@@ -86,7 +86,8 @@ def test_the_network_learns_the_mean() -> None:
     marks = fit_network(hidden, target, Training(units=32, epochs=8))(hidden[None])[0, 0]
     wanted = chance[:, 0] * 0.2
     assert float(marks.mean()) == pytest.approx(float(wanted.mean()), rel=0.1)
-    assert float(torch.corrcoef(torch.stack([marks, wanted]))[0, 1]) > 0.9
+    for part in (hidden[:, 0].abs() < 0.5, hidden[:, 0].abs() > 1.5):
+        assert float(marks[part].mean()) == pytest.approx(float(wanted[part].mean()), rel=0.15)
 
 
 @pytest.mark.parametrize("target", ["attention", "output"])
