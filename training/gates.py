@@ -17,7 +17,7 @@ from .calibrate import windows
 
 #: Corpora are seeded apart from all samples; this one is neither that of the training nor of the calibration.
 _SEED = 2000
-_QUESTIONS, _TEXTS = 192, 48
+_QUESTIONS, _TEXTS = 160, 32
 
 
 def train(

@@ -60,11 +60,12 @@ class Marks:
         heads = keys.shape[1]
         first = self._share.first_head(heads)
         own = marks[:, first : first + heads]
-        if own.shape != keys.shape[:3]:
+        if own.shape != keys.shape[:3] or marks.shape[1] != heads * self._share.processes(heads):
             raise ValueError(
                 f"Gates told layer {self._layer_idx} of {marks.shape[0]} rows, {marks.shape[1]} KV heads and "
-                f"{marks.shape[2]} tokens, and keys of {keys.shape[0]} rows, {first + heads} KV heads and "
-                f"{keys.shape[2]} tokens came. These are gates of another model."
+                f"{marks.shape[2]} tokens, and keys of {keys.shape[0]} rows, "
+                f"{heads * self._share.processes(heads)} KV heads and {keys.shape[2]} tokens came. These are gates of "
+                "another model."
             )
         return own.to(keys.device)
 

@@ -20,8 +20,10 @@ from .fit import DISTANCE, HELD_OUT, Progress, Window, split
 from .gate_samples import Samples, digest
 from .gate_targets import Target
 
-#: Tokens of one step, and the highest rate of learning.
-_BATCH, _RATE = 1024, 5e-3
+#: Tokens of one step.
+_BATCH = 1024
+#: Highest rate of learning, times the root of the number of inputs; no higher than the second number.
+_RATE, _HIGHEST_RATE = 0.25, 0.03
 #: What the square of a weight of a line costs, for features of deviation 1 and per sample.
 _PENALTY = 1e-2
 #: The smallest target that its logarithm is taken of.
@@ -189,8 +191,9 @@ def fit_network(hidden: Tensor, target: Tensor, training: Training) -> GateLayer
             nn.Linear(hidden.shape[1], training.units), nn.GELU(), nn.Linear(training.units, target.shape[1])
         )
         rounds = training.epochs * -(-len(hidden) // _BATCH)
-        optimizer = torch.optim.AdamW(network.parameters(), lr=_RATE, weight_decay=0.0)
-        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, _RATE, total_steps=rounds + 1, pct_start=0.1)
+        rate = min(_RATE / hidden.shape[1] ** 0.5, _HIGHEST_RATE)
+        optimizer = torch.optim.AdamW(network.parameters(), lr=rate, weight_decay=0.0)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=rounds + 1, pct_start=0.1)
         for _ in range(training.epochs):
             for batch in torch.randperm(len(hidden), generator=generator).split(_BATCH):
                 found = network((hidden[batch] - mean) / deviation).clamp_max(20)
