@@ -30,8 +30,8 @@ def peers(_: str) -> str:
         ]
         parts.append(f"The question comes {_PLACES[mode]}, budget {budget}:\n\n" + table(header, rows, numbers_from=2))
     settings = (
-        f"(`python benchmarks/peers_table.py`: {found['samples']} prompts of {found['length']:,} tokens per task, mean of "
-        f"{len(found['tasks'])} tasks and its standard error, bfloat16; kvpress {found['kvpress']}, "
+        f"(`python benchmarks/peers_table.py`: {found['samples']} prompts of {found['length']:,} tokens per task, mean "
+        f"of {len(found['tasks'])} tasks and its standard error, bfloat16; kvpress {found['kvpress']}, "
         f"{machine('peers_table')}.)"
     )
     return "\n\n".join([*parts, settings])
