@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 from typing import Any
 
 from .extra import import_extra
+
+_SECONDS = 5
 
 
 def math_verify(prediction: str, answer: str) -> float:
@@ -14,6 +18,9 @@ def math_verify(prediction: str, answer: str) -> float:
         UserError: the library is not installed.
     """
     library: Any = import_extra("math_verify", "math", "scores of mathematics")
-    right = library.parse(f"\\boxed{{{answer}}}", parsing_timeout=None)
-    said = library.parse(prediction, parsing_timeout=None)
-    return float(library.verify(right, said, timeout_seconds=None))
+    # Its limit on time is an alarm, which only the main thread can set; elsewhere it warns that there is none.
+    limit = _SECONDS if threading.current_thread() is threading.main_thread() else None
+    logging.getLogger(library.__name__).setLevel(logging.ERROR)
+    right = library.parse(f"\\boxed{{{answer}}}", parsing_timeout=limit)
+    said = library.parse(prediction, parsing_timeout=limit)
+    return float(library.verify(right, said, timeout_seconds=limit))

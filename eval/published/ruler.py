@@ -1,10 +1,10 @@
 """The 13 tasks of RULER (Hsieh et al. 2024, arXiv 2404.06654), from files that its own scripts generated.
 
 RULER publishes a generator: `scripts/data/prepare.py` of https://github.com/NVIDIA/RULER writes
-`TASK/validation.jsonl`, sized by the tokenizer of a model. Such a folder is read here as it is. A prompt is the record's
-`input` followed by its `answer_prefix`, answers have the official lengths and are scored as officially. The group
-`ruler`, which needs no files, imitates these tasks with texts that ship with Python; its scores are not comparable with
-published ones.
+`TASK/validation.jsonl`, sized by the tokenizer of a model. Such a folder is read here as it is. A prompt is the
+record's `input` followed by its `answer_prefix`, answers have the official lengths and are scored as officially. The
+group `ruler`, which needs no files, imitates these tasks with texts that ship with Python; its scores are not
+comparable with published ones.
 """
 
 from __future__ import annotations
