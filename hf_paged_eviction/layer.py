@@ -24,6 +24,7 @@ from .queries.observer import Observer, Queries
 from .queries.parts import Part, Read
 from .queries.ring import QueryRing
 from .rotary import Rotary
+from .stats import LayerStats
 from .store.codec import Codec
 from .store.coded import make_store
 from .store.pending import Pending
@@ -634,6 +635,11 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.is_initialized = True
         if self.compiled is not None and self.compiled.ring is not None and saved.ring is not None:
             self.compiled.ring.restore(saved.ring, device)
+
+    def stats(self) -> LayerStats:
+        """Counts and bytes. Reads tensors."""
+        self.get_seq_length()  # counts what a compiled step has left to count
+        return self.contents.stats(self.layer_idx)
 
     # ---- reading --------------------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from ..policies.scorer import Scorer
 from ..queries.listener import Listener
 from ..queries.observer import ObserverSnapshot
 from ..queries.ring import RingSnapshot
+from ..stats import LayerStats
 from ..store.pending import Pending
 from ..store.store import HeldSnapshot, Store
 from ..store.tensors import with_new
@@ -114,6 +115,28 @@ class Contents:
         return (mine[0].shape, mine[1].shape, mine[0].device, share) == (
             *(theirs[0].shape, theirs[1].shape, theirs[0].device),
             its_share,
+        )
+
+    def stats(self, layer_idx: int) -> LayerStats:
+        """Counts and bytes. Reads tensors."""
+        table, outlet = self.table, self.outlet
+        held, budget = 0 if table is None else table.held, self.quota.budget.tokens
+        evicted_tokens = evicted_blocks = 0
+        if table is not None and held:
+            if table.limits is not None:
+                held = budget = round(table.limits.double().mean().item())
+            evicted_tokens, evicted_blocks = int(table.evicted_tokens.sum()), int(table.evicted_blocks.sum())
+        return LayerStats(
+            layer_idx=layer_idx,
+            seen=(0 if table is None else table.seen) + self.waiting,
+            held=held,
+            budget=budget,
+            evicted_tokens=evicted_tokens,
+            evicted_blocks=evicted_blocks,
+            storage_bytes=self.store.bytes,
+            summary_bytes=outlet.device_bytes,
+            host_bytes=outlet.host_bytes,
+            faults=outlet.faults,
         )
 
     # ---- what attention reads -------------------------------------------------------------------------------------

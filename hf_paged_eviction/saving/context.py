@@ -73,6 +73,16 @@ def snapshot_layer(index: int, layer: Any) -> Snapshot | None:
         raise ValueError(f"Cannot save layer {index}: {error}") from error
 
 
+def snapshot(layers: Sequence[Any], padding: Padding, cascade: Cascade | None) -> CacheSnapshot:
+    """All that a cache holds.
+
+    Raises:
+        ValueError: see `snapshot_layer`.
+    """
+    held = [snapshot_layer(index, layer) for index, layer in enumerate(layers)]
+    return CacheSnapshot(held, padding.snapshot(), None if cascade is None else cascade.snapshot())
+
+
 def save(
     path: str | Path,
     config: Any,
