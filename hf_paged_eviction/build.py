@@ -10,18 +10,18 @@ from .allocators import HeadAllocator, LayerAllocator
 from .allocators.budgets import layer_budgets
 from .allocators.cascade import Cascade
 from .allocators.quota import HeadQuota, MakeQuota, Quota, RowQuota
-from .hybrid_layer import HybridLayer, paged_part
 from .integration.heads import HeadShare
 from .integration.model_rotary import UnknownRotaryError, layer_rotaries
 from .integration.models import asks_for_mask_sizes, is_latent_attention, is_paged
 from .integration.padding import Padding
+from .integration.rotary import Rotary
 from .layer import PagedLayer
+from .layers.hybrid import HybridLayer, paged_part
+from .layers.sliding import StaticSlidingLayer
 from .options import Options
 from .policies import EvictionPolicy
 from .queries.attention import PAGED_EVICTION
-from .rotary import Rotary
 from .store.codec import Codec
-from .store.sliding import StaticSlidingLayer
 from .store.turning import Turning
 from .table.budget import BlockBudget
 from .table.cohort import Cohorts

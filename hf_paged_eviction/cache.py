@@ -14,7 +14,6 @@ from .allocators import BudgetAllocator
 from .allocators.budgets import layer_budgets
 from .build import LayerBuilder, check_static, make_steps
 from .disposals import Disposal
-from .hybrid_layer import HybridLayer, paged_part
 from .integration import feeding
 from .integration.masks import open_channel
 from .integration.models import layer_plan, warn_of_surprises
@@ -22,11 +21,12 @@ from .integration.padding import Padding
 from .integration.window import Window
 from .layer import PagedLayer
 from .layers.forwards import Forwards
+from .layers.hybrid import HybridLayer, paged_part
 from .options import Options, check_config, check_flag, check_instance
 from .policies import EvictionPolicy
 from .policies.scorer import Heads
 from .queries.attention import ModelAttention, forget_handover, hand_over
-from .saving import context
+from .recipes.saving import context
 from .stats import CacheStats, readable_bytes
 from .store.pool import StoragePool
 from .store.tensors import byte_count

@@ -12,6 +12,7 @@ from .allocators.quota import MakeQuota, Quota
 from .disposals import Asked, Disposal, Drop, Site
 from .integration.heads import WHOLE, HeadShare
 from .integration.padding import Padding
+from .integration.rotary import Rotary
 from .layers.compiled import Compiled
 from .layers.contents import Contents, PagedSnapshot
 from .layers.overflow import Overflow
@@ -23,7 +24,6 @@ from .queries.listener import Listener
 from .queries.observer import Observer, Queries
 from .queries.parts import Part, Read
 from .queries.ring import QueryRing
-from .rotary import Rotary
 from .stats import LayerStats
 from .store.codec import Codec
 from .store.coded import make_store
