@@ -628,13 +628,13 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         return replace(saved, ring=compiled.ring_snapshot(), all_real=compiled.all_real)
 
     def restore(self, saved: PagedSnapshot, device: torch.device) -> None:
-        """Hold what another layer made in the same way held. Nothing is checked here, see `saving.checks`."""
+        """Hold what another layer made in the same way held. Nothing is checked here, see `recipes.saving.checks`."""
         if saved.table is None:
             return
         self.contents.restore(saved, device)
         self.is_initialized = True
-        if self.compiled is not None and self.compiled.ring is not None and saved.ring is not None:
-            self.compiled.ring.restore(saved.ring, device)
+        if self.compiled is not None:
+            self.compiled.restore_ring(saved.ring, device)
 
     def stats(self) -> LayerStats:
         """Counts and bytes. Reads tensors."""
@@ -664,21 +664,3 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         """`[batch, kv_heads, blocks]` float32, what the next eviction ranks; nan for blocks not yet filled."""
         self.table.refresh_scores(self.scores.in_slots)
         return self.table.block_scores().expand(-1, self.contents.heads, -1)
-
-    def visible_next(self, query_length: int) -> Tensor:
-        """Which of the slots that the next `update` returns are real, the new tokens left out.
-
-        Returns:
-            `[batch, n]` bool, where `n` is the held part of `get_mask_sizes(query_length)`; for a single token that
-            will overwrite a slot, `n` counts that slot too. Slots of a static cache that are not in use yet are left to
-            causality.
-        """
-        visible = self.table.positions[:, 0] >= 0
-        if query_length == 1 and self.compiled is not None and not self.table.full:
-            return visible
-        kv_length, _ = self.get_mask_sizes(query_length)
-        if kv_length == self.held + self._waiting + query_length:
-            return visible
-        # Full: the pads are the lowest slots, and the new token takes the highest of them.
-        pads = (~visible).sum(-1, keepdim=True)
-        return torch.arange(self.held, device=visible.device) >= pads - 1

@@ -126,3 +126,8 @@ class Compiled:
     def ring_snapshot(self) -> RingSnapshot | None:
         """To be saved; None where there is nothing."""
         return None if self.ring is None else self.ring.snapshot()
+
+    def restore_ring(self, saved: RingSnapshot | None, device: torch.device) -> None:
+        """Know what another ring knew, if there is one."""
+        if self.ring is not None and saved is not None:
+            self.ring.restore(saved, device)

@@ -265,7 +265,7 @@ class Contents:
         )
 
     def restore(self, saved: PagedSnapshot, device: torch.device) -> None:
-        """Hold what the parts of another layer held. Nothing is checked here, see `saving.checks`."""
+        """Hold what the parts of another layer held. Nothing is checked here, see `recipes.saving.checks`."""
         if saved.table is None or saved.store is None or saved.tokens is None:
             return
         quota, (rows, heads) = self.quota, saved.store.shape[:2]

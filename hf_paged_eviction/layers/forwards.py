@@ -94,12 +94,27 @@ class Forwards:
         # Pads in the middle do not stay in the columns they came in.
         for layer in self._layers:
             layer.commit()
-        layer = self._layers[0]
-        visible = layer.visible_next(query_length)
+        visible, offset = self._visible(self._layers[0], query_length)
         columns = visible.new_ones(batch, seen + query_length) if mask is None else mask.clone()
-        _, offset = layer.get_mask_sizes(query_length)
         columns[:, offset : offset + visible.shape[1]] = visible.to(columns.device)
         return columns
+
+    def _visible(self, layer: PagedLayer, query_length: int) -> tuple[Tensor, int]:
+        """Which of the slots that the next `update` returns are real, the new tokens left out.
+
+        Returns:
+            `[batch, n]` bool, where `n` is the held part of what `update` returns, and the column of the first of them.
+            For a single token that will overwrite a slot, `n` counts that slot too. Slots of a static cache that are
+            not in use yet are left to causality.
+        """
+        length, offset = layer.get_mask_sizes(query_length)
+        table, visible = layer.table, layer.table.positions[:, 0] >= 0
+        overwrites = length != table.held + layer.contents.waiting + query_length
+        if not overwrites or (query_length == 1 and self._steps is not None and not table.full):
+            return visible, offset
+        # Full: the pads are the lowest slots, and the new token takes the highest of them.
+        pads = (~visible).sum(-1, keepdim=True)
+        return torch.arange(table.held, device=visible.device) >= pads - 1, offset
 
     def _check_attended(self) -> None:
         """Between forwards: did attention follow the last update?"""
