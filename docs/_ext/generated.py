@@ -12,6 +12,7 @@ from collections.abc import Callable
 import allocator_pages
 import command_pages
 import comparison_table
+import gate_tables
 import measured
 import merge_tables
 import peers_tables
@@ -29,6 +30,7 @@ GENERATORS: dict[str, Callable[[str], str]] = {
     "comparison": comparison_table.page,
     "decode": measured.decode,
     "endless-text": measured.endless_text,
+    "gates": gate_tables.gates,
     "lazy-reuse": measured.lazy_reuse,
     "merge": merge_tables.merge,
     "peers": peers_tables.peers,

@@ -30,6 +30,7 @@ PAGES = (
     "serving.md",
     "migration.md",
     "policies/disposals.md",
+    "policies/gates.md",
     "policies/own.md",
 )
 NOT_RUN = re.compile(r"<!-- not run: \S.* -->")
