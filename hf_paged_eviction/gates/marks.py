@@ -115,7 +115,7 @@ class Marks:
             return
         least = min(slots, old.shape[2])
         self._slots = None
-        self.start(*old.shape[:2], slots, old.device)
+        self.start(old.shape[0], old.shape[1], slots, old.device)
         self.slots[:, :, :least] = old[:, :, :least]
 
     def _put(self, marks: Tensor) -> None:
@@ -124,7 +124,7 @@ class Marks:
             old.copy_(marks)
         else:
             self._slots = None
-            self.start(*marks.shape, marks.device)
+            self.start(marks.shape[0], marks.shape[1], marks.shape[2], marks.device)
             self.slots.copy_(marks)
 
     # ---- reading --------------------------------------------------------------------------------------------------
@@ -176,5 +176,5 @@ class Marks:
 
     def restore(self, saved: Tensor, slots: int, device: torch.device) -> None:
         """Know what another layer's marks were."""
-        self.start(*saved.shape[:2], slots, device)
+        self.start(saved.shape[0], saved.shape[1], slots, device)
         self.slots[:, :, : saved.shape[2]] = saved.to(device)

@@ -187,9 +187,8 @@ def fit_network(hidden: Tensor, target: Tensor, training: Training) -> GateLayer
     size = target.mean(0).clamp_min(_SMALLEST)
     with torch.random.fork_rng(devices=[]), torch.inference_mode(False), torch.enable_grad():
         torch.manual_seed(training.seed)
-        network = nn.Sequential(
-            nn.Linear(hidden.shape[1], training.units), nn.GELU(), nn.Linear(training.units, target.shape[1])
-        )
+        inner, outer = nn.Linear(hidden.shape[1], training.units), nn.Linear(training.units, target.shape[1])
+        network = nn.Sequential(inner, nn.GELU(), outer)
         rounds = training.epochs * -(-len(hidden) // _BATCH)
         rate = min(_RATE / hidden.shape[1] ** 0.5, _HIGHEST_RATE)
         optimizer = torch.optim.AdamW(network.parameters(), lr=rate, weight_decay=0.0)
@@ -202,7 +201,6 @@ def fit_network(hidden: Tensor, target: Tensor, training: Training) -> GateLayer
                 loss.backward()
                 optimizer.step()
                 schedule.step()
-    inner, outer = network[0], network[2]
     weights = inner.weight.detach() / deviation
     return GateLayer(
         outer.weight.detach().clone(),
