@@ -693,7 +693,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             if not self.scores_early:
                 known = listener.observer.statistics(positions)
                 return self._scorer(keys, values, positions, seen, known, listener.count, self._room)
-        if not self.needs.token_local or table.held == 0:
+        # An outlet that ranks blocks knows when they were needed, which is no score that new tokens could be beside.
+        if not self.needs.token_local or table.held == 0 or self.outlet.ranks:
             return self.score_alike(keys, values, positions, seen)
         table.refresh_scores(self.score_slots)
         new = self.score_alike(keys[:, :, -count:], values[:, :, -count:], positions[..., -count:], seen)

@@ -7,16 +7,19 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ...parts import map_tensors
+from ...parts import Snapshot, map_tensors
 from ...queries.parts import Part
 from ...store.host import HostBlocks
+from ...store.store import HeldSnapshot
 from ...table.ranking import DROP, KEEP, rank_keys
-from ...table.table import BlockTable
+from ...table.table import BlockTable, TableSnapshot
 from ..base import Asked, Held, Outlet, Site
 from ..replacement import Replacement, Resident, make_replacement
 from ..replacement.base import order
 from .frames import Frames
 from .look import look
+from .saved import RecallSnapshot
+from .stage import Places, Stage
 from .summaries import Kind, Summaries
 from .swap import Swap
 
@@ -35,6 +38,9 @@ class Settings(Protocol):
 
     @property
     def round(self) -> int: ...
+
+    @property
+    def prefetch(self) -> int: ...
 
     @property
     def replacement(self) -> str | Replacement: ...
@@ -66,11 +72,13 @@ class _Choice:
         chosen: `[B, S, N]` bool, the blocks that it needs.
         likely: `[B, S, N]` bool, those among twice as many.
         ids: `[B, S, K]` int64, the former in order, the best first.
+        next: `[B, S, n]` int64, those after them, which the next query may ask for; -1 where there are none.
     """
 
     chosen: Tensor
     likely: Tensor
     ids: Tensor
+    next: Tensor
 
 
 class RecallOutlet(Outlet):
@@ -82,6 +90,7 @@ class RecallOutlet(Outlet):
     Attributes:
         replacement: says which block makes room.
         leader: the outlet of an earlier layer whose choice this one uses; None = it has its own.
+        stage: blocks that were fetched ahead.
 
     Args:
         settings: parameters.
@@ -105,10 +114,11 @@ class RecallOutlet(Outlet):
         self._said: _Choice | None = None
         self._resting = 0  # steps that are known to need no choice
         self._faults = 0
+        self.stage = Stage()
 
     @property
     def device_bytes(self) -> int:
-        return 0 if self.summaries is None else self.summaries.bytes
+        return self.stage.bytes + (0 if self.summaries is None else self.summaries.bytes)
 
     @property
     def faults(self) -> int:
@@ -127,6 +137,49 @@ class RecallOutlet(Outlet):
         self.summaries.select(rows)
         self._rows = map_tensors(change, self._rows)
         self._looked = None if self._looked is None else change(self._looked)
+        self.stage.empty()
+
+    # ---- saving ---------------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> RecallSnapshot | None:
+        """See `Outlet.snapshot`. What was fetched ahead is left out: it is in host memory, too."""
+        host, summaries, rows = self.host, self.summaries, self._rows
+        if host is None or summaries is None or rows is None:
+            return None
+        blocks = int(rows.stored.max())
+        return RecallSnapshot(
+            host.first(blocks),
+            *summaries.first(blocks),
+            rows.stored,
+            rows.due,
+            rows.resident,
+            self._looked,
+            self._resting,
+            self._faults,
+        )
+
+    def check_saved(self, saved: Snapshot | None, table: TableSnapshot, store: HeldSnapshot) -> None:
+        """See `Outlet.check_saved`."""
+        if isinstance(saved, RecallSnapshot):
+            vectors = 0 if self.leader is not None else 1 if self.settings.summary == "vector" else 2
+            saved.check(table, store, self.site.sizes.block_size, vectors, self.settings.every)
+        elif bool((table.counters.seen - table.state.phase.pads > table.state.tokens.positions.shape[-1]).any()):
+            raise ValueError("recall: tokens have left, and nothing is in host memory")
+
+    def restore(self, saved: Snapshot, device: torch.device) -> None:
+        """See `Outlet.restore`."""
+        if not isinstance(saved, RecallSnapshot):
+            raise ValueError("what recall knows is not in it")
+        keys, values = self.site.store.tensors
+        self.host = HostBlocks(keys, values, self.site.sizes.block_size)
+        self.host.fill(saved.states)
+        self.summaries = Summaries(self.settings.summary, keys)
+        self.summaries.fill(saved.high.to(device), saved.low.to(device))
+        stored, resident, due, looked = map_tensors(
+            lambda states: states.to(device), [saved.stored, saved.resident, saved.due, saved.looked]
+        )
+        self._rows, self._looked = _Rows(stored, resident, due), looked
+        self._resting, self._faults = saved.resting, saved.faults
 
     # ---- to host memory -------------------------------------------------------------------------------------------
 
@@ -220,22 +273,32 @@ class RecallOutlet(Outlet):
         unlikely = in_slots & ~likely.gather(-1, frames.ids.clamp_min(0))
         resident = replace(resident, unlikely=torch.where(due[:, None, None], unlikely, resident.unlikely))
         missing = chosen.gather(-1, ids) & ~present.gather(-1, ids)
-        # The one moment in which the host waits for the device.
-        any_missing, in_step = torch.stack([missing.any(), due.all()]).tolist()
-        if any_missing:
+        again = missing & (ids == frames.leaving[..., None])
+        here = present.gather(-1, choice.next.clamp_min(0))
+        flags, come, soon = _on_host(
+            torch.stack([due.all(), due.any(), again.any()]),
+            ids.masked_fill(~missing, -1),
+            choice.next.masked_fill(here, -1),
+        )
+        heads = asked.queries.key.shape[1]
+        places = Places.of(come, heads)
+        if len(places):
             free = in_slots & ~wanted & ~frames.pinned(self.site.sizes)
             going = order(self.replacement.ranks(resident, frames.ids, frames.count), frames.ids)
             going = going.masked_fill(~free, KEEP).argsort(dim=-1)
             resident = self.replacement.after(resident, free, missing.sum(-1), frames.count)
             first = (~missing).long().argsort(dim=-1, stable=True)
-            come, make_room = missing.gather(-1, first), going[..., : ids.shape[-1]]
-            swap = Swap(ids.gather(-1, first), make_room, come, table, frames, asked.queries.key.shape[1])
-            swap.carry_out(host, self._storages(asked))
-            self._faults += swap.count
-            resident = resident.came(make_room, come, frames.count)
+            coming, make_room = missing.gather(-1, first), going[..., : ids.shape[-1]]
+            swap = Swap(ids.gather(-1, first), make_room, coming, len(places), bool(flags[2]))
+            fetched = host.parts(self.stage.take(host, places))
+            swap.carry_out(table, frames, self._storages(asked), fetched)
+            self._faults += len(places)
+            resident = resident.came(make_room, coming, frames.count)
+        if self.settings.prefetch and bool(flags[1]):
+            self.stage.fill(host, Places.of(soon, heads))
         every = self.settings.every
         self._rows = _Rows(rows.stored, resident, torch.where(due, frames.count + every, rows.due))
-        self._resting = every - 1 if in_step else 0
+        self._resting = every - 1 if bool(flags[0]) else 0
 
     def _choose(self, asked: Asked, summaries: Summaries, frames: Frames, rows: _Rows, due: Tensor) -> "_Choice":
         """Which blocks the query needs."""
@@ -252,11 +315,13 @@ class RecallOutlet(Outlet):
             later = there.shape[-1] - known
             there = there & torch.nn.functional.pad(self._looked, (0, later), value=True)[..., : there.shape[-1]]
         keys = rank_keys(scores, blocks, there & due[:, None, None], absolute_noise=True)
-        count = int(self.settings.blocks)
-        best, ids = keys.topk(min(2 * count, keys.shape[-1]), dim=-1)
-        likely = torch.zeros_like(there).scatter(-1, ids, best > DROP)
-        best, ids = best[..., :count], ids[..., :count]
-        return _Choice(torch.zeros_like(there).scatter(-1, ids, best > DROP), likely, ids)
+        count, ahead = int(self.settings.blocks), self.settings.prefetch
+        best, ids = keys.topk(min(count + max(count, ahead), keys.shape[-1]), dim=-1)
+        needed, likely = (
+            torch.zeros_like(there).scatter(-1, ids[..., :most], best[..., :most] > DROP) for most in (count, 2 * count)
+        )
+        after = slice(count, count + ahead)
+        return _Choice(needed, likely, ids[..., :count], ids[..., after].masked_fill(best[..., after] == DROP, -1))
 
     def said(self, ids: Tensor) -> "_Choice":
         """What this step's query asked for, for a layer that follows and has these blocks `[B, S, F]`.
@@ -314,3 +379,12 @@ class RecallOutlet(Outlet):
             seen = away[..., first * size : last * size]
             if bool(seen.any()):
                 yield Part(*host.span(first, last), torch.where(seen, 0.0, float("-inf"))[:, :, None])
+
+
+def _on_host(*tensors: Tensor) -> list[Tensor]:
+    """Bool and int64 tensors in host memory, by one copy: the one moment of a step in which the host waits."""
+    if all(tensor.device.type == "cpu" for tensor in tensors):
+        return list(tensors)
+    packed = torch.cat([tensor.flatten().long() for tensor in tensors]).cpu()
+    parts = packed.split([tensor.numel() for tensor in tensors])
+    return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]

@@ -43,6 +43,8 @@ class Recall(Disposal):
             prompt's last queries (MPCache's first stage). Only a prompt of one forward is looked at, or the first chunk
             of it, and what comes later may always come back.
         round: blocks that are read from host memory at one time, where all are attended to.
+        prefetch: so many blocks that scored best after those that are asked for are fetched to the device already, for
+            the next choice, while other layers run. Changes nothing but the time, and costs the room of those blocks.
 
     Raises:
         ValueError: a value is out of range.
@@ -55,17 +57,20 @@ class Recall(Disposal):
     layers: int = 1
     keep: float = 1.0
     round: int = 64
+    prefetch: int = 0
     paper: ClassVar[str | None] = "2406.10774"
     needs_queries: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        for name in ("blocks", "every", "layers", "round"):
+        for name, least in (("blocks", 1), ("every", 1), ("layers", 1), ("round", 1), ("prefetch", 0)):
             value = getattr(self, name)
             if name == "blocks" and value == "all":
                 continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 also = ' or "all"' if name == "blocks" else ""
-                raise ValueError(f"recall: {name} must be a whole number of at least 1{also}, got {value!r}.")
+                raise ValueError(f"recall: {name} must be a whole number of at least {least}{also}, got {value!r}.")
+        if self.prefetch and self.blocks == "all":
+            raise ValueError("recall: blocks='all' reads everything at every step, so there is nothing to prefetch.")
         if self.summary not in ("box", "vector"):
             raise ValueError(f'recall: summary must be "box" or "vector", got {self.summary!r}.')
         if isinstance(self.keep, bool) or not isinstance(self.keep, Real) or not 0 < self.keep <= 1:

@@ -68,6 +68,15 @@ class Summaries:
         """Row `i` becomes what row `rows[i]` was."""
         self.high, self.low = persistent(self.high[rows]), persistent(self.low[rows])
 
+    def first(self, blocks: int) -> tuple[Tensor, Tensor]:
+        """`high` and `low` of the first blocks, views."""
+        return self.high[:, :, :blocks], self.low[:, :, :blocks]
+
+    def fill(self, high: Tensor, low: Tensor) -> None:
+        """Hold the summaries of these blocks and of no others."""
+        self.high = persistent(high)
+        self.low = persistent(low) if self.kind == "box" else self.high[:, :, :0]
+
 
 def _longer(summaries: Tensor, missing: int) -> Tensor:
     return persistent(torch.nn.functional.pad(summaries, (0, 0, 0, missing)))
