@@ -36,7 +36,7 @@ def run_compress(options: CompressOptions) -> PagedEvictionCache:
         raise UserError("how much may be held? --budget TOKENS or --memory SIZE, one of them")
     _check_output(options.output)
     policy, text = _one_policy(options.policy), _read_text(options.text)
-    attention = {"attn_implementation": attention_for([policy], options.attn_implementation)}
+    attention = {"attn_implementation": attention_for([policy], options.attn_implementation, options.disposal)}
     model, tokenizer = models.load(model_settings(options).model_copy(update=attention))
     ids = text_ids(tokenizer, text).to(input_device(model))
     size = f"--budget {options.budget}" if options.memory is None else f"--memory {options.memory}"
@@ -99,7 +99,7 @@ def open_context(path: Path, model: Any) -> PagedEvictionCache:
     try:
         settings = files.read_content(path)["settings"]
         shares = settings["allocator"] != "uniform" or isinstance(settings["budget"], list)
-        if (shares or needs_queries(settings["policy"])) and model.config._attn_implementation != PAGED_EVICTION:
+        if (shares or needs_queries(settings["policy"], settings["disposal"])) and model.config._attn_implementation != PAGED_EVICTION:
             model.set_attn_implementation(PAGED_EVICTION)
         return PagedEvictionCache.load(path, model.config, device=input_device(model))
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -96,11 +96,11 @@ class HostBlocks:
         return byte_count(self.states)
 
     def reserve(self, blocks: int) -> None:
-        """Make room for so many blocks; where there is less, it grows by a half at least."""
+        """Make room for so many blocks; where there is less, it grows by a quarter at least."""
         if blocks <= self.blocks:
             return
         self._settle()
-        blocks = max(blocks, self.blocks * 3 // 2)
+        blocks = max(blocks, self.blocks * 5 // 4)
         old = self.states
         self.states = self._room((*old.shape[:2], blocks, *old.shape[3:]), old.dtype)
         self.states[:, :, : old.shape[2]] = old
