@@ -54,6 +54,11 @@ class CacheStats:
     host_bytes: int = 0
     faults: int = 0
 
+    @property
+    def device_bytes(self) -> int:
+        """All that lies where the model is."""
+        return self.storage_bytes + self.summary_bytes + self.other_bytes
+
 
 def readable_bytes(count: int) -> str:
     """1536 -> "1.5 KiB"."""

@@ -99,9 +99,10 @@ def test_chat_and_context_under_recall(tmp_path: Path) -> None:
     context = tmp_path / "context.safetensors"
     how = ["--budget", "96", "--policy", "keydiff", "--disposal", "recall(blocks=2)"]
     invoke("compress", "--text", text, "--output", context, *how)
+    typed = "Hello, who is there? " + "Nothing happens here. " * 30 + "\n/stats\n/quit\n"
     for more in (["--context", context], how):
-        said = invoke("chat", *more, "--max-new-tokens", 8, "--seed", 0, typed="Hello, who is there?\n/stats\n/quit\n")
-        assert "96" in said
+        said = invoke("chat", *more, "--max-new-tokens", 8, "--seed", 0, typed=typed)
+        assert "KiB beside the slots" in said and "KiB in host memory" in said
 
 
 def invoke(*arguments: object, typed: str = "") -> str:
