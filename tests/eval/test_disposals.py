@@ -78,7 +78,7 @@ def test_a_reading_without_queries_is_refused(showing: Any) -> None:
     source = DynamicCache(config=showing.config)
     feed(showing, ids, mask, source)
     cache = PagedEvictionCache(showing.config, 24, block_size=4, disposal=RECALL)
-    with pytest.raises(ValueError, match="Layer 0 wants to be told of attention.*RecordingCache"):
+    with pytest.raises(ValueError, match=r"Layer 0 wants to be told of attention.*RecordingCache"):
         replay(source, cache, torch.tensor([0]), 41, {})
 
 
@@ -102,7 +102,7 @@ def test_chat_and_context_under_recall(tmp_path: Path) -> None:
     typed = "Hello, who is there? " + "Nothing happens here. " * 30 + "\n/stats\n/quit\n"
     for more in (["--context", context], how):
         said = invoke("chat", *more, "--max-new-tokens", 8, "--seed", 0, typed=typed)
-        assert "KiB beside the slots" in said and "KiB in host memory" in said
+        assert "KiB beside the slots" in said and "in host memory" in said
 
 
 def invoke(*arguments: object, typed: str = "") -> str:
