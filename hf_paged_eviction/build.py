@@ -124,7 +124,7 @@ class LayerBuilder:
         paged = [index for index, layer in enumerate(plan) if is_paged(layer)]
         budgets = dict(zip(paged, layer_budgets(self._sizes, self._allocator, len(paged)), strict=True))
         if self._sizes.memory is not None:
-            self._memory = MemoryPlan(self._sizes, partial(layer_budgets, allocator=self._allocator, layers=len(paged)))
+            self._memory = MemoryPlan(self._sizes, partial(self._share_out, len(paged)))
         rotaries, codecs = self._rotaries(config, paged), self._codecs(config)
         turnings = turnings_of(config, paged) if self._positions == "cache" else {}
         layers = []
@@ -139,6 +139,19 @@ class LayerBuilder:
         if self._disposal is not None:
             self._disposal.introduce([layer.outlet for layer in made])
         return layers
+
+    def _share_out(self, layers: int, sizes: BlockBudget) -> list[BlockBudget]:
+        """What the layers may hold, now that bytes have become tokens.
+
+        Raises:
+            ValueError: too few for the disposal.
+        """
+        if self._disposal is not None:
+            try:
+                self._disposal.check_sizes(sizes)
+            except ValueError as error:
+                raise ValueError(f"memory={self._sizes.memory:,} leaves {sizes.tokens} tokens: {error}") from error
+        return layer_budgets(sizes, self._allocator, layers)
 
     def _rotaries(self, config: Any, paged: Sequence[int]) -> Mapping[int, Rotary | None]:
         if not self._policy.needs.rotary:

@@ -140,6 +140,11 @@ class Outlet:
     def host_bytes(self) -> int:
         return 0
 
+    def most_bytes(self, keys: Tensor, values: Tensor) -> tuple[int, int]:
+        """For budgets in bytes: what it will keep on the device beside the slots at most, and what it takes there for a
+        moment, one layer after the other. States like `keys` and `values` are coming."""
+        return 0, 0
+
     def plan(self, slots: Tensor, begins: Tensor, held: Held) -> None:
         """A block was chosen whose slots the next tokens overwrite. Called on the host, also of a static cache.
 

@@ -43,6 +43,9 @@ class Settings(Protocol):
     def prefetch(self) -> int: ...
 
     @property
+    def length(self) -> int | None: ...
+
+    @property
     def replacement(self) -> str | Replacement: ...
 
     @property
@@ -128,6 +131,20 @@ class RecallOutlet(Outlet):
     def host_bytes(self) -> int:
         return 0 if self.host is None else self.host.bytes
 
+    def most_bytes(self, keys: Tensor, values: Tensor) -> tuple[int, int]:
+        """See `Outlet.most_bytes`: summaries of the longest text, blocks that are fetched ahead; and one round."""
+        settings, size = self.settings, self.site.sizes.block_size
+        token = _token_bytes(keys) + _token_bytes(values)
+        vectors = 0 if self.leader is not None else 1 if settings.summary == "vector" else 2
+        summaries = vectors * self._most_blocks * _token_bytes(keys)
+        at_once = settings.round if settings.blocks == "all" else max(settings.round, int(settings.blocks))
+        return summaries + settings.prefetch * size * token, at_once * size * token
+
+    @property
+    def _most_blocks(self) -> int:
+        """Of a text that is not refused; 0 = any number."""
+        return -(-(self.settings.length or 0) // self.site.sizes.block_size)
+
     def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
         """See `Outlet.map_rows`."""
         if self.host is None or self.summaries is None or self._rows is None:
@@ -199,7 +216,7 @@ class RecallOutlet(Outlet):
         host, summaries, rows = self._ready(held)
         size = host.block_size
         now = (held.positions.amax((1, 2)) + 1) // size
-        host.reserve(int(now.max()))
+        host.reserve(self._allowed(int(now.max())))
         first, end = (blocks[:, None, None] * size for blocks in (rows.stored, now))
         missing = (held.positions >= first) & (held.positions < end)
         heads = held.keys.shape[1]
@@ -208,7 +225,7 @@ class RecallOutlet(Outlet):
         keys, values = held.keys[row, head, at], held.values[row, head, at]
         host.write(row, head, position, keys, values)
         if self.leader is None:
-            summaries.reserve(int(now.max()))
+            summaries.reserve(int(now.max()), self._most_blocks)
             count = now - rows.stored
             # Of each row's new blocks, the place among those of all rows.
             place = (count.cumsum(0) - count - rows.stored)[row] + position // size
@@ -220,6 +237,15 @@ class RecallOutlet(Outlet):
             summaries.put(new_row, new_block, blocks)
         self._rows = _Rows(now, rows.resident, rows.due)
         return self._rows
+
+    def _allowed(self, blocks: int) -> int:
+        length = self.settings.length
+        if length is not None and blocks > self._most_blocks:
+            raise ValueError(
+                f"recall(length={length}): a text of more tokens came. Begin anew with a larger length: this "
+                "cache cannot be used any more."
+            )
+        return blocks
 
     def _ready(self, held: Held) -> tuple[HostBlocks, Summaries, _Rows]:
         size = self.site.sizes.block_size
@@ -379,6 +405,11 @@ class RecallOutlet(Outlet):
             seen = away[..., first * size : last * size]
             if bool(seen.any()):
                 yield Part(*host.span(first, last), torch.where(seen, 0.0, float("-inf"))[:, :, None])
+
+
+def _token_bytes(states: Tensor) -> int:
+    """What a token of all rows and heads takes, given states `[B, H, n, D]` of any number of tokens."""
+    return states.shape[0] * states.shape[1] * states.shape[3] * states.element_size()
 
 
 def _on_host(*tensors: Tensor) -> list[Tensor]:
