@@ -39,12 +39,11 @@ class Summaries:
         """On the device, used or not."""
         return byte_count(self.high) if self.kind == "vector" else byte_count(self.high, self.low)
 
-    def reserve(self, blocks: int, most: int = 0) -> None:
-        """Make room for so many blocks, and a few more than that, but not for more than `most`, if that is not 0."""
-        missing = blocks - self.high.shape[2]
-        if missing > 0:
+    def reserve(self, blocks: int, most: int | None = None) -> None:
+        """Make room for so many blocks, and a few more than that, but not for more than `most`."""
+        if blocks > self.high.shape[2]:
             room = blocks + max(8, blocks // 16)
-            missing = (min(room, most) if most else room) - self.high.shape[2]
+            missing = (room if most is None else min(room, most)) - self.high.shape[2]
             self.high = _longer(self.high, missing)
             self.low = _longer(self.low, missing) if self.kind == "box" else self.low
 
