@@ -37,6 +37,8 @@ GENERATORS: dict[str, Callable[[str], str]] = {
     "positions": measured.positions,
     "prefill-peak": measured.prefill_peak,
     "recall": recall_tables.recall,
+    "recall-bytes": recall_tables.same_bytes,
+    "recall-shape": recall_tables.shape,
     "replacement": recall_tables.replacement,
     "recent-tokens": measured.recent_tokens,
     "serving": measured.serving,
