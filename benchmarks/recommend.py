@@ -36,6 +36,7 @@ GRID = {
     "answer_tokens": 24,
     "prefill_chunk_size": 64,
     "passages": 40,
+    "batch_size": 13,
 }
 ORDERS = 1000
 #: A choice is good if the divergence is at most this share above the best.
@@ -91,9 +92,7 @@ def compare(work: Path, size: str, choice: str) -> dict[str, Any]:
 
 def grid_of(path: Path) -> tuple[dict[str, list[float]], list[str], int]:
     """Divergences by candidate and passage, of those that could be read."""
-    rows = [
-        row for _, row in read_lines([path], lambda row: (row["size"], row["candidate"], row["passage"]))[0].values()
-    ]
+    rows = [row for _, row in read_lines([path], row_key)[0].values()]
     found: dict[str, list[float]] = {}
     for row in rows:
         if row["candidate"] != "full" and not row["failed"]:

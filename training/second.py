@@ -1,7 +1,7 @@
 """Train a second model, smaller and made otherwise than the embedded one: `python -m training.second --help`.
 
 For benchmarks that ask whether something found on the embedded model holds on another: two layers, as many KV heads as
-query heads, another rotary base and another seed; the first lessons only, so that it knows prompts of up to 384 tokens.
+query heads, another rotary base and another seed; the first lessons only, so that it knows prompts of a hundred tokens.
 The tokenizer is the same.
 """
 
@@ -17,16 +17,11 @@ from . import architecture
 from . import tokenizer as tokenizers
 from .corpus import Corpus, training_texts
 from .export import export
-from .lessons import LESSONS, Lesson
+from .lessons import LESSONS
 from .train import study
 from .trainer import Trainer
 
-#: Ends with a lesson whose rate falls to nothing.
-SHORT = (
-    *LESSONS[:3],
-    Lesson((128, 192), 8, 400, echo=0.1, tokens=2048),
-    Lesson((192, 256, 384), 12, 400, early=False, tokens=3072),
-)
+SHORT = LESSONS[:3]
 
 
 def new_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> LlamaForCausalLM:

@@ -151,6 +151,13 @@ class RecommendOptions(ModelOptions, GridOptions, ReadingOptions, TaskFileOption
         at_least=0.001,
         at_most=1.0,
     )
+    batch_size: int | None = option(
+        None,
+        "Passages of one length that are read together: faster where memory has room for so many full caches. Where it "
+        "runs out, fewer.",
+        at_least=1,
+        shown="8 for the embedded model, else 1",
+    )
     decide_by: Literal["both", "answering", "reading"] = option(
         "both",
         "Which divergence decides: of the tokens that come one by one (answering), of those before them (reading), or "

@@ -40,6 +40,11 @@ class Passage:
         return self.context + self.question
 
     @property
+    def shape(self) -> tuple[int, int, int]:
+        """Passages of one shape can be read together."""
+        return len(self.context), len(self.question), len(self.answer)
+
+    @property
     def tokens(self) -> int:
         """At most, the answer included."""
         return len(self.context) + len(self.question) + self.answer_tokens

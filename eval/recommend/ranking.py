@@ -94,9 +94,15 @@ def _found(size: str, name: str, divergence: float, rows: list[Row], finalist: b
         held=min(row["held"] for row in rows),
         bytes=max(row["bytes"] for row in rows),
         host_bytes=max(row["host_bytes"] for row in rows),
-        step_ms=median(row["step_ms"] for row in rows),
+        step_ms=_step(rows),
         finalist=finalist,
     )
+
+
+def _step(rows: Sequence[Row]) -> float:
+    """Median of the passages that were read alone."""
+    alone = [row["step_ms"] for row in rows if row["step_ms"] is not None]
+    return median(alone) if alone else 0.0
 
 
 def front(found: Iterable[Found]) -> list[Found]:
@@ -120,7 +126,7 @@ def _less(one: float, other: float) -> bool:
 def full_cache(rows: Mapping[Any, Row]) -> tuple[int, float]:
     """Bytes and milliseconds of a step of the full cache: the most, and the median."""
     read = [row for row in rows.values() if row["candidate"] == FULL]
-    return max(row["bytes"] for row in read), median(row["step_ms"] for row in read)
+    return max(row["bytes"] for row in read), _step(read)
 
 
 def cost(rows: Iterable[Row], entries: int, passages: Sequence[int]) -> Cost:

@@ -41,8 +41,19 @@ TIMES, SHORTEST = 4, 256
 PLOT, SUMMARY, RUN_FILE = "front.png", "summary.json", "run.yaml"
 #: These say what is compared, not what a row means: a folder may go on with others.
 _GROWS = {
-    *("policies", "allocators", "bits", "positions", "disposals", "memory", "budgets", "passages", "share"),
-    *("decide_by", "output", "config", "attn_implementation"),
+    *(
+        "policies",
+        "allocators",
+        "bits",
+        "positions",
+        "disposals",
+        "memory",
+        "budgets",
+        "passages",
+        "share",
+        "batch_size",
+    ),
+    *("batch_size", "decide_by", "output", "config", "attn_implementation"),
 }
 
 

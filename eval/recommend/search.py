@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from ..budgets import FULL
 from ..errors import UserError
+from ..options.model import EMBEDDED
 from ..options.recommend import RecommendOptions
 from ..running.efficiency import kv_bytes
 from ..running.memory import free_memory, is_out_of_memory
@@ -19,6 +21,8 @@ from .reading import Measured, Reader, Reference
 from .sizes import Entry, fewer
 
 Key = tuple[str, str, str]
+#: Passages that the embedded model reads together: a machine has room for many.
+_ROWS = 8
 
 
 def row_key(row: Row) -> Key:
@@ -59,6 +63,7 @@ class Search:
         self.folder, self.rows, self.ends = folder, rows, ends
         self.sizes = list(dict.fromkeys(entry.size.label for entry in entries))
         self.plans = {size: plan(len(self._of(size)), len(passages), options.share) for size in self.sizes}
+        self.batch_size = options.batch_size or (_ROWS if options.model == EMBEDDED else 1)
         self.left: dict[str, list[str]] = {size: self._of(size) for size in self.sizes}
 
     def _of(self, size: str) -> list[str]:
@@ -78,8 +83,8 @@ class Search:
         done = 0
         watch(Progress(0, self.total))
         for index in range(max(map(len, self.plans.values()))):
-            for number, keys in self._wanted(index):
-                for row in self._read(self.passages[number], keys):
+            for numbers, keys in self._wanted(index):
+                for row in self._read([self.passages[number] for number in numbers], keys):
                     done += 1
                     watch(Progress(done, self.total, row["candidate"]))
             for size, rounds in self.plans.items():
@@ -88,15 +93,30 @@ class Search:
                     self.left[size] = survivors(self._divergences(size, rounds[index].passages), wanted)
         watch(Progress(self.total, self.total))
 
-    def _wanted(self, index: int) -> Iterator[tuple[int, list[tuple[str, str]]]]:
-        """Passages of a round, and who reads each."""
-        found: dict[int, list[tuple[str, str]]] = {}
+    def _wanted(self, index: int) -> Iterator[tuple[list[int], list[tuple[str, str]]]]:
+        """Passages of a round that can be read together, and who reads them.
+
+        The first passage stands alone: times are taken while it is read, and it says how much fits.
+        """
+        readers: dict[int, list[tuple[str, str]]] = {}
         for size, rounds in self.plans.items():
             if index < len(rounds):
                 begin = rounds[index - 1].passages if index else 0
                 for number in range(begin, rounds[index].passages):
-                    found.setdefault(number, []).extend((size, name) for name in self.left[size])
-        yield from sorted(found.items())
+                    readers.setdefault(number, []).extend((size, name) for name in self.left[size])
+        together: list[int] = []
+        for number in sorted(readers):
+            if together and not (self._alike(together, number) and readers[number] == readers[together[0]]):
+                yield together, readers[together[0]]
+                together = []
+            together.append(number)
+        if together:
+            yield together, readers[together[0]]
+
+    def _alike(self, together: Sequence[int], number: int) -> bool:
+        first, other = self.passages[together[0]], self.passages[number]
+        same = first.shape == other.shape and bool(first.answer)
+        return same and together[0] > 0 and len(together) < self.batch_size
 
     def _divergences(self, size: str, passages: int) -> dict[str, list[float]]:
         names = [passage.name for passage in self.passages[:passages]]
@@ -105,60 +125,77 @@ class Search:
             for name in self.left[size]
         }
 
-    def _read(self, passage: Passage, keys: Sequence[tuple[str, str]]) -> Iterator[Row]:
-        """The rows of some candidates, read from the folder or measured."""
-        reference: Reference | None = None
-        reader = Reader(*(self.model, passage, self.options.prefill_chunk_size, self.options.reading_tokens, self.ends))
-        for key in keys:
-            if (*key, passage.name) not in self.rows:
-                reference = reference or self._reference(reader, passage)
-                self._write(self._measure(reader, reference, self.entries[key], passage))
-            yield self.rows[(*key, passage.name)]
+    def _read(self, passages: Sequence[Passage], keys: Sequence[tuple[str, str]]) -> Iterator[Row]:
+        """The rows of some candidates, from the folder or measured."""
+        names = [passage.name for passage in passages]
+        missing = [key for key in keys if not all((*key, name) in self.rows for name in names)]
+        if missing:
+            try:
+                self._fill(passages, missing)
+            except (RuntimeError, MemoryError) as error:
+                if len(passages) == 1 or not is_out_of_memory(error):
+                    raise
+                self.batch_size = len(passages) // 2
+                free_memory()
+                for at in range(0, len(passages), self.batch_size):
+                    deque(self._read(passages[at : at + self.batch_size], keys), maxlen=0)
+        yield from (self.rows[(*key, name)] for key in keys for name in names)
 
-    def _reference(self, reader: Reader, passage: Passage) -> Reference:
+    def _fill(self, passages: Sequence[Passage], keys: Sequence[tuple[str, str]]) -> None:
+        """Read with the full cache, then with each candidate."""
+        sizes = self.options.prefill_chunk_size, self.options.reading_tokens
+        reader = Reader(self.model, passages, *sizes, self.ends)
         reference, measured, cache = reader.reference()
-        if (FULL, FULL, passage.name) not in self.rows:
-            held = {"held": cache.get_seq_length(), "bytes": kv_bytes(cache), "host_bytes": 0}
-            self._write(_row(FULL, FULL, passage, measured, held))
-        return reference
+        held = {"held": cache.get_seq_length(), "bytes": kv_bytes(cache) // len(passages), "host_bytes": 0}
+        full = [_row(FULL, FULL, *each, held) for each in zip(passages, measured, strict=True)]
+        del cache
+        self._write([row for row in full if row_key(row) not in self.rows])
+        for key in keys:
+            rows = self._measure(reader, reference, self.entries[key], passages)
+            self._write([row for row in rows if row_key(row) not in self.rows])
 
-    def _measure(self, reader: Reader, reference: Reference, entry: Entry, passage: Passage) -> Row:
-        tokens, again = self._tokens(entry), 0
+    def _measure(self, reader: Reader, reference: Reference, entry: Entry, passages: Sequence[Passage]) -> list[Row]:
+        tokens, again, rows = self._tokens(entry), 0, len(passages)
         while True:
             try:
                 cache = entry.make(self.model.config, self.options, tokens)
                 measured = reader.measure(cache, reference)
-            except UserError as error:
-                return _failure(entry, passage, str(error))
-            except (ValueError, RuntimeError, NotImplementedError, MemoryError) as error:
-                if is_out_of_memory(error):
-                    free_memory()
-                    return _failure(entry, passage, "ran out of memory")
-                return _failure(entry, passage, f"{type(error).__name__}: {error}")
+            except (UserError, ValueError, RuntimeError, NotImplementedError, MemoryError) as error:
+                if is_out_of_memory(error) and rows > 1:
+                    raise
+                return [_failure(entry, passage, _reason(error)) for passage in passages]
             stats = cache.stats()
-            taken = stats.storage_bytes + stats.summary_bytes
+            taken = (stats.storage_bytes + stats.summary_bytes) // rows
             if entry.size.memory is None or taken <= entry.size.memory:
-                held = {"held": tokens, "bytes": taken, "host_bytes": stats.host_bytes}
-                return _row(*entry.key, passage, measured, held | {"again": again})
+                held = {"held": tokens, "bytes": taken, "host_bytes": stats.host_bytes // rows, "again": again}
+                return [_row(*entry.key, *each, held) for each in zip(passages, measured, strict=True)]
             # What was read with too much counts as a cost.
-            tokens, again = fewer(tokens, taken, entry.size.memory, self.options), again + measured.tokens
+            tokens = fewer(tokens, taken, entry.size.memory, self.options)
+            again += measured[0].tokens
 
     def _tokens(self, entry: Entry) -> int:
         """As many as fitted when the longest passage was read."""
         row = self.rows.get((*entry.key, self.passages[0].name))
         return entry.tokens if row is None or row["failed"] else int(row["held"])
 
-    def _write(self, row: Row) -> None:
-        self.folder.append([row])
-        self.rows[row_key(row)] = row
+    def _write(self, rows: Sequence[Row]) -> None:
+        self.folder.append(rows)
+        self.rows.update((row_key(row), row) for row in rows)
 
 
 def _row(size: str, candidate: str, passage: Passage, measured: Measured, held: dict[str, int]) -> Row:
     identity = {"size": size, "candidate": candidate, "passage": passage.name, "failed": None}
-    numbers = {name: round(value, 7) for name, value in asdict(measured).items()}
+    numbers = {name: value if value is None else round(value, 7) for name, value in asdict(measured).items()}
     return {**identity, **numbers, "again": 0, **held}
 
 
 def _failure(entry: Entry, passage: Passage, reason: str) -> Row:
     size, candidate = entry.key
     return {"size": size, "candidate": candidate, "passage": passage.name, "failed": reason}
+
+
+def _reason(error: Exception) -> str:
+    if is_out_of_memory(error):
+        free_memory()
+        return "ran out of memory"
+    return str(error) if isinstance(error, UserError | ValueError) else f"{type(error).__name__}: {error}"
