@@ -22,7 +22,7 @@ from hf_paged_eviction_eval.environment import timed_on
 from hf_paged_eviction_eval.options.recommend import RecommendOptions
 from hf_paged_eviction_eval.recommend.halving import cost, plan, survivors
 from hf_paged_eviction_eval.recommend.run import SUMMARY, run_recommend
-from hf_paged_eviction_eval.recommend.search import decides
+from hf_paged_eviction_eval.recommend.search import decides, row_key
 from hf_paged_eviction_eval.store.results import read_lines
 
 GRID = {
