@@ -26,17 +26,16 @@ from hf_paged_eviction_eval.recommend.search import decides, row_key
 from hf_paged_eviction_eval.store.results import read_lines
 
 GRID = {
-    "policies": "paged_eviction,keydiff,recency,snapkv,h2o",
+    "policies": "paged_eviction,keydiff,recency,snapkv",
     "allocators": "uniform,pyramid",
     "bits": "none,8,4",
     "positions": "text,cache",
-    "disposals": "drop,merge,recall(blocks=2)",
+    "disposals": "drop,merge,recall(blocks=1, summary=vector)",
     "block_size": 8,
-    "length": 320,
-    "answer_tokens": 24,
+    "answer_tokens": 16,
     "prefill_chunk_size": 64,
     "passages": 40,
-    "batch_size": 13,
+    "batch_size": 39,
 }
 ORDERS = 1000
 #: A choice is good if the divergence is at most this share above the best.
@@ -47,13 +46,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="embedded")
     parser.add_argument("--name", default="embedded", help="of the model in the results")
-    parser.add_argument("--memory", default="160KiB")
+    parser.add_argument("--memory", default="128KiB")
+    parser.add_argument("--length", type=int, default=256, help="tokens per passage")
     parser.add_argument("--task-file", type=Path, help="prompts instead of the held-out texts")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--work", type=Path, default=Path("results/recommend_grid"), help="folder of the rows")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    given: dict[str, Any] = {**GRID, "model": options.model, "memory": options.memory}
+    given: dict[str, Any] = {**GRID, "model": options.model, "memory": options.memory, "length": options.length}
     if options.task_file:
         given |= {"task_file": options.task_file}
         del given["answer_tokens"], given["length"]

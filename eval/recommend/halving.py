@@ -35,17 +35,14 @@ def plan(candidates: int, passages: int, share: float) -> tuple[Round, ...]:
         passages: at least one.
         share: above 0, up to 1.
     """
-    allowed = share * (candidates + 1) * passages
-    best: tuple[Round, ...] = ()
-    for count in range(1, 12):
+    allowed = share * cost([Round(candidates, passages)])
+    best = _rounds(candidates, passages, 1, allowed)
+    for count in range(2, 12):
         rounds = _rounds(candidates, passages, count, allowed)
-        if best and (cost(rounds) > allowed or _reach(rounds) <= _reach(best)):
+        longer = best[-1].passages < rounds[-1].passages and cost(rounds) <= allowed
+        if not longer or rounds[-1].candidates == rounds[-2].candidates:
             break
         best = rounds
-        if rounds[-1].passages == passages and count == 1:
-            break
-        if rounds[-1].candidates <= FEWEST:
-            break
     return best
 
 
@@ -58,24 +55,22 @@ def cost(rounds: Sequence[Round]) -> int:
     return total + before
 
 
-def _reach(rounds: Sequence[Round]) -> tuple[int, int]:
-    return rounds[-1].passages, -rounds[-1].candidates
-
-
 def _rounds(candidates: int, passages: int, count: int, allowed: float) -> tuple[Round, ...]:
-    sizes = [max(min(candidates, FEWEST), round(candidates * KEPT**index)) for index in range(count)]
-    weights = [candidates / size for size in sizes]
-    unit = allowed / (sum(size * weight for size, weight in zip(sizes, weights, strict=True)) + sum(weights))
-    found, total = [], 0
-    for size, weight in zip(sizes, weights, strict=True):
-        total = min(passages, max(total + 1, total + int(unit * weight)))
-        found.append(Round(size, total))
-    # What rounding left over goes to those that are left last.
-    while found[-1].passages < passages:
-        longer = [*found[:-1], Round(found[-1].candidates, found[-1].passages + 1)]
-        if cost(longer) > allowed:
-            break
-        found = longer
+    """The longest of so many rounds that cost what is allowed, each about the same; the shortest if all cost more."""
+    low, high = 0.0, float(passages)
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if cost(_scaled(candidates, passages, count, middle)) <= allowed else (low, middle)
+    return _scaled(candidates, passages, count, low)
+
+
+def _scaled(candidates: int, passages: int, count: int, first: float) -> tuple[Round, ...]:
+    """Rounds whose first reads so many passages: a third of the candidates reads three times as many, and so on."""
+    found, total = [], 0.0
+    for index in range(count):
+        size = max(min(candidates, FEWEST), round(candidates * KEPT**index))
+        total = min(float(passages), max(total + 1, total + first * candidates / size))
+        found.append(Round(size, int(total + 1e-6)))
     return tuple(found)
 
 

@@ -133,7 +133,7 @@ def cost(rows: Iterable[Row], entries: int, passages: Sequence[int]) -> Cost:
     """What these rows took.
 
     Args:
-        entries: candidates, at all sizes.
+        entries: candidates that could be read, at all sizes.
         passages: tokens of each.
     """
     read = [row for row in rows if not row["failed"]]

@@ -89,9 +89,11 @@ def run_recommend(options: RecommendOptions) -> dict[str, Found]:
             raise UserError("no candidate is possible:\n" + "\n".join(reasons(left_out)))
         _tell(notes, compared, passages, options)
         search = Search(model, options, compared, passages, folder, rows, _ends(model, tokenizer))
-        with progress(notes, "readings") as watch:
-            search.run(watch)
-        folder.close()
+        try:
+            with progress(notes, "readings") as watch:
+                search.run(watch)
+        finally:
+            folder.close()
         return _finish(notes, search, left_out, settings.device)
 
 
@@ -194,6 +196,7 @@ def _finish(notes: Console, search: Search, left_out: list[LeftOut], device: str
     options, folder = search.options, search.folder
     compared = {name for _, name in search.entries}
     failed: dict[str, list[str]] = {}
+    broken = len({key[:2] for key, row in search.rows.items() if row["failed"] and key[:2] in search.entries})
     for row in search.rows.values():
         if row["failed"] and row["candidate"] in compared:
             failed.setdefault(row["failed"], []).append(row["candidate"])
@@ -205,7 +208,9 @@ def _finish(notes: Console, search: Search, left_out: list[LeftOut], device: str
         raise UserError("no candidate could be read:\n" + "\n".join(reasons(left_out)))
     numbered = sorted(front(found), key=lambda each: each.divergence)
     known = {name: row["tokens"] for (_, who, name), row in rows.items() if who == FULL}
-    took = cost(rows.values(), len(search.entries), [known.get(each.name, each.tokens) for each in search.passages])
+    took = cost(
+        rows.values(), len(search.entries) - broken, [known.get(each.name, each.tokens) for each in search.passages]
+    )
     plot_front(found, numbered, list(best.values()), folder.path / PLOT)
     chosen = {
         size: {
@@ -228,7 +233,7 @@ def _finish(notes: Console, search: Search, left_out: list[LeftOut], device: str
     _show(notes, search, found, numbered, chosen)
     for note in reasons(left_out):
         say(notes, note)
-    say(notes, cost_line(took, len(search.entries), len(search.passages)))
+    say(notes, cost_line(took, len(search.entries) - broken, len(search.passages)))
     say(notes, f"written to {folder.path}: results.jsonl, {SUMMARY}, {RUN_FILE}, {PLOT} and front.svg")
     return best
 
