@@ -16,6 +16,7 @@ import measured
 import merge_tables
 import policy_pages
 import recall_tables
+import recommend_tables
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 from sphinx.errors import ExtensionError
@@ -34,8 +35,10 @@ GENERATORS: dict[str, Callable[[str], str]] = {
     "policy-table": policy_pages.overview,
     "positions": measured.positions,
     "prefill-peak": measured.prefill_peak,
+    "prefill-time": recommend_tables.prefill_time,
     "recall": recall_tables.recall,
     "replacement": recall_tables.replacement,
+    "recommend": recommend_tables.recommend,
     "recent-tokens": measured.recent_tokens,
     "serving": measured.serving,
 }
