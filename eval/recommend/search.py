@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -64,6 +63,8 @@ class Search:
         self.sizes = list(dict.fromkeys(entry.size.label for entry in entries))
         self.plans = {size: plan(len(self._of(size)), len(passages), options.share) for size in self.sizes}
         self.batch_size = options.batch_size or (_ROWS if options.model == EMBEDDED else 1)
+        self._watch: Callable[[Progress], object] = lambda state: None
+        self._done = 0
         self.left: dict[str, list[str]] = {size: self._of(size) for size in self.sizes}
 
     def _of(self, size: str) -> list[str]:
@@ -80,18 +81,22 @@ class Search:
 
     def run(self, watch: Callable[[Progress], None]) -> None:
         """Read what is missing, and leave in `left` those that were never dropped, best first."""
-        done = 0
+        self._watch, self._done = watch, 0
         watch(Progress(0, self.total))
         for index in range(max(map(len, self.plans.values()))):
             for numbers, keys in self._wanted(index):
-                for row in self._read([self.passages[number] for number in numbers], keys):
-                    done += 1
-                    watch(Progress(done, self.total, row["candidate"]))
+                before = self._done
+                self._read([self.passages[number] for number in numbers], keys)
+                self._done = before + len(numbers) * len(keys)
             for size, rounds in self.plans.items():
                 if index < len(rounds):
                     wanted = rounds[index + 1].candidates if index + 1 < len(rounds) else len(self.left[size])
                     self.left[size] = survivors(self._divergences(size, rounds[index].passages), wanted)
         watch(Progress(self.total, self.total))
+
+    def _tell(self, readings: int, candidate: str) -> None:
+        self._done = min(self._done + readings, self.total)
+        self._watch(Progress(self._done, self.total, candidate))
 
     def _wanted(self, index: int) -> Iterator[tuple[list[int], list[tuple[str, str]]]]:
         """Passages of a round that can be read together, and who reads them.
@@ -125,21 +130,23 @@ class Search:
             for name in self.left[size]
         }
 
-    def _read(self, passages: Sequence[Passage], keys: Sequence[tuple[str, str]]) -> Iterator[Row]:
-        """The rows of some candidates, from the folder or measured."""
+    def _read(self, passages: Sequence[Passage], keys: Sequence[tuple[str, str]]) -> None:
+        """Measure what the folder does not have of these."""
         names = [passage.name for passage in passages]
         missing = [key for key in keys if not all((*key, name) in self.rows for name in names)]
-        if missing:
-            try:
-                self._fill(passages, missing)
-            except (RuntimeError, MemoryError) as error:
-                if len(passages) == 1 or not is_out_of_memory(error):
-                    raise
-                self.batch_size = len(passages) // 2
-                free_memory()
-                for at in range(0, len(passages), self.batch_size):
-                    deque(self._read(passages[at : at + self.batch_size], keys), maxlen=0)
-        yield from (self.rows[(*key, name)] for key in keys for name in names)
+        if len(missing) < len(keys):
+            self._tell((len(keys) - len(missing)) * len(names), keys[0][1])
+        if not missing:
+            return
+        try:
+            self._fill(passages, missing)
+        except (RuntimeError, MemoryError) as error:
+            if len(passages) == 1 or not is_out_of_memory(error):
+                raise
+            free_memory()
+            half = self.batch_size = len(passages) // 2
+            for at in range(0, len(passages), half):
+                self._read(passages[at : at + half], keys)
 
     def _fill(self, passages: Sequence[Passage], keys: Sequence[tuple[str, str]]) -> None:
         """Read with the full cache, then with each candidate."""
@@ -151,8 +158,10 @@ class Search:
         del cache
         self._write([row for row in full if row_key(row) not in self.rows])
         for key in keys:
+            self._tell(0, key[1])
             rows = self._measure(reader, reference, self.entries[key], passages)
             self._write([row for row in rows if row_key(row) not in self.rows])
+            self._tell(len(rows), key[1])
 
     def _measure(self, reader: Reader, reference: Reference, entry: Entry, passages: Sequence[Passage]) -> list[Row]:
         tokens, again, rows = self._tokens(entry), 0, len(passages)

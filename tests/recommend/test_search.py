@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -202,3 +203,29 @@ def test_mistakes_are_told_early(typed: list[str], words: str, tmp_path: Path) -
     assert result.exit_code == 2, result.output
     assert words in " ".join(result.output.split())
     assert not (tmp_path / "out").exists()
+
+
+def test_fewer_passages_are_read_together_where_memory_runs_out(
+    searched: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = searching.Reader.reference
+    together: list[int] = []
+
+    def small(self: Any) -> Any:
+        together.append(len(self._passages))
+        if len(self._passages) > 3:
+            raise MemoryError
+        return read(self)
+
+    monkeypatch.setattr(searching.Reader, "reference", small)
+    seen: list[int] = []
+    monkeypatch.setattr(
+        "hf_paged_eviction_eval.recommend.run.progress",
+        lambda *_: nullcontext(lambda state: seen.append(state.finished)),
+    )
+    run_recommend(options(tmp_path, batch_size=8, policies="keydiff,recency", share=0.5))
+    assert max(together) > 3 and together[-1] <= 3
+    assert seen == sorted(seen) and len(set(seen)) > 20, "told candidate by candidate"
+    every = {key: row["reading"] for key, row in rows(tmp_path).items()}
+    same = {key: row["reading"] for key, row in rows(searched).items() if key in every}
+    assert len(same) > 20 and same == {key: pytest.approx(every[key], rel=1e-3, abs=1e-6) for key in same}
