@@ -46,8 +46,10 @@ def make_disposal(disposal: str | Disposal) -> Disposal:
         TypeError: neither a text nor a disposal object.
     """
     if isinstance(disposal, str):
-        name, colon, file = disposal.strip().partition(":")
-        found: Any = DISPOSALS.find(name) if colon and name.isidentifier() else None
+        name, _, file = disposal.strip().partition(":")
+        found: Any = DISPOSALS.find(name) if name.isidentifier() else None
         if found is not None and "file" in signature(found).parameters:
+            if not file:
+                raise ValueError(f"The disposal {name} needs a file: write '{name}:FILE'.")
             return cast(Disposal, found(file))
     return DISPOSALS.make(disposal)
