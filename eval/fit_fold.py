@@ -94,7 +94,11 @@ def run_fit_fold(settings: TextSettings, output: Path, tokens: int, plan: Plan) 
         placed = [window.to(input_device(model)) for window in windows]
         with progress_bar(notes) as bar:
             task = bar.add_task("reading", total=units(plan, len(left), len(placed)))
-            for each in fit_layers(model, placed, plan, left, lambda what: bar.update(task, advance=1, description=what)):
+
+            def advance(what: str) -> None:
+                bar.update(task, advance=1, description=what)
+
+            for each in fit_layers(model, placed, plan, left, advance):
                 done.append(each)
                 write(make_kernels(model, plan.eviction.policy, done, facts, half=False), partial)
     except ValueError as error:
@@ -138,7 +142,8 @@ def read_partial(path: Path, model: torch.nn.Module, plan: Plan, facts: dict[str
         different.append(str(error))
     if different:
         raise UserError(
-            f"{path} was begun with other settings: {'; '.join(different)}. Use those, or delete the file to begin anew."
+            f"{path} was begun with other settings: {'; '.join(different)}. Use those, or delete the file and begin "
+            "anew."
         )
     return [FittedLayer(index, layer, *errors[str(index)]) for index, layer in kernels.layers.items()]
 
