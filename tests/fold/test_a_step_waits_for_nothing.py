@@ -28,12 +28,12 @@ class Step(nn.Module):
 
     layer_idx, is_causal, num_key_value_groups = 0, True, 2
 
-    def __init__(self, cache: PagedEvictionCache) -> None:
+    def __init__(self, cache: PagedEvictionCache, device: str = "cpu") -> None:
         super().__init__()
-        self.cache, self.draw = cache, torch.Generator().manual_seed(0)
+        self.cache, self.draw = cache, torch.Generator(device).manual_seed(0)
 
     def states(self, heads: int, count: int) -> Tensor:
-        return torch.randn(ROWS, heads, count, 8, generator=self.draw)
+        return torch.randn(ROWS, heads, count, 8, generator=self.draw, device=self.draw.device)
 
     def forward(self, count: int, mask: Tensor | None = None) -> Tensor:
         query, key, value = self.states(4, count), self.states(2, count), self.states(2, count)
@@ -95,6 +95,23 @@ def test_no_step_waits(policy: str, way: dict[str, Any], folder: Path) -> None:
     waited, operators = watched_steps(cache)
     assert operators > 0 and waited == []
     assert cache.stats().evicted_tokens == ROWS * (2 * BUDGET + 3 * BLOCK - BUDGET)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_no_step_waits_on_cuda(way: dict[str, Any], folder: Path) -> None:
+    disposal = saved_kernels(folder, CONFIG) if way["disposal"] == "fold" else way["disposal"]
+    pads = {"attention_mask": torch.ones(ROWS, 2 * BUDGET)}
+    cache = PagedEvictionCache(CONFIG, BUDGET, BLOCK, "keydiff", **{**way, "disposal": disposal, **pads})
+    step = Step(cache, "cuda")
+    step(2 * BUDGET, torch.ones(2 * BUDGET, 2 * BUDGET, dtype=torch.bool, device="cuda").tril()[None, None])
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(3 * BLOCK):
+            step(1)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert cache.stats().evicted_tokens > 0
 
 
 def test_the_watch_notices(monkeypatch: pytest.MonkeyPatch) -> None:
