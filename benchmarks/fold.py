@@ -153,15 +153,16 @@ def main() -> None:
         shares = {name: share for name, (_, share) in variants(model.config, length, parts).items()}
         found["device_share"][str(length)] = shares
         if options.windows:
-            found["perplexity"][str(length)] = perplexity(model, tokenizer, length, options.windows, parts)
+            values = perplexity(model, tokenizer, length, options.windows, parts)
+            found["perplexity"][str(length)] = {"windows": options.windows, "values": values}
         if options.count:
             scores = accuracy(model, tokenizer, length, options.count, parts)
             found["accuracy"][str(length)] = {"count": options.count, "scores": scores}
-        save("fold", {**found, "windows": options.windows})
+        save("fold", found)
     for length in options.times:
         found["step_ms"][str(length)] = step_time(model, length, options.rounds)
         print(length, {name: f"{value:.2f} ms" for name, value in found["step_ms"][str(length)].items()})
-    save("fold", {**found, "windows": options.windows})
+    save("fold", found)
 
 
 if __name__ == "__main__":

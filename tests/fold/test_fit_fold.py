@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from hf_paged_eviction.recipes.folding import Eviction, Lesson, lessons, spans
 from hf_paged_eviction_eval import embedded, fit_fold
 from hf_paged_eviction_eval.commands import app
 from hf_paged_eviction_eval.tasks import library
+from training import corpus
+from training import fold as recipe
 
 EVICTION = Eviction("keydiff", "shared", (24,), 4)
 
@@ -183,3 +186,31 @@ def test_bad_input_is_refused_first(typed: tuple[str, str], said: str, tmp_path:
     result = run("--text", text, "--output", tmp_path / "k.safetensors", *typed)
     assert result.exit_code == 2
     assert said in " ".join(result.stderr.split())
+
+
+# ---- the embedded model ----------------------------------------------------------------------------------------------
+
+
+def test_the_kernels_that_ship_are_those_of_the_recipe() -> None:
+    kernels = load_kernels("embedded")
+    plan = recipe.PLAN
+    assert kernels.policy == plan.eviction.policy == "keydiff"
+    wanted = {"budgets": "64, 128", "rank": str(plan.rank), "middle": str(plan.middle), "epochs": str(plan.epochs)}
+    assert wanted.items() <= kernels.facts.items()
+    errors = json.loads(kernels.facts["held_out_error"])
+    assert list(map(int, errors)) == list(kernels.layers) == [0, 1, 2, 3]
+    assert all(folded < 0.6 * dropped for dropped, folded in errors.values())
+    assert embedded.kernels_path().stat().st_size < 200_000
+
+
+def test_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over a few short windows of a few modules."""
+    texts = [library.source(name).replace("\t", "    ") for name in ("abc", "argparse", "ast", "bisect", "calendar")]
+    monkeypatch.setattr(corpus, "training_texts", lambda: texts)
+    windows = recipe.windows(embedded.load()[1], 7, 2, 1)
+    assert [round(window.shape[1], -2) for window in windows] == [1000, 1000, 2000]
+    monkeypatch.setattr(recipe, "windows", lambda tokenizer, seed: [window[:, :200] for window in windows])
+    monkeypatch.setattr(recipe, "PLAN", Plan(EVICTION, middle=4, epochs=1))
+    monkeypatch.setattr("sys.argv", ["fold", "--output", str(tmp_path / "k.safetensors"), "--seed", "7"])
+    recipe.main()
+    assert load_kernels(tmp_path / "k.safetensors").facts["tokens"] == "600"
