@@ -36,6 +36,7 @@ def _errors() -> str:
 def _length(found: dict[str, Any], length: str) -> str:
     accuracy, perplexity = found["accuracy"][length], found["perplexity"][length]["values"]
     scores, shares = accuracy["scores"], found["device_share"][length]
+    windows = found["perplexity"][length]["windows"]
     rows = []
     for name, share in shares.items():
         budget, disposal = name.split(" | ")
@@ -45,7 +46,7 @@ def _length(found: dict[str, Any], length: str) -> str:
     return (
         f"{int(length):,} tokens: accuracy in %, mean of five tasks with {accuracy['count']} prompts each, in "
         "parentheses the difference to dropping at that budget and twice its standard error over prompts; and the "
-        f"perplexity of {found['perplexity'][length]['windows']} windows of held-out text, in their second half. The full cache has {full}, "
+        f"perplexity of {windows} windows of held-out text, in their second half. The full cache has {full}, "
         f"and a perplexity of {perplexity['full']:.1f}. Budgets are sixteenths of the length, device bytes those of a "
         "model of 16 bits, as a share of the full cache; nothing lies in host memory:\n\n"
         + table(("budget", "", "device bytes", "question unknown", "known", "perplexity"), rows)
