@@ -36,7 +36,7 @@ def run_compress(options: CompressOptions) -> PagedEvictionCache:
         raise UserError("how much may be held? --budget TOKENS or --memory SIZE, one of them")
     _check_output(options.output)
     policy, text = _one_policy(options.policy), _read_text(options.text)
-    attention = {"attn_implementation": attention_for([policy], options.attn_implementation)}
+    attention = {"attn_implementation": attention_for([policy], options.attn_implementation, options.disposal)}
     model, tokenizer = models.load(model_settings(options).model_copy(update=attention))
     ids = text_ids(tokenizer, text).to(input_device(model))
     size = f"--budget {options.budget}" if options.memory is None else f"--memory {options.memory}"

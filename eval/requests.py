@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from hf_paged_eviction import available_policies
+from hf_paged_eviction import available_policies, make_disposal
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
 
 from .budgets import FULL, Budget, parse_budgets, parse_memory
@@ -117,7 +117,7 @@ def shared_settings(options: EvalOptions) -> dict[str, Any]:
     policies, budgets = choose_caches(options.policies, asked_budgets(options))
     return {
         "device": device_for(options),
-        "attn_implementation": attention_for(policies, options.attn_implementation),
+        "attn_implementation": attention_for(policies, options.attn_implementation, options.disposal),
         "policies": policies,
         "budgets": tuple(budget.label for budget in budgets),
     }
@@ -172,9 +172,19 @@ def choose_caches(policies: str, budgets: Sequence[Budget]) -> tuple[tuple[str, 
     return chosen, found
 
 
-def attention_for(policies: Sequence[str], typed: str | None) -> str | None:
-    """The attention implementation that these policies need, or the one typed; None for the model's default."""
+def attention_for(policies: Sequence[str], typed: str | None, disposal: str = "drop") -> str | None:
+    """The attention implementation that these policies and what becomes of their losers need, or the one typed; None
+    for the model's default.
+
+    Raises:
+        UserError: another one was typed, or there is no such disposal.
+    """
     curious = [name for name in policies if needs_queries(name)]
+    try:
+        if policies and make_disposal(disposal).needs_queries:
+            curious.append(f"--disposal {disposal}")
+    except ValueError as error:
+        raise UserError(f"--disposal {disposal}: {error}") from error
     if curious and typed not in (None, PAGED_EVICTION):
         raise UserError(
             f"{', '.join(curious)}: needs to see queries, which --attn-implementation {typed} does not show; "

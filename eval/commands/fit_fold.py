@@ -25,8 +25,7 @@ done: the same command goes on behind them.
   paged-eviction fit-fold --model Qwen/Qwen3-8B --policy keydiff --budgets 512,1024 --window 4096 --text book.txt
   articles.jsonl --output qwen-fold.safetensors
 
-  paged-eviction eval --model Qwen/Qwen3-8B --attn-implementation paged_eviction --policies keydiff --budgets 1024
-  --disposal fold:qwen-fold.safetensors
+  paged-eviction eval --model Qwen/Qwen3-8B --policies keydiff --budgets 1024 --disposal fold:qwen-fold.safetensors
 """
 
 

@@ -21,6 +21,8 @@ from hf_paged_eviction.recipes.fit_fold import Plan, answer, fit_layer, fit_laye
 from hf_paged_eviction.recipes.folding import Eviction, Lesson, lessons, spans
 from hf_paged_eviction_eval import embedded, fit_fold
 from hf_paged_eviction_eval.commands import app
+from hf_paged_eviction_eval.errors import UserError
+from hf_paged_eviction_eval.requests import attention_for
 from hf_paged_eviction_eval.tasks import library
 from training import corpus
 from training import fold as recipe
@@ -214,3 +216,13 @@ def test_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["fold", "--output", str(tmp_path / "k.safetensors"), "--seed", "7"])
     recipe.main()
     assert load_kernels(tmp_path / "k.safetensors").facts["tokens"] == "600"
+
+
+def test_commands_use_the_attention_that_a_disposal_needs() -> None:
+    assert attention_for(["keydiff"], None, "fold:embedded") == "paged_eviction"
+    assert attention_for(["keydiff"], "eager", "merge") == "eager"
+    assert attention_for([], None, "recall") is None
+    with pytest.raises(UserError, match=r"--disposal recall: needs to see queries.*--attn-implementation eager"):
+        attention_for(["keydiff"], "eager", "recall")
+    with pytest.raises(UserError, match="No kernels 'nothing'"):
+        attention_for(["keydiff"], None, "fold:nothing")
