@@ -207,15 +207,16 @@ def test_the_kernels_that_ship_are_those_of_the_recipe() -> None:
 
 def test_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over a few short windows of a few modules."""
-    texts = [library.source(name).replace("\t", "    ") for name in ("abc", "argparse", "ast", "bisect", "calendar")]
+    texts = [library.source(name).replace("\t", "    ") for name in ("abc", "bisect")]
     monkeypatch.setattr(corpus, "training_texts", lambda: texts)
-    windows = recipe.windows(embedded.load()[1], 7, 2, 1)
-    assert [round(window.shape[1], -2) for window in windows] == [1000, 1000, 2000]
-    monkeypatch.setattr(recipe, "windows", lambda tokenizer, seed: [window[:, :200] for window in windows])
+    monkeypatch.setattr(recipe, "_LENGTHS", (160, 200))
+    few = recipe.windows
+    monkeypatch.setattr(recipe, "windows", lambda tokenizer, seed: few(tokenizer, seed, 2, 1))
     monkeypatch.setattr(recipe, "PLAN", Plan(EVICTION, middle=4, epochs=1))
     monkeypatch.setattr("sys.argv", ["fold", "--output", str(tmp_path / "k.safetensors"), "--seed", "7"])
     recipe.main()
-    assert load_kernels(tmp_path / "k.safetensors").facts["tokens"] == "600"
+    made = load_kernels(tmp_path / "k.safetensors")
+    assert made.facts["windows"] == "3" and list(made.layers) == [0, 1, 2, 3]
 
 
 def test_commands_use_the_attention_that_a_disposal_needs() -> None:
