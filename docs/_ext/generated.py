@@ -15,6 +15,7 @@ import comparison_table
 import fold_tables
 import measured
 import merge_tables
+import peers_tables
 import policy_pages
 import recall_tables
 from sphinx.application import Sphinx
@@ -32,6 +33,7 @@ GENERATORS: dict[str, Callable[[str], str]] = {
     "fold": fold_tables.fold,
     "lazy-reuse": measured.lazy_reuse,
     "merge": merge_tables.merge,
+    "peers": peers_tables.peers,
     "policies": policy_pages.sections,
     "policy-table": policy_pages.overview,
     "positions": measured.positions,
