@@ -9,8 +9,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from hf_paged_eviction import available_policies
-from hf_paged_eviction.disposals import make_disposal
+from hf_paged_eviction import available_policies, make_disposal
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
 
 from . import published
