@@ -45,7 +45,9 @@ def summarise(rows: Iterable[Row]) -> list[Cell]:
 
 def _cell(key: tuple[str, int | None, str, str], rows: Sequence[Row]) -> Cell:
     scores = [row["score"] for row in rows]
-    return Cell(*key, held_tokens(row["budget_tokens"] for row in rows), fmean(scores), _error(scores), len(scores))
+    return Cell(
+        *key, held_tokens(row["budget_tokens"] for row in rows), fmean(scores), standard_error([scores]), len(scores)
+    )
 
 
 def held_tokens(tokens: Iterable[int | None]) -> int | None:
@@ -54,9 +56,14 @@ def held_tokens(tokens: Iterable[int | None]) -> int | None:
     return round(fmean(known)) if known else None
 
 
-def _error(scores: Sequence[float]) -> float:
-    mean = fmean(scores)
-    return sqrt(sum((score - mean) ** 2 for score in scores) / max(len(scores) - 1, 1) / len(scores))
+def standard_error(groups: Iterable[Sequence[float]]) -> float:
+    """Of the mean over groups of their means, which are independent."""
+    variances = []
+    for values in groups:
+        mean = fmean(values)
+        spread = sum((value - mean) ** 2 for value in values)
+        variances.append(spread / max(len(values) - 1, 1) / len(values))
+    return sqrt(sum(variances)) / len(variances)
 
 
 def over_tasks(cells: Sequence[Cell]) -> list[Cell]:
