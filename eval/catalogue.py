@@ -41,6 +41,7 @@ def task_sections() -> dict[str, dict[str, str]]:
         "all21: LongBench": groups["all21"],
         "e13: LongBench-E, reported by length": groups["e13"],
         "v2: LongBench v2": groups["v2"],
+        **({"of plugins": tuple(suites.REGISTERED)} if suites.REGISTERED else {}),
     }
     return {title: {task: suites.description(task) for task in tasks} for title, tasks in sections.items()}
 

@@ -15,6 +15,7 @@ from hf_paged_eviction.queries.attention import PAGED_EVICTION
 from .budgets import FULL, Budget, parse_budgets, parse_memory
 from .environment import best_device
 from .errors import UserError
+from .metrics.library import check_library_metric, is_library_metric
 from .options.base import flag
 from .options.evaluate import EvalOptions, TaskFileOptions, whole_number
 from .options.model import ModelOptions
@@ -55,6 +56,9 @@ def task_settings(options: EvalOptions) -> TaskSettings:
     """A run over tasks."""
     files = [TaskFile.read(path, options) for path in options.task_file or ()]
     own = own_names(files)
+    for file in files:
+        if is_library_metric(file.metric):
+            check_library_metric(str(file.metric), options.trust_remote_code)
     if not own and (
         wrong := [flag(name) for name in TaskFileOptions.model_fields if getattr(options, name) is not None]
     ):

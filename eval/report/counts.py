@@ -72,6 +72,8 @@ def _by_meta(source: Source, rows: int | None) -> list[str]:
     wanted = flat(source.meta).get("rows.wanted")
     if rows is not None and isinstance(wanted, int) and rows < wanted:
         sentences.append(f"{source.folder}: {rows} of {wanted} rows are there; the command of the run continues it.")
+    notes = source.meta.get("data_notes")
+    sentences += [f"{source.folder}: {note}" for note in notes.values()] if isinstance(notes, dict) else []
     failures = source.meta.get("failures")
     for failure in failures if isinstance(failures, list) else ():
         if isinstance(failure, dict):
