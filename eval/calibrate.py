@@ -91,7 +91,7 @@ def check_output(output: Path, what: str = "a calibration") -> None:
 
 
 def longest(config: Any) -> int:
-    """Tokens that the model was made for."""
+    """Tokens that a model may read."""
     most = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
     return most if isinstance(most, int) and most > 0 else sys.maxsize
 

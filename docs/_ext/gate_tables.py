@@ -24,8 +24,9 @@ def gates(_: str) -> str:
     head = ("question", "budget", "policy", "mean", "over calibrated", *settings["tasks"])
     return (
         f"## What they are worth\n\nOn the embedded model, {settings['samples']} prompts of "
-        f"{settings['length']} tokens per task and seed, seeds {seeds}, by which nothing was chosen; scores in %, with standard errors over "
-        f"prompts, differences of the same prompts:\n\n{table(head, rows, numbers_from=3)}\n\n"
+        f"{settings['length']} tokens per task and seed, seeds {seeds}, by which nothing was chosen; scores in %, "
+        f"with standard errors over prompts, differences of the same prompts:\n\n"
+        f"{table(head, rows, numbers_from=3)}\n\n"
         f"Perplexity of {settings['texts']} texts of 1536 tokens, read in chunks of 64, after the first eviction:\n\n"
         f"{table(('budget', 'policy', 'perplexity', 'to calibrated'), texts, numbers_from=2)}\n\n"
         f"(`python benchmarks/gates.py`; {measured.machine('gates')}.)"

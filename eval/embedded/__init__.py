@@ -9,6 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_paged_eviction.calibration import name_calibration
+from hf_paged_eviction.disposals.fold import name_kernels
 from hf_paged_eviction.gates import name_gates
 
 
@@ -27,6 +28,11 @@ def gates_path() -> Path:
     return path() / "gates.safetensors"
 
 
+def kernels_path() -> Path:
+    """The file of `disposal="fold:embedded"`, fitted to this model and the policy "keydiff"."""
+    return path() / "fold.safetensors"
+
+
 def load(dtype: torch.dtype = torch.float32, attn_implementation: str = "sdpa") -> tuple[Any, Any]:
     """The model, ready to generate, and its tokenizer (which pads on the left)."""
     model = AutoModelForCausalLM.from_pretrained(
@@ -42,5 +48,6 @@ def load(dtype: torch.dtype = torch.float32, attn_implementation: str = "sdpa") 
 
 name_calibration("embedded", calibration_path())
 name_gates("embedded", gates_path())
+name_kernels("embedded", kernels_path())
 
-__all__ = ["calibration_path", "gates_path", "load", "path"]
+__all__ = ["calibration_path", "gates_path", "kernels_path", "load", "path"]

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hf_paged_eviction import PagedEvictionCache, make_policy
 from hf_paged_eviction.allocators import Uniform, make_allocator
+from hf_paged_eviction.disposals import make_disposal
 from hf_paged_eviction.table.budget import BlockBudget
 from hf_paged_eviction.table.memory import parse_bytes
 
@@ -71,7 +72,8 @@ class CacheSettings(OneCacheOptions):
     def needs_attention(self) -> bool:
         """Whether the cache looks at queries or attention, and not at keys and values alone."""
         equal = isinstance(make_allocator(self.allocator), Uniform)
-        return shown_queries(make_policy(self.policy)) or not equal
+        curious = shown_queries(make_policy(self.policy)) or make_disposal(self.disposal).needs_queries
+        return curious or not equal
 
     def check(self, config: Any, attn_implementation: str | None) -> None:
         """Refuse a model that this cache cannot serve, before its weights are read."""

@@ -130,7 +130,7 @@ def fit(model: Any, windows: Sequence[Window], progress: Progress = lambda token
 
 @contextmanager
 def watched(model: Any) -> Iterator[None]:
-    """Meanwhile the model shows its queries."""
+    """Within, the model uses the attention implementation that shows its queries."""
     if shows_queries(model):
         yield
         return

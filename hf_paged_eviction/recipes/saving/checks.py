@@ -92,6 +92,7 @@ def check_paged(saved: PagedSnapshot, layer: PagedLayer, rows: int, seen: int) -
     if saved.marks is not None:
         _shape("marks", saved.marks, (rows, heads, held), torch.float32)
     _need(saved.outlet is None or layer.outlet.plans or layer.outlet.takes, "it has tokens that its disposal drops")
+    layer.outlet.check_saved(saved.outlet, saved.table, saved.store)
     _need(saved.all_real is None or layer.is_compileable, "it has compiled steps, and the cache is not static")
 
 
