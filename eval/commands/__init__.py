@@ -16,6 +16,7 @@ from .compress import register as add_compress
 from .errors import plain_errors
 from .evaluate import register as add_eval
 from .lists import register as add_lists
+from .recommend import register as add_recommend
 from .report import register as add_report
 from .score import register as add_score
 from .serve import register as add_serve
@@ -58,6 +59,7 @@ for register in (
     add_eval,
     add_chat,
     add_score,
+    add_recommend,
     add_report,
     add_verify,
     add_calibrate,

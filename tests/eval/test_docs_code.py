@@ -25,6 +25,8 @@ PAGES = (
     "tutorial.md",
     "footguns.md",
     "saved_contexts.md",
+    "recommend.md",
+    "long_prompts.md",
     "endless_text.md",
     "few_bits.md",
     "serving.md",
