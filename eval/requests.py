@@ -9,14 +9,14 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from hf_paged_eviction import available_policies
-from hf_paged_eviction.disposals import make_disposal
+from hf_paged_eviction import available_policies, make_disposal
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
 
 from . import published
 from .budgets import FULL, Budget, parse_budgets, parse_memory
 from .environment import best_device
 from .errors import UserError
+from .metrics.library import check_library_metric, is_library_metric
 from .options.base import flag
 from .options.evaluate import EvalOptions, TaskFileOptions, whole_number
 from .options.model import ModelOptions
@@ -57,6 +57,9 @@ def task_settings(options: EvalOptions) -> TaskSettings:
     """A run over tasks."""
     files = [TaskFile.read(path, options) for path in options.task_file or ()]
     own = own_names(files)
+    for file in files:
+        if is_library_metric(file.metric):
+            check_library_metric(str(file.metric), options.trust_remote_code)
     listed = words(options.tasks) if not own or "tasks" in options.model_fields_set else []
     tasks = tuple(dict.fromkeys([*expand([name for name in listed if name not in own]), *own]))
     if not tasks:
