@@ -31,6 +31,7 @@ PAGES = (
     "few_bits.md",
     "serving.md",
     "migration.md",
+    "own_data.md",
     "policies/disposals.md",
     "policies/own.md",
 )

@@ -57,6 +57,7 @@ def test_commands_without_a_model_import_no_torch(tmp_path: Path) -> None:
         "report",
         "calibrate",
         "recommend",
+        "fit-fold",
         "bench",
         "verify",
         "serve",
