@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from ..budgets import FULL
-from ..policy_names import ORACLE
+from ..budgets import FULL, ORACLE
 from ..store.results import Row
 from .summary import standard_error
 
