@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, sqrt
 from statistics import fmean
+from typing import Any
 
 from ..store.results import Row
 
@@ -66,6 +67,27 @@ def standard_error(groups: Iterable[Sequence[float]]) -> float:
         spread = sum((value - mean) ** 2 for value in values)
         variances.append(spread / max(len(values) - 1, 1) / len(values))
     return sqrt(sum(variances)) / len(variances)
+
+
+def share_of(tasks: Mapping[Any, Sequence[tuple[float, float]]]) -> tuple[float, float | None, float | None, int]:
+    """What share of something is reached, each task counting the same.
+
+    Args:
+        tasks: by task, what was reached and what there is, by sample.
+
+    Returns:
+        What there is in the mean; the share of it and its standard error, None where it is not above zero by more than
+        two standard errors; the number of samples.
+    """
+    count = sum(map(len, tasks.values()))
+    gain = fmean(fmean(own for own, _ in pairs) for pairs in tasks.values())
+    distance = fmean(fmean(most for _, most in pairs) for pairs in tasks.values())
+    noise = standard_error([[most for _, most in pairs] for pairs in tasks.values()])
+    if distance <= 2 * noise or distance <= 0:
+        return distance, None, None, count
+    share = gain / distance
+    rest = [[own - share * most for own, most in pairs] for pairs in tasks.values()]
+    return distance, share, standard_error(rest) / distance, count
 
 
 def over_tasks(cells: Sequence[Cell]) -> list[Cell]:
