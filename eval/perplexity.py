@@ -37,7 +37,7 @@ _ROWS = 8
 #: Seconds between two words on how far a text is.
 _TELL_SECONDS = 0.5
 #: Warnings of caches that say what was said of the whole run before it began, or that there may be pads.
-_SAID = "Attention now reaches further|A batch of several rows arrived"
+SAID = "Attention now reaches further|A batch of several rows arrived"
 
 
 class TextKey(NamedTuple):
@@ -204,11 +204,11 @@ def _text_rows(model: Any, settings: TextSettings, job: TextJob, texts: Sequence
 
 
 def _quietly(model: Any, stream: Iterator[S]) -> Iterator[S]:
-    """The same without `_SAID`; a text that a table of positions is too short for is a mistake of the user."""
+    """The same without `SAID`; a text that a table of positions is too short for is a mistake of the user."""
     try:
         while True:
             with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", message=_SAID)
+                warnings.filterwarnings("ignore", message=SAID)
                 try:
                     found = next(stream)
                 except StopIteration:

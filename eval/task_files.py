@@ -95,8 +95,11 @@ class TaskFile:
         data = hashlib.sha256(self.data.read_bytes() if content is None else content).hexdigest()
         return {"data": data, "prompt": hashlib.sha256((self.template or "").encode()).hexdigest()}
 
-    def samples(self, limit: int | None) -> list[Sample]:
+    def samples(self, limit: int | None, labelled: bool = True) -> list[Sample]:
         """The first records as samples; all if None.
+
+        Args:
+            labelled: right answers are needed; else they are left out.
 
         Raises:
             UserError: a record has not what the template or the metric needs.
@@ -119,7 +122,7 @@ class TaskFile:
                     task=self.name,
                     context=parts[0],
                     question=parts[1] if len(parts) > 1 else "",
-                    answers=_answers(where, record, self.answers),
+                    answers=_answers(where, record, self.answers) if labelled else (),
                     max_new_tokens=self.max_new_tokens,
                     metric=metric or "qa_f1",
                     all_classes=tuple(classes) if classes else None,

@@ -10,6 +10,7 @@ from typing import Any
 from transformers import DynamicCache
 
 from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction.disposals import make_disposal
 
 from ..prompting.prompts import Batch
 from ..settings import TaskSettings
@@ -115,7 +116,11 @@ class Part:
                 yield rows
 
     def _keeps_queries(self) -> bool:
-        needed = any(group.variant.needs_queries and not group.variant.is_oracle for group in self.groups)
+        attends = make_disposal(self.settings.disposal).needs_queries
+        needed = any(
+            (group.variant.needs_queries or (attends and not group.is_full)) and not group.variant.is_oracle
+            for group in self.groups
+        )
         return needed and shows_queries(self.model)
 
     def _keys(self, group: Group) -> list[RowKey]:

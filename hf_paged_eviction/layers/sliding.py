@@ -9,9 +9,9 @@ from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
 from ..parts import Snapshot
+from ..store.fixed import static, static_zeros
+from ..store.tensors import serves, storage_shape
 from ..table.steps import StaticSteps, outside_graphs, refusal
-from .fixed import static, static_zeros
-from .tensors import serves, storage_shape
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,10 @@ class StaticSlidingLayer(CacheLayerMixin):  # type: ignore[misc]
             for held, states in ((self.keys, key_states), (self.values, value_states))
         )
         self.is_initialized = True
+
+    def enter(self, steps: StaticSteps) -> None:
+        """Take single tokens in these compiled steps."""
+        self.steps = steps
 
     def _storage(self) -> tuple[Tensor, Tensor]:
         if self.keys is None or self.values is None:
