@@ -8,6 +8,7 @@ from math import exp, sqrt
 from statistics import fmean
 from typing import Any
 
+from ..grouping import grouped
 from ..store.results import Row
 
 #: Position bins of a run over texts: enough for a curve, few enough to average over.
@@ -40,9 +41,7 @@ class Cell:
 
 def summarise(rows: Iterable[Row]) -> list[Cell]:
     """One cell per task, length, policy and budget, in the order of first appearance."""
-    groups: dict[tuple[str, int | None, str, str], list[Row]] = {}
-    for row in rows:
-        groups.setdefault((row["task"], row["length"], row["policy"], row["budget"]), []).append(row)
+    groups = grouped(rows, lambda row: (row["task"], row["length"], row["policy"], row["budget"]))
     return [_cell(key, group) for key, group in groups.items()]
 
 
@@ -92,9 +91,7 @@ def share_of(tasks: Mapping[Any, Sequence[tuple[float, float]]]) -> tuple[float,
 
 def over_tasks(cells: Sequence[Cell]) -> list[Cell]:
     """The mean over tasks, each counting the same; its error assumes independent tasks."""
-    groups: dict[tuple[int | None, str, str], list[Cell]] = {}
-    for cell in cells:
-        groups.setdefault((cell.length, cell.policy, cell.budget), []).append(cell)
+    groups = grouped(cells, lambda cell: (cell.length, cell.policy, cell.budget))
     return [
         Cell(
             "all tasks",
@@ -130,9 +127,7 @@ class Curve:
 
 def curves(rows: Iterable[Row]) -> list[Curve]:
     """One curve per policy and budget, in the order of first appearance."""
-    groups: dict[tuple[str, str, int | None], list[Row]] = {}
-    for row in rows:
-        groups.setdefault((row["policy"], row["budget"], row["budget_tokens"]), []).append(row)
+    groups = grouped(rows, lambda row: (row["policy"], row["budget"], row["budget_tokens"]))
     return [_curve(key, group) for key, group in groups.items()]
 
 
