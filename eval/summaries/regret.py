@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from ..budgets import FULL
-from ..policy_names import ORACLE
+from ..budgets import FULL, ORACLE
 from ..store.results import Row
 from .summary import share_of
 
