@@ -15,12 +15,12 @@ from hf_paged_eviction.recipes.saving import files
 from hf_paged_eviction.stats import readable_bytes
 
 from . import models
-from .budgets import FULL
+from .budgets import FULL, ORACLE
 from .caches import make_paged_cache
 from .calibrate import token_bar
 from .errors import UserError
 from .options.compress import CompressOptions
-from .policy_names import ALL, ORACLE, choose_policies, needs_queries, split_name
+from .policy_names import ALL, choose_policies, needs_queries, split_name
 from .requests import attention_for, model_settings
 from .running.prefill import feed, input_device
 
@@ -57,8 +57,9 @@ def run_compress(options: CompressOptions) -> PagedEvictionCache:
     except (OSError, ValueError) as error:
         raise UserError(f"--output {options.output}: {error}") from error
     stats = cache.stats()
+    evicting = stats.device_bytes - stats.other_bytes
     notes.print(
-        f"{stats.seen} tokens read, {stats.held} held in a layer at most: {readable_bytes(stats.storage_bytes)}, and "
+        f"{stats.seen} tokens read, {stats.held} held in a layer at most: {readable_bytes(evicting)}, and "
         f"{readable_bytes(stats.other_bytes)} in layers that evict nothing; "
         f"{readable_bytes(options.output.stat().st_size)} written to {options.output}. In Python: "
         f"PagedEvictionCache.load({str(options.output)!r}, model.config)",
@@ -99,7 +100,8 @@ def open_context(path: Path, model: Any) -> PagedEvictionCache:
     try:
         settings = files.read_content(path)["settings"]
         shares = settings["allocator"] != "uniform" or isinstance(settings["budget"], list)
-        if (shares or needs_queries(settings["policy"])) and model.config._attn_implementation != PAGED_EVICTION:
+        curious = shares or needs_queries(settings["policy"], settings["disposal"])
+        if curious and model.config._attn_implementation != PAGED_EVICTION:
             model.set_attn_implementation(PAGED_EVICTION)
         return PagedEvictionCache.load(path, model.config, device=input_device(model))
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -13,13 +13,14 @@ from hf_paged_eviction import available_policies, make_disposal
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
 
 from . import published
-from .budgets import FULL, Budget, parse_budgets, parse_memory
+from .budgets import FULL, ORACLE, Budget, parse_budgets, parse_memory
 from .environment import best_device
 from .errors import UserError
+from .metrics.library import check_library_metric, is_library_metric
 from .options.base import flag
 from .options.evaluate import EvalOptions, TaskFileOptions, whole_number
 from .options.model import ModelOptions
-from .policy_names import ALL, ORACLE, choose_policies, needs_queries, split_name
+from .policy_names import ALL, choose_policies, needs_queries, split_name
 from .presets import get_preset
 from .prompting.suites import expand, is_generated, own_names
 from .settings import EMBEDDED, Settings, TaskSettings, TextSettings
@@ -56,6 +57,9 @@ def task_settings(options: EvalOptions) -> TaskSettings:
     """A run over tasks."""
     files = [TaskFile.read(path, options) for path in options.task_file or ()]
     own = own_names(files)
+    for file in files:
+        if is_library_metric(file.metric):
+            check_library_metric(str(file.metric), options.trust_remote_code)
     listed = words(options.tasks) if not own or "tasks" in options.model_fields_set else []
     tasks = tuple(dict.fromkeys([*expand([name for name in listed if name not in own]), *own]))
     if not tasks:
@@ -175,8 +179,8 @@ def choose_caches(policies: str, budgets: Sequence[Budget]) -> tuple[tuple[str, 
 
 
 def attention_for(policies: Sequence[str], typed: str | None, disposal: str = "drop") -> str | None:
-    """The attention implementation that these policies and what becomes of their losers need, or the one typed; None
-    for the model's default.
+    """The attention implementation that these policies, or the disposal, need, or the one typed; None for the model's
+    default.
 
     Raises:
         UserError: another one was typed, or there is no such disposal.
@@ -185,7 +189,7 @@ def attention_for(policies: Sequence[str], typed: str | None, disposal: str = "d
     try:
         if policies and make_disposal(disposal).needs_queries:
             curious.append(f"--disposal {disposal}")
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         raise UserError(f"--disposal {disposal}: {error}") from error
     if curious and typed not in (None, PAGED_EVICTION):
         raise UserError(

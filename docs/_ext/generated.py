@@ -18,6 +18,7 @@ import merge_tables
 import peers_tables
 import policy_pages
 import recall_tables
+import recommend_tables
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 from sphinx.errors import ExtensionError
@@ -38,8 +39,12 @@ GENERATORS: dict[str, Callable[[str], str]] = {
     "policy-table": policy_pages.overview,
     "positions": measured.positions,
     "prefill-peak": measured.prefill_peak,
+    "prefill-time": recommend_tables.prefill_time,
     "recall": recall_tables.recall,
+    "recall-bytes": recall_tables.same_bytes,
+    "recall-shape": recall_tables.shape,
     "replacement": recall_tables.replacement,
+    "recommend": recommend_tables.recommend,
     "recent-tokens": measured.recent_tokens,
     "serving": measured.serving,
 }
