@@ -31,7 +31,7 @@ class Fold(Disposal):
 
     Only for the policy that the kernels were fitted under: others let other tokens go.
 
-    Differences: both maps are exp(gelu(x A) B + x C + b) in place of the paper's |gelu(...)|, since exponentials of
+    Differences: both maps are exp(gelu(x A) B + x C + b) in place of absolute values of gelu, since exponentials of
     logits span many orders of magnitude; the maps learn the output of attention of each head, not that of the layer
     behind it; each is small (64 in its middle by default, where the paper has 512); no bound is put below
     :math:`\varphi(q)^\top z`, so a state that has taken nothing in changes nothing.
