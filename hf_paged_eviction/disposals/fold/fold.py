@@ -1,7 +1,8 @@
 """The choice to fold what leaves into a state of constant size."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 from ..base import Disposal, Outlet, Site, Surroundings
@@ -44,13 +45,17 @@ class Fold(Disposal):
     """
 
     file: str
-    kernels: Kernels = field(init=False, repr=False, compare=False)
 
     paper: ClassVar[str | None] = "2402.09398"
     needs_queries: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "kernels", load_kernels(self.file))
+        _ = self.kernels  # read at once, so that a file that is not there is an error here
+
+    @cached_property
+    def kernels(self) -> Kernels:
+        """What the file says."""
+        return load_kernels(self.file)
 
     @property
     def label(self) -> str:
