@@ -45,7 +45,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     rows = [row for known in (False, True) for row in tasks(options, known)]
-    save("gates", {"tasks": rows, "perplexity": perplexities(options), "settings": settings(options)}, __file__)
+    save("gates", {"tasks": rows, "perplexity": perplexities(options), "settings": settings(options)})
 
 
 def settings(options: argparse.Namespace) -> dict[str, Any]:
