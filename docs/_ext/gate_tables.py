@@ -19,7 +19,9 @@ def gates(_: str) -> str:
         )
         for row in of["tasks"]
     ]
-    texts = [(row["budget"], f"`{row['policy']}`", f"{row['perplexity']:.2f}", _ratio(row)) for row in of["perplexity"]]
+    texts = [
+        (str(row["budget"]), f"`{row['policy']}`", f"{row['perplexity']:.2f}", _ratio(row)) for row in of["perplexity"]
+    ]
     seeds = " and ".join(map(str, settings["seeds"]))
     head = ("question", "budget", "policy", "mean", "over calibrated", *settings["tasks"])
     return (
