@@ -461,7 +461,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
 
     # ---- shrinking ------------------------------------------------------------------------------------------------
 
-    def shrink(self, budget: int) -> None:
+    def shrink(self, budget: int | Sequence[int]) -> None:
         """Become a cache of a smaller budget, evicting at once what is too much in all paged layers.
 
         What stays is what the policy scores highest, chosen token by token and with the same protection as at the end
@@ -470,31 +470,34 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         first. Where no more than `budget` tokens are held, none goes.
 
         Args:
-            budget: tokens held per layer and row from now on, a multiple of the block size.
+            budget: tokens held per layer and row from now on, a multiple of the block size. Where the layers were
+                given budgets of their own, a list of smaller ones.
 
         Raises:
-            TypeError, ValueError: a budget that the constructor would refuse, one above the present, layers that were
-                given a list of budgets, or a static cache. Nothing has changed then.
+            TypeError, ValueError: a budget that the constructor would refuse, one above the present, a number where
+                there is a list or the other way round, or a static cache. Nothing has changed then.
         """
-        sizes = self.check_shrink(budget)
+        sizes, shares = self.check_shrink(budget)
         paged = [layer for _, layer in self.paged_layers]
         for layer in paged:
             layer.commit()
-        self._sizes = sizes
+        self._sizes, self._allocator = sizes, shares
         if self._cascade is not None:
             self._cascade.shrink(sizes)
         for layer, share in zip(paged, layer_budgets(sizes, self._allocator, len(paged)), strict=True):
             layer.shrink(share)
 
-    def check_shrink(self, budget: int) -> BlockBudget:
-        """Raise the error of `shrink`, if it would; returns the sizes that it would set."""
+    def check_shrink(self, budget: int | Sequence[int]) -> tuple[BlockBudget, BudgetAllocator]:
+        """Raise the error of `shrink`, if it would; returns the sizes and the shares that it would set."""
         if self._steps is not None:
             raise refusal("shrink")
+        if isinstance(budget, Sequence) and not isinstance(budget, str | bytes):
+            return self._check_smaller_shares(budget)
         sizes = BlockBudget.validate(budget, None, self._sizes.block_size, *self._protection)
         if isinstance(self._allocator, Given):
             raise ValueError(
                 f"The layers of this cache were given budgets of their own, {list(self._allocator.tokens)}, and one "
-                "number does not say how to share it out: make a new cache with a smaller list."
+                "number does not say how to share it out: pass a list of smaller ones."
             )
         self._disposal.check_sizes(sizes)
         present = self.budget
@@ -503,7 +506,23 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
                 f"shrink({sizes.capacity}) would be growth: the budget is {present}, and evicted tokens cannot come "
                 "back. Make a new cache."
             )
-        return sizes
+        return sizes, self._allocator
+
+    def _check_smaller_shares(self, budgets: Sequence[int]) -> tuple[BlockBudget, BudgetAllocator]:
+        if not isinstance(self._allocator, Given):
+            raise ValueError(
+                "The layers of this cache share one budget, and a list gives each its own: make the cache with a list "
+                "as budget=, or shrink to a number."
+            )
+        least, shares = given_shares(budgets, Uniform())
+        sizes = BlockBudget.validate(least, None, self._sizes.block_size, *self._protection)
+        shares.budgets(sizes, len(self.paged_layers))
+        if any(new > old for new, old in zip(shares.tokens, self._allocator.tokens, strict=True)):
+            raise ValueError(
+                f"shrink({list(shares.tokens)}) would be growth: the budgets are {list(self._allocator.tokens)}, and "
+                "evicted tokens cannot come back. Make a new cache."
+            )
+        return sizes, shares
 
     @contextmanager
     def padding_aside(self) -> Iterator[None]:
