@@ -13,7 +13,9 @@ from .policies import (
     register_policy,
 )
 from .recipes.encoder_decoder import paged_encoder_decoder_cache
+from .recipes.episodes import Episodes, read_episodes
 from .recipes.probe import compress_by_probe
+from .recipes.query_memory import query_memory
 from .stats import CacheStats, LayerStats
 from .store.pool import StoragePool
 from .verification import Verification, check_policy, verify
@@ -21,6 +23,7 @@ from .verification import Verification, check_policy, verify
 __all__ = [
     "CacheStats",
     "Disposal",
+    "Episodes",
     "EvictionPolicy",
     "LayerStats",
     "Needs",
@@ -38,6 +41,8 @@ __all__ = [
     "make_disposal",
     "make_policy",
     "paged_encoder_decoder_cache",
+    "query_memory",
+    "read_episodes",
     "register_policy",
     "verify",
 ]

@@ -1,8 +1,8 @@
 """A long conversation that comes back to its topics, and a question about one of them.
 
-In the spirit of LongMemEval and LoCoMo, of which EpiCache (arXiv 2509.17396) takes its conversations: many turns, topics
-that lie far apart, one memory for all of them. The facts and questions are those of the suite, so that the embedded
-model can answer them; no score is comparable with one of those benchmarks.
+Made for what EpiCache (arXiv 2509.17396) promises: many turns, topics that lie far apart, one memory for all of them.
+Its benchmarks ask for more than a small model can say, so facts and questions are those of the suite, which the
+embedded model was trained for. No score is comparable with a published one.
 """
 
 from __future__ import annotations

@@ -41,13 +41,10 @@ def cluster(points: Tensor, count: int, seed: int = 0) -> Clusters:
     points = unit(points).cpu().double()
     count = min(count, len(torch.unique(points.float(), dim=0)))
     generator = torch.Generator().manual_seed(seed)
-    best: tuple[float, Tensor, Tensor] | None = None
-    for _ in range(_STARTS):
-        centroids, labels, similarity = _settle(points, _start(points, count, generator))
-        if best is None or similarity > best[0] + 1e-9:
-            best = similarity, centroids, labels
-    assert best is not None
-    return _in_order(best[1].float(), best[2])
+    starts = (_start(points, count, generator) for _ in range(_STARTS))
+    # The first of equals: the last bits of a sum must not decide.
+    centroids, labels, _ = max((_settle(points, start) for start in starts), key=lambda found: round(found[2], 9))
+    return _in_order(centroids.float(), labels)
 
 
 def _start(points: Tensor, count: int, generator: torch.Generator) -> Tensor:

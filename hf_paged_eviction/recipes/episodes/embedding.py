@@ -28,7 +28,9 @@ class HiddenStates:
         device = self.model.get_input_embeddings().weight.device
         found = []
         for ids in texts:
-            states = self.model(input_ids=ids[None].to(device), use_cache=False, output_hidden_states=True).hidden_states
+            states = self.model(
+                input_ids=ids[None].to(device), use_cache=False, output_hidden_states=True
+            ).hidden_states
             layer = len(states) // 2 if self.layer is None else self.layer
             found.append(states[layer][0].float().mean(0))
         return torch.stack(found)

@@ -64,14 +64,13 @@ class Episodes:
         self,
         config: Any,
         episodes: Sequence[Episode],
-        vectors: Tensor,
         centroids: Tensor,
         embed: Embed,
         caches: Sequence[PagedEvictionCache | Path],
         device: torch.device,
     ) -> None:
         self.episodes, self.centroids = tuple(episodes), centroids
-        self._config, self._vectors, self._embed = config, vectors, embed
+        self._config, self._embed = config, embed
         self._caches, self._device = list(caches), device
 
     def __len__(self) -> int:
@@ -86,36 +85,29 @@ class Episodes:
         """Tokens held per layer, on average over layers, in all episodes together."""
         return sum(sum(each.shares) // max(len(each.shares), 1) for each in self.episodes)
 
-    def likeness(self, question: Ids, *, by: str = "episode") -> Tensor:
+    def likeness(self, question: Ids) -> Tensor:
         """Cosines of a question with the episodes, `[episodes]` float32.
 
         Args:
             question: ids `[n]`, at least one.
-            by: "episode" = with the mean of its segments, as in the paper; "segment" = with the segment of it that is
-                nearest, which finds a single remark in an episode about something else.
 
         Raises:
-            TypeError, ValueError: these are no ids, or there is no such choice; vectors that do not fit the segments'.
+            TypeError, ValueError: these are no ids, or `embed` gives vectors that do not fit those of the segments.
         """
-        if by not in ("episode", "segment"):
-            raise ValueError(f'by must be "episode" or "segment", got {by!r}.')
         ids = as_ids("question", question)
         if not len(ids):
             raise ValueError("The question has no token, so it belongs to no episode.")
         asked = unit(_vectors(self._embed, [ids]))[0]
         if len(asked) != self.centroids.shape[1]:
             raise ValueError(
-                f"embed= gave {len(asked)} numbers for the question and {self.centroids.shape[1]} for the conversation: "
+                f"embed= gave {len(asked)} numbers for the question and {self.centroids.shape[1]} for each segment: "
                 "use the same one for both."
             )
-        if by == "episode":
-            return self.centroids @ asked
-        near = self._vectors @ asked
-        return torch.stack([near[list(each.segments)].amax() for each in self.episodes])
+        return self.centroids @ asked
 
-    def nearest(self, question: Ids, *, by: str = "episode") -> int:
-        """The episode that a question is about; see `likeness`. The first one, if it is like none."""
-        return int(self.likeness(question, by=by).argmax())
+    def nearest(self, question: Ids) -> int:
+        """The episode that a question is about. The first one, if it is like none."""
+        return int(self.likeness(question).argmax())
 
     def open(self, episode: int) -> PagedEvictionCache:
         """A cache of that episode, to go on from; what is kept here stays as it is.
@@ -171,11 +163,9 @@ class Episodes:
                 Episode(tuple(each["segments"]), each["probe_tokens"], tuple(each["shares"]))
                 for each in index["episodes"]
             ]
-            tensors = load_file(folder / _VECTORS)
-            vectors, centroids = tensors["segments"], tensors["centroids"]
-            segments = [at for each in episodes for at in each.segments]
-            if len(centroids) != len(episodes) or sorted(segments) != list(range(len(vectors))):
-                raise ValueError("its episodes do not go with its vectors")
+            centroids = load_file(folder / _VECTORS)["centroids"]
+            if centroids.ndim != 2 or len(centroids) != len(episodes):
+                raise ValueError("its episodes do not go with its centroids")
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{str(folder)!r} holds no saved episodes: {error}") from error
         caches = [folder / _name(number) for number in range(len(episodes))]
@@ -183,7 +173,7 @@ class Episodes:
         if missing:
             raise ValueError(f"{str(folder)!r} lacks {', '.join(missing)}.")
         embed = HiddenStates(model) if embed is None else embed
-        return cls(model.config, episodes, vectors, centroids, embed, caches, _device(model))
+        return cls(model.config, episodes, centroids, embed, caches, _device(model))
 
 
 def read_episodes(
@@ -214,11 +204,11 @@ def read_episodes(
     All episodes together hold at most `budget` tokens per layer. One of them is in use at a time; the others lie in
     host memory, or with `folder=` in files.
 
-    Differences from the paper: `budget` is that of all episodes together (there each has it); `system` is never evicted (there
-    it may be); centroids have length 1, so that compact groups win no questions; there are as many episodes as segments
-    where there are fewer segments; layers given more by `layers=` take it from the others, so that the sum is kept; the
-    probe are segments of the episode only; the policy decides, "kvzip" with separate heads by default, which
-    is the paper's score.
+    Differences from the paper: `budget` is that of all episodes together (there each has it); `system` is never evicted
+    (there it may be); centroids have length 1, so that compact groups win no questions; there are as many episodes as
+    segments where there are fewer segments; layers given more by `layers=` take it from the others, so that the sum is
+    kept; the softmax of the probe's queries is over the probe, too; the policy decides, "kvzip" with separate heads by
+    default, which is the largest weight that a query pays.
 
     Cost: the conversation is read once for every episode, and the probe after each block of it. While one is read it
     holds `chunk_size` tokens more than in the end. Attention has to be shown:
@@ -273,7 +263,7 @@ def read_episodes(
         members = (groups.labels == number).nonzero()[:, 0].tolist()
         found.append(Episode(tuple(members), len(probe), tuple(share)))
         caches.append(_put_away(cache, None if target is None else target / _name(number)))
-    read = Episodes(model.config, found, vectors, groups.centroids, embed, caches, device)
+    read = Episodes(model.config, found, groups.centroids, embed, caches, device)
     if target is not None:
         _write_index(target, read)
     return read
@@ -338,8 +328,8 @@ def _check_cache(model: Any, settings: dict[str, Any], chunk_size: int) -> tuple
     size = whole_number("block_size", settings["block_size"], 1)
     if chunk_size % size:
         raise ValueError(f"chunk_size={chunk_size} is not a multiple of block_size={size}.")
-    room = (settings["protected_prefix"] + settings.get("sink_tokens", 0) or 0) + settings.get("recent_tokens", 0)
-    cache = PagedEvictionCache(model.config, (room // size + 8) * size, **settings)
+    protected = sum(settings.get(name) or 0 for name in ("protected_prefix", "sink_tokens", "recent_tokens"))
+    cache = PagedEvictionCache(model.config, (protected // size + 8) * size, **settings)
     if not cache.paged_layers:
         raise ValueError("No layer of this model keeps all that it has read, so there is nothing to compress.")
     return cache.paged_layers[0][1].budget.smallest, len(cache.paged_layers)
@@ -414,8 +404,7 @@ def _folder(folder: str | Path) -> Path:
 
 
 def _write_index(folder: Path, episodes: Episodes) -> None:
-    tensors = {"segments": episodes._vectors.contiguous(), "centroids": episodes.centroids.contiguous()}
-    save_file(tensors, folder / _VECTORS)
+    save_file({"centroids": episodes.centroids.contiguous()}, folder / _VECTORS)
     index = {
         "version": _VERSION,
         "episodes": [
