@@ -206,15 +206,12 @@ def main() -> None:
     for talk in talks(tokenizer, options.length, options.count, options.seed):
         for name, method in methods.items():
             ask(model, tokenizer, talk, method, found[name])
-        print({name: round(mean(of.scores), 2) for name, of in found.items()}, flush=True)
-    before = lengths.get(str(options.length), {}).get("found", {})
-    rows = {name: of.summary() for name, of in found.items()}
-    lengths[str(options.length)] = {
-        "conversations": options.count,
-        "sensitivity": sensitivity.tolist(),
-        "found": before | rows,
-    }
-    save("episodes", {"lengths": lengths})
+        lengths[str(options.length)] = {
+            "conversations": len(found["16/16 | full"].seconds),
+            "sensitivity": sensitivity.tolist(),
+            "found": {name: of.summary() for name, of in found.items()},
+        }
+        save("episodes", {"lengths": lengths})
 
 
 if __name__ == "__main__":

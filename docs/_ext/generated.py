@@ -12,6 +12,7 @@ from collections.abc import Callable
 import allocator_pages
 import command_pages
 import comparison_table
+import episode_tables
 import measured
 import merge_tables
 import policy_pages
@@ -28,12 +29,14 @@ GENERATORS: dict[str, Callable[[str], str]] = {
     "comparison": comparison_table.page,
     "decode": measured.decode,
     "endless-text": measured.endless_text,
+    "episodes": episode_tables.episodes,
     "lazy-reuse": measured.lazy_reuse,
     "merge": merge_tables.merge,
     "policies": policy_pages.sections,
     "policy-table": policy_pages.overview,
     "positions": measured.positions,
     "prefill-peak": measured.prefill_peak,
+    "query-memory": episode_tables.query_memory,
     "recall": recall_tables.recall,
     "replacement": recall_tables.replacement,
     "recent-tokens": measured.recent_tokens,

@@ -26,6 +26,8 @@ PAGES = (
     "saved_contexts.md",
     "endless_text.md",
     "few_bits.md",
+    "episodes.md",
+    "query_memory.md",
     "serving.md",
     "migration.md",
     "policies/disposals.md",
