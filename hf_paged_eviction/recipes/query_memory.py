@@ -150,9 +150,8 @@ def _attention(
     _active.calls += 1
     if memory.prefix and (query.shape[2] == 1 or query.shape[2] != key.shape[2]):
         return paged_eviction_attention(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
-    _check_plain(module, attention_mask, kwargs)
-    # Of a causal mask the last query sees every token that is real, of any other all queries do.
-    real = None if attention_mask is None else attention_mask[:, 0].any(1)[:, : key.shape[2]]
+    _check_plain(module, kwargs)
+    real = _real(module, attention_mask)
     output = delayed_attention(
         *(query, key, value),
         chunk=memory.chunk,
@@ -165,16 +164,30 @@ def _attention(
     return output.transpose(1, 2).contiguous(), None
 
 
-def _check_plain(module: torch.nn.Module, mask: Tensor | None, kwargs: dict[str, Any]) -> None:
+def _check_plain(module: torch.nn.Module, kwargs: dict[str, Any]) -> None:
     """Refuse what the queries that wait would be without."""
     given = [name for name, value in kwargs.items() if value is not None and name not in HARMLESS - {"sliding_window"}]
     given += ["dropout"] if kwargs.get("dropout") else []
-    given += ["a bias in its mask"] if mask is not None and mask.dtype != torch.bool else []
     if given:
-        raise ValueError(
-            f"{type(module).__name__} attends with {given[0]}, which a query memory does not know: the result would be "
-            "wrong."
-        )
+        raise _unknown(module, given[0])
+
+
+def _real(module: torch.nn.Module, mask: Tensor | None) -> Tensor | None:
+    """`[rows or 1, n]` bool, which keys are no pads; None = all are."""
+    if mask is None:
+        return None
+    visible = mask if mask.dtype == torch.bool else mask == 0
+    hidden = ~mask if mask.dtype == torch.bool else mask <= torch.finfo(mask.dtype).min / 2
+    if mask.shape[1] != 1 or not (visible | hidden).all():
+        raise _unknown(module, "a bias in its mask")
+    # Of a causal mask the last query sees every real token, of any other all queries do.
+    return visible[:, 0].any(1)
+
+
+def _unknown(module: torch.nn.Module, what: str) -> ValueError:
+    return ValueError(
+        f"{type(module).__name__} attends with {what}, which a query memory does not know: the result would be wrong."
+    )
 
 
 AttentionInterface.register(QUERY_MEMORY, _attention)

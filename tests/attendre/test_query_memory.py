@@ -120,6 +120,22 @@ def test_the_decoder_and_later_calls_are_as_before() -> None:
     assert recipe._active.memory is None
 
 
+def test_additive_masks_are_understood_and_biases_are_not() -> None:
+    mask = padded([40, 23])[1]
+    memory = {"queries": 4, "keys": 11, "chunk": 6}
+    attention = bart().get_encoder().layers[0].self_attn
+    query = key = value = torch.randn(2, 4, 40, 8, generator=torch.Generator().manual_seed(0))
+    added = torch.where(mask[:, None, None] > 0, 0.0, torch.finfo(torch.float32).min).expand(-1, 1, 40, -1)
+    with query_memory(bart(), **memory):
+        plain = recipe._attention(attention, query, key, value, (mask[:, None, None] > 0).expand(-1, 1, 40, -1))[0]
+        assert torch.equal(recipe._attention(attention, query, key, value, added)[0], plain)
+        with pytest.raises(ValueError, match="a bias in its mask"):
+            recipe._attention(attention, query, key, value, added + 0.5)
+        with pytest.raises(ValueError, match="sliding_window"):
+            recipe._attention(attention, query, key, value, None, sliding_window=(8, 8))
+    assert plain.isfinite().all()
+
+
 def test_an_encoder_alone() -> None:
     config = BertConfig(vocab_size=99, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48)
     model = models.randomise(BertModel(config), seed=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from hf_paged_eviction.recipes.episodes import HiddenStates, budgets_by_sensitiv
 
 SYSTEM = [7, 8, 9, 10, 11, 12]
 SIZES = {"block_size": 4, "chunk_size": 16, "turns_per_segment": 2}
-NAMES = ("llama", "gemma3", "lfm2")
+NAMES = ("llama", "gemma3", "lfm2", "falcon_h1")
 
 
 def turns(count: int = 12, seed: int = 0) -> list[Tensor]:
@@ -37,6 +38,18 @@ def read(family: str = "llama", budget: int = 96, given: list[Tensor] | None = N
     return read_episodes(models.shared(family, PAGED_EVICTION), turns() if given is None else given, budget, **settings)
 
 
+@functools.cache
+def plain() -> Episodes:
+    """Of the defaults, read once per process; opened caches are copies."""
+    return read()
+
+
+@functools.cache
+def weighted() -> Episodes:
+    """As `plain`, with layers of different size."""
+    return read(layers=[0.1, 0.5])
+
+
 def held_positions(cache: PagedEvictionCache) -> list[list[list[int]]]:
     return [sorted_rows(layer.positions[0]) for _, layer in cache.paged_layers]
 
@@ -48,8 +61,7 @@ def sorted_rows(positions: Tensor) -> list[list[int]]:
 # ---- what is held ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("layers", [None, [0.1, 0.5]], ids=["equal", "given"])
-@pytest.mark.parametrize("budget", [72, 96, 100])
+@pytest.mark.parametrize(("budget", "layers"), [(72, None), (100, None), (100, [0.1, 0.5])])
 def test_all_episodes_together_keep_the_budget(budget: int, layers: Any) -> None:
     found = read(budget=budget, layers=layers)
     caches = [found.open(number) for number in range(len(found))]
@@ -147,13 +159,34 @@ def masked_attention(model: Any, ids: Tensor, seen: list[list[list[set[int]]]]) 
 
 def test_an_episode_holds_what_its_probe_attends_to() -> None:
     """Block by block, against a reference that masks a full forward."""
-    found = read()
+    found = plain()
     text = torch.cat([torch.tensor(SYSTEM), *turns()])[None]
     said = turns()
     for number, episode in enumerate(found.episodes):
         probe = torch.cat([said[2 * at + more] for at in episode.segments for more in (0, 1)])[None]
         expected = slow_episode(models.shared("llama", "eager"), text, probe, 32, 16)
         assert held_positions(found.open(number)) == expected, f"episode {number}"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"bits": 4}, {"positions": "cache", "policy": "attention_mean"}, {"heads": "shared", "recent_tokens": 9}],
+    ids=str,
+)
+def test_settings_of_the_cache_go_through(settings: dict[str, Any]) -> None:
+    found = read(budget=144, **settings)
+    model, question = models.shared("llama", PAGED_EVICTION), models.prompts([5], seed=9)[0][None]
+    for number in (0, 2):
+        cache = found.open(number)
+        recent = settings.get("recent_tokens", 4)
+        for layer in held_positions(cache):
+            for head in layer:
+                assert len(set(head)) == 48
+                assert {*range(len(SYSTEM))} < set(head)
+                assert {*range(cache.get_seq_length() - recent, cache.get_seq_length())} < set(head)
+        said = model.generate(**cache.follow_up(question), past_key_values=cache, max_new_tokens=9, do_sample=False)
+        assert cache.stats().held == 48
+        assert said.shape[1] == cache.get_seq_length() + 1
 
 
 def test_where_nothing_has_to_go_answers_are_those_of_a_plain_cache() -> None:
@@ -172,7 +205,7 @@ def test_where_nothing_has_to_go_answers_are_those_of_a_plain_cache() -> None:
 
 
 def test_questions_go_to_their_episode_and_leave_no_trace() -> None:
-    model, found = models.shared("llama", PAGED_EVICTION), read()
+    model, found = models.shared("llama", PAGED_EVICTION), plain()
     question = torch.tensor([101, 5, 6])
     assert found.nearest(question) == 1
     said = []
@@ -257,7 +290,8 @@ def test_sensitive_layers_get_more_and_the_sum_stays(measured: list[float], budg
 
 @pytest.mark.parametrize("at_once", [False, True])
 def test_saved_episodes_answer_as_those_in_memory(tmp_path: Path, at_once: bool) -> None:
-    model, found = models.shared("llama", PAGED_EVICTION), read(layers=[0.1, 0.5])
+    model = models.shared("llama", PAGED_EVICTION)
+    found = weighted()
     folder = tmp_path / "talk"
     if at_once:
         written = read(layers=[0.1, 0.5], folder=folder)
@@ -278,7 +312,7 @@ def test_saved_episodes_answer_as_those_in_memory(tmp_path: Path, at_once: bool)
 
 
 def test_other_folders_are_refused(tmp_path: Path) -> None:
-    model, found = models.shared("llama", PAGED_EVICTION), read()
+    model, found = models.shared("llama", PAGED_EVICTION), plain()
     (tmp_path / "letter.txt").write_text("Dear Ada")
     with pytest.raises(ValueError, match="is not empty and holds no episodes"):
         found.save(tmp_path)
@@ -340,7 +374,7 @@ def test_attention_has_to_be_shown() -> None:
 
 
 def test_questions_that_cannot_be_asked() -> None:
-    found = read()
+    found = plain()
     with pytest.raises(ValueError, match="has no token"):
         found.nearest([])
     for number in (-1, 3, True):

@@ -27,7 +27,8 @@ def unit(vectors: Tensor) -> Tensor:
     vectors = vectors.detach().float()
     # By the largest entry first: squares of large numbers would be infinite, those of small ones zero.
     vectors = vectors / vectors.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
-    return vectors / vectors.norm(dim=-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
+    lengths: Tensor = vectors.norm(dim=-1, keepdim=True)
+    return vectors / lengths.clamp_min(torch.finfo(torch.float32).tiny)
 
 
 def cluster(points: Tensor, count: int, seed: int = 0) -> Clusters:

@@ -55,5 +55,6 @@ class RareTokens:
         return torch.stack([self._of(torch.as_tensor(ids).cpu()) for ids in texts])
 
     def _of(self, ids: Tensor) -> Tensor:
-        counts = (ids[:, None] == self._ids).sum(0).float()
-        return torch.log1p(counts) * self._weights
+        places = torch.searchsorted(self._ids, ids).clamp_max(max(len(self._ids) - 1, 0))
+        known = places[self._ids[places] == ids] if len(self._ids) else places[:0]
+        return torch.log1p(torch.bincount(known, minlength=len(self._ids)).float()) * self._weights
