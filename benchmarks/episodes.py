@@ -5,8 +5,8 @@ it was compressed. Beside episodes: one cache for the whole conversation, of the
 has the same bytes on the device and everything in host memory. Greedy answers.
 
 "each": every episode holds the whole budget, as in the paper, so that all together hold four times as much.
-Seconds are those of the processor: reading a conversation into all its caches. "noise" is twice the standard error, in
-points; the questions of one conversation are not independent.
+Seconds are those of the processor: reading a conversation into all its caches. "noise" is twice the standard error over
+conversations, in points.
 """
 
 import argparse
@@ -57,9 +57,11 @@ class Found:
     seconds: list[float] = field(default_factory=list)
 
     def summary(self) -> dict[str, Any]:
+        talks = [100 * mean(self.scores[start : start + TOPICS]) for start in range(0, len(self.scores), TOPICS)]
         return {
-            "score": 100 * mean(self.scores),
-            "noise": 200 * stdev(self.scores) / sqrt(len(self.scores)),
+            "score": mean(talks),
+            "noise": 2 * stdev(talks) / sqrt(len(talks)) if len(talks) > 1 else 0.0,
+            "by_conversation": talks,
             "by_topic": [100 * mean(self.scores[topic::TOPICS]) for topic in range(TOPICS)],
             "in_use_bytes": mean(self.in_use),
             "elsewhere_bytes": mean(self.elsewhere),
@@ -207,7 +209,6 @@ def main() -> None:
         for name, method in methods.items():
             ask(model, tokenizer, talk, method, found[name])
         lengths[str(options.length)] = {
-            "conversations": len(found["16/16 | full"].seconds),
             "sensitivity": sensitivity.tolist(),
             "found": {name: of.summary() for name, of in found.items()},
         }

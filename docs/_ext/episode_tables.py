@@ -32,13 +32,15 @@ def _lengths(length: int, of: dict[str, Any]) -> str:
                 part,
                 method,
                 f"{row['score']:.0f}{_PLUS_MINUS}{row['noise']:.0f}",
+                str(len(row["by_conversation"])),
                 f"{100 * row['in_use_bytes'] / full:.0f} %",
                 f"{100 * row['elsewhere_bytes'] / full:.0f} %",
                 f"{row['read_seconds']:.2f}",
             )
         )
-    return f"{of['conversations']} conversations of {length:,} tokens, four questions each:\n\n" + table(
-        ("budget", "", "answers", "bytes in use", "elsewhere", "seconds to read"), rows
+    head = f"Conversations of {length:,} tokens, four questions each; answers in %, and twice the standard error:\n\n"
+    return head + table(
+        ("budget", "", "answers", "conversations", "bytes in use", "elsewhere", "seconds to read"), rows
     )
 
 

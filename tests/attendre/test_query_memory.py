@@ -80,32 +80,16 @@ def test_a_window_is_a_window() -> None:
     stop = (place + 3).clamp_max(29)
     mask = (place <= stop[:, None]) & (place >= (stop - 8)[:, None])
     wide = torch.where(mask, 0.0, torch.finfo(torch.float32).min)[None, None]
-    with torch.no_grad():
-        states = bart().get_encoder().layers
-        hidden = encoder_start(ids)
-        for layer in states:
-            hidden = first(layer(hidden, wide))
-    torch.testing.assert_close(found, hidden, rtol=1e-4, atol=1e-4)
-
-
-def encoder_start(ids: Tensor) -> Tensor:
-    """What the first layer is given."""
-    seen: list[Tensor] = []
-    hook = (
-        bart()
-        .get_encoder()
-        .layers[0]
-        .register_forward_pre_hook(
-            lambda _, args, kwargs: seen.append(args[0] if args else kwargs["hidden_states"]), with_kwargs=True
+    hooks = [
+        layer.self_attn.register_forward_pre_hook(
+            lambda _, args, kwargs: (args, {**kwargs, "attention_mask": wide}), with_kwargs=True
         )
-    )
-    encode(ids)
-    hook.remove()
-    return seen[0]
-
-
-def first(output: Any) -> Tensor:
-    return output if isinstance(output, Tensor) else output[0]
+        for layer in bart().get_encoder().layers
+    ]
+    expected = encode(ids)
+    for hook in hooks:
+        hook.remove()
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_the_decoder_and_later_calls_are_as_before() -> None:
