@@ -13,10 +13,13 @@ import allocator_pages
 import command_pages
 import comparison_table
 import episode_tables
+import fold_tables
 import measured
 import merge_tables
+import peers_tables
 import policy_pages
 import recall_tables
+import recommend_tables
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 from sphinx.errors import ExtensionError
@@ -30,15 +33,21 @@ GENERATORS: dict[str, Callable[[str], str]] = {
     "decode": measured.decode,
     "endless-text": measured.endless_text,
     "episodes": episode_tables.episodes,
+    "fold": fold_tables.fold,
     "lazy-reuse": measured.lazy_reuse,
     "merge": merge_tables.merge,
+    "peers": peers_tables.peers,
     "policies": policy_pages.sections,
     "policy-table": policy_pages.overview,
     "positions": measured.positions,
     "prefill-peak": measured.prefill_peak,
     "query-memory": episode_tables.query_memory,
+    "prefill-time": recommend_tables.prefill_time,
     "recall": recall_tables.recall,
+    "recall-bytes": recall_tables.same_bytes,
+    "recall-shape": recall_tables.shape,
     "replacement": recall_tables.replacement,
+    "recommend": recommend_tables.recommend,
     "recent-tokens": measured.recent_tokens,
     "serving": measured.serving,
 }

@@ -2,6 +2,7 @@
 
 from .base import Asked, Disposal, Held, Outlet, Site, Surroundings
 from .drop import Drop
+from .fold import Fold
 from .merge import Merge
 from .recall import Recall
 from .registry import available_disposals, make_disposal, register_disposal
@@ -10,6 +11,7 @@ __all__ = [
     "Asked",
     "Disposal",
     "Drop",
+    "Fold",
     "Held",
     "Merge",
     "Outlet",

@@ -393,7 +393,7 @@ def test_budgets_of_layers_shrink_one_by_one(budgets: Any, message: str | None) 
     if message is None:
         cache.shrink(budgets)
         assert [layer.held for _, layer in cache.paged_layers] == budgets
-        assert cache._settings()["budget"] == budgets
+        assert cache._options.settings()["budget"] == budgets
     else:
         with pytest.raises(ValueError, match=message):
             cache.shrink(budgets)

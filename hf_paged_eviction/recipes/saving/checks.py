@@ -8,16 +8,16 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from ..allocators.cascade import CascadeSnapshot
-from ..integration.padding import PaddingSnapshot
-from ..layer import PagedLayer
-from ..layers.contents import PagedSnapshot
-from ..queries.observer import ObserverSnapshot
-from ..store.coded import CodedSnapshot, CodedStore
-from ..store.shifts import Shifts
-from ..store.sliding import SlidingSnapshot, StaticSlidingLayer
-from ..store.store import HeldSnapshot, StoreSnapshot
-from ..table.state import Choice, Counters, Phase, Tokens
+from ...allocators.cascade import CascadeSnapshot
+from ...integration.padding import PaddingSnapshot
+from ...layer import PagedLayer
+from ...layers.contents import PagedSnapshot
+from ...layers.sliding import SlidingSnapshot, StaticSlidingLayer
+from ...queries.observer import ObserverSnapshot
+from ...store.coded import CodedSnapshot, CodedStore
+from ...store.shifts import Shifts
+from ...store.store import HeldSnapshot, StoreSnapshot
+from ...table.state import Choice, Counters, Phase, Tokens
 
 #: No text is longer, and sums of such numbers are still far from overflowing.
 _LONGEST = 2**40
@@ -86,6 +86,7 @@ def check_paged(saved: PagedSnapshot, layer: PagedLayer, rows: int, seen: int) -
         _need(layer.is_compileable and layer.needs.queries, "it has a query that nobody asks for")
         _need(saved.ring.example.ndim == 4 and saved.ring.example.shape[2] == 1, "its query is none")
     _need(saved.outlet is None or layer.outlet.plans or layer.outlet.takes, "it has tokens that its disposal drops")
+    layer.outlet.check_saved(saved.outlet, saved.table, saved.store)
     _need(saved.all_real is None or layer.is_compileable, "it has compiled steps, and the cache is not static")
 
 
