@@ -201,7 +201,7 @@ class Options:
         """
         if isinstance(budget, Sequence) and not isinstance(budget, str | bytes):
             return self._shrunk_list(budget)
-        sizes = BlockBudget.validate(budget, None, self.sizes.block_size, *self.protection)
+        sizes = BlockBudget.validate(cast(int, budget), None, self.sizes.block_size, *self.protection)
         if isinstance(self.allocator, Given):
             raise ValueError(
                 f"The layers of this cache were given budgets of their own, {list(self.allocator.tokens)}, and one "
