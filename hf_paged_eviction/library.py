@@ -16,9 +16,9 @@ from .recipes.encoder_decoder import paged_encoder_decoder_cache
 from .recipes.episodes import Episodes, read_episodes
 from .recipes.probe import compress_by_probe
 from .recipes.query_memory import query_memory
+from .recipes.verification import Verification, check_policy, verify
 from .stats import CacheStats, LayerStats
 from .store.pool import StoragePool
-from .verification import Verification, check_policy, verify
 
 __all__ = [
     "CacheStats",
