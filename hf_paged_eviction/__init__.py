@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .library import (
         CacheStats,
         Disposal,
+        Episodes,
         EvictionPolicy,
         LayerStats,
         Needs,
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
         make_disposal,
         make_policy,
         paged_encoder_decoder_cache,
+        query_memory,
+        read_episodes,
         register_policy,
         verify,
     )
@@ -41,6 +44,7 @@ __version__ = "0.1.0"
 __all__ = [
     "CacheStats",
     "Disposal",
+    "Episodes",
     "EvictionPolicy",
     "LayerStats",
     "Needs",
@@ -60,6 +64,8 @@ __all__ = [
     "make_disposal",
     "make_policy",
     "paged_encoder_decoder_cache",
+    "query_memory",
+    "read_episodes",
     "register_policy",
     "verify",
 ]

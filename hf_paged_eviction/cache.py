@@ -331,7 +331,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
 
     # ---- shrinking ------------------------------------------------------------------------------------------------
 
-    def shrink(self, budget: int) -> None:
+    def shrink(self, budget: int | Sequence[int]) -> None:
         """Become a cache of a smaller budget, evicting at once what is too much in all paged layers.
 
         What stays is what the policy scores highest, chosen token by token and with the same protection as at the end
@@ -340,11 +340,12 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         first. Where no more than `budget` tokens are held, none goes.
 
         Args:
-            budget: tokens held per layer and row from now on, a multiple of the block size.
+            budget: tokens held per layer and row from now on, a multiple of the block size. Where the layers were
+                given budgets of their own, a list of smaller ones.
 
         Raises:
-            TypeError, ValueError: a budget that the constructor would refuse, one above the present, layers that were
-                given a list of budgets, or a static cache. Nothing has changed then.
+            TypeError, ValueError: a budget that the constructor would refuse, one above the present, a number where
+                there is a list or the other way round, or a static cache. Nothing has changed then.
         """
         options = self.check_shrink(budget)
         layers = self._cohorts.layers
@@ -356,7 +357,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         for layer, share in zip(layers, layer_budgets(options.sizes, options.allocator, len(layers)), strict=True):
             layer.shrink(share)
 
-    def check_shrink(self, budget: int) -> Options:
+    def check_shrink(self, budget: int | Sequence[int]) -> Options:
         """Raise the error of `shrink`, if it would; returns the options that it would set."""
         if self._steps is not None:
             raise refusal("shrink")

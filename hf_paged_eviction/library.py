@@ -14,7 +14,9 @@ from .policies import (
     register_policy,
 )
 from .recipes.encoder_decoder import paged_encoder_decoder_cache
+from .recipes.episodes import Episodes, read_episodes
 from .recipes.probe import compress_by_probe
+from .recipes.query_memory import query_memory
 from .recipes.verification import Verification, check_policy, verify
 from .stats import CacheStats, LayerStats
 from .store.pool import StoragePool
@@ -22,6 +24,7 @@ from .store.pool import StoragePool
 __all__ = [
     "CacheStats",
     "Disposal",
+    "Episodes",
     "EvictionPolicy",
     "LayerStats",
     "Needs",
@@ -40,6 +43,8 @@ __all__ = [
     "make_disposal",
     "make_policy",
     "paged_encoder_decoder_cache",
+    "query_memory",
+    "read_episodes",
     "register_policy",
     "verify",
 ]

@@ -192,21 +192,23 @@ class Options:
 
     # ---- another budget -------------------------------------------------------------------------------------------
 
-    def shrunk(self, budget: int, present: int | None) -> "Options":
+    def shrunk(self, budget: int | Sequence[int], present: int | None) -> "Options":
         """The same with a smaller budget.
 
         Args:
-            budget: in tokens.
+            budget: in tokens; a list where there is one.
             present: the budget so far, once known.
 
         Raises:
             TypeError, ValueError: a budget that cannot be, or that is larger.
         """
-        sizes = BlockBudget.validate(budget, None, self.sizes.block_size, *self.protection)
+        if isinstance(budget, Sequence) and not isinstance(budget, str | bytes):
+            return self._shrunk_list(budget)
+        sizes = BlockBudget.validate(cast(int, budget), None, self.sizes.block_size, *self.protection)
         if isinstance(self.allocator, Given):
             raise ValueError(
                 f"The layers of this cache were given budgets of their own, {list(self.allocator.tokens)}, and one "
-                "number does not say how to share it out: make a new cache with a smaller list."
+                "number does not say how to share it out: pass a list of smaller ones."
             )
         self.disposal.check_sizes(sizes)
         if present is not None and sizes.capacity > present:
@@ -215,6 +217,22 @@ class Options:
                 "back. Make a new cache."
             )
         return replace(self, sizes=sizes)
+
+    def _shrunk_list(self, budgets: Sequence[int]) -> "Options":
+        if not isinstance(self.allocator, Given):
+            raise ValueError(
+                "The layers of this cache share one budget, and a list gives each its own: make the cache with a list "
+                "as budget=, or shrink to a number."
+            )
+        least, shares = given_shares(budgets, Uniform())
+        sizes = BlockBudget.validate(least, None, self.sizes.block_size, *self.protection)
+        shares.budgets(sizes, len(self.allocator.tokens))
+        if any(new > old for new, old in zip(shares.tokens, self.allocator.tokens, strict=True)):
+            raise ValueError(
+                f"shrink({list(shares.tokens)}) would be growth: the budgets are {list(self.allocator.tokens)}, and "
+                "evicted tokens cannot come back. Make a new cache."
+            )
+        return replace(self, sizes=sizes, allocator=shares)
 
     # ---- saving ---------------------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 import allocator_pages
 import command_pages
 import comparison_table
+import episode_tables
 import fold_tables
 import gate_tables
 import measured
@@ -33,6 +34,7 @@ GENERATORS: dict[str, Callable[[str], str]] = {
     "decode": measured.decode,
     "endless-text": measured.endless_text,
     "gates": gate_tables.gates,
+    "episodes": episode_tables.episodes,
     "fold": fold_tables.fold,
     "lazy-reuse": measured.lazy_reuse,
     "merge": merge_tables.merge,
@@ -41,6 +43,7 @@ GENERATORS: dict[str, Callable[[str], str]] = {
     "policy-table": policy_pages.overview,
     "positions": measured.positions,
     "prefill-peak": measured.prefill_peak,
+    "query-memory": episode_tables.query_memory,
     "prefill-time": recommend_tables.prefill_time,
     "recall": recall_tables.recall,
     "recall-bytes": recall_tables.same_bytes,

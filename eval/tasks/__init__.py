@@ -6,6 +6,7 @@ part of the filler text.
 
 from __future__ import annotations
 
+from .conversation import Conversation
 from .few_shot import FewShot
 from .held_out import held_out_texts
 from .kv_recall import KvRecall
@@ -25,6 +26,7 @@ _GROUPS: dict[str, tuple[Task, ...]] = {
     "ruler": RULER,
     "niah": (NeedleInAHaystack(),),
     "longeval": (LongEvalLines(),),
+    "conversation": (Conversation(),),
 }
 _TASKS: dict[str, Task] = {task.name: task for group in _GROUPS.values() for task in group}
 

@@ -28,8 +28,8 @@ from .weights import Logits
 #: For `model.set_attn_implementation` and `from_pretrained(attn_implementation=...)`.
 PAGED_EVICTION = "paged_eviction"
 
-# Keyword arguments of attention calls that sdpa may ignore, because they change nothing or the mask says the same.
-_HARMLESS = frozenset(
+#: Keyword arguments of attention calls that sdpa may ignore, because they change nothing or the mask says the same.
+HARMLESS = frozenset(
     {
         "cache_position",
         "cu_seq_lens_k",
@@ -210,7 +210,7 @@ class _Seen:
 
 def _check_understood(module: torch.nn.Module, kwargs: dict[str, Any]) -> None:
     for name, value in kwargs.items():
-        if name not in _HARMLESS and value is not None:
+        if name not in HARMLESS and value is not None:
             raise ValueError(
                 f"{type(module).__name__} hands {name}= to attention, which {PAGED_EVICTION!r} does not understand: "
                 "leaving it out would give wrong results. Use the attention implementation 'sdpa' or 'eager' with this "

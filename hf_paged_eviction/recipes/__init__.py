@@ -1,1 +1,1 @@
-"""Whole procedures over caches: compress by a probe, fit a score, serve an encoder-decoder model."""
+"""Whole procedures: compress by a probe, fit a score, serve an encoder-decoder model, remember a conversation."""

@@ -11,6 +11,7 @@ from torch import Tensor
 from ..cache import PagedEvictionCache
 from ..integration.feeding import feed
 from ..layer import PagedLayer
+from ..policies import EvictionPolicy
 
 #: What KVzip asks of the model.
 REPEAT = "\n\nRepeat the previous context exactly."
@@ -72,12 +73,23 @@ def compress_by_probe(
         layer.forget_attention()
     for start, stop in chunks:
         ids, real = _repeat(probe, input_ids[:, start:stop], mask[:, start:stop])
-        with _taken_back(cache):
-            feed(model, ids, torch.cat([mask, real], dim=1), cache)
-            for layer in layers:
-                layer.observe_waiting()
-                layer.crop(-ids.shape[1])
+        ask(model, cache, ids, torch.cat([mask, real], dim=1))
     cache.shrink(budget)
+
+
+@torch.no_grad()
+def ask(model: Any, cache: PagedEvictionCache, ids: Tensor, mask: Tensor | None) -> None:
+    """Feed tokens whose attention counts for the tokens held, and take them back: they leave no other trace.
+
+    Args:
+        ids: `[rows, n]`.
+        mask: `[rows, seen + n]`, nonzero = real token; None = all are.
+    """
+    with _taken_back(cache):
+        feed(model, ids, mask, cache)
+        for _, layer in cache.paged_layers:
+            layer.observe_waiting()
+            layer.crop(-ids.shape[1])
 
 
 def _repeat(probe: Tensor, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
@@ -142,17 +154,7 @@ def _checked_probe(probe_ids: Sequence[int], chunk_size: int) -> Tensor:
 def _check_cache(cache: PagedEvictionCache, length: int) -> None:
     if not isinstance(cache, PagedEvictionCache):
         raise TypeError(f"cache must be a PagedEvictionCache, got {type(cache).__name__}.")
-    policy, needs = cache.policy, cache.policy.needs
-    if not needs.token_statistics:
-        raise ValueError(
-            f"The policy {policy.label!r} keeps no attention, so a probe tells it nothing. Use 'kvzip', or call "
-            "cache.shrink(budget) after the prompt."
-        )
-    if needs.row_statistics or needs.window is not None:
-        raise ValueError(
-            f"The policy {policy.label!r} depends on where queries stand in the text, and a probe is no part of it. "
-            "Use 'kvzip'."
-        )
+    check_probed(cache.policy)
     if cache.get_seq_length():
         raise ValueError("The cache has read something already: use a new one for each context.")
     rooms = [(index, layer.budget.tokens) for index, layer in cache.paged_layers]
@@ -163,3 +165,22 @@ def _check_cache(cache: PagedEvictionCache, length: int) -> None:
                 f"The context of {length} columns has to be read as a whole before it is compressed, and layer {index} "
                 f"holds {room}. Make the cache with a larger budget=; compress_by_probe shrinks it."
             )
+
+
+def check_probed(policy: EvictionPolicy) -> None:
+    """Refuse a policy to which a probe says nothing, or something wrong.
+
+    Raises:
+        ValueError: with the reason.
+    """
+    needs = policy.needs
+    if not needs.token_statistics:
+        raise ValueError(
+            f"The policy {policy.label!r} keeps no attention, so a probe tells it nothing. Use 'kvzip', or call "
+            "cache.shrink(budget) after the prompt."
+        )
+    if needs.row_statistics or needs.window is not None:
+        raise ValueError(
+            f"The policy {policy.label!r} depends on where queries stand in the text, and a probe is no part of it. "
+            "Use 'kvzip'."
+        )

@@ -29,6 +29,8 @@ PAGES = (
     "long_prompts.md",
     "endless_text.md",
     "few_bits.md",
+    "episodes.md",
+    "query_memory.md",
     "serving.md",
     "migration.md",
     "own_data.md",
