@@ -695,6 +695,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             summary_bytes=sum(layer.summary_bytes for layer in layers),
             host_bytes=sum(layer.host_bytes for layer in layers),
             faults=sum(layer.faults for layer in layers),
+            demoted_tokens=sum(layer.demoted_tokens for layer in layers),
             layers=layers,
         )
 
@@ -734,6 +735,7 @@ def _layer_stats(layer: PagedLayer) -> LayerStats:
         summary_bytes=layer.outlet.device_bytes,
         host_bytes=layer.outlet.host_bytes,
         faults=layer.outlet.faults,
+        demoted_tokens=layer.outlet.tokens_beside,
     )
 
 

@@ -129,7 +129,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.quota = Quota()
         self.memory: MemoryPlan | None = None
         self.listener: Listener | None = None
-        site = Site(self.store, heads, share, budget)
+        site = Site(self.store, heads, share, budget, needs.absolute_noise)
         self.outlet = (disposal or Drop()).outlet(site)
         if self.store.rounds and (self.outlet.plans or self.outlet.reads or self.outlet.ranks):
             raise ValueError(
@@ -367,8 +367,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     def _measure(self, keys: Tensor, values: Tensor) -> None:
         """Make tokens of a budget in bytes, for states like these."""
         if self.memory is not None:
-            store = self.store
-            self.memory.begin(self, store.token_bytes(keys, values), keys.shape[0], store.fixed_bytes(keys, values))
+            store, token_bytes = self.store, self.outlet.slot_bytes(self.store.token_bytes(keys, values))
+            self.memory.begin(self, token_bytes, keys.shape[0], store.fixed_bytes(keys, values))
 
     def _check_rows(self, rows: int) -> None:
         held = self.table.rows
@@ -505,7 +505,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         shifts = self.table.moved_shifts(kept, kept_positions, positions, count)
         if self.outlet.takes or self.outlet.plans:
             leaves = not_kept(positions, kept, kept_positions)
-            staying = self.outlet.overflow(Held(full_k, full_v, positions.expand_as(leaves)), leaves)
+            staying = self.outlet.overflow(Held(full_k, full_v, positions.expand_as(leaves), scores), leaves)
             full_k, full_v = staying.keys, staying.values
         # Without new tokens, these states are views of the storage.
         anew = count == 0 or self.store.slots != self.budget.capacity
@@ -525,7 +525,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def plan(self, begins: Tensor) -> None:
         """A victim was chosen where `begins` `[B, S]` says so."""
-        self.outlet.plan(self.table.choice.slots, begins, Held(*self.store.read(), self.table.positions))
+        table = self.table
+        self.outlet.plan(table.choice.slots, begins, Held(*self.store.read(), table.positions, table.scores))
 
     def _settle(self, kept: Tensor | None) -> None:
         """Of the held and new tokens `kept` `[B, S, C]` stay; None = all."""
