@@ -126,8 +126,10 @@ def replay(
         return states if rows.tolist() == list(range(len(states))) else states[rows.to(states.device)]
 
     for index, layer in enumerate(source.layers):
-        keys, _ = target.update(part(layer.keys), part(layer.values), index)
+        keys, values = target.update(part(layer.keys), part(layer.values), index)
         observed = target.layers[index]
         if isinstance(observed, PagedLayer) and observed.listener is not None:
             # As attention does: after this layer's update, before the next one's.
-            observed.attended(Queries(part(queries[index].query), keys, queries[index].logits))
+            seen = Queries(part(queries[index].query), keys, queries[index].logits)
+            observed.beside(seen, values)
+            observed.attended(seen)
