@@ -1,6 +1,6 @@
-"""Write the table of `benchmarks/results/policies.json` into a README: `python benchmarks/policies_table.py README.md`.
+"""Write the table of `benchmarks/results/policies.json` into `docs/results.md`.
 
-The README marks the place by `<!-- policies:begin -->` and `<!-- policies:end -->`.
+The page marks the place by `<!-- policies:begin -->` and `<!-- policies:end -->`.
 """
 
 import argparse
@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from common import RESULTS
-from readme import table
+from tables import table
 
 from hf_paged_eviction_eval.budgets import FULL
-from hf_paged_eviction_eval.readme import replace_section
+from hf_paged_eviction_eval.results_page import PAGE, replace_section
 
 BLOCK, BUDGETS, BLOCKS = 16, ("6%", "12.5%", "25%", "50%"), (1, 8, 32)
 
@@ -73,11 +73,11 @@ def _rank(shares: list[float | None]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("readme", type=Path)
+    parser.add_argument("page", type=Path, nargs="?", default=PAGE)
     options = parser.parse_args()
     results = json.loads((RESULTS / "policies.json").read_text("utf-8"))
-    text = options.readme.read_text("utf-8")
-    options.readme.write_text(replace_section(text, "policies", content(results)), "utf-8")
+    text = options.page.read_text("utf-8")
+    options.page.write_text(replace_section(text, "policies", content(results)), "utf-8")
 
 
 if __name__ == "__main__":

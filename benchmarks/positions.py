@@ -51,7 +51,7 @@ class Decoder:
 
 def _turned_when_read(layer: Any) -> Any:
     """Instead of `PagedLayer._read`."""
-    layer.turn_keys = lambda: None
+    layer.contents.turn_keys = lambda: None
 
     def read(held: int | None = None) -> tuple[Tensor, Tensor]:
         keys, values = layer.store.read(held)

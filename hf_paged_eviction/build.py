@@ -9,7 +9,7 @@ from transformers.cache_utils import Cache, DynamicSlidingWindowLayer
 
 from .allocators import BudgetAllocator, FixedAllocator, Given, HeadAllocator, LayerAllocator, Uniform, share_out
 from .allocators.cascade import Cascade
-from .allocators.quota import HeadQuota, RowQuota
+from .allocators.quota import HeadQuota, MakeQuota, Quota, RowQuota
 from .disposals import Disposal
 from .hybrid_layer import HybridLayer, paged_part
 from .integration.heads import HeadShare
@@ -93,6 +93,11 @@ class LayerBuilder:
         codecs: tuple[Codec, Codec] | None,
     ) -> Any:
         own_size = not isinstance(self._allocator, Uniform)
+        quota: MakeQuota = Quota
+        if self.cascade is not None:
+            quota = partial(RowQuota, cascade=self.cascade, place=self.cascade.layers)
+        elif isinstance(self._allocator, HeadAllocator):
+            quota = partial(HeadQuota, allocator=self._allocator)
         layer = PagedLayer(
             *(budget, self._policy, self._heads, index, padding, share, rotary),
             masks_itself=own_size,
@@ -100,14 +105,13 @@ class LayerBuilder:
             disposal=self._disposal,
             turning=turning,
             codecs=codecs,
+            quota=quota,
         )
         if self._memory is not None:
             layer.memory = self._memory
             self._memory.add(layer)
         if self.cascade is not None:
-            layer.quota = RowQuota(self.cascade, layer)
-        elif isinstance(self._allocator, HeadAllocator):
-            layer.quota = HeadQuota(self._allocator)
+            self.cascade.add(layer)
         return layer
 
     def fill(self, plan: Sequence[Any], padding: Padding, config: Any) -> list[Any]:

@@ -1,63 +1,41 @@
 """One layer of the cache: keys and values in a fixed storage, evicted block by block."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
-from .allocators.quota import Quota
+from .allocators.quota import MakeQuota, Quota
 from .disposals import Asked, Disposal, Drop, Held, Site
 from .integration.heads import WHOLE, HeadShare
 from .integration.padding import Padding
-from .parts import Snapshot, persistent
+from .layers.compiled import Compiled
+from .layers.contents import Contents, PagedSnapshot
+from .layers.scores import Scores
+from .layers.survivors import Survivors
+from .layers.takeback import Takeback
 from .policies import EvictionPolicy, QueryCount
 from .policies.scorer import Heads, Scorer
 from .queries.listener import Listener
-from .queries.observer import Observer, ObserverSnapshot, Queries
+from .queries.observer import Observer, Queries
 from .queries.parts import Part, Read
-from .queries.ring import QueryRing, RingSnapshot
+from .queries.ring import QueryRing
 from .rotary import Rotary
 from .store.codec import Codec
-from .store.coded import CodedStore, make_store
+from .store.coded import make_store
 from .store.pending import Pending
-from .store.store import HeldSnapshot
 from .store.tensors import with_new
 from .store.turning import Turning
 from .table.budget import BlockBudget
 from .table.cohort import Cohorts
 from .table.memory import MemoryPlan
-from .table.ranking import KEEP, best_blocks, best_tokens, best_within, not_kept, rank_keys, rank_whole_blocks
-from .table.steps import StaticRun, StaticSteps, outside_graphs, refusal
-from .table.table import BlockTable, TableSnapshot
-from .table.takeback import columns_to_remove, order_without
-
-
-@dataclass(frozen=True)
-class PagedSnapshot(Snapshot):
-    """What a paged layer holds, part by part. Without a table it has met no token.
-
-    Attributes:
-        tokens: its budget, once known.
-        processes, first_head: over how many processes the layer was split, and which of its heads were the first here.
-        store, table, observer, ring: of these parts, where there are any.
-        outlet: of the disposal, where it keeps anything.
-        scores: see `Quota`.
-        all_real: of the run of compiled steps that the layer takes part in, see `StaticRun`; None where there is none.
-    """
-
-    tokens: int | None
-    processes: int
-    first_head: int
-    store: HeldSnapshot | None
-    table: TableSnapshot | None
-    observer: ObserverSnapshot | None
-    ring: RingSnapshot | None
-    outlet: Snapshot | None
-    scores: Tensor | None
-    all_real: bool | None
+from .table.ranking import not_kept
+from .table.steps import StaticSteps, outside_graphs, refusal
+from .table.table import BlockTable
+from .table.takeback import columns_to_remove
 
 
 class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
@@ -67,16 +45,14 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     lowest score. Attention always sees the new tokens next to everything held: use, then evict.
 
     What differs between layers is in their parts: where keys and values lie (`store`), which token is where (`table`),
-    what attention says of them (`listener`), how many there may be (`quota`), and what becomes of
-    those that leave (`outlet`).
+    what attention says of them (`listener`), how many there may be (`quota`), and what becomes of those that leave
+    (`outlet`). What happens to all of these alike is in `contents`.
 
     Attributes:
         record_past: while True, new tokens wait in a buffer until `crop` or the next forward commits them.
         cohorts: of the layers that may choose victims with this one; the layer alone until a cache says otherwise.
-        steps: what the layers of a static cache share; None in any other.
-        quota: how many tokens each row or head may hold; all as many as `budget` says until a cache says otherwise.
+        compiled: how the layer of a static cache takes single tokens; None in any other.
         memory: where the budget of the cache is in bytes, what makes tokens of them; None where it is not.
-        outlet: through which every token leaves that is not taken back by `crop`.
 
     Args:
         budget: sizes in tokens.
@@ -92,6 +68,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         disposal: what becomes of tokens that leave.
         turning: closes the gaps that eviction leaves, see `table.gaps`; None = keys stay at their place in the text.
         codecs: of keys and of values, where they are kept in few bits.
+        quota: makes the quota from `budget`.
     """
 
     is_sliding = False
@@ -114,41 +91,45 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         disposal: Disposal | None = None,
         turning: Turning | None = None,
         codecs: tuple[Codec, Codec] | None = None,
+        quota: MakeQuota = Quota,
     ) -> None:
         self.is_initialized = False
         self.is_compileable = static
         self.record_past = False
-        self._asked = self.budget = budget
         self.policy = policy
         self.needs = needs = policy.needs
         self.heads: Heads = heads
         self.layer_idx = layer_idx
-        self._scorer = Scorer(policy, heads, layer_idx, share, rotary)
+        self.share, self.rotary = share, rotary
         self.padding = padding if padding is not None else Padding()
+        self.quota = quota(budget)
         self.store = make_store(budget, static, turning, codecs, heads == "separate")
-        self.quota = Quota()
-        self.memory: MemoryPlan | None = None
-        self.listener: Listener | None = None
-        site = Site(self.store, heads, share, budget, needs.absolute_noise)
-        self.outlet = (disposal or Drop()).outlet(site)
+        self.outlet = (disposal or Drop()).outlet(Site(self.store, heads, share, budget, policy.needs.absolute_noise))
         if self.store.rounds and (self.outlet.plans or self.outlet.reads or self.outlet.ranks):
             raise ValueError(
                 f"bits= keeps tokens in few bits, and the disposal {(disposal or Drop()).label!r} moves or reads them "
                 "as they came: use disposal='drop' with bits=, or bits=None."
             )
+        self.listener: Listener | None = None
         if needs.queries or masks_itself or self.outlet.reads:
             self.listener = Listener(Observer(policy, budget.block_size, share, rotary), masks_itself)
-        self._ring = QueryRing() if static and needs.queries else None
-        self._table: BlockTable | None = None
-        self._pending: Pending | None = None
+        scorer = Scorer(policy, heads, layer_idx, share, rotary)
+        self.contents = Contents(self.store, self.quota, self.outlet, self.listener, scorer)
+        self.scores = Scores(scorer, self.contents)
+        self.takeback = Takeback(self.contents, self.scores, self.padding)
+        self._survivors = Survivors(self.contents, needs.absolute_noise)
+        self.memory: MemoryPlan | None = None
         self.cohorts: Cohorts[PagedLayer] = Cohorts([self])
-        self.steps: StaticSteps | None = None
-        self._run: StaticRun | None = None
-        self._first_row = 0
+        self.compiled: Compiled | None = None
 
     def __repr__(self) -> str:
         size = self.budget.tokens if self.budget.tokens is not None else self.budget.label
         return f"{type(self).__name__}(budget={size}, held={self.held}, seen={self.get_seq_length()})"
+
+    def enter(self, steps: StaticSteps) -> None:
+        """Take single tokens in these compiled steps."""
+        parts = (self.contents, self.scores, self.takeback)
+        self.compiled = Compiled(steps, *parts, queries=self.needs.queries, layer_idx=self.layer_idx)
 
     # ---- what transformers asks -----------------------------------------------------------------------------------
 
@@ -176,10 +157,11 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     def get_seq_length(self) -> int:
         """Tokens seen per row, pads included: what positions continue from, never what is held. Within a compiled step
         of a static cache a tensor."""
-        if self.steps is not None and torch.compiler.is_compiling() and self._table is not None:
-            return self.steps.seen_on(self.table_device)  # type: ignore[return-value]
-        seen = 0 if self._table is None else self.table.seen
-        return seen + self._waiting
+        if self.contents.table is None:
+            return 0
+        if self.compiled is not None and torch.compiler.is_compiling():
+            return self.compiled.seen()  # type: ignore[return-value]
+        return self.table.seen + self._waiting
 
     def get_mask_sizes(self, query_length: int | Tensor) -> tuple[int, int]:
         """Length of what the next `update` returns, and the column of its first slot: `(kv_length, kv_offset)`.
@@ -187,22 +169,17 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         Where the model's mask is not used, one that is too narrow is asked for.
         """
         count = query_length if isinstance(query_length, int) else query_length.shape[0]
-        if count == 1 and self.steps is not None and self._table is not None:
-            return self._static_mask_sizes(self.steps)
+        if count == 1 and self.compiled is not None and self.contents.table is not None:
+            return self.compiled.mask_sizes()  # type: ignore[return-value]
         held, seen = self.held + self._waiting, self.get_seq_length()
         if seen and self.masks_itself:
             return 1, seen
-        if self.budget.tokens is not None:
-            held = min(held, self.budget.tokens)
-            if count == 1 and held == self.budget.tokens and not self.record_past:
+        most = self.quota.budget.tokens
+        if most is not None:
+            held = min(held, most)
+            if count == 1 and held == most and not self.record_past:
                 return held, seen + 1 - held
         return held + count, seen - held
-
-    def _static_mask_sizes(self, steps: StaticSteps) -> tuple[int, int]:
-        capacity = self.budget.capacity
-        if torch.compiler.is_compiling():
-            return capacity, steps.seen_on(self.table_device).add(1 - capacity).clamp_min(0)  # type: ignore[return-value]
-        return capacity, max(self.get_seq_length() + 1 - capacity, 0)
 
     def get_max_length(self) -> int:
         """-1: any number of tokens may be fed."""
@@ -229,18 +206,24 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     # ---- what is known --------------------------------------------------------------------------------------------
 
     @property
-    def table(self) -> BlockTable:
-        """The bookkeeping, as of the last token. Exists from the first forward on."""
-        if self.steps is not None:
-            self.steps.settle()
-        if self._table is None:
-            raise RuntimeError("The cache is empty: run a forward first.")
-        return self._table
+    def budget(self) -> BlockBudget:
+        """Tokens that it holds at most now, see `Quota`."""
+        return self.quota.budget
+
+    def grant(self, budget: BlockBudget) -> None:
+        """Hold so many tokens, which a budget in bytes has turned out to be."""
+        self.quota.budget = budget
 
     @property
-    def table_device(self) -> torch.device:
-        """Where the tokens lie."""
-        return self.storage[0].device
+    def table(self) -> BlockTable:
+        """The bookkeeping, as of the last token. Exists from the first forward on.
+
+        A compiled step leaves its token uncounted, since a graph cannot call the host when it ends. It is counted when
+        somebody asks for the table, so that nobody sees that it was put off.
+        """
+        if self.compiled is not None:
+            self.compiled.steps.settle()
+        return self.contents.known
 
     @property
     def storage(self) -> tuple[Tensor, ...]:
@@ -255,28 +238,19 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     @property
     def held(self) -> int:
         """Tokens held per row, pads included, without those still waiting for `crop`."""
-        return 0 if self._table is None else self.table.held
+        return 0 if self.contents.table is None else self.table.held
 
     @property
     def _waiting(self) -> int:
-        return 0 if self._pending is None else self._pending.count
-
-    @property
-    def share(self) -> HeadShare:
-        """Which of the layer's KV heads this process holds."""
-        return self._scorer.share
-
-    @property
-    def rotary(self) -> Rotary | None:
-        """How the layer turns keys by position, where the policy asks for it."""
-        return self._scorer.rotary
+        return self.contents.waiting
 
     @property
     def all_real(self) -> bool:
         """Whether every slot that the last `update` returned is known to hold a real token. Reads no tensor."""
-        if self.steps is not None:
-            return self.steps.all_real
-        return self._table is not None and self._pending is None and self.table.all_real
+        if self.compiled is not None:
+            return self.compiled.steps.all_real
+        table = self.contents.table
+        return table is not None and self.contents.pending is None and table.all_real
 
     # ---- update ---------------------------------------------------------------------------------------------------
 
@@ -296,12 +270,19 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             ValueError: another number of rows than the cache holds.
             RuntimeError: attention did not tell of the last forward.
         """
-        if self.steps is None:
+        if self.compiled is None:
             return self._take_in(key_states, value_states)
-        if key_states.shape[2] != 1 or self._table is None:
-            return self._several(self.steps, key_states, value_states)
-        self.steps.check_ready()
-        return self._write(self.steps, key_states, value_states)
+        if key_states.shape[2] != 1 or self.contents.table is None:
+            return self._several(key_states, value_states)
+        attended = self.compiled.write(key_states, value_states)
+        self.compiled.steps.took(self)
+        return attended
+
+    @outside_graphs
+    def _several(self, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
+        if self.compiled is not None:
+            self.compiled.interrupt()
+        return self._take_in(key_states, value_states)
 
     def _take_in(self, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
         if self.listener is None:
@@ -322,11 +303,10 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         if count == 0:
             return self._read_with(self.held, keys, values)
         self.commit()
-        self._start(keys, values)
-        table = self.table
+        table = self._started(keys, values)
         real = self.padding.columns(table.seen, table.seen + count, keys.shape[0], keys.device)
         if self._holds_back(count):
-            self._pending = Pending(keys, values, real)
+            self.contents.pending = Pending(keys, values, real)
             return self._read_with(table.held, key_states, value_states, real)
         if count == 1 or (table.seen and not key_states.requires_grad and not self.store.rounds):
             every_slot = table.held == table.capacity
@@ -337,46 +317,24 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self._take(keys, values, real)
         return attended
 
-    def _start(self, keys: Tensor, values: Tensor) -> None:
-        """Make store and table, if this is the first forward."""
-        if self._table is not None:
-            self._check_rows(keys.shape[0])
-            return
-        rows, heads, count, _ = keys.shape
-        self.quota.check(heads, self.share)
-        self._measure(keys, values)
-        self.budget = self.budget.resolve(count)
-        capacity = self.budget.capacity
-        least = self.store.slots_to_begin_with(count, self.budget.block_size, capacity)
-        self.store.start(keys, values, least, capacity)
-        self._table = self._new_table(rows, heads, keys.device)
-        if rows > 1:
-            self.padding.warn_if_unknown()
-        self.outlet.start(rows, heads, self._scorer.sets(heads), capacity, keys.device)
-        if self.listener is not None:
-            self.listener.observer.start(rows, heads, capacity, keys.device)
-
-    def _new_table(self, rows: int, heads: int, device: torch.device) -> BlockTable:
-        needs, ranks = self.needs, self.outlet.ranks
-        sets, interval = self._scorer.sets(heads), 1 if ranks else needs.decision_interval
-        return BlockTable(
-            *(self.budget, rows, sets, device, needs.token_local and not ranks, interval, needs.absolute_noise),
-            shifting=self.store.turning is not None,
-        )
+    def _started(self, keys: Tensor, values: Tensor) -> BlockTable:
+        """The table, which the first tokens make."""
+        contents, rows = self.contents, keys.shape[0]
+        if contents.table is None:
+            self.quota.check(keys.shape[1], self.share)
+            self._measure(keys, values)
+            contents.start(keys, values)
+            if rows > 1:
+                self.padding.warn_if_unknown()
+        else:
+            contents.check_rows(rows)
+        return contents.known
 
     def _measure(self, keys: Tensor, values: Tensor) -> None:
         """Make tokens of a budget in bytes, for states like these."""
         if self.memory is not None:
             store, token_bytes = self.store, self.outlet.slot_bytes(self.store.token_bytes(keys, values))
             self.memory.begin(self, token_bytes, keys.shape[0], store.fixed_bytes(keys, values))
-
-    def _check_rows(self, rows: int) -> None:
-        held = self.table.rows
-        if rows != held:
-            raise ValueError(
-                f"The cache holds {held} rows but got {rows}. Use a new cache or `cache.reset()` for another batch, "
-                "`batch_repeat_interleave` or `batch_select_indices` to change the rows of this one."
-            )
 
     def _holds_back(self, count: int) -> bool:
         """Whether `count` new tokens wait outside the storage for now."""
@@ -386,7 +344,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         """Take in the tokens that wait for `crop` or for attention, evicting as needed."""
         if self.listener is not None:
             self.listener.check_told(self.layer_idx)
-        pending, self._pending = self._pending, None
+        pending, self.contents.pending = self.contents.pending, None
         if pending is not None and pending.count:
             self._take(pending.keys, pending.values, pending.real)
         if self.listener is not None:
@@ -408,7 +366,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def _take(self, keys: Tensor, values: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor] | None:
         """Hold new tokens. Returns all that they may attend to, where that was put together; else `_read` gives it."""
-        table, count, listener = self.table, keys.shape[2], self.listener
+        table, count, listener = self.contents.known, keys.shape[2], self.listener
         if count > 1 and self.store.rounds:
             self.store.meet(keys, real)
         self.quota.scores = None
@@ -432,7 +390,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def _overflows(self, count: int) -> bool:
         """Whether `count` new tokens make the layer choose anew all that it holds."""
-        table = self.table
+        table = self.contents.known
         room = table.capacity - table.held - count
         if count == 1 and room < 0:
             return False
@@ -440,8 +398,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         return room < 0 or (room == 0 and self.padding.irregular)
 
     def _append(self, keys: Tensor, values: Tensor, real: Tensor | None) -> None:
-        table, count, held = self.table, keys.shape[2], self.held
-        self.store.grow(held, held + count, self.budget.block_size, self.budget.capacity)
+        table, count, held = self.contents.known, keys.shape[2], self.contents.known.held
+        self.store.grow(held, held + count, table.block_size, table.capacity)
         if self.store.rounds:
             self._append_to_encode(held, keys, values, real)
         else:
@@ -452,42 +410,37 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def _append_to_encode(self, held: int, keys: Tensor, values: Tensor, real: Tensor | None) -> None:
         """A single token waits for others, until a block is encoded; several are encoded at once."""
-        table, count = self.table, keys.shape[2]
+        table, count = self.contents.known, keys.shape[2]
         if count == 1 and held:
-            slot = torch.full((table.rows, 1, 1), held, dtype=torch.int64, device=self.table_device)
+            slot = torch.full((table.rows, 1, 1), held, dtype=torch.int64, device=table.device)
             self.store.overwrite(slot, keys, values, real)
             table.append(count, real)
-            self._encode_block()
+            self.scores.encode_block()
         else:
-            self._encode()
+            self.scores.encode()
             table.append(count, real)
             self.store.append(held, keys, values, table.positions)
-            self._note_scores(keys, values)
+            self.scores.note_appended(keys, values)
 
     def _overwrite(self, keys: Tensor, values: Tensor, real: Tensor | None) -> None:
-        table = self.table
+        table = self.contents.known
         if table.victims_due:
             self.cohorts.of(self).choose_victims(real)
         slot = table.next_slot()
         if self.outlet.takes:
-            self._let_go(slot, table.positions_in(slot, real))
+            self.contents.let_go(slot, table.positions_in(slot, real))
         self.store.overwrite(slot, keys, values, real)  # a pad evicts nothing
         table.overwritten(real)
-        self._encode_block()
-
-    def turn_keys(self) -> None:
-        """Turn the keys held to where they stand now, for attention; see `table.gaps`."""
-        if self.table.shifts is not None:
-            self.store.turn(self.table.shifts)
+        self.scores.encode_block()
 
     def _overflow(self, keys: Tensor, values: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
-        self._encode()
-        table, count = self.table, keys.shape[2]
+        self.scores.encode()
+        table, count = self.contents.known, keys.shape[2]
         positions = table.positions_with(table.new_positions(count, real)[:, 0])
         attended = full_k, full_v = self._read_with(table.held, keys, values, real)
         if self.store.turns and table.held:
             full_k, full_v = with_new(self.store.read(table.held), keys, values)
-        scores = self._score_overflow(full_k, full_v, positions, count)
+        scores = self.scores.of_overflow(full_k, full_v, positions, count)
         self._keep_best(full_k, full_v, positions, scores, count, real)
         return attended
 
@@ -495,69 +448,27 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self, full_k: Tensor, full_v: Tensor, positions: Tensor, scores: Tensor, count: int, real: Tensor | None
     ) -> None:
         """Of the `held + count` tokens in these states, keep the best."""
-        limits = self._limits(scores, positions)
-        if limits is None:
-            kept = self._best(scores, positions, self.table.seen + count)
-            kept_positions = positions.gather(-1, kept)
-        else:
-            self.budget = self.budget.of(int(limits.max()))
-            kept, kept_positions = best_within(self._rank(scores, positions), positions, limits, self.budget.capacity)
-        shifts = self.table.moved_shifts(kept, kept_positions, positions, count)
-        if self.outlet.takes or self.outlet.plans:
+        table, outlet = self.contents.known, self.outlet
+        limits = self._survivors.limits(scores, positions)
+        if limits is not None:
+            self.quota.resize(int(limits.max()))
+        kept, kept_positions = self._survivors.choose(scores, positions, limits, table.seen + count)
+        shifts = table.moved_shifts(kept, kept_positions, positions, count)
+        if outlet.takes or outlet.plans:
             leaves = not_kept(positions, kept, kept_positions)
-            staying = self.outlet.overflow(Held(full_k, full_v, positions.expand_as(leaves), scores), leaves)
+            staying = outlet.overflow(Held(full_k, full_v, positions.expand_as(leaves), scores), leaves)
             full_k, full_v = staying.keys, staying.values
         # Without new tokens, these states are views of the storage.
         anew = count == 0 or self.store.slots != self.budget.capacity
-        self.store.keep(full_k, full_v, kept, self.table.held, kept_positions, anew)
+        self.store.keep(full_k, full_v, kept, table.held, kept_positions, anew)
         scores = scores.gather(-1, kept)
         self.quota.scores = scores if limits is not None else None
-        scored = scores if self.needs.token_local and not self.outlet.ranks else None
-        self.table.replace(kept_positions, scored, count, real, limits, shifts)
-        if self.outlet.ranks:
-            self.table.align()
-        self.turn_keys()
-        self._settle(kept)
-
-    def _let_go(self, slots: Tensor, positions: Tensor) -> None:
-        """What stands in these slots `[B, S, 1]`, tokens at `positions` `[B, S, 1]`, is about to be overwritten."""
-        self.outlet.let_go(Held(*self.store.at(slots), positions), slots)
-
-    def plan(self, begins: Tensor) -> None:
-        """A victim was chosen where `begins` `[B, S]` says so."""
-        table = self.table
-        self.outlet.plan(table.choice.slots, begins, Held(*self.store.read(), table.positions, table.scores))
-
-    def _settle(self, kept: Tensor | None) -> None:
-        """Of the held and new tokens `kept` `[B, S, C]` stay; None = all."""
-        if self.outlet.takes:
-            self.outlet.settle(kept, self.table.positions, self.table.capacity)
-        if self.listener is not None:
-            self.listener.observer.settle(kept, self.table.capacity)
-
-    def _best(self, scores: Tensor, positions: Tensor, seen: int) -> Tensor:
-        """Indices `[B, S, C]` of the tokens that stay, in slot order; `seen` columns by then."""
-        capacity, size = self.budget.capacity, self.budget.block_size
-        if not self.outlet.ranks:
-            return best_tokens(self._rank(scores, positions), positions, capacity)
-        rank = rank_whole_blocks(scores, positions, seen // size + 1, size, self.needs.absolute_noise)
-        return best_blocks(rank, positions.expand_as(scores), self.budget)
-
-    def _rank(self, scores: Tensor, positions: Tensor) -> Tensor:
-        """`[B, S, tokens]` int64: the order in which tokens go, the protected ones last."""
-        rank = rank_keys(scores, positions, positions >= 0, self.needs.absolute_noise)
-        return rank.masked_fill(self._protected(positions), KEEP)
-
-    def _protected(self, positions: Tensor) -> Tensor:
-        """The row's first real tokens and its newest."""
-        newest = positions.amax(-1, keepdim=True) - self.budget.recent
-        return (positions >= 0) & ((positions < self.budget.protected) | (positions > newest))
-
-    def _limits(self, scores: Tensor, positions: Tensor) -> Tensor | None:
-        if not self.quota.unequal:
-            return None
-        pinned = scores.masked_fill(self._protected(positions), float("inf"))
-        return self.quota.limits(self._asked, pinned.masked_fill(positions < 0, float("-inf")), positions)
+        scored = scores if self.needs.token_local and not outlet.ranks else None
+        table.replace(kept_positions, scored, count, real, limits, shifts)
+        if outlet.ranks:
+            table.align()
+        self.contents.turn_keys()
+        self.contents.settle(kept)
 
     # ---- attention ------------------------------------------------------------------------------------------------
 
@@ -568,13 +479,13 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def mask(self, query_length: int) -> Tensor | None:
         """What the queries of the last `update` may attend to, see `QueryListener.mask`; where `masks_itself`."""
-        return None if self.listener is None else self.listener.mask(self.table, self._pending, query_length)
+        return None if self.listener is None else self.listener.mask(self.table, self.contents.pending, query_length)
 
     def beside(self, queries: Queries, values: Tensor) -> Iterable[Part | Read] | None:
         """What these queries attend to beside the tokens that the last `update` returned; None = nothing."""
         if not self.outlet.reads or self.listener is None:
             return None
-        pending = self._pending
+        pending = self.contents.pending
         real = self.listener.real if pending is None else pending.real
         return self.outlet.beside(Asked(queries, values, self.table, pending is not None, real))
 
@@ -584,20 +495,23 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def attended(self, queries: Queries) -> None:
         """The queries of the last forward, and what they were compared with."""
-        listener = self.listener
+        listener, compiled = self.listener, self.compiled
         if listener is None:
             return
-        if self._ring is not None and self.steps is not None:
-            if queries.query.shape[2] == 1 and self._run is not None:
-                listener.told(None)
-                self._ring.put(self.steps.seen[self.table_device], queries.query)
-                return
-            self._several_attended(listener, self._ring, queries)
-            return
+        if compiled is None or compiled.ring is None:
+            self._observe(listener, queries)
+        elif compiled.leave(queries):
+            listener.told(None)
+        else:
+            self._several_attended(listener, compiled.ring, queries)
+
+    @outside_graphs
+    def _several_attended(self, listener: Listener, ring: QueryRing, queries: Queries) -> None:
+        ring.note(queries)
         self._observe(listener, queries)
 
     def _observe(self, listener: Listener, queries: Queries) -> None:
-        if self._pending is None:
+        if self.contents.pending is None:
             listener.told(None)
             listener.observe_step(self.table, queries)
             return
@@ -613,23 +527,20 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     @property
     def observed(self) -> dict[str, Tensor]:
         """The policy's statistics by name: `[batch, kv_heads, held]` in slot order, or `[batch, ...]`."""
-        return self._statistics(None)
+        return {} if self.listener is None else self.listener.statistics(self.table, None)
 
     @property
     def queries_observed(self) -> QueryCount | None:
         """How many queries the policy has observed."""
-        return None if self.listener is None else self.listener.count
-
-    def _statistics(self, slots: Tensor | None) -> dict[str, Tensor]:
-        """What the policy knows of the tokens in these slots `[B, S, n]`, or in all that are held."""
-        return {} if self.listener is None else self.listener.statistics(self.table, slots)
+        return self.scores.queries_observed
 
     def forget_attention(self) -> None:
         """Forget what has been observed, as if the tokens held had met no query yet."""
         self.commit()
         self.quota.scores = None
-        if self.listener is not None and self._table is not None:
-            self.listener.observer.forget(self.table.seen - self.table.pads)
+        table = self.contents.table
+        if self.listener is not None and table is not None:
+            self.listener.observer.forget(table.seen - table.pads)
 
     def observe_waiting(self) -> None:
         """Let the queries of the tokens that wait count for those held, whether or not `crop` takes them back.
@@ -639,100 +550,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         """
         self.quota.scores = None
         if self.listener is not None:
-            self.listener.observe_passing(self.table, self._pending)
-
-    # ---- scores ---------------------------------------------------------------------------------------------------
-
-    def alike(self, other: "PagedLayer") -> bool:
-        """Whether victims of both can be chosen together now. Reads no tensor."""
-        if other is self:
-            return True
-        if other._table is None or self.outlet.ranks or not self.table.alike(other.table):
-            return False
-        mine, theirs = self.storage, other.storage
-        return (mine[0].shape, mine[1].shape, mine[0].device, self.share) == (
-            *(theirs[0].shape, theirs[1].shape, theirs[0].device),
-            other.share,
-        )
-
-    def score_alike(self, keys: Tensor, values: Tensor, positions: Tensor, seen: Tensor) -> Tensor:
-        """Scores of tokens of this layer and of layers like it, see `Scorer`; for policies that know no layers."""
-        return self._scorer(keys, values, positions, seen, budget=self._room)
-
-    def score_slots(self, slots: Tensor | None) -> Tensor:
-        """Scores `[B, S, n]` of the tokens in the slots `[B, S, n]`, or of all that are held."""
-        table = self.table
-        if self.outlet.ranks and table.full:
-            return self._frame_ranks(slots)
-        if self.scores_early:
-            self._score_waiting()
-            return table.scores if slots is None else table.scores.gather(-1, slots)
-        if slots is None:
-            positions, keys, values = table.positions, *self.store.read(table.held)
-        else:
-            positions, keys, values = table.positions.gather(-1, slots), *self.store.at(slots)
-        known, seen = self._statistics(slots), table.seen - table.pads
-        return self._scorer(keys, values, positions, seen, known, self.queries_observed, self._room)
-
-    def _frame_ranks(self, slots: Tensor | None) -> Tensor:
-        """As `score_slots`, of an outlet that says itself which block goes next."""
-        table = self.table
-        logical = self.outlet.frame_ranks(table).repeat_interleave(self.budget.block_size, dim=-1)
-        order = table.phase.order
-        ranks = logical if order is None else torch.empty_like(logical).scatter(-1, order, logical)
-        return ranks if slots is None else ranks.gather(-1, slots)
-
-    @property
-    def _room(self) -> int | Tensor:
-        return self.quota.room(self._asked, self.budget)
-
-    def _score_overflow(self, keys: Tensor, values: Tensor, positions: Tensor, count: int) -> Tensor:
-        table, listener = self.table, self.listener
-        seen = positions[:, 0].amax(-1) + 1
-        if listener is not None:
-            listener.observe_overflow(positions, table.held)
-            if not self.scores_early:
-                known = listener.observer.statistics(positions)
-                return self._scorer(keys, values, positions, seen, known, listener.count, self._room)
-        if not self.needs.token_local or table.held == 0:
-            return self.score_alike(keys, values, positions, seen)
-        table.refresh_scores(self.score_slots)
-        new = self.score_alike(keys[:, :, -count:], values[:, :, -count:], positions[..., -count:], seen)
-        return torch.cat([table.scores, new], dim=-1)
-
-    # ---- precision ------------------------------------------------------------------------------------------------
-
-    @property
-    def scores_early(self) -> bool:
-        """Whether tokens are scored when they come, since they will be rounded, and no more after that."""
-        return self.store.rounds and self.needs.token_local
-
-    def _encode_block(self) -> None:
-        """Encode the newest block, if it is full."""
-        if self.store.waiting == self.budget.block_size:
-            self._encode()
-
-    def _encode(self) -> None:
-        """Score and encode the single tokens that still wait for both."""
-        if self.store.waiting:
-            self._score_waiting()
-            self.store.encode()
-
-    def _score_waiting(self) -> None:
-        if not self.scores_early or not isinstance(self.store, CodedStore) or not self.store.waiting:
-            return
-        table, scores = self.table, self.table.tokens.scores
-        slots, keys, values, new = self.store.newest()
-        slots = slots[:, : scores.shape[1]]
-        found = self.score_alike(keys, values, table.positions.gather(-1, slots), table.seen - table.pads)
-        scores.scatter_(-1, slots, torch.where(new, found, scores.gather(-1, slots)))
-
-    def _note_scores(self, keys: Tensor, values: Tensor) -> None:
-        """Several tokens were appended."""
-        if self.scores_early:
-            table, count = self.table, keys.shape[2]
-            found = self.score_alike(keys, values, table.positions[..., -count:], table.seen - table.pads)
-            table.tokens.scores[:, :, table.held - count : table.held] = found
+            self.listener.observe_passing(self.table, self.contents.pending)
 
     # ---- another budget -------------------------------------------------------------------------------------------
 
@@ -743,9 +561,9 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         the next one.
         """
         self.commit()
-        self._asked = self.budget = budget
+        self.quota.ask(budget)
         self.memory = None
-        if self._table is None:
+        if self.contents.table is None:
             self.store.give_up()  # room that an earlier prompt left
             return
         self.store.prefetch()
@@ -755,34 +573,34 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def resize(self) -> None:
         """Give up, or get room for, tokens: the quota has changed. Tokens that wait for `crop` are decided on later."""
-        if self._table is not None and self._pending is None:
+        if self.contents.table is not None and self.contents.pending is None:
             self._fit()
 
     def _fit(self) -> None:
         """Bring tokens and storage in line with the budget, or the quota, which has changed."""
-        self._encode()
-        table = self.table
+        self.scores.encode()
+        table, capacity = self.contents.known, self.budget.capacity
         if self.quota.unequal:
             self._fit_quota(table)
-        elif table.capacity == self.budget.capacity:
+        elif table.capacity == capacity:
             return
-        elif table.held >= self.budget.capacity:
-            table.refresh_scores(self.score_slots)
+        elif table.held >= capacity:
+            table.refresh_scores(self.scores.in_slots)
             self._keep_best(*self.store.read(table.held), table.positions, table.scores, 0, None)
         else:
-            if self.store.slots > self.budget.capacity:
-                self.store.move(self.budget.capacity, table.held)
-            table.resize(self.budget.capacity)
-            self._settle(None)
+            if self.store.slots > capacity:
+                self.store.move(capacity, table.held)
+            table.resize(capacity)
+            self.contents.settle(None)
 
     def _fit_quota(self, table: BlockTable) -> None:
         positions = table.positions
         scores = None if self.needs.reads_budget else self.quota.scores
-        scores = self.score_slots(None) if scores is None else scores
-        limits = self._limits(scores, positions)
+        scores = self.scores.in_slots(None) if scores is None else scores
+        limits = self._survivors.limits(scores, positions)
         if limits is not None and (table.limits is None or not torch.equal(limits, table.limits)):
             self._keep_best(*self.store.read(table.held), positions, scores, 0, None)
-        self.budget = self.budget.of(table.capacity)
+        self.quota.resize(table.capacity)
 
     # ---- taking back ----------------------------------------------------------------------------------------------
 
@@ -807,124 +625,33 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             ValueError: some of these tokens have been evicted already and nothing was recorded, or the cache is static.
         """
         self.check_crop(tokens_to_remove)
-        count = columns_to_remove(tokens_to_remove, self.get_seq_length())
-        if self._pending is not None:
-            dropped = min(count, self._waiting)
-            self._pending = self._pending.first(self._waiting - dropped)
+        contents, count = self.contents, columns_to_remove(tokens_to_remove, self.get_seq_length())
+        if contents.pending is not None:
+            dropped = min(count, contents.waiting)
+            contents.pending = contents.pending.first(contents.waiting - dropped)
             count -= dropped
         self.commit()
-        if count:
-            self._remove(count)
+        if count and count == contents.known.seen:
+            self.reset()
+        elif count:
+            self.takeback.remove(count)
 
     def check_crop(self, tokens_to_remove: int) -> None:
         """Raise the `ValueError` of `crop`, if it would, before anything is changed."""
         if self.is_compileable:
             raise refusal("take tokens back (crop)")
-        count = (
-            columns_to_remove(tokens_to_remove, self.get_seq_length()) - self._waiting
-        )  # what waits can always be dropped
-        if self._table is not None and 0 < count < self.table.seen:
-            self.outlet.check_crop(count)
-            order_without(self.table, count, self._pads_without(count))
-
-    def _remove(self, count: int) -> None:
-        table = self.table
-        if count == table.seen:
-            self._clear()
-            return
-        pads = self._pads_without(count)
-        self._move(order_without(table, count, pads), count, pads)
-
-    def _move(self, order: Tensor | None, count: int, pads: Tensor) -> None:
-        """Take back `count` columns, the others being moved as `order` `[B, S, held]` says; see `BlockTable.shrink`."""
-        self._encode()
-        table, held = self.table, self.held
-        if order is not None:
-            self.store.reorder(order)
-        table.shrink(order, count, pads)
-        self.outlet.move(order, table.held)
-        self.store.take_back(table.seen - table.pads)
-        self.quota.scores = None
-        if self.listener is not None:
-            self.listener.observer.move(order, held, table.seen - table.pads, count)
-
-    def _pads_without(self, count: int) -> Tensor:
-        """`[B]` pads among all but the last `count` columns."""
-        table = self.table
-        later = self.padding.columns(table.seen - count, table.seen, table.rows, table.device)
-        return table.pads if later is None else table.pads - (~later).sum(-1)
-
-    # ---- compiled steps -------------------------------------------------------------------------------------------
-
-    @outside_graphs
-    def _several(self, steps: StaticSteps, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
-        steps.interrupt()
-        return self._take_in(key_states, value_states)
-
-    @outside_graphs
-    def _several_attended(self, listener: Listener, ring: QueryRing, queries: Queries) -> None:
-        ring.note(queries)
-        self._observe(listener, queries)
-
-    def _write(self, steps: StaticSteps, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
-        """Take in a single token, within a graph."""
-        if self.listener is not None:
-            self.listener.check_told(self.layer_idx)
-            self.listener.expect()
-        rows = self.storage[0].shape[0]
-        if self._run is None or key_states.shape[0] != rows:
-            self._check_rows(key_states.shape[0])
-            raise RuntimeError(f"Layer {self.layer_idx} was left out of the forward before this one.")
-        slots = self._run.slots[self._first_row : self._first_row + rows]
-        if self.outlet.takes:
-            self._let_go(slots, self._run.leaving[self._first_row : self._first_row + rows])
-        self.store.write(slots[:, :, 0], key_states, value_states)
-        steps.took(self)
-        return self._read()
-
-    def join(self, run: StaticRun, index: int) -> None:
-        """Take single tokens as layer `index` of this run."""
-        rows = self.storage[0].shape[0]
-        self._run, self._first_row = run, index * rows
-        if self._ring is not None:
-            self._ring.make(rows, self.budget.block_size)
-
-    def written(self) -> None:
-        """The host has counted a token that a graph has written."""
-        if self.listener is not None and self._ring is not None:
-            table = self.table
-            self.listener.prepare(table, 1, None)
-            held = table.held if table.may_fill_block or not self.store.rounds else 0  # to read is to decode
-            self.listener.observe_step(table, self._ring.take(table.seen, self._read(held)[0]))
-        self.store.wrote()
-        self._encode_block()
-
-    def sort_pads(self) -> bool:
-        """Bring pads in the middle of the text to the lowest slots, if the next token takes the last free slot.
-
-        Returns:
-            Whether anything was moved.
-        """
-        if not self.padding.irregular or self.table.held + 1 != self.table.capacity:
-            return False
-        self._move(self.table.positions.argsort(stable=True, dim=-1), 0, self.table.pads)
-        return True
+        table = self.contents.table
+        # What waits can always be dropped.
+        count = columns_to_remove(tokens_to_remove, self.get_seq_length()) - self.contents.waiting
+        if table is not None and 0 < count < table.seen:
+            self.takeback.check(count)
 
     # ---- rows -----------------------------------------------------------------------------------------------------
 
     def _map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
-        if self.steps is not None:
-            self.steps.interrupt()
-        if self._table is None:
-            return
-        self.store.map_rows(change)
-        self._table.map_rows(change)
-        self.quota.scores = None
-        self.outlet.map_rows(change)
-        if self._pending is not None:
-            self._pending = self._pending.map_rows(change)
-        if self.listener is not None:
-            self.listener.map_rows(change)
+        if self.compiled is not None:
+            self.compiled.interrupt()
+        self.contents.map_rows(change)
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Row `i` becomes what row `beam_idx[i]` was."""
@@ -936,26 +663,17 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep the rows `indices` (int64 or bool `[rows]`)."""
-        if self._table is not None:
-            indices = indices.to(self._table.device)
+        if self.contents.table is not None:
+            indices = indices.to(self.contents.table.device)
             self._map_rows(lambda states: states[indices])
 
     # ---- life -----------------------------------------------------------------------------------------------------
 
-    def _clear(self) -> None:
-        if self.steps is not None:
-            self.steps.interrupt()
-        self.budget = self._asked
-        self._table = self._pending = self._run = None
-        self.quota.scores = None
-        self.store.clear()
-        self.outlet.clear()
-        if self.listener is not None:
-            self.listener.clear()
-
     def reset(self) -> None:
         """Forget every token. The storage stays and serves the next prompt of the same shape."""
-        self._clear()
+        if self.compiled is not None:
+            self.compiled.clear()
+        self.contents.clear()
 
     def release(self) -> None:
         """Forget every token and give the storage up, to the pool if there is one."""
@@ -971,79 +689,54 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         """Bring keys and values back."""
         self.store.prefetch()
 
-    # ---- saving ---------------------------------------------------------------------------------------------------
-
     def snapshot(self) -> PagedSnapshot:
         """All that the layer holds.
 
         Raises:
             ValueError: tokens wait for `crop`. RuntimeError: attention did not tell of the last forward.
         """
-        if self._waiting:
-            raise ValueError(
-                f"{self._waiting} tokens wait for crop() to say whether they stay: call cache.crop(0), which keeps "
-                "them, or cache.crop(-n) first."
-            )
-        if self._table is None:
-            return PagedSnapshot(None, 1, 0, None, None, None, None, None, None, None)
-        self.commit()
-        heads = self.storage[0].shape[1]
-        return PagedSnapshot(
-            tokens=self.budget.tokens,
-            processes=self.share.processes(heads),
-            first_head=self.share.first_head(heads),
-            store=self.store.snapshot(self.held),
-            table=self.table.snapshot(),
-            observer=None if self.listener is None else self.listener.observer.snapshot(),
-            ring=None if self._ring is None else self._ring.snapshot(),
-            outlet=self.outlet.snapshot(),
-            scores=self.quota.scores,
-            all_real=self._run.all_real if self._run is not None and self.steps and self.steps.joined else None,
-        )
+        compiled = self.compiled
+        if compiled is not None:
+            compiled.steps.settle()
+        if self.contents.table is not None and not self._waiting:
+            self.commit()
+        saved = self.contents.snapshot()
+        if compiled is None or saved.table is None:
+            return saved
+        return replace(saved, ring=compiled.ring_snapshot(), all_real=compiled.all_real)
 
     def restore(self, saved: PagedSnapshot, device: torch.device) -> None:
         """Hold what another layer made in the same way held. Nothing is checked here, see `saving.checks`."""
-        if saved.table is None or saved.store is None or saved.tokens is None:
+        if saved.table is None:
             return
-        self.budget = self._asked.of(saved.tokens)
-        rows, heads = saved.store.shape[:2]
-        self.store.restore(saved.store, device)
+        self.contents.restore(saved, device)
         self.is_initialized = True
-        self._table = self._new_table(rows, heads, device)
-        self._table.restore(saved.table)
-        if self.listener is not None and saved.observer is not None:
-            self.listener.observer.restore(saved.observer, heads, device)
-        if self._ring is not None and saved.ring is not None:
-            self._ring.restore(saved.ring, device)
-        self.outlet.start(rows, heads, self._scorer.sets(heads), self.table.capacity, device)
-        if saved.outlet is not None:
-            self.outlet.restore(saved.outlet, device)
-        self.quota.scores = None if saved.scores is None else persistent(saved.scores.to(device))
+        if self.compiled is not None and self.compiled.ring is not None and saved.ring is not None:
+            self.compiled.ring.restore(saved.ring, device)
 
     # ---- reading --------------------------------------------------------------------------------------------------
 
     @property
     def positions(self) -> Tensor:
         """`[batch, kv_heads, held]` int64: position of the token in each held slot, -1 for a pad."""
-        if self._table is None:
+        if self.contents.table is None:
             return torch.empty(0, 0, 0, dtype=torch.int64)
-        return self.table.positions.expand(-1, self.storage[0].shape[1], -1)
+        return self.table.positions.expand(-1, self.contents.heads, -1)
 
     @property
     def shifts(self) -> Tensor:
         """As `positions`: how far forward attention sees the token of each slot, see `table.gaps`."""
-        shifts = None if self._table is None else self.table.held_shifts
+        shifts = None if self.contents.table is None else self.table.held_shifts
         return torch.zeros_like(self.positions) if shifts is None else shifts.expand(self.positions.shape)
 
     def block_table(self) -> Tensor:
         """`[batch, kv_heads, blocks, block_size]` int64 positions in logical order, -1 where no real token is."""
-        table = self.table.blocks()
-        return table.expand(-1, self.storage[0].shape[1], -1, -1)
+        return self.table.blocks().expand(-1, self.contents.heads, -1, -1)
 
     def block_scores(self) -> Tensor:
         """`[batch, kv_heads, blocks]` float32, what the next eviction ranks; nan for blocks not yet filled."""
-        self.table.refresh_scores(self.score_slots)
-        return self.table.block_scores().expand(-1, self.storage[0].shape[1], -1)
+        self.table.refresh_scores(self.scores.in_slots)
+        return self.table.block_scores().expand(-1, self.contents.heads, -1)
 
     def visible_next(self, query_length: int) -> Tensor:
         """Which of the slots that the next `update` returns are real, the new tokens left out.
@@ -1054,7 +747,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             causality.
         """
         visible = self.table.positions[:, 0] >= 0
-        if query_length == 1 and self.steps is not None and not self.table.full:
+        if query_length == 1 and self.compiled is not None and not self.table.full:
             return visible
         kv_length, _ = self.get_mask_sizes(query_length)
         if kv_length == self.held + self._waiting + query_length:

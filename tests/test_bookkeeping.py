@@ -121,7 +121,7 @@ def test_compiled_code_is_told_the_same_sizes(prompt: int, monkeypatch: pytest.M
     for layer in layers:
         layer.update(states(prompt), states(prompt))
     for seen in range(prompt, prompt + 4):
-        layers[0].steps.prepare()
+        layers[0].compiled.steps.prepare()
         expected = [(layer.get_seq_length(), layer.get_mask_sizes(1)) for layer in layers]
         assert layers[0].get_mask_sizes(torch.arange(seen, seen + 1)) == expected[0][1]
         with monkeypatch.context() as patch:
@@ -224,7 +224,7 @@ def test_nothing_is_known_of_pads_before_a_step_is_prepared() -> None:
         for layer in layers:
             layer.update(states(30), states(30))
         assert not paged.all_real
-        paged.steps.prepare()
+        paged.compiled.steps.prepare()
         assert paged.all_real
 
 

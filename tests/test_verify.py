@@ -16,9 +16,10 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface
 
 import models
-from hf_paged_eviction import EvictionPolicy, PagedEvictionCache, ScoreContext, Verification, layer, verify
+from hf_paged_eviction import EvictionPolicy, PagedEvictionCache, ScoreContext, Verification, verify
 from hf_paged_eviction.integration.padding import Padding
 from hf_paged_eviction.layer import PagedLayer
+from hf_paged_eviction.layers import survivors
 from hf_paged_eviction.queries import attention
 from hf_paged_eviction.table.budget import BlockBudget
 from hf_paged_eviction.table.table import BlockTable
@@ -106,7 +107,7 @@ def wrong_positions() -> AbstractContextManager[Any]:
 
 
 def nothing_protected() -> AbstractContextManager[Any]:
-    return patch.object(PagedLayer, "_protected", lambda self, positions: torch.zeros_like(positions).bool())
+    return patch.object(survivors.Survivors, "_protected", lambda self, positions: torch.zeros_like(positions).bool())
 
 
 def pads_ignored() -> AbstractContextManager[Any]:
@@ -133,7 +134,7 @@ def no_mask_of_its_own() -> AbstractContextManager[Any]:
 
 
 def a_crash() -> AbstractContextManager[Any]:
-    return patch.object(layer, "best_tokens", lambda keys, positions, count: keys[..., :count] * 10)
+    return patch.object(survivors, "best_tokens", lambda keys, positions, count: keys[..., :count] * 10)
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,7 @@ def remaining(queries: Queries, positions: Tensor, asked: Tensor, first: Tensor,
     keys = positions[:, None].expand(-1, kv_heads, -1)
     weights = Attention(queries.query, queries.key, asked, keys, queries.logits).weights.mean(2)
     count = asked.shape[1]
-    # By position instead of by column; what has none goes to one place too many.
+    # Sort by position. Pads have none: they go to an extra last place, which is cut off.
     place = torch.where(positions >= 0, positions, columns)[:, None, None].expand(-1, kv_heads, count, -1)
     weights = weights.new_zeros(rows, kv_heads, count, columns + 1).scatter_(-1, place, weights)[..., :-1]
     moment = torch.where(asked >= 0, asked - first[:, None], count)[:, None, :, None].expand_as(weights)

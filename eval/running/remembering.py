@@ -35,7 +35,7 @@ class Memory:
         return dict(self._found[key])
 
     def __deepcopy__(self, memo: Any) -> Memory:
-        return self  # never changed but for the better
+        return self  # copies share what is known: it is only ever added to
 
     def attach(self, cache: PagedEvictionCache) -> None:
         """From now on the layers of this cache look here before they observe."""

@@ -60,13 +60,18 @@ class Cascade:
         self._shares: dict[int, Tensor] = {}  # by place, [B, 1] tokens
         self._real: Tensor | None = None  # [B] real tokens in the last forward of several tokens
 
+    @property
+    def layers(self) -> int:
+        """How many there are so far."""
+        return len(self._layers)
+
     def add(self, layer: Sharer) -> None:
         """One more layer, in the order of the model."""
         self._layers.append(layer)
 
-    def share(self, layer: Sharer) -> Tensor | None:
-        """`[B, 1]` tokens that the layer may hold; None before anything was decided."""
-        return self._shares.get(self._layers.index(layer))
+    def share(self, place: int) -> Tensor | None:
+        """`[B, 1]` tokens that the layer at this place may hold; None before anything was decided."""
+        return self._shares.get(place)
 
     def attended(self, layer: Sharer, queries: Queries, key_positions: Tensor, query_positions: Tensor) -> None:
         """Share out anew; the other layers are resized at once, so that the total holds.

@@ -1,5 +1,7 @@
 """How many tokens one layer may hold: as many as it was given, or a number of its own in each row or KV head."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -15,6 +17,9 @@ class Quota:
     """As many as the layer was given, the same in every row and head.
 
     Attributes:
+        asked: what the layer was given, on average where rows or heads hold different numbers.
+        budget: what it holds at most now, in its longest row and head. A share of the prompt, or bytes, are tokens from
+            the first forward on.
         unequal: whether rows or heads may hold different numbers; the storage is as long as the largest, and slots
             beyond a smaller one are dead. Every forward of several tokens decides anew.
         scores: `[B, S, held]` of the tokens held, as of the forward that goes on; None where they are to be worked out.
@@ -23,8 +28,22 @@ class Quota:
 
     unequal = False
 
-    def __init__(self) -> None:
+    def __init__(self, asked: BlockBudget) -> None:
+        self.asked = self.budget = asked
         self.scores: Tensor | None = None
+
+    def ask(self, budget: BlockBudget) -> None:
+        """Another budget from now on."""
+        self.asked = self.budget = budget
+
+    def resize(self, tokens: int) -> None:
+        """The longest row and head may hold so many now."""
+        self.budget = self.asked.of(tokens)
+
+    def clear(self) -> None:
+        """The layer begins anew."""
+        self.budget = self.asked
+        self.scores = None
 
     def check(self, kv_heads: int, share: HeadShare) -> None:
         """Refuse heads that are spread over processes, where that cannot be right.
@@ -36,49 +55,52 @@ class Quota:
     def decide(self, layer: Sharer, queries: Queries, key_positions: Tensor, query_positions: Tensor) -> None:
         """A layer has attended; see `Cascade.attended`."""
 
-    def room(self, asked: BlockBudget, present: BlockBudget) -> int | Tensor:
+    def room(self) -> int | Tensor:
         """Tokens that the layer may hold, as policies are told: see `ScoreContext.budget`."""
-        return asked.tokens or present.capacity
+        return self.asked.tokens or self.budget.capacity
 
-    def limits(self, asked: BlockBudget, pinned: Tensor, positions: Tensor) -> Tensor | None:
+    def limits(self, pinned: Tensor, positions: Tensor) -> Tensor | None:
         """`[B, S]` tokens that each set may hold from now on; None = all the same.
 
         Args:
-            asked: the mean share.
             pinned: `[B, S, tokens]` scores; inf = protected, -inf = a pad.
             positions: `[B, S, tokens]`.
         """
         return None
 
 
+#: Makes the quota of a layer from the budget that it was given.
+MakeQuota = Callable[[BlockBudget], Quota]
+
+
 class RowQuota(Quota):
     """A number for each row, from what is shared out among layers.
 
     Args:
+        asked: see `Quota`.
         cascade: one object per cache.
-        layer: whose number this is.
+        place: of the layer among those of the cascade.
     """
 
     unequal = True
 
-    def __init__(self, cascade: Cascade, layer: Sharer) -> None:
-        super().__init__()
-        self._cascade, self._layer = cascade, layer
-        cascade.add(layer)
+    def __init__(self, asked: BlockBudget, cascade: Cascade, place: int) -> None:
+        super().__init__(asked)
+        self._cascade, self._place = cascade, place
 
     def decide(self, layer: Sharer, queries: Queries, key_positions: Tensor, query_positions: Tensor) -> None:
         """See `Quota.decide`."""
         self._cascade.attended(layer, queries, key_positions, query_positions)
 
-    def room(self, asked: BlockBudget, present: BlockBudget) -> int | Tensor:
+    def room(self) -> int | Tensor:
         """See `Quota.room`."""
-        share = self._cascade.share(self._layer)
-        return asked.capacity if share is None else share[..., None]
+        share = self._cascade.share(self._place)
+        return self.asked.capacity if share is None else share[..., None]
 
-    def limits(self, asked: BlockBudget, pinned: Tensor, positions: Tensor) -> Tensor | None:
+    def limits(self, pinned: Tensor, positions: Tensor) -> Tensor | None:
         """See `Quota.limits`."""
-        share = self._cascade.share(self._layer)
-        mean = torch.full((positions.shape[0], 1), asked.capacity, device=positions.device)
+        share = self._cascade.share(self._place)
+        mean = torch.full((positions.shape[0], 1), self.asked.capacity, device=positions.device)
         return (mean if share is None else share.to(mean)).expand(-1, positions.shape[1])
 
 
@@ -86,13 +108,14 @@ class HeadQuota(Quota):
     """A number for each row and KV head.
 
     Args:
+        asked: see `Quota`.
         allocator: shares out among the heads of a layer.
     """
 
     unequal = True
 
-    def __init__(self, allocator: HeadAllocator) -> None:
-        super().__init__()
+    def __init__(self, asked: BlockBudget, allocator: HeadAllocator) -> None:
+        super().__init__(asked)
         self._allocator = allocator
 
     def check(self, kv_heads: int, share: HeadShare) -> None:
@@ -104,12 +127,13 @@ class HeadQuota(Quota):
                 "allocator='uniform' or one that shares out among layers, or keep the model in one process."
             )
 
-    def room(self, asked: BlockBudget, present: BlockBudget) -> int | Tensor:
+    def room(self) -> int | Tensor:
         """See `Quota.room`."""
-        return asked.capacity
+        return self.asked.capacity
 
-    def limits(self, asked: BlockBudget, pinned: Tensor, positions: Tensor) -> Tensor | None:
+    def limits(self, pinned: Tensor, positions: Tensor) -> Tensor | None:
         """See `Quota.limits`."""
+        asked = self.asked
         size, sets = asked.block_size, positions.shape[1]
         weights = self._allocator.weights(pinned, asked.capacity)
         most = -(-(positions[:, 0] >= 0).sum(-1) // size)

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from ..allocators.cascade import CascadeSnapshot
 from ..integration.padding import PaddingSnapshot
-from ..layer import PagedLayer, PagedSnapshot
+from ..layer import PagedLayer
+from ..layers.contents import PagedSnapshot
 from ..queries.observer import ObserverSnapshot
 from ..store.coded import CodedSnapshot, CodedStore
 from ..store.shifts import Shifts

@@ -14,7 +14,8 @@ from ..allocators.cascade import Cascade, CascadeSnapshot
 from ..calibration.files import is_here
 from ..hybrid_layer import HybridLayer, paged_part
 from ..integration.padding import Padding, PaddingSnapshot
-from ..layer import PagedLayer, PagedSnapshot
+from ..layer import PagedLayer
+from ..layers.contents import PagedSnapshot
 from ..naming.spelling import read as read_spelling
 from ..parts import Snapshot
 from ..policies import EvictionPolicy, make_policy

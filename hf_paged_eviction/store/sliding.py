@@ -62,6 +62,10 @@ class StaticSlidingLayer(CacheLayerMixin):  # type: ignore[misc]
         )
         self.is_initialized = True
 
+    def enter(self, steps: StaticSteps) -> None:
+        """Take single tokens in these compiled steps."""
+        self.steps = steps
+
     def _storage(self) -> tuple[Tensor, Tensor]:
         if self.keys is None or self.values is None:
             raise RuntimeError("The cache is empty: run a forward first.")

@@ -16,34 +16,43 @@ from .state import TableState, join
 from .table import BlockTable, ScoreSlots
 
 
+class Holding(Protocol):
+    """What a cohort asks of all that a layer holds, see `layers.contents`."""
+
+    store: Store
+    outlet: Any
+
+    @property
+    def known(self) -> BlockTable: ...
+
+    def alike(self, other: Any) -> bool: ...
+
+    def plan(self, begins: Tensor) -> None: ...
+
+    def turn_keys(self) -> None: ...
+
+
+class Scoring(Protocol):
+    """What a cohort asks of a layer's scores, see `layers.scores`."""
+
+    early: bool
+
+    def in_slots(self, slots: Tensor | None) -> Tensor: ...
+
+    def alike(self, keys: Tensor, values: Tensor, positions: Tensor, seen: Tensor) -> Tensor: ...
+
+
 class Member(Protocol):
     """What a cohort asks of a layer."""
 
     needs: Any
+    rotary: Any
 
     @property
-    def scores_early(self) -> bool: ...
+    def contents(self) -> Holding: ...
 
     @property
-    def rotary(self) -> Any: ...
-
-    @property
-    def table(self) -> BlockTable: ...
-
-    @property
-    def store(self) -> Store: ...
-
-    def alike(self, other: Any) -> bool: ...
-
-    outlet: Any
-
-    def plan(self, begins: Tensor) -> None: ...
-
-    def score_slots(self, slots: Tensor | None) -> Tensor: ...
-
-    def turn_keys(self) -> None: ...
-
-    def score_alike(self, keys: Tensor, values: Tensor, positions: Tensor, seen: Tensor) -> Tensor: ...
+    def scores(self) -> Scoring: ...
 
 
 #: Makes a context.
@@ -65,7 +74,7 @@ class Cohort(Generic[_Layer]):
     def __init__(self, layers: Sequence[_Layer], around: Around = nullcontext) -> None:
         self.layers = list(layers)
         self.around = around
-        self._tables = [layer.table for layer in layers]
+        self._tables = [layer.contents.known for layer in layers]
         self._given: list[TableState] = []
         self.table = self._tables[0]
         if len(self._tables) > 1:
@@ -75,7 +84,7 @@ class Cohort(Generic[_Layer]):
 
     def serves(self, layers: Sequence[_Layer]) -> bool:
         """Whether these layers still use what they were given: not after a forward of several tokens."""
-        tables = [layer.table for layer in layers]
+        tables = [layer.contents.known for layer in layers]
         if len(tables) != len(self._tables) or any(map(is_not, tables, self._tables)):
             return False
         # A cohort of one was given nothing.
@@ -102,7 +111,7 @@ class Cohort(Generic[_Layer]):
 
     def _choose_victims(self, real: Tensor | None) -> None:
         if not self._given:
-            self._begin(_choose(self.table, self.layers[0].score_slots, real))
+            self._begin(_choose(self.table, self.layers[0].scores.in_slots, real))
             return
         self.table.write_back()
         self._hand_counters()
@@ -114,12 +123,12 @@ class Cohort(Generic[_Layer]):
 
     def _begin(self, begins: Tensor) -> None:
         """Blocks are about to be overwritten: tell the layers' outlets, where they want to know, and turn keys."""
-        if self.layers[0].outlet.plans:
+        if self.layers[0].contents.outlet.plans:
             for layer, begins_here in zip(self.layers, begins.split(self._tables[0].rows), strict=True):
-                layer.plan(begins_here)
+                layer.contents.plan(begins_here)
         if self.table.shifts is not None:
             for layer in self.layers:
-                layer.turn_keys()
+                layer.contents.turn_keys()
 
     # ---- counting between compiled steps ------------------------------------------------------------------------
 
@@ -170,7 +179,8 @@ class Cohorts(Generic[_Layer]):
 
     def of(self, layer: _Layer) -> Cohort[_Layer]:
         """The cohort of this layer."""
-        return self._cohort(tuple(at for at, other in enumerate(self.layers) if layer.alike(other)))
+        contents = layer.contents
+        return self._cohort(tuple(at for at, other in enumerate(self.layers) if contents.alike(other.contents)))
 
     def _cohort(self, places: tuple[int, ...]) -> Cohort[_Layer]:
         layers = [self.layers[place] for place in places]
@@ -184,7 +194,8 @@ class Cohorts(Generic[_Layer]):
         """Every layer in one cohort."""
         rest, cohorts = list(range(len(self.layers))), list[Cohort[_Layer]]()
         while rest:
-            places = tuple(place for place in rest if self.layers[rest[0]].alike(self.layers[place]))
+            first = self.layers[rest[0]].contents
+            places = tuple(place for place in rest if first.alike(self.layers[place].contents))
             rest = [place for place in rest if place not in places]
             cohorts.append(self._cohort(places))
         return cohorts
@@ -231,24 +242,28 @@ def _next_victim(table: BlockTable, moving: Tensor) -> Tensor:
 
 
 def _score_together(layers: Sequence[Member]) -> ScoreSlots:
-    """The `score_slots` of alike layers as one: rows are those of all layers, layer by layer."""
+    """The `Scores.in_slots` of alike layers as one: rows are those of all layers, layer by layer."""
     first = layers[0]
 
     def one_by_one(slots: Tensor | None) -> Tensor:
-        parts = [None] * len(layers) if slots is None else slots.split(first.table.rows)
-        return torch.cat([layer.score_slots(part) for layer, part in zip(layers, parts, strict=True)])
+        parts = [None] * len(layers) if slots is None else slots.split(first.contents.known.rows)
+        return torch.cat([layer.scores.in_slots(part) for layer, part in zip(layers, parts, strict=True)])
 
     def at_once(slots: Tensor | None) -> Tensor:
         if slots is None:
             return one_by_one(None)
-        parts = slots.split(first.table.rows)
-        keys, values = zip(*(layer.store.at(part) for layer, part in zip(layers, parts, strict=True)), strict=True)
-        return first.score_alike(
+        parts = slots.split(first.contents.known.rows)
+        keys, values = zip(
+            *(layer.contents.store.at(part) for layer, part in zip(layers, parts, strict=True)), strict=True
+        )
+        return first.scores.alike(
             torch.cat(keys),
             torch.cat(values),
-            torch.cat([layer.table.positions.gather(-1, part) for layer, part in zip(layers, parts, strict=True)]),
-            torch.cat([layer.table.seen - layer.table.pads for layer in layers]),
+            torch.cat(
+                [layer.contents.known.positions.gather(-1, part) for layer, part in zip(layers, parts, strict=True)]
+            ),
+            torch.cat([table.seen - table.pads for table in (layer.contents.known for layer in layers)]),
         )
 
-    stackable = first.needs.token_local and not first.needs.by_layer and not first.scores_early
+    stackable = first.needs.token_local and not first.needs.by_layer and not first.scores.early
     return at_once if stackable and all(layer.rotary is first.rotary for layer in layers) else one_by_one

@@ -44,10 +44,12 @@ def parse_bytes(memory: int | str) -> int:
 class Measured(Protocol):
     """A layer whose budget waits for its bytes."""
 
-    budget: BlockBudget
     layer_idx: int
 
     def get_seq_length(self) -> int: ...
+
+    def grant(self, budget: BlockBudget) -> None:
+        """Hold so many tokens, which the bytes have turned out to be."""
 
 
 class MemoryPlan:
@@ -86,7 +88,7 @@ class MemoryPlan:
             self._token_bytes = token_bytes
             sizes = self._sizes.of(self._tokens(token_bytes, rows, beside))
             for each, share in zip(self._layers, self._share_out(sizes), strict=True):
-                each.budget = share
+                each.grant(share)
         elif token_bytes > self._token_bytes:
             raise ValueError(
                 f"Layer {layer.layer_idx} takes {token_bytes:,} bytes per token, an earlier one {self._token_bytes:,}: "

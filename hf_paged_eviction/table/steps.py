@@ -39,12 +39,28 @@ def refusal(what: str) -> ValueError:
 class SteppingLayer(Protocol):
     """A layer that takes single tokens in compiled code."""
 
-    steps: Any
-
     @property
     def device(self) -> torch.device | None: ...
 
     def get_seq_length(self) -> int: ...
+
+    def enter(self, steps: "StaticSteps") -> None:
+        """Take single tokens in these steps from now on."""
+
+
+class SlidingMember(SteppingLayer, Protocol):
+    """One that is not paged."""
+
+    def written(self) -> None:
+        """The host has counted a token."""
+
+
+class Place(Protocol):
+    """What a paged layer does between the steps."""
+
+    def sort_pads(self) -> bool: ...
+
+    def join(self, run: "StaticRun", index: int) -> None: ...
 
     def written(self) -> None:
         """The host has counted a token."""
@@ -53,9 +69,7 @@ class SteppingLayer(Protocol):
 class PagedMember(SteppingLayer, Member, Protocol):
     """A paged one."""
 
-    def sort_pads(self) -> bool: ...
-
-    def join(self, run: "StaticRun", index: int) -> None: ...
+    compiled: Any  # a `Place`, once the layer has entered
 
 
 class StaticRun:
@@ -80,7 +94,7 @@ class StaticRun:
 
     def prepare(self) -> None:
         """Choose victims where they are due, and say where the next token goes."""
-        table, takes = self.cohort.table, self.cohort.layers[0].outlet.takes
+        table, takes = self.cohort.table, self.cohort.layers[0].contents.outlet.takes
         if not table.full:
             self.slots.fill_(table.held)
             if takes:
@@ -96,7 +110,7 @@ class StaticRun:
         """A token was written."""
         self.cohort.advance()
         for layer in self.cohort.layers:
-            layer.written()
+            layer.compiled.written()
 
 
 class StaticSteps:
@@ -118,7 +132,7 @@ class StaticSteps:
     def __init__(
         self,
         cohorts: Cohorts[Any],
-        sliding: Sequence[SteppingLayer],
+        sliding: Sequence[SlidingMember],
         last: SteppingLayer | None,
     ) -> None:
         self.ready = False
@@ -132,7 +146,7 @@ class StaticSteps:
         self._layers: list[SteppingLayer] = [*self._paged, *sliding]
         self._last = last
         for layer in self._layers:
-            layer.steps = self
+            layer.enter(self)
 
     @property
     def all_real(self) -> bool:
@@ -146,7 +160,7 @@ class StaticSteps:
         self.settle()
         if self.ready:
             return
-        sorted_pads = [layer.sort_pads() for layer in self._paged]
+        sorted_pads = [layer.compiled.sort_pads() for layer in self._paged]
         if any(sorted_pads) or not self.joined:
             self._join()
         for run in self._runs:
@@ -186,7 +200,7 @@ class StaticSteps:
         self._runs = [StaticRun(cohort, old) for cohort, old in pairs if cohort]
         for run in self._runs:
             for index, member in enumerate(run.cohort.layers):
-                member.join(run, index)
+                member.compiled.join(run, index)
         for layer in self._layers:
             if layer.device is not None and layer.device not in self.seen:
                 self.seen[layer.device] = static_zeros((), layer.device)

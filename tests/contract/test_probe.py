@@ -93,7 +93,7 @@ def test_a_mean_counts_the_probes_queries_alone() -> None:
     cache = room(model, policy="attention_mean")
     compress(model, cache, ids, mask, 64, 13)
     for index, layer in cache.paged_layers:
-        scores = layer.score_slots(None)
+        scores = layer.scores.in_slots(None)
         for at, row in enumerate(rows):
             expected = probed("llama", row, 13, 2, index, mean=True)
             torch.testing.assert_close(scores[at, :, 30 - len(row) :], expected, rtol=1e-4, atol=2e-5)

@@ -361,7 +361,7 @@ def test_decoding_compiles_as_one_graph() -> None:
 
     model = models.build("llama", OURS, num_hidden_layers=1)
     ids, _ = modes.batch("direct", padded=False)
-    steps = 5
+    steps = 3
     dynamo.reset()
     # Every number that the bookkeeping counts in Python makes another graph.
     with dynamo.config.patch(recompile_limit=64):

@@ -151,7 +151,7 @@ def test_no_mask_where_all_slots_are_real(prompt: int | None, masked: bool) -> N
 
 def test_a_chunked_prefill_compiles_no_second_decode_graph() -> None:
     """Its chunks go through the compiled forward too, so it has breaks; the right tokens, and one graph for decode."""
-    model = models.shared("llama")
+    model = models.build("llama", num_hidden_layers=1)
     ids, mask = models.left_pad(models.prompts([30, 25, 9]))
     how = {"prefill_chunk_size": 15}
     expected = say(model, make(model, static=False), ids, mask, 9, disable_compile=True, **how)

@@ -20,6 +20,7 @@ from hf_paged_eviction.policies import registry
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = (
+    "../README.md",
     "index.md",
     "tutorial.md",
     "footguns.md",
@@ -95,7 +96,7 @@ def test_blocks_run(name: str) -> None:
 
 def test_every_page_with_blocks_is_run() -> None:
     pages = [page for page in DOCS.rglob("*.md") if "_build" not in page.parts and any(blocks(page))]
-    assert {str(page.relative_to(DOCS)) for page in pages} == set(PAGES)
+    assert {str(page.relative_to(DOCS)) for page in pages} | {"../README.md"} == set(PAGES)
 
 
 def test_most_blocks_run() -> None:
@@ -114,3 +115,10 @@ def test_a_wrong_page_is_noticed(tmp_path: Path) -> None:
     assert caught.traceback[-1].lineno == 7  # counted from 0
     page.write_text("<!-- not run: because -->\n```python\nx / 0\n```\n", "utf-8")
     run(page)
+
+
+def test_the_readme_says_what_the_results_say() -> None:
+    readme, results = ((DOCS / name).read_text("utf-8").splitlines() for name in ("../README.md", "results.md"))
+    table = [line for line in readme if re.match(r"\| `[a-z_]+` \| [\d*]", line)]
+    assert table and set(table) <= set(results)
+    assert len(readme) <= 180

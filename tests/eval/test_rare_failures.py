@@ -20,7 +20,7 @@ import typer
 from rich.console import Console
 
 import hf_paged_eviction_eval.cli
-from hf_paged_eviction_eval import commands, environment, models, readme
+from hf_paged_eviction_eval import commands, environment, models, results_page
 from hf_paged_eviction_eval.commands.errors import plain_errors
 from hf_paged_eviction_eval.distributed import Team
 from hf_paged_eviction_eval.errors import UserError
@@ -332,15 +332,16 @@ def test_sections_of_a_readme(text: bool, kind: str, tmp_path: Path, monkeypatch
     }
     (tmp_path / "run_meta.json").write_text(json.dumps(meta))
     (tmp_path / "summary.json").write_text("[]")
-    monkeypatch.setattr(readme, "perplexity_grid", lambda curves: "grid")
-    monkeypatch.setattr(readme, "accuracy_grids", lambda cells: ["grid", "one task"])
-    monkeypatch.setattr(readme, "for_markdown", lambda grid: f"| {grid} |")
+    monkeypatch.setattr(results_page, "perplexity_grid", lambda curves: "grid")
+    monkeypatch.setattr(results_page, "accuracy_grids", lambda cells: ["grid", "one task"])
+    monkeypatch.setattr(results_page, "for_markdown", lambda grid: f"| {grid} |")
     for name in ("accuracy.png", "accuracy_by_task.png", "perplexity.png"):
         (tmp_path / name).write_bytes(b"plot")
-    page = tmp_path / "README.md"
+    page = tmp_path / "results.md"
+    monkeypatch.chdir(tmp_path)
     page.write_text(f"before\n<!-- {kind}:begin -->\nold\n<!-- {kind}:end -->\nafter\n")
-    monkeypatch.setattr(sys, "argv", ["readme", str(tmp_path), str(page)])
-    readme.main()
+    monkeypatch.setattr(sys, "argv", ["results_page", str(tmp_path), str(page)])
+    results_page.main()
     written = page.read_text()
     assert written.startswith(f"before\n<!-- {kind}:begin -->\nModel `m`, ")
     assert written.endswith(f"<!-- {kind}:end -->\nafter\n")
@@ -348,8 +349,8 @@ def test_sections_of_a_readme(text: bool, kind: str, tmp_path: Path, monkeypatch
     assert "| grid |" in written
     assert ("3 texts of up to 256 tokens" if text else "5 questions per task, seed 4, compressed before") in written
     assert "12 s on a processor, 2 processes of one thread" in written
-    images = {path.name for path in (tmp_path / readme.IMAGES).iterdir()}
+    images = {path.name for path in (tmp_path / results_page.IMAGES).iterdir()}
     assert images == ({"perplexity.png"} if text else {"accuracy.png", "accuracy_by_task.png"})
     page.write_text("no markers")
     with pytest.raises(SystemExit, match="error: no markers"):
-        readme.main()
+        results_page.main()

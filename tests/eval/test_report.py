@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hf_paged_eviction_eval import readme
+from hf_paged_eviction_eval import results_page
 from hf_paged_eviction_eval.summaries.plot import plot_accuracy, plot_accuracy_by_task, plot_perplexity
 from hf_paged_eviction_eval.summaries.summary import Cell, Curve, over_tasks, summarise
 from hf_paged_eviction_eval.summaries.table import accuracy_grids, for_markdown, perplexity_grid
@@ -64,7 +64,7 @@ def test_plots_with_one_line_or_many(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("*.png"))) == 5
 
 
-def test_readme_section(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_of_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
     settings = {"tasks": ["a"], "model": "m", "device": "cpu", "seed": 0, "question_aware": False}
@@ -80,14 +80,15 @@ def test_readme_section(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     (folder / "summary.json").write_text(json.dumps([vars(cell) for cell in summarise(ROWS)]))
     for name in ("accuracy.png", "accuracy_by_task.png"):
         (folder / name).write_bytes(b"")
-    page = tmp_path / "README.md"
+    page = tmp_path / "results.md"
+    monkeypatch.chdir(tmp_path)
     page.write_text("before\n<!-- results:begin -->\nstale\n<!-- results:end -->\nafter\n")
-    monkeypatch.setattr(sys, "argv", ["readme", str(folder), str(page)])
-    readme.main()
+    monkeypatch.setattr(sys, "argv", ["results_page", str(folder), str(page)])
+    results_page.main()
     text = page.read_text()
     assert text.startswith("before\n") and text.endswith("\nafter\n") and "stale" not in text
     assert "| `p` | **50.0** |" in text
     assert (tmp_path / "notebooks/images/accuracy.png").exists()
     page.write_text("no markers")
     with pytest.raises(SystemExit, match="results:begin"):
-        readme.main()
+        results_page.main()

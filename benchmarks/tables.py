@@ -1,4 +1,4 @@
-"""Write the tables of `benchmarks/results/` into a README: `python benchmarks/readme.py README.md`."""
+"""Write the tables of `benchmarks/results/` into `docs/results.md`: `python benchmarks/tables.py`."""
 
 import argparse
 import json
@@ -9,7 +9,7 @@ from common import RESULTS
 
 from hf_paged_eviction_eval.bench.goals import NOT_MEASURED
 from hf_paged_eviction_eval.bench.table import ratio_rows
-from hf_paged_eviction_eval.readme import replace_section
+from hf_paged_eviction_eval.results_page import PAGE, replace_section
 
 
 def load(name: str) -> dict[str, Any]:
@@ -120,7 +120,7 @@ def prefill_memory() -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("readme", type=Path)
+    parser.add_argument("page", type=Path, nargs="?", default=PAGE)
     options = parser.parse_args()
     on_gpu = any(row["status"] == "measured" for row in load("bench_h200/summary")["rows"])
     note = [
@@ -131,8 +131,8 @@ def main() -> None:
     more = ["<details><summary>Time of an update, policies that decide by attention, memory of a prefill</summary>"]
     more += [update(), observe(), prefill_memory(), "</details>"]
     content = "\n\n".join([*([] if on_gpu else note), *steps, *more])
-    text = options.readme.read_text("utf-8")
-    options.readme.write_text(replace_section(text, "benchmarks", content), "utf-8")
+    text = options.page.read_text("utf-8")
+    options.page.write_text(replace_section(text, "benchmarks", content), "utf-8")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""Write the tables and plots of a run into a README.
+"""Write the tables and plots of a run into the page of results.
 
-    python -m hf_paged_eviction_eval.readme results/demo README.md
+    python -m hf_paged_eviction_eval.results_page results/demo
 
 What stands between `<!-- results:begin -->` and `<!-- results:end -->` is replaced; for a run over texts the markers
 are `<!-- perplexity:begin -->` and `<!-- perplexity:end -->`. The plots are copied to `notebooks/images/`.
+Run it in the root of the repository.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from .errors import UserError
 from .summaries.summary import Cell, Curve
 from .summaries.table import accuracy_grids, for_markdown, perplexity_grid
 
+PAGE = Path("docs/results.md")
 IMAGES = Path("notebooks/images")
 
 
@@ -77,20 +79,19 @@ def replace_section(text: str, name: str, content: str) -> str:
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description="Write the tables and plots of a run into a README.")
+    parser = argparse.ArgumentParser(description="Write the tables and plots of a run into the page of results.")
     parser.add_argument("folder", type=Path, help="folder of results")
-    parser.add_argument("readme", type=Path, help="file to change")
+    parser.add_argument("page", type=Path, nargs="?", default=PAGE, help="file to change")
     options = parser.parse_args()
     try:
         name, content, plots = results_section(options.folder)
-        text = replace_section(options.readme.read_text("utf-8"), name, content)
+        text = replace_section(options.page.read_text("utf-8"), name, content)
     except (OSError, UserError) as error:
         sys.exit(f"error: {error}")
-    images = options.readme.parent / IMAGES
-    images.mkdir(parents=True, exist_ok=True)
+    IMAGES.mkdir(parents=True, exist_ok=True)
     for plot in plots:
-        shutil.copy(plot, images)
-    options.readme.write_text(text, "utf-8")
+        shutil.copy(plot, IMAGES)
+    options.page.write_text(text, "utf-8")
 
 
 if __name__ == "__main__":

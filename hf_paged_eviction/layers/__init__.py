@@ -1,0 +1,1 @@
+"""What a paged layer is made of, object by object."""

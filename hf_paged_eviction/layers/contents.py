@@ -1,0 +1,251 @@
+"""All that one layer holds, part by part, and what happens to every part alike."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..allocators.quota import Quota
+from ..disposals import Held, Outlet
+from ..parts import Snapshot, persistent
+from ..policies.scorer import Scorer
+from ..queries.listener import Listener
+from ..queries.observer import ObserverSnapshot
+from ..queries.ring import RingSnapshot
+from ..store.pending import Pending
+from ..store.store import HeldSnapshot, Store
+from ..table.budget import BlockBudget
+from ..table.table import BlockTable, TableSnapshot
+
+
+@dataclass(frozen=True)
+class PagedSnapshot(Snapshot):
+    """What a paged layer holds, part by part. Without a table it has met no token.
+
+    Attributes:
+        tokens: its budget, once known.
+        processes, first_head: over how many processes the layer was split, and which of its heads were the first here.
+        store, table, observer, ring: of these parts, where there are any.
+        outlet: of the disposal, where it keeps anything.
+        scores: see `Quota`.
+        all_real: of the run of compiled steps that the layer takes part in, see `StaticRun`; None where there is none.
+    """
+
+    tokens: int | None = None
+    processes: int = 1
+    first_head: int = 0
+    store: HeldSnapshot | None = None
+    table: TableSnapshot | None = None
+    observer: ObserverSnapshot | None = None
+    ring: RingSnapshot | None = None
+    outlet: Snapshot | None = None
+    scores: Tensor | None = None
+    all_real: bool | None = None
+
+
+class Contents:
+    """The parts of one layer: store, table, quota, outlet and listener.
+
+    Attributes:
+        store: where keys and values lie.
+        quota: how many tokens there may be.
+        outlet: through which tokens leave.
+        listener: what attention says of the tokens; None where nobody asks.
+        table: which token is where; None before the first forward.
+        pending: tokens that wait for `crop` or for attention, beside those in the table; None = no tokens.
+
+    Args:
+        store, quota, outlet, listener: see above.
+        scorer: knows which KV heads evict the same tokens, and what the policy needs.
+    """
+
+    def __init__(self, store: Store, quota: Quota, outlet: Outlet, listener: Listener | None, scorer: Scorer) -> None:
+        self.store = store
+        self.quota = quota
+        self.outlet = outlet
+        self.listener = listener
+        self.table: BlockTable | None = None
+        self.pending: Pending | None = None
+        self._scorer = scorer
+
+    # ---- what there is --------------------------------------------------------------------------------------------
+
+    @property
+    def known(self) -> BlockTable:
+        """The table.
+
+        Raises:
+            RuntimeError: nothing was seen yet.
+        """
+        if self.table is None:
+            raise RuntimeError("The cache is empty: run a forward first.")
+        return self.table
+
+    @property
+    def waiting(self) -> int:
+        """Tokens per row in `pending`."""
+        return 0 if self.pending is None else self.pending.count
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tokens lie."""
+        return self.store.tensors[0].device
+
+    @property
+    def rows(self) -> int:
+        """Of the batch."""
+        return self.store.tensors[0].shape[0]
+
+    @property
+    def heads(self) -> int:
+        """KV heads of the layer that this process holds."""
+        return self.store.tensors[0].shape[1]
+
+    def alike(self, other: "Contents") -> bool:
+        """Whether victims of both can be chosen together now. Reads no tensor."""
+        if other is self:
+            return True
+        if other.table is None or self.outlet.ranks or not self.known.alike(other.table):
+            return False
+        mine, theirs = self.store.tensors, other.store.tensors
+        share, its_share = self._scorer.share, other._scorer.share
+        return (mine[0].shape, mine[1].shape, mine[0].device, share) == (
+            *(theirs[0].shape, theirs[1].shape, theirs[0].device),
+            its_share,
+        )
+
+    def check_rows(self, rows: int) -> None:
+        """Raise ValueError unless so many are held."""
+        held = self.known.rows
+        if rows != held:
+            raise ValueError(
+                f"The cache holds {held} rows but got {rows}. Use a new cache or `cache.reset()` for another batch, "
+                "`batch_repeat_interleave` or `batch_select_indices` to change the rows of this one."
+            )
+
+    # ---- life -----------------------------------------------------------------------------------------------------
+
+    def start(self, keys: Tensor, values: Tensor) -> None:
+        """The first tokens are about to come, `[batch, kv_heads, new, dim]`: make room, and a table."""
+        rows, heads, count, _ = keys.shape
+        self.quota.budget = budget = self.quota.budget.resolve(count)
+        capacity, device = budget.capacity, keys.device
+        least = self.store.slots_to_begin_with(count, budget.block_size, capacity)
+        self.store.start(keys, values, least, capacity)
+        self.table = self._new_table(budget, rows, heads, device)
+        self.outlet.start(rows, heads, self._scorer.sets(heads), capacity, device)
+        if self.listener is not None:
+            self.listener.observer.start(rows, heads, capacity, device)
+
+    def _new_table(self, budget: BlockBudget, rows: int, heads: int, device: torch.device) -> BlockTable:
+        needs, ranks = self._scorer.policy.needs, self.outlet.ranks
+        interval = 1 if ranks else needs.decision_interval
+        return BlockTable(
+            *(budget, rows, self._scorer.sets(heads), device, needs.token_local and not ranks, interval),
+            absolute_noise=needs.absolute_noise,
+            shifting=self.store.turning is not None,
+        )
+
+    def clear(self) -> None:
+        """Forget every token. The storage stays."""
+        self.table = self.pending = None
+        self.quota.clear()
+        self.store.clear()
+        self.outlet.clear()
+        if self.listener is not None:
+            self.listener.clear()
+
+    # ---- what happens to all --------------------------------------------------------------------------------------
+
+    def let_go(self, slots: Tensor, positions: Tensor) -> None:
+        """What stands in these slots `[B, S, 1]`, tokens at `positions` `[B, S, 1]`, is about to be overwritten."""
+        self.outlet.let_go(Held(*self.store.at(slots), positions), slots)
+
+    def plan(self, begins: Tensor) -> None:
+        """A victim was chosen where `begins` `[B, S]` says so."""
+        table = self.known
+        self.outlet.plan(table.choice.slots, begins, Held(*self.store.read(), table.positions, table.scores))
+
+    def turn_keys(self) -> None:
+        """Turn the keys held to where they stand now, for attention; see `table.gaps`."""
+        shifts = self.known.shifts
+        if shifts is not None:
+            self.store.turn(shifts)
+
+    def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
+        """Apply an indexing of dimension 0 to everything."""
+        if self.table is None:
+            return
+        self.store.map_rows(change)
+        self.table.map_rows(change)
+        self.quota.scores = None
+        self.outlet.map_rows(change)
+        if self.pending is not None:
+            self.pending = self.pending.map_rows(change)
+        if self.listener is not None:
+            self.listener.map_rows(change)
+
+    def move(self, order: Tensor | None, count: int, pads: Tensor) -> None:
+        """Take back `count` columns, the others being moved as `order` `[B, S, held]` says; see `BlockTable.shrink`."""
+        table = self.known
+        held = table.held
+        if order is not None:
+            self.store.reorder(order)
+        table.shrink(order, count, pads)
+        self.outlet.move(order, table.held)
+        self.store.take_back(table.seen - table.pads)
+        self.quota.scores = None
+        if self.listener is not None:
+            self.listener.observer.move(order, held, table.seen - table.pads, count)
+
+    def settle(self, kept: Tensor | None) -> None:
+        """The table has changed: of the held and new tokens `kept` `[B, S, C]` stay; None = all."""
+        table = self.known
+        if self.outlet.takes:
+            self.outlet.settle(kept, table.positions, table.capacity)
+        if self.listener is not None:
+            self.listener.observer.settle(kept, table.capacity)
+
+    # ---- saving ---------------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> PagedSnapshot:
+        """What every part holds.
+
+        Raises:
+            ValueError: tokens wait for `crop`.
+        """
+        if self.waiting:
+            raise ValueError(
+                f"{self.waiting} tokens wait for crop() to say whether they stay: call cache.crop(0), which keeps "
+                "them, or cache.crop(-n) first."
+            )
+        if self.table is None:
+            return PagedSnapshot()
+        share = self._scorer.share
+        return PagedSnapshot(
+            tokens=self.quota.budget.tokens,
+            processes=share.processes(self.heads),
+            first_head=share.first_head(self.heads),
+            store=self.store.snapshot(self.table.held),
+            table=self.table.snapshot(),
+            observer=None if self.listener is None else self.listener.observer.snapshot(),
+            outlet=self.outlet.snapshot(),
+            scores=self.quota.scores,
+        )
+
+    def restore(self, saved: PagedSnapshot, device: torch.device) -> None:
+        """Hold what the parts of another layer held. Nothing is checked here, see `saving.checks`."""
+        if saved.table is None or saved.store is None or saved.tokens is None:
+            return
+        quota, (rows, heads) = self.quota, saved.store.shape[:2]
+        quota.resize(saved.tokens)
+        self.store.restore(saved.store, device)
+        self.table = self._new_table(quota.budget, rows, heads, device)
+        self.table.restore(saved.table)
+        if self.listener is not None and saved.observer is not None:
+            self.listener.observer.restore(saved.observer, heads, device)
+        self.outlet.start(rows, heads, self._scorer.sets(heads), self.table.capacity, device)
+        if saved.outlet is not None:
+            self.outlet.restore(saved.outlet, device)
+        quota.scores = None if saved.scores is None else persistent(saved.scores.to(device))

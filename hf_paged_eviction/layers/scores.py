@@ -1,0 +1,114 @@
+"""What the tokens of a layer are worth, and when that is worked out."""
+
+import torch
+from torch import Tensor
+
+from ..policies import QueryCount
+from ..policies.scorer import Scorer
+from ..store.coded import CodedStore
+from .contents import Contents
+
+
+class Scores:
+    """Asks the policy about tokens that a layer holds or takes in.
+
+    Attributes:
+        early: whether tokens are scored when they come, since they will be rounded, and no more after that. Tokens that
+            wait to be encoded are scored just before.
+
+    Args:
+        scorer: asks the policy.
+        contents: of the layer.
+    """
+
+    def __init__(self, scorer: Scorer, contents: Contents) -> None:
+        self._scorer, self._contents = scorer, contents
+        self._token_local = scorer.policy.needs.token_local
+        self.early = contents.store.rounds and self._token_local
+
+    def alike(self, keys: Tensor, values: Tensor, positions: Tensor, seen: Tensor) -> Tensor:
+        """Scores of tokens of this layer and of layers like it, see `Scorer`; for policies that know no layers."""
+        return self._scorer(keys, values, positions, seen, budget=self._contents.quota.room())
+
+    def in_slots(self, slots: Tensor | None) -> Tensor:
+        """Scores `[B, S, n]` of the tokens in the slots `[B, S, n]`, or of all that are held."""
+        contents = self._contents
+        table, store, listener = contents.known, contents.store, contents.listener
+        if contents.outlet.ranks and table.full:
+            return self._frame_ranks(slots)
+        if self.early:
+            self._score_waiting()
+            return table.scores if slots is None else table.scores.gather(-1, slots)
+        if slots is None:
+            positions, keys, values = table.positions, *store.read(table.held)
+        else:
+            positions, keys, values = table.positions.gather(-1, slots), *store.at(slots)
+        known = {} if listener is None else listener.statistics(table, slots)
+        room, seen = contents.quota.room(), table.seen - table.pads
+        return self._scorer(keys, values, positions, seen, known, self.queries_observed, room)
+
+    @property
+    def queries_observed(self) -> QueryCount | None:
+        """How many queries the policy has observed."""
+        listener = self._contents.listener
+        return None if listener is None else listener.count
+
+    def _frame_ranks(self, slots: Tensor | None) -> Tensor:
+        """As `in_slots`, of an outlet that says itself which block goes next."""
+        table = self._contents.known
+        logical = self._contents.outlet.frame_ranks(table).repeat_interleave(table.block_size, dim=-1)
+        order = table.phase.order
+        ranks = logical if order is None else torch.empty_like(logical).scatter(-1, order, logical)
+        return ranks if slots is None else ranks.gather(-1, slots)
+
+    def of_overflow(self, keys: Tensor, values: Tensor, positions: Tensor, count: int) -> Tensor:
+        """Scores `[B, S, held + count]` of the tokens held and of `count` new ones behind them, all at `positions`.
+
+        Args:
+            keys, values: `[B, H, held + count, dim]`.
+            positions: `[B, S, held + count]`.
+        """
+        contents = self._contents
+        table, listener = contents.known, contents.listener
+        seen = positions[:, 0].amax(-1) + 1
+        if listener is not None:
+            listener.observe_overflow(positions, table.held)
+            if not self.early:
+                known, room = listener.observer.statistics(positions), contents.quota.room()
+                return self._scorer(keys, values, positions, seen, known, listener.count, room)
+        if not self._token_local or table.held == 0:
+            return self.alike(keys, values, positions, seen)
+        table.refresh_scores(self.in_slots)
+        new = self.alike(keys[:, :, -count:], values[:, :, -count:], positions[..., -count:], seen)
+        return torch.cat([table.scores, new], dim=-1)
+
+    # ---- tokens that will be rounded ------------------------------------------------------------------------------
+
+    def note_appended(self, keys: Tensor, values: Tensor) -> None:
+        """Several tokens were appended, and encoded at once: `[B, H, n, dim]` as they came."""
+        if self.early:
+            table, count = self._contents.known, keys.shape[2]
+            found = self.alike(keys, values, table.positions[..., -count:], table.seen - table.pads)
+            table.tokens.scores[:, :, table.held - count : table.held] = found
+
+    def encode_block(self) -> None:
+        """Score and encode the newest block, if it is full."""
+        if self._contents.store.waiting == self._contents.quota.budget.block_size:
+            self.encode()
+
+    def encode(self) -> None:
+        """Score and encode the single tokens that still wait for both."""
+        if self._contents.store.waiting:
+            self._score_waiting()
+            self._contents.store.encode()
+
+    def _score_waiting(self) -> None:
+        store = self._contents.store
+        if not self.early or not isinstance(store, CodedStore) or not store.waiting:
+            return
+        table = self._contents.known
+        scores = table.tokens.scores
+        slots, keys, values, new = store.newest()
+        slots = slots[:, : scores.shape[1]]
+        found = self.alike(keys, values, table.positions.gather(-1, slots), table.seen - table.pads)
+        scores.scatter_(-1, slots, torch.where(new, found, scores.gather(-1, slots)))

@@ -1,0 +1,58 @@
+"""Which tokens stay where more were held and came than may stay."""
+
+from torch import Tensor
+
+from ..table.ranking import KEEP, best_blocks, best_tokens, best_within, rank_keys, rank_whole_blocks
+from .contents import Contents
+
+
+class Survivors:
+    """Chooses the tokens of a layer that stay, token by token: after a forward of several, or for a smaller budget.
+
+    What leaves while single tokens come is chosen block by block, see `Cohort`.
+
+    Args:
+        contents: of the layer.
+        absolute_noise: of the policy's scores, see `rank_keys`.
+    """
+
+    def __init__(self, contents: Contents, absolute_noise: bool) -> None:
+        self._quota, self._outlet = contents.quota, contents.outlet
+        self._absolute_noise = absolute_noise
+
+    def limits(self, scores: Tensor, positions: Tensor) -> Tensor | None:
+        """`[B, S]` how many of the tokens with these scores `[B, S, tokens]` may stay; None = equally many of all."""
+        if not self._quota.unequal:
+            return None
+        pinned = scores.masked_fill(self._protected(positions), float("inf"))
+        return self._quota.limits(pinned.masked_fill(positions < 0, float("-inf")), positions)
+
+    def choose(self, scores: Tensor, positions: Tensor, limits: Tensor | None, columns: int) -> tuple[Tensor, Tensor]:
+        """Indices of the tokens that stay, and their positions, both `[B, S, C]` in slot order.
+
+        Args:
+            scores, positions: `[B, S, tokens]`; -1 for pads.
+            limits: see `limits`.
+            columns: seen by then, pads included.
+        """
+        budget = self._quota.budget
+        if limits is not None:
+            return best_within(self._rank(scores, positions), positions, limits, budget.capacity)
+        if self._outlet.ranks:
+            size = budget.block_size
+            rank = rank_whole_blocks(scores, positions, columns // size + 1, size, self._absolute_noise)
+            kept = best_blocks(rank, positions.expand_as(scores), budget)
+        else:
+            kept = best_tokens(self._rank(scores, positions), positions, budget.capacity)
+        return kept, positions.gather(-1, kept)
+
+    def _rank(self, scores: Tensor, positions: Tensor) -> Tensor:
+        """`[B, S, tokens]` int64: the order in which tokens go, the protected ones last."""
+        rank = rank_keys(scores, positions, positions >= 0, self._absolute_noise)
+        return rank.masked_fill(self._protected(positions), KEEP)
+
+    def _protected(self, positions: Tensor) -> Tensor:
+        """The row's first real tokens and its newest."""
+        budget = self._quota.budget
+        newest = positions.amax(-1, keepdim=True) - budget.recent
+        return (positions >= 0) & ((positions < budget.protected) | (positions > newest))

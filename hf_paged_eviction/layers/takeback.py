@@ -1,0 +1,59 @@
+"""Taking back the newest tokens of a layer, as if they had never come."""
+
+from torch import Tensor
+
+from ..integration.padding import Padding
+from ..table.takeback import order_without
+from .contents import Contents
+from .scores import Scores
+
+
+class Takeback:
+    """Takes tokens back that are held, and moves those that stay.
+
+    Args:
+        contents, scores: of the layer.
+        padding: what is known of the batch's pads.
+    """
+
+    def __init__(self, contents: Contents, scores: Scores, padding: Padding) -> None:
+        self._contents, self._scores, self._padding = contents, scores, padding
+
+    def check(self, count: int) -> None:
+        """Look whether the last `count` columns, which are not all, can be taken back.
+
+        Raises:
+            ValueError: some of these tokens have been evicted.
+        """
+        self._contents.outlet.check_crop(count)
+        order_without(self._contents.known, count, self._pads_without(count))
+
+    def remove(self, count: int) -> None:
+        """Take back the last `count` columns, which are not all.
+
+        Raises:
+            ValueError: see `check`.
+        """
+        pads = self._pads_without(count)
+        order = order_without(self._contents.known, count, pads)
+        self._scores.encode()
+        self._contents.move(order, count, pads)
+
+    def sort_pads(self) -> bool:
+        """Bring pads in the middle of the text to the lowest slots, if the next token takes the last free slot.
+
+        Returns:
+            Whether anything was moved.
+        """
+        table = self._contents.known
+        if not self._padding.irregular or table.held + 1 != table.capacity:
+            return False
+        self._scores.encode()
+        self._contents.move(table.positions.argsort(stable=True, dim=-1), 0, table.pads)
+        return True
+
+    def _pads_without(self, count: int) -> Tensor:
+        """`[B]` pads among all but the last `count` columns."""
+        table = self._contents.known
+        later = self._padding.columns(table.seen - count, table.seen, table.rows, table.device)
+        return table.pads if later is None else table.pads - (~later).sum(-1)
