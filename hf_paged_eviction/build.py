@@ -10,6 +10,7 @@ from transformers.cache_utils import Cache, DynamicSlidingWindowLayer
 from .allocators import BudgetAllocator, FixedAllocator, Given, HeadAllocator, LayerAllocator, Uniform, share_out
 from .allocators.cascade import Cascade
 from .allocators.quota import HeadQuota, MakeQuota, Quota, RowQuota
+from .calibration.basis import Basis
 from .disposals import Disposal
 from .hybrid_layer import HybridLayer, paged_part
 from .integration.heads import HeadShare
@@ -22,6 +23,7 @@ from .policies.scorer import Heads
 from .queries.attention import PAGED_EVICTION
 from .rotary import Rotary
 from .store.codec import Codec
+from .store.low_rank import RankCodec
 from .store.sliding import StaticSlidingLayer
 from .store.turning import Turning
 from .table.budget import BlockBudget, whole_number
@@ -37,7 +39,8 @@ class LayerBuilder:
     Args:
         sizes: what the user asked for.
         policy, heads, allocator, static, disposal, positions: of the cache.
-        bits: of keys and of values.
+        bits, ranks: of keys and of values.
+        basis: where ranks are given.
 
     Raises:
         ValueError: they do not go together.
@@ -53,6 +56,8 @@ class LayerBuilder:
         disposal: Disposal | None = None,
         positions: Positions = "text",
         bits: tuple[int | None, int | None] = (None, None),
+        ranks: tuple[int | None, int | None] = (None, None),
+        basis: Basis | None = None,
     ) -> None:
         if sizes.keep_ratio is not None and not isinstance(allocator, Uniform):
             raise ValueError(f"The allocator {allocator.name!r} needs budget= in tokens, not keep_ratio=.")
@@ -70,15 +75,23 @@ class LayerBuilder:
                 "allocator='uniform' and one number as budget."
             )
         self._sizes, self._policy, self._allocator, self._static = sizes, policy, allocator, static
-        self._positions, self._bits = positions, bits
+        self._positions, self._bits, self._ranks, self._basis = positions, bits, ranks, basis
         self.cascade = Cascade(allocator, sizes) if isinstance(allocator, LayerAllocator) else None
         self._heads: Heads = heads
         self._memory: MemoryPlan | None = None
         self._disposal = disposal
 
-    def _codecs(self, config: Any) -> tuple[Codec, Codec] | None:
-        """For all layers alike."""
+    def _codecs(self, config: Any, index: int, share: HeadShare) -> tuple[Codec, Codec] | None:
+        """Of keys and of values of one layer."""
         keys, values = self._bits
+        if self._basis is not None:
+            found = self._basis.layer(index, self._ranks)
+            pairs = zip((found.keys, found.values), self._ranks, self._bits, (True, False), strict=True)
+            made = [
+                Codec(bits, turned) if rank is None else RankCodec(axes, rank, bits, share)
+                for axes, rank, bits, turned in pairs
+            ]
+            return made[0], made[1]
         # What latent attention (MLA) hands over as values are keys too.
         return None if keys is values is None else (Codec(keys, True), Codec(values, is_latent_attention(config)))
 
@@ -125,12 +138,13 @@ class LayerBuilder:
         budgets = dict(zip(paged, layer_budgets(self._sizes, self._allocator, len(paged)), strict=True))
         if self._sizes.memory is not None:
             self._memory = MemoryPlan(self._sizes, partial(layer_budgets, allocator=self._allocator, layers=len(paged)))
-        rotaries, codecs = self._rotaries(config, paged), self._codecs(config)
+        rotaries = self._rotaries(config, paged)
         turnings = turnings_of(config, paged) if self._positions == "cache" else {}
         layers = []
         for index, layer in enumerate(plan):
             if index in budgets:
                 share, rotary = HeadShare.of(config, index), rotaries.get(index)
+                codecs = self._codecs(config, index, share)
                 made = self._make(budgets[index], index, padding, share, rotary, turnings.get(index), codecs)
                 layers.append(made if layer is None else HybridLayer(made, layer))
             else:

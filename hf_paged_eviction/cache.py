@@ -14,6 +14,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from .allocators import BudgetAllocator, Given, Uniform, make_allocator
 from .arguments import check_config, check_flag, check_instance
 from .build import LayerBuilder, check_static, check_static_attention, given_shares, layer_budgets, make_steps
+from .calibration.basis import Basis, chosen_basis
 from .disposals import Disposal, Surroundings, make_disposal
 from .hybrid_layer import HybridLayer, paged_part
 from .integration.masks import MaskWatch, TellingOffset, open_channel
@@ -95,6 +96,10 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             each forward; a pair `(keys, values)` gives each its own. The first `sink_tokens` (or `protected_prefix`)
             and the newest `block_size` tokens of a row stay as they came. None = the model's own type. The budget
             still counts tokens; `stats` tells the bytes.
+        rank: keep of keys and values the coefficients of so many directions of `basis`, a pair `(keys, values)` gives
+            each its own, None = as many as there are channels; `bits` is then that of a coefficient. What `bits` leaves
+            as it came stays as it came. Such a cache cannot be saved.
+        basis: a file that `paged-eviction fit-basis` wrote for this model, or a `Basis`; with `rank` only.
 
     Raises:
         TypeError, ValueError: sizes, policy or model that cannot work; the message says what would.
@@ -121,6 +126,8 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         record_past: bool = False,
         positions: Positions = "text",
         bits: int | tuple[int | None, int | None] | None = None,
+        rank: int | tuple[int | None, int | None] | None = None,
+        basis: str | Path | Basis | None = None,
         _inside_encoder_decoder: bool = False,
     ) -> None:
         check_config(config)
@@ -151,6 +158,8 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         self._heads: Heads = heads
         self._positions: Positions = positions
         self._bits = precision
+        ranks, directions = chosen_basis(rank, basis, config)
+        self._ranks = ranks
         # Settled here, because `update` asks for every layer and token.
         self._disposal = make_disposal(disposal)
         self._needs_our_attention = (
@@ -163,7 +172,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
                 uniform=isinstance(shares, Uniform),
                 latent=is_latent_attention(config),
                 positions=positions,
-                coded=any(bits is not None for bits in precision),
+                coded=any(bits is not None for bits in (*precision, *ranks)),
             )
         )
         self._check_attention()
@@ -177,7 +186,9 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         # The decoder's own prompt is a start token: no pads to be told of.
         self._padding = Padding(attention_mask, expected=not _inside_encoder_decoder)
         self._masks = MaskWatch()
-        builder = LayerBuilder(sizes, scorer, heads, shares, static, self._disposal, positions, precision)
+        builder = LayerBuilder(
+            sizes, scorer, heads, shares, static, self._disposal, positions, precision, ranks, directions
+        )
         self._cascade = builder.cascade
         Cache.__init__(self, layers=builder.fill(plan, self._padding, config))
         self._window = Window(config, [index for index, _ in self.paged_layers], positions == "text")
@@ -552,6 +563,11 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         """
         if not self._alone:
             raise ValueError("What the encoder has read is in another cache, so this one would be of no use in a file.")
+        if self._ranks != (None, None):
+            raise ValueError(
+                "rank= keeps tokens as coefficients, which mean nothing without the very basis that made them, and "
+                "that is not in the file. Save a cache without rank=, with bits= where it has to be small."
+            )
         snapshot = context.CacheSnapshot(
             [context.snapshot_layer(index, layer) for index, layer in enumerate(self.layers)],
             self._padding.snapshot(),
