@@ -17,7 +17,7 @@ from hf_paged_eviction.recipes.fit_basis import add_windows, solve
 from hf_paged_eviction_eval import embedded
 from training.calibrate import windows
 
-POLICIES = ("keydiff", "paged_eviction")
+POLICIES = ("keydiff",)
 SHARES = (0.0625, 0.125)
 #: By name, arguments of the cache. A head of this model has 32 channels.
 WAYS: dict[str, dict[str, Any]] = {

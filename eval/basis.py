@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from hashlib import sha256
 from pathlib import Path
 from time import monotonic
@@ -141,19 +141,19 @@ def report_table(worth: Mapping[int, Worth]) -> Table:
     """Per layer, what the first directions hold."""
     dim = len(next(iter(worth.values())).keys)
     ranks = [dim // 4, dim // 2, 3 * dim // 4]
-    table = Table(title="Share of the variance that the first directions hold, in %, mean of the KV heads")
+    table = Table(title="Share of the variance that the first directions hold, mean of the KV heads")
     table.add_column("layer")
+    table.add_column("variance of")
+    for rank in ranks:
+        table.add_column(f"rank {rank}", justify="right")
     titles = {
-        "keys": "products with queries",
-        "rotated": "keys after rotation",
+        "keys": "products of keys and queries",
+        "rotated": "keys alone",
         "plain": "keys before rotation",
         "values": "values",
     }
-    for title in titles.values():
-        for rank in ranks:
-            table.add_column(f"{title}, rank {rank}", justify="right")
     for index, of in sorted(worth.items()):
-        shares = asdict(of)
-        cells = [f"{100 * float(shares[name][rank - 1]):.1f}" for name in titles for rank in ranks]
-        table.add_row(str(index), *cells)
+        for name, title in titles.items():
+            shares = getattr(of, name)
+            table.add_row(str(index), title, *(f"{100 * float(shares[rank - 1]):.1f} %" for rank in ranks))
     return table

@@ -16,6 +16,7 @@ import measured
 import merge_tables
 import policy_pages
 import recall_tables
+import same_bytes_tables
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 from sphinx.errors import ExtensionError
@@ -27,6 +28,7 @@ GENERATORS: dict[str, Callable[[str], str]] = {
     "commands": command_pages.sections,
     "comparison": comparison_table.page,
     "decode": measured.decode,
+    "demote": same_bytes_tables.demote,
     "endless-text": measured.endless_text,
     "lazy-reuse": measured.lazy_reuse,
     "merge": merge_tables.merge,
@@ -34,6 +36,7 @@ GENERATORS: dict[str, Callable[[str], str]] = {
     "policy-table": policy_pages.overview,
     "positions": measured.positions,
     "prefill-peak": measured.prefill_peak,
+    "rank": same_bytes_tables.rank,
     "recall": recall_tables.recall,
     "replacement": recall_tables.replacement,
     "recent-tokens": measured.recent_tokens,
