@@ -1,18 +1,27 @@
 """kvpress and this package on the same prompts, side by side: `python benchmarks/peers_table.py`.
 
 Needs an environment with kvpress 0.5.5, transformers 5.2.0 and this package. Every prompt of the suite is compressed by
-a press and by the policy that does the same, alone (kvpress knows no padding) and to the same number of tokens, then
-answered greedily. The policy decides per KV head as presses do, in blocks of 16 and with the protection that a cache
-has by default; it goes on evicting while it answers, where kvpress grows. Results, mean score over tasks and its
-standard error, go to `results/peers_table.json`.
+a press and by the policy that does the same, alone (kvpress knows no padding), then answered greedily, prompt by prompt
+in turn:
+
+- *kvpress*: the press leaves as many tokens as the budget; what is fed afterwards is held as well;
+- *tokens*: this package with the same budget, which goes on evicting while it answers;
+- *bytes*: this package in 4 bits, with `memory=` what the press held in bytes when it had compressed the context.
+
+Policies decide per KV head as presses do, in blocks of 16 and with the protection that a cache has by default. The
+model runs in bfloat16, so that bytes are those of a 16-bit cache. Results go to `results/peers_table.json`: mean score
+over tasks and its standard error, tokens per layer and bytes held when the answer ends, and the median over prompts of
+the step's time as a ratio to kvpress on the same prompt.
 """
 
 import argparse
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import product
 from math import sqrt
-from statistics import fmean, variance
+from statistics import fmean, median, variance
 from typing import Any
 
 import kvpress
@@ -21,7 +30,7 @@ from common import save
 from torch import Tensor
 from transformers import DynamicCache
 
-from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction import PagedEvictionCache, make_policy
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
 from hf_paged_eviction_eval import embedded
 from hf_paged_eviction_eval.options.cache import CacheOptions
@@ -44,22 +53,44 @@ PRESSES: dict[str, str] = {
     "expected_attention": "ExpectedAttentionPress",
 }
 BLOCK = 16
-#: A prompt and how many tokens of its context may stay -> the cache, and logits if nothing is left to ask.
-Compress = Callable[[Prompt, int], tuple[DynamicCache, Tensor]]
+#: A prompt, how many tokens of its context may stay, and how many bytes -> the cache, and logits if nothing is left to
+#: ask.
+Compress = Callable[[Prompt, int, int], tuple[DynamicCache, Tensor]]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One prompt, answered by one side.
+
+    Attributes:
+        score: from 0 to 1.
+        tokens: held per layer and KV head when the answer ends.
+        bytes: of keys and values held then; all that the cache keeps, for this package.
+        step: median seconds of feeding one token.
+    """
+
+    score: float
+    tokens: float
+    bytes: int
+    step: float
 
 
 def main() -> None:
     options = arguments()
-    peer, tokenizer = embedded.load()
-    own, _ = embedded.load(attn_implementation=PAGED_EVICTION)
+    plain, tokenizer = embedded.load(torch.bfloat16)
+    shown, _ = embedded.load(torch.bfloat16, PAGED_EVICTION)
+    names = options.policies.split(",") if options.policies else list(PRESSES)
     found: dict[str, dict[str, Any]] = {}
-    for name in options.policies.split(",") if options.policies else PRESSES:
-        sides = {"kvpress": (peer, by_press(peer, name)), "here": (own, by_policy(own, name))}
-        for mode, (side, (model, compress)) in product(options.modes.split(","), sides.items()):
-            for budget in options.budgets.split(","):
-                scores = list(answered(model, tokenizer, compress, settings(options, mode, budget)))
-                found.setdefault(f"{mode} {budget}", {}).setdefault(name, {})[side] = mean_and_error(scores)
-                print(mode, budget, name, side, found[f"{mode} {budget}"][name][side], flush=True)
+    for mode, budget, name in product(options.modes.split(","), options.budgets.split(","), names):
+        own = shown if make_policy(name).needs.queries else plain
+        sides = {
+            "kvpress": (plain, by_press(plain, name)),
+            "tokens": (own, by_policy(own, name)),
+            "bytes": (own, by_policy(own, name, bits=4)),
+        }
+        answers = answered(sides, tokenizer, settings(options, mode, budget))
+        found.setdefault(f"{mode} {budget}", {})[name] = summed(answers)
+        print(mode, budget, name, found[f"{mode} {budget}"][name], flush=True)
     save(
         "peers_table",
         {
@@ -70,7 +101,8 @@ def main() -> None:
             "samples": options.samples * len(options.seeds.split(",")),
             "length": options.length,
             "block_size": BLOCK,
-            "columns": "mode and budget -> policy -> side: mean score of all tasks and its standard error",
+            "columns": "mode and budget -> policy -> side: score and its standard error, tokens and bytes at the end, "
+            "step time / kvpress",
             "scores": found,
         },
     )
@@ -105,7 +137,7 @@ def settings(options: argparse.Namespace, mode: str, budget: str) -> list[TaskSe
 def by_press(model: Any, name: str) -> Compress:
     """What kvpress does."""
 
-    def compress(prompt: Prompt, tokens: int) -> tuple[DynamicCache, Tensor]:
+    def compress(prompt: Prompt, tokens: int, _: int) -> tuple[DynamicCache, Tensor]:
         press = getattr(kvpress, PRESSES[name])(compression_ratio=max(1 - tokens / len(prompt.context), 0))
         cache = DynamicCache()
         with press(model):
@@ -114,14 +146,29 @@ def by_press(model: Any, name: str) -> Compress:
     return compress
 
 
-def by_policy(model: Any, name: str) -> Compress:
-    """What this package does."""
+def by_policy(model: Any, name: str, bits: int | None = None) -> Compress:
+    """What this package does, with as many tokens, or in few bits with as many bytes."""
 
-    def compress(prompt: Prompt, tokens: int) -> tuple[DynamicCache, Tensor]:
-        cache = PagedEvictionCache(model.config, budget=tokens, block_size=BLOCK, policy=name, heads="separate")
+    def compress(prompt: Prompt, tokens: int, size: int) -> tuple[DynamicCache, Tensor]:
+        how: dict[str, Any] = {"budget": tokens} if bits is None else {"memory": size, "bits": bits}
+        cache = PagedEvictionCache(model.config, block_size=BLOCK, policy=name, heads="separate", **how)
         return cache, feed(model, prompt.context, 0, cache)
 
     return compress
+
+
+def size_of(cache: DynamicCache) -> int:
+    """Bytes of keys and values."""
+    if isinstance(cache, PagedEvictionCache):
+        return cache.stats().storage_bytes
+    return sum(part.numel() * part.element_size() for layer in cache.layers for part in (layer.keys, layer.values))
+
+
+def tokens_of(cache: DynamicCache) -> float:
+    """Tokens per layer and KV head."""
+    if isinstance(cache, PagedEvictionCache):
+        return float(cache.stats().held)
+    return fmean(layer.keys.shape[2] for layer in cache.layers)
 
 
 def feed(model: Any, ids: tuple[int, ...], seen: int, cache: DynamicCache) -> Tensor:
@@ -132,22 +179,29 @@ def feed(model: Any, ids: tuple[int, ...], seen: int, cache: DynamicCache) -> Te
 
 
 @torch.inference_mode()
-def answered(model: Any, tokenizer: Any, compress: Compress, runs: list[TaskSettings]) -> Iterator[tuple[str, float]]:
-    """Task and score of every prompt."""
+def answered(
+    sides: dict[str, tuple[Any, Compress]], tokenizer: Any, runs: list[TaskSettings]
+) -> Iterator[tuple[str, dict[str, Answer]]]:
+    """Task, and what each side answers, of every prompt."""
     for run in runs:
         (budget,) = run.parsed_budgets
-        for batch in make_batches(run, tokenizer, model.config):
+        for batch in make_batches(run, tokenizer, next(iter(sides.values()))[0].config):
             (prompt,) = batch.prompts
             tokens = budget.resolve(run.lengths[0], CacheOptions(block_size=BLOCK)) or len(prompt.context)
-            generator = Generator(model, tokenizer, prompt.sample.stop_at_newline)
-            cache, logits = compress(prompt, tokens)
-            said = list(answer(generator, prompt, cache, logits))
-            yield batch.task, float(score(prompt.sample, generator.text(said), run))
+            found, size = {}, 0
+            for side, (model, compress) in sides.items():
+                generator = Generator(model, tokenizer, prompt.sample.stop_at_newline)
+                cache, logits = compress(prompt, tokens, size)
+                size = size or size_of(cache)  # of the press, which is the first
+                said, steps = answer(generator, prompt, cache, logits)
+                right = float(score(prompt.sample, generator.text(said), run))
+                found[side] = Answer(right, tokens_of(cache), size_of(cache), median(steps) if steps else float("nan"))
+            yield batch.task, found
 
 
-def answer(generator: Generator, prompt: Prompt, cache: DynamicCache, logits: Tensor) -> list[int]:
-    """Greedy tokens, cut where the answer ends."""
-    seen, limit, said = len(prompt.context), prompt.sample.max_new_tokens, []
+def answer(generator: Generator, prompt: Prompt, cache: DynamicCache, logits: Tensor) -> tuple[list[int], list[float]]:
+    """Greedy tokens, cut where the answer ends, and the seconds of each step."""
+    seen, limit, said, steps = len(prompt.context), prompt.sample.max_new_tokens, [], []
     if prompt.question:
         logits = feed(generator.model, prompt.question, seen, cache)
         seen += len(prompt.question)
@@ -156,9 +210,26 @@ def answer(generator: Generator, prompt: Prompt, cache: DynamicCache, logits: Te
     while True:
         said.append(int(logits.argmax()))
         if len(said) == limit or said[-1] in generator.ends:
-            return until_end(said, limit, generator.ends)
+            return until_end(said, limit, generator.ends), steps
+        start = time.perf_counter()
         logits = feed(generator.model, (said[-1],), seen, cache)
+        steps.append(time.perf_counter() - start)
         seen += 1
+
+
+def summed(answers: Iterator[tuple[str, dict[str, Answer]]]) -> dict[str, dict[str, Any]]:
+    """Of each side: scores, sizes and the ratio of step times."""
+    answers = list(answers)
+    found = {}
+    for side in answers[0][1]:
+        ratios = [each[side].step / each["kvpress"].step for _, each in answers if each["kvpress"].step > 0]
+        found[side] = {
+            "score": mean_and_error([(task, each[side].score) for task, each in answers]),
+            "tokens": round(fmean(each[side].tokens for _, each in answers), 1),
+            "bytes": round(fmean(each[side].bytes for _, each in answers)),
+            "step / kvpress": round(median(ratios), 3),
+        }
+    return found
 
 
 def mean_and_error(scores: list[tuple[str, float]]) -> list[float]:

@@ -30,7 +30,7 @@ class Decoder:
         self.cache = PagedEvictionCache(model.config, positions=way.split(",")[0], **options)
         if way == "cache, when read":
             for layer in self.cache.layers:
-                layer._read = _turned_when_read(layer)
+                layer.contents.shown = _turned_when_read(layer)
         config, chunk = model.config, 8192
         generator = torch.Generator().manual_seed(0)
         for start in range(0, length, chunk):
@@ -50,7 +50,7 @@ class Decoder:
 
 
 def _turned_when_read(layer: Any) -> Any:
-    """Instead of `PagedLayer._read`."""
+    """Instead of `Contents.shown`."""
     layer.contents.turn_keys = lambda: None
 
     def read(held: int | None = None) -> tuple[Tensor, Tensor]:

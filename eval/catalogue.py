@@ -41,6 +41,9 @@ def task_sections() -> dict[str, dict[str, str]]:
         "all21: LongBench": groups["all21"],
         "e13: LongBench-E, reported by length": groups["e13"],
         "v2: LongBench v2": groups["v2"],
+        "ruler_data: RULER's own records": groups["ruler_data"],
+        "infinitebench: InfiniteBench": groups["infinitebench"],
+        "mathematics: long answers": groups["mathematics"],
     }
     return {title: {task: suites.description(task) for task in tasks} for title, tasks in sections.items()}
 

@@ -12,6 +12,7 @@ import torch
 from hf_paged_eviction import available_policies
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
 
+from . import published
 from .budgets import FULL, Budget, parse_budgets, parse_memory
 from .environment import best_device
 from .errors import UserError
@@ -55,14 +56,15 @@ def task_settings(options: EvalOptions) -> TaskSettings:
     """A run over tasks."""
     files = [TaskFile.read(path, options) for path in options.task_file or ()]
     own = own_names(files)
-    if not own and (
-        wrong := [flag(name) for name in TaskFileOptions.model_fields if getattr(options, name) is not None]
-    ):
-        raise UserError(f"{', '.join(wrong)}: about records of your own, say --task-file")
     listed = words(options.tasks) if not own or "tasks" in options.model_fields_set else []
     tasks = tuple(dict.fromkeys([*expand([name for name in listed if name not in own]), *own]))
     if not tasks:
         raise UserError(f"no task given (--tasks {options.tasks!r}): for example --tasks suite")
+    given = {name for name in TaskFileOptions.model_fields if getattr(options, name) is not None}
+    if any(task in published.TASKS and published.TASKS[task].long_answers for task in tasks):
+        given.discard("max_new_tokens")
+    if given and not own:
+        raise UserError(f"{', '.join(map(flag, sorted(given)))}: about records of your own, say --task-file")
     generated = [task for task in tasks if is_generated(task)]
     if options.length and not generated:
         raise UserError("--length is about generated tasks; the prompts of LongBench have their own: --max-length")

@@ -4,31 +4,28 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import torch
 from transformers.cache_utils import Cache, DynamicSlidingWindowLayer
 
-from .allocators import BudgetAllocator, FixedAllocator, Given, HeadAllocator, LayerAllocator, Uniform, share_out
+from .allocators import HeadAllocator, LayerAllocator
+from .allocators.budgets import layer_budgets
 from .allocators.cascade import Cascade
 from .allocators.quota import HeadQuota, MakeQuota, Quota, RowQuota
-from .calibration.basis import Basis
-from .disposals import Disposal
-from .hybrid_layer import HybridLayer, paged_part
 from .integration.heads import HeadShare
 from .integration.model_rotary import UnknownRotaryError, layer_rotaries
 from .integration.models import asks_for_mask_sizes, is_latent_attention, is_paged
 from .integration.padding import Padding
+from .integration.rotary import Rotary
 from .layer import PagedLayer
+from .layers.hybrid import HybridLayer, paged_part
+from .layers.sliding import StaticSlidingLayer
+from .options import Options
 from .policies import EvictionPolicy
-from .policies.scorer import Heads
 from .queries.attention import PAGED_EVICTION
-from .rotary import Rotary
 from .store.codec import Codec
 from .store.low_rank import RankCodec
-from .store.sliding import StaticSlidingLayer
 from .store.turning import Turning
-from .table.budget import BlockBudget, whole_number
+from .table.budget import BlockBudget
 from .table.cohort import Cohorts
-from .table.gaps import Positions
 from .table.memory import MemoryPlan
 from .table.steps import StaticSteps
 
@@ -36,57 +33,29 @@ from .table.steps import StaticSteps
 class LayerBuilder:
     """Makes the paged layers of one cache.
 
+    Attributes:
+        cascade: shares out among the layers while a forward walks through them; None where nothing does.
+
     Args:
-        sizes: what the user asked for.
-        policy, heads, allocator, static, disposal, positions: of the cache.
-        bits, ranks: of keys and of values.
-        basis: where ranks are given.
+        options: what the user asked for.
 
     Raises:
-        ValueError: they do not go together.
+        ValueError: the allocator does not go together with the rest.
     """
 
-    def __init__(
-        self,
-        sizes: BlockBudget,
-        policy: EvictionPolicy,
-        heads: Heads,
-        allocator: BudgetAllocator,
-        static: bool = False,
-        disposal: Disposal | None = None,
-        positions: Positions = "text",
-        bits: tuple[int | None, int | None] = (None, None),
-        ranks: tuple[int | None, int | None] = (None, None),
-        basis: Basis | None = None,
-    ) -> None:
-        if sizes.keep_ratio is not None and not isinstance(allocator, Uniform):
-            raise ValueError(f"The allocator {allocator.name!r} needs budget= in tokens, not keep_ratio=.")
-        if sizes.memory is not None and isinstance(allocator, LayerAllocator | HeadAllocator):
-            raise ValueError(
-                f"The allocator {allocator.name!r} decides for each row or head, and a layer's storage is as long as "
-                "the longest of them, so memory= could not be kept to: give budget= in tokens, or use "
-                "allocator='uniform' or 'pyramid'."
-            )
-        if isinstance(allocator, HeadAllocator) and heads != "separate":
-            raise ValueError(f'The allocator {allocator.name!r} shares out among KV heads: use heads="separate".')
-        if static and not isinstance(allocator, Uniform):
-            raise ValueError(
-                f"static=True needs layers and heads of one size, and {allocator.name!r} makes them differ: use "
-                "allocator='uniform' and one number as budget."
-            )
-        self._sizes, self._policy, self._allocator, self._static = sizes, policy, allocator, static
-        self._positions, self._bits, self._ranks, self._basis = positions, bits, ranks, basis
-        self.cascade = Cascade(allocator, sizes) if isinstance(allocator, LayerAllocator) else None
-        self._heads: Heads = heads
+    def __init__(self, options: Options) -> None:
+        options.check_together()
+        self._options = options
+        allocator = options.allocator
+        self.cascade = Cascade(allocator, options.sizes) if isinstance(allocator, LayerAllocator) else None
         self._memory: MemoryPlan | None = None
-        self._disposal = disposal
 
     def _codecs(self, config: Any, index: int, share: HeadShare) -> tuple[Codec, Codec] | None:
         """Of keys and of values of one layer."""
-        keys, values = self._bits
-        if self._basis is not None:
-            found = self._basis.layer(index, self._ranks)
-            pairs = zip((found.keys, found.values), self._ranks, self._bits, (True, False), strict=True)
+        keys, values = self._options.bits
+        if self._options.basis is not None:
+            found = self._options.basis.layer(index, self._options.ranks)
+            pairs = zip((found.keys, found.values), self._options.ranks, self._options.bits, (True, False), strict=True)
             made = [
                 Codec(bits, turned) if rank is None else RankCodec(axes, rank, bits, share)
                 for axes, rank, bits, turned in pairs
@@ -105,17 +74,17 @@ class LayerBuilder:
         turning: Turning | None,
         codecs: tuple[Codec, Codec] | None,
     ) -> Any:
-        own_size = not isinstance(self._allocator, Uniform)
+        options, allocator = self._options, self._options.allocator
         quota: MakeQuota = Quota
         if self.cascade is not None:
             quota = partial(RowQuota, cascade=self.cascade, place=self.cascade.layers)
-        elif isinstance(self._allocator, HeadAllocator):
-            quota = partial(HeadQuota, allocator=self._allocator)
+        elif isinstance(allocator, HeadAllocator):
+            quota = partial(HeadQuota, allocator=allocator)
         layer = PagedLayer(
-            *(budget, self._policy, self._heads, index, padding, share, rotary),
-            masks_itself=own_size,
-            static=self._static,
-            disposal=self._disposal,
+            *(budget, options.policy, options.heads, index, padding, share, rotary),
+            masks_itself=not options.uniform,
+            static=options.static,
+            disposal=options.disposal,
             turning=turning,
             codecs=codecs,
             quota=quota,
@@ -134,12 +103,13 @@ class LayerBuilder:
             ValueError: the policy asks for the model's rotation, and that is not known; or keys are to be turned to
                 other positions, and cannot be.
         """
+        sizes, allocator, disposal = self._options.sizes, self._options.allocator, self._options.disposal
         paged = [index for index, layer in enumerate(plan) if is_paged(layer)]
-        budgets = dict(zip(paged, layer_budgets(self._sizes, self._allocator, len(paged)), strict=True))
-        if self._sizes.memory is not None:
-            self._memory = MemoryPlan(self._sizes, partial(layer_budgets, allocator=self._allocator, layers=len(paged)))
+        budgets = dict(zip(paged, layer_budgets(sizes, allocator, len(paged)), strict=True))
+        if sizes.memory is not None:
+            self._memory = MemoryPlan(sizes, partial(layer_budgets, allocator=allocator, layers=len(paged)))
         rotaries = self._rotaries(config, paged)
-        turnings = turnings_of(config, paged) if self._positions == "cache" else {}
+        turnings = turnings_of(config, paged) if self._options.positions == "cache" else {}
         layers = []
         for index, layer in enumerate(plan):
             if index in budgets:
@@ -148,22 +118,21 @@ class LayerBuilder:
                 made = self._make(budgets[index], index, padding, share, rotary, turnings.get(index), codecs)
                 layers.append(made if layer is None else HybridLayer(made, layer))
             else:
-                layers.append(static_layer(layer, index) if self._static else layer)
+                layers.append(static_layer(layer, index) if self._options.static else layer)
         made = [part for part in map(paged_part, layers) if part is not None]
-        if self._disposal is not None:
-            self._disposal.introduce([layer.outlet for layer in made])
+        disposal.introduce([layer.outlet for layer in made])
         return layers
 
     def _rotaries(self, config: Any, paged: Sequence[int]) -> Mapping[int, Rotary | None]:
-        if not self._policy.needs.rotary:
+        if not self._options.policy.needs.rotary:
             return {}
         try:
             return layer_rotaries(config, paged)
         except UnknownRotaryError as error:
             raise ValueError(
-                f"The policy {self._policy.label!r} reads queries or keys without their rotary embedding, and that of "
-                f"this {config.model_type} model cannot be undone: {error}. Use a policy that reads them as they are, "
-                "such as 'keydiff', 'leverage' or 'snapkv'."
+                f"The policy {self._options.policy.label!r} reads queries or keys without their rotary embedding, and "
+                f"that of this {config.model_type} model cannot be undone: {error}. Use a policy that reads them as "
+                "they are, such as 'keydiff', 'leverage' or 'snapkv'."
             ) from error
 
 
@@ -200,41 +169,6 @@ def static_layer(layer: Any, index: int) -> Any:
             "static=False."
         )
     return layer
-
-
-def layer_budgets(sizes: BlockBudget, allocator: BudgetAllocator, layers: int) -> list[BlockBudget]:
-    """What each paged layer may hold, as far as it is known before anything was read.
-
-    Args:
-        sizes: mean share.
-        layers: paged layers of the model.
-    """
-    if isinstance(allocator, Given):
-        return allocator.budgets(sizes, layers)
-    if not isinstance(allocator, FixedAllocator) or sizes.tokens is None or not layers:
-        return [sizes] * layers
-    size, tokens = sizes.block_size, sizes.capacity
-    weights = torch.tensor([allocator.weights(layers, tokens)])
-    blocks = share_out(weights, tokens // size * layers, sizes.smallest // size)
-    return [sizes.of(count * size) for count in blocks[0].tolist()]
-
-
-def given_shares(tokens: Sequence[int], allocator: BudgetAllocator) -> tuple[int, Given]:
-    """The smallest budget of a user's list, and the list as an allocator.
-
-    Raises:
-        TypeError: an entry is no whole number.
-        ValueError: the list is empty, or an allocator is asked to share out as well.
-    """
-    if not isinstance(allocator, Uniform):
-        raise ValueError(
-            f"allocator= shares out one budget: give a single number with {allocator.name!r}, or a list of budgets "
-            "without an allocator."
-        )
-    if not tokens:
-        raise ValueError("budget= is an empty list: give one number per paged layer.")
-    counts = tuple(whole_number(f"budget[{at}]", count, 1) for at, count in enumerate(tokens))
-    return min(counts), Given(counts)
 
 
 # ---- static caches ---------------------------------------------------------------------------------------------------

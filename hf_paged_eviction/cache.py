@@ -2,45 +2,37 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from .allocators import BudgetAllocator, Given, Uniform, make_allocator
-from .arguments import check_config, check_flag, check_instance
-from .build import LayerBuilder, check_static, check_static_attention, given_shares, layer_budgets, make_steps
-from .calibration.basis import Basis, chosen_basis
-from .disposals import Disposal, Surroundings, make_disposal
-from .hybrid_layer import HybridLayer, paged_part
-from .integration.masks import MaskWatch, TellingOffset, open_channel
-from .integration.models import (
-    asks_for_mask_sizes,
-    check_model,
-    is_latent_attention,
-    layer_plan,
-    warn_of_surprises,
-    why_not_ours,
-)
+from .allocators import BudgetAllocator
+from .allocators.budgets import layer_budgets
+from .build import LayerBuilder, check_static, make_steps
+from .calibration.basis import Basis
+from .disposals import Disposal
+from .integration import feeding
+from .integration.masks import open_channel
+from .integration.models import layer_plan, warn_of_surprises
 from .integration.padding import Padding
 from .integration.window import Window
 from .layer import PagedLayer
-from .policies import EvictionPolicy, make_policy
+from .layers.forwards import Forwards
+from .layers.hybrid import HybridLayer, paged_part
+from .options import Options, check_config, check_flag, check_instance
+from .policies import EvictionPolicy
 from .policies.scorer import Heads
-from .queries.attention import PAGED_EVICTION, ModelAttention, forget_handover, hand_over, unattended
-from .saving import context
-from .stats import CacheStats, LayerStats, readable_bytes
-from .store.codec import check_bits
+from .queries.attention import ModelAttention, forget_handover, hand_over
+from .recipes.saving import context
+from .stats import CacheStats, readable_bytes
 from .store.pool import StoragePool
 from .store.tensors import byte_count
-from .table.budget import BlockBudget
 from .table.cohort import Cohorts
 from .table.gaps import Positions
-from .table.memory import parse_bytes
 from .table.steps import refusal
 from .table.takeback import columns_to_remove, crop_all_or_none
 
@@ -134,71 +126,49 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         check_flag("static", static)
         check_flag("record_past", record_past)
         check_instance("pool", pool, StoragePool)
-        scorer, shares, precision = make_policy(policy), make_allocator(allocator), check_bits(bits)
-        if isinstance(budget, Sequence) and not isinstance(budget, str | bytes):
-            budget, shares = given_shares(budget, shares)
         protection = (sink_tokens, protected_prefix, recent_tokens)
-        most_bytes = None if memory is None else parse_bytes(memory)
-        sizes = BlockBudget.validate(cast(int | None, budget), keep_ratio, block_size, *protection, memory=most_bytes)
-        if heads not in ("shared", "separate"):
-            raise ValueError(f'heads must be "shared" or "separate", got {heads!r}.')
-        if positions not in ("text", "cache"):
-            raise ValueError(f'positions must be "text" or "cache", got {positions!r}.')
-        check_model(config, _inside_encoder_decoder, heads)
-        scorer.check_model(config)
-        if is_latent_attention(config) and not scorer.needs.supports_mla:
-            raise ValueError(
-                f"The policy {scorer.name!r} compares norms of keys and values, but this model caches latents (MLA). "
-                "Use one that does not, such as 'keydiff', 'streaming_llm' or 'random'."
-            )
-        self._attention = ModelAttention(config.get_text_config(decoder=True))
-        self._why_not_ours = why_not_ours(config)
-        self._policy, self._allocator = scorer, shares
-        self._sizes, self._protection = sizes, protection
-        self._heads: Heads = heads
-        self._positions: Positions = positions
-        self._bits = precision
-        ranks, directions = chosen_basis(rank, basis, config)
-        self._ranks = ranks
+        self._options = options = Options.check(
+            config,
+            budget,
+            keep_ratio,
+            memory,
+            block_size,
+            protection,
+            policy=policy,
+            heads=heads,
+            allocator=allocator,
+            disposal=disposal,
+            positions=positions,
+            bits=bits,
+            rank=rank,
+            basis=basis,
+            static=static,
+            inside_encoder_decoder=_inside_encoder_decoder,
+        )
         # Settled here, because `update` asks for every layer and token.
-        self._disposal = make_disposal(disposal)
-        self._needs_our_attention = (
-            scorer.needs.queries or not isinstance(shares, Uniform) or self._disposal.needs_queries
-        )
-        self._disposal.check(
-            Surroundings(
-                config.get_text_config(decoder=True),
-                *(sizes, scorer, heads, static),
-                uniform=isinstance(shares, Uniform),
-                latent=is_latent_attention(config),
-                positions=positions,
-                coded=any(bits is not None for bits in (*precision, *ranks)),
-            )
-        )
-        self._check_attention()
+        self._needs_our_attention = options.needs_our_attention
+        self._attention = ModelAttention(config.get_text_config(decoder=True))
+        options.check_attention(self._attention)
         if static:
-            check_static(config, self._attention.name, scorer)
+            check_static(config, self._attention.name, options.policy)
         plan = layer_plan(config)
         warn_of_surprises(config, plan, stacklevel=4 if _inside_encoder_decoder else 3)
-        self._model_type: str = config.model_type
         self._alone = not _inside_encoder_decoder
-        self._model_masks_itself = not asks_for_mask_sizes(config)
         # The decoder's own prompt is a start token: no pads to be told of.
         self._padding = Padding(attention_mask, expected=not _inside_encoder_decoder)
-        self._masks = MaskWatch()
-        builder = LayerBuilder(
-            sizes, scorer, heads, shares, static, self._disposal, positions, precision, ranks, directions
-        )
+        builder = LayerBuilder(options)
         self._cascade = builder.cascade
         Cache.__init__(self, layers=builder.fill(plan, self._padding, config))
-        self._window = Window(config, [index for index, _ in self.paged_layers], positions == "text")
         self._cohorts = Cohorts([layer for _, layer in self.paged_layers])
         for layer in self._cohorts.layers:
             layer.cohorts, layer.store.pool = self._cohorts, pool
         self.pool = pool
         parts = [paged_part(layer) or layer for layer in self.layers]
         self._steps = make_steps(parts, self._cohorts) if static else None
-        self._mask_was_made = False
+        window = Window(config, [index for index, _ in self.paged_layers], options.positions == "text")
+        self._forwards = Forwards(
+            *(config, self._cohorts.layers, self._padding, self._attention, window, options.uniform, self._steps)
+        )
         if record_past:
             self.activate_past_recording()
         open_channel()
@@ -206,14 +176,14 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
     @property
     def policy(self) -> EvictionPolicy:
         """What scores the tokens."""
-        return self._policy
+        return self._options.policy
 
     @property
     def budget(self) -> int | None:
         """Tokens held per layer and row, on average over layers; None before the first forward where it is given as
         `keep_ratio` or `memory`."""
-        if self._sizes.tokens is not None:
-            return self._sizes.tokens
+        if self._options.sizes.tokens is not None:
+            return self._options.sizes.tokens
         shares = [layer.budget.tokens for _, layer in self.paged_layers]
         known = [tokens for tokens in shares if tokens is not None]
         return sum(known) // len(known) if len(known) == len(shares) and known else None
@@ -221,33 +191,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
     @property
     def disposal(self) -> Disposal:
         """What becomes of evicted tokens."""
-        return self._disposal
-
-    def _check_attention(self) -> None:
-        if self._attention.shows_queries and self._why_not_ours is not None:
-            raise ValueError(
-                f"{self._why_not_ours}, so the attention implementation {PAGED_EVICTION!r} would give wrong results "
-                "without a message. Load the model with another, such as attn_implementation='eager', and choose a "
-                "policy that needs no queries and allocator='uniform'."
-            )
-        if self._attention.shows_queries or not self._needs_our_attention:
-            return
-        if self._disposal.needs_queries:
-            reason = f"disposal={self._disposal.label!r} takes part in attention, and only"
-        elif self._policy.needs.queries:
-            reason = f"The policy {self._policy.label!r} decides by queries or attention, and only"
-        else:
-            reason = f"With the allocator {self._allocator.label!r} layers or heads hold different numbers, and only"
-        reason = f"{reason} the attention implementation {PAGED_EVICTION!r} can serve that"
-        if self._why_not_ours is not None:
-            raise ValueError(
-                f"{reason}; but {self._why_not_ours}. Choose a policy that needs no queries and allocator='uniform'."
-            )
-        raise ValueError(
-            f"{reason}; this model uses {self._attention.name!r}. Call "
-            f"model.set_attn_implementation({PAGED_EVICTION!r}) first, or load the model with "
-            f"attn_implementation={PAGED_EVICTION!r}."
-        )
+        return self._options.disposal
 
     @property
     def paged_layers(self) -> list[tuple[int, PagedLayer]]:
@@ -290,47 +234,20 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
                 f"This cache was made for a model of {len(self.layers)} layers, and the model that uses it has at "
                 f"least {layer_idx + 1}. Make it from the config of that model."
             )
-        if self._model_masks_itself:
-            self._refuse_wrong_mask(layer_idx, key_states)
+        if self._forwards.model_masks_itself:
+            self._forwards.check_own_mask(paged_part(self.layers[layer_idx]), key_states.shape[0], key_states.shape[2])
         if key_states.shape[2] > 1:
             self._attention.look()
-            self._refuse_unknown_pads(key_states.shape[0])
+            if not torch.compiler.is_compiling():
+                self._forwards.check_several(key_states.shape[0], self.get_seq_length())
         if self._needs_our_attention:
-            self._check_attention()
+            self._options.check_attention(self._attention)
         updated: tuple[Tensor, Tensor] = super().update(key_states, value_states, layer_idx, *args, **kwargs)
         if self._attention.shows_queries:
             layer = paged_part(self.layers[layer_idx])
             if layer is not None:
                 hand_over(layer, updated[0])
         return updated
-
-    def _refuse_unknown_pads(self, rows: int) -> None:
-        """Of a 4-D mask that the caller made the cache sees nothing, so it would take pads for tokens."""
-        if torch.compiler.is_compiling() or not self._masks.brought_along(self.get_seq_length()):
-            return
-        if rows > 1 and self._padding.expected and not self._padding.given and self._attention.has_masks:
-            raise ValueError(
-                f"A batch of {rows} rows came with a 4-D attention mask, which does not say which tokens are pads. "
-                "Pass the 2-D mask [rows, length] to the model, or attention_mask= to PagedEvictionCache (all ones "
-                "where there are no pads)."
-            )
-
-    def _refuse_wrong_mask(self, layer_idx: int, key_states: Tensor) -> None:
-        """Such a model takes slot `n` for token `n`: right until something is evicted, then only without any mask."""
-        layer = paged_part(self.layers[layer_idx])
-        if layer is None:
-            return
-        rows, _, count, _ = key_states.shape
-        seen, padding = layer.get_seq_length(), self._padding
-        unknown = rows > 1 and padding.expected and not padding.given
-        evicting = layer.budget.tokens is None or seen + count > layer.budget.tokens
-        if (count > 1 and seen > layer.held) or (evicting and (unknown or padding.any_pads)):
-            raise RuntimeError(
-                f"In this transformers release {self._model_type} builds its attention mask without asking the cache "
-                "what it holds, so after an eviction it would mask the wrong tokens. Only one unpadded prompt in one "
-                "forward and single tokens after it are possible (for several rows, pass attention_mask= of ones to "
-                "the cache). Upgrade transformers to 5.14 or later, or use a budget that holds the whole text."
-            )
 
     # ---- masks ----------------------------------------------------------------------------------------------------
 
@@ -339,63 +256,23 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         """Which layers hold a sliding window. Asked when a mask is about to be built."""
         # A getter that takes note of being asked: at this moment transformers asks a cache for nothing else.
         if not torch.compiler.is_compiling():
-            self._masks.begin()
+            self._forwards.begin_mask()
         # Written out: `torch.compile` cannot trace a property of a base class.
         return [getattr(layer, "is_sliding", False) for layer in self.layers]
 
     def get_mask_sizes(self, query_length: int | Tensor, layer_idx: int = 0) -> tuple[int, int]:
         """`(kv_length, kv_offset)` of what the next `update` of this layer returns."""
-        if not torch.compiler.is_compiling():
-            self._masks.ask(self.get_seq_length())  # notes it, see `is_sliding`
+        compiling = torch.compiler.is_compiling()
+        seen = 0 if compiling else self.get_seq_length()
+        if not compiling:
+            self._forwards.ask_sizes(seen)  # takes note, see `is_sliding`
         if layer_idx == 0:  # some releases ask the first layer, whatever it is, and mean the first one with attention
             layer_idx = next((i for i, layer in enumerate(self.layers) if isinstance(layer, CacheLayerMixin)), 0)
         layer = paged_part(self.layers[layer_idx]) if layer_idx < len(self.layers) else None
         if layer is None:
             sizes: tuple[int, int] = super().get_mask_sizes(query_length, layer_idx)
             return sizes
-        length, offset = layer.get_mask_sizes(query_length)
-        if self._steps is not None and (torch.compiler.is_compiling() or isinstance(offset, Tensor)):
-            return length, offset
-        self._window.check(length, offset, stacklevel=2)
-        self._attention.look()
-        count = query_length if isinstance(query_length, int) else query_length.shape[0]
-        no_mask = count == 1 and self._attention.shows_queries
-        # Layers that hold different numbers make their masks themselves, of which an empty one is no sign.
-        alone = not isinstance(self._allocator, Uniform) and layer.get_seq_length() > 0
-        no_mask = no_mask and not alone
-        see_mask = partial(self._see_mask, count)
-        return length, TellingOffset.of(offset, see_mask, lambda: no_mask and layer.all_real, placeholder=alone)
-
-    def _see_mask(self, query_length: int, mask: Tensor | None, batch: int) -> Tensor | None:
-        """Learn the 2-D mask of the coming forward; return the one its 4-D mask must be built from."""
-        seen = self.get_seq_length()
-        self._check_attended()
-        mask = self._padding.observe(mask, seen, seen + query_length, batch)
-        if query_length == 1:
-            self.prepare_step()
-        if not self._padding.irregular or seen == 0 or not isinstance(self._allocator, Uniform):
-            return mask
-        # Pads in the middle do not stay in the columns they came in.
-        for _, layer in self.paged_layers:
-            layer.commit()
-        layer = self.paged_layers[0][1]
-        visible = layer.visible_next(query_length)
-        columns = visible.new_ones(batch, seen + query_length) if mask is None else mask.clone()
-        _, offset = layer.get_mask_sizes(query_length)
-        columns[:, offset : offset + visible.shape[1]] = visible.to(columns.device)
-        return columns
-
-    def _check_attended(self) -> None:
-        """Between forwards: did attention follow the last update?"""
-        skipped = unattended(self._cohorts.layers) if self._mask_was_made else None
-        self._mask_was_made = True
-        if skipped is not None:
-            raise RuntimeError(
-                f"Layer {skipped.layer_idx} took in tokens, and no attention followed. Either a forward failed: call "
-                f"cache.reset() before the next. Or this model is set to {PAGED_EVICTION!r} and computes attention by "
-                "code of its own, with a mask that is not made for it: load it with attn_implementation='eager', and "
-                "choose a policy that needs no queries and allocator='uniform'."
-            )
+        return self._forwards.mask_sizes(layer, query_length, seen)
 
     def prepare_step(self) -> None:
         """Get a static cache ready for a compiled step of one token; for all others this does nothing.
@@ -406,18 +283,8 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         Raises:
             ValueError: the token is a pad in some row, or the attention implementation does not fit a static cache.
         """
-        if self._steps is None:
-            return
-        seen = self.get_seq_length()
-        if seen == 0:
-            return
-        check_static_attention(self._attention.name)
-        if self._padding.columns(seen, seen + 1, self.paged_layers[0][1].table.rows, torch.device("cpu")) is not None:
-            raise ValueError(
-                "A static cache cannot take a pad as a single token: give pads together with the tokens they stand "
-                "before, or use static=False."
-            )
-        self._steps.prepare()
+        if self._steps is not None:
+            self._forwards.prepare_step(self.get_seq_length())
 
     # ---- rows and rollback ----------------------------------------------------------------------------------------
 
@@ -487,34 +354,21 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             TypeError, ValueError: a budget that the constructor would refuse, one above the present, layers that were
                 given a list of budgets, or a static cache. Nothing has changed then.
         """
-        sizes = self.check_shrink(budget)
-        paged = [layer for _, layer in self.paged_layers]
-        for layer in paged:
+        options = self.check_shrink(budget)
+        layers = self._cohorts.layers
+        for layer in layers:
             layer.commit()
-        self._sizes = sizes
+        self._options = options
         if self._cascade is not None:
-            self._cascade.shrink(sizes)
-        for layer, share in zip(paged, layer_budgets(sizes, self._allocator, len(paged)), strict=True):
+            self._cascade.shrink(options.sizes)
+        for layer, share in zip(layers, layer_budgets(options.sizes, options.allocator, len(layers)), strict=True):
             layer.shrink(share)
 
-    def check_shrink(self, budget: int) -> BlockBudget:
-        """Raise the error of `shrink`, if it would; returns the sizes that it would set."""
+    def check_shrink(self, budget: int) -> Options:
+        """Raise the error of `shrink`, if it would; returns the options that it would set."""
         if self._steps is not None:
             raise refusal("shrink")
-        sizes = BlockBudget.validate(budget, None, self._sizes.block_size, *self._protection)
-        if isinstance(self._allocator, Given):
-            raise ValueError(
-                f"The layers of this cache were given budgets of their own, {list(self._allocator.tokens)}, and one "
-                "number does not say how to share it out: make a new cache with a smaller list."
-            )
-        self._disposal.check_sizes(sizes)
-        present = self.budget
-        if present is not None and sizes.capacity > present:
-            raise ValueError(
-                f"shrink({sizes.capacity}) would be growth: the budget is {present}, and evicted tokens cannot come "
-                "back. Make a new cache."
-            )
-        return sizes
+        return self._options.shrunk(budget, self.budget)
 
     @contextmanager
     def padding_aside(self) -> Iterator[None]:
@@ -530,7 +384,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
     def reset(self) -> None:
         """Forget all tokens and the attention mask; keep the storage for the next prompt of the same shape."""
         self._padding.reset()
-        self._masks = MaskWatch()
+        self._forwards.reset()
         if self._cascade is not None:
             self._cascade.clear()
         forget_handover(self._cohorts.layers)
@@ -563,39 +417,10 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         """
         if not self._alone:
             raise ValueError("What the encoder has read is in another cache, so this one would be of no use in a file.")
-        if self._ranks != (None, None):
-            raise ValueError(
-                "rank= keeps tokens as coefficients, which mean nothing without the very basis that made them, and "
-                "that is not in the file. Save a cache without rank=, with bits= where it has to be small."
-            )
-        snapshot = context.CacheSnapshot(
-            [context.snapshot_layer(index, layer) for index, layer in enumerate(self.layers)],
-            self._padding.snapshot(),
-            None if self._cascade is None else self._cascade.snapshot(),
-        )
-        context.save(path, self._attention.config, self._settings(), snapshot, input_ids)
-
-    def _settings(self) -> dict[str, Any]:
-        """The arguments that make such a cache, as JSON."""
-        sinks, prefix, recent = self._protection
-        given = isinstance(self._allocator, Given)
-        return {
-            "budget": list(self._allocator.tokens) if isinstance(self._allocator, Given) else self._sizes.tokens,
-            "keep_ratio": self._sizes.keep_ratio,
-            "memory": self._sizes.memory,
-            "block_size": self._sizes.block_size,
-            "policy": self._policy.label,
-            "heads": self._heads,
-            "sink_tokens": None if sinks is None else int(sinks),
-            "protected_prefix": int(prefix),
-            "recent_tokens": None if recent is None else int(recent),
-            "allocator": "uniform" if given else self._allocator.label,
-            "disposal": self._disposal.label,
-            "positions": self._positions,
-            "bits": list(self._bits),
-            "static": self._steps is not None,
-            "record_past": any(getattr(layer, "record_past", False) for layer in self.layers),
-        }
+        recording = any(getattr(layer, "record_past", False) for layer in self.layers)
+        settings = {**self._options.settings(), "record_past": recording}
+        snapshot = context.snapshot(self.layers, self._padding, self._cascade)
+        context.save(path, self._attention.config, settings, snapshot, input_ids)
 
     @classmethod
     def load(
@@ -652,26 +477,9 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         Raises:
             ValueError: shapes that do not go together, or other rows than the cache has.
         """
-        seen, mask = self.get_seq_length(), attention_mask
-        mask = torch.ones_like(input_ids) if mask is None else mask.to(input_ids)
-        if input_ids.ndim != 2 or not input_ids.shape[1] or mask.shape != input_ids.shape:
-            raise ValueError(
-                f"input_ids must be [rows, new] with at least one token, and attention_mask the same; got "
-                f"{list(input_ids.shape)} and {list(mask.shape)}."
-            )
-        if seen:
-            rows = next(layer.table.rows for _, layer in self.paged_layers)
-            if len(input_ids) != rows:
-                raise ValueError(
-                    f"input_ids has {len(input_ids)} rows and the cache {rows}: cache.batch_repeat_interleave(n) makes "
-                    "n of each."
-                )
-        real = self._padding.columns(0, seen, len(input_ids), input_ids.device)
-        before = mask.new_ones(len(mask), seen) if real is None else real.to(mask.dtype)
-        return {
-            "input_ids": torch.cat([input_ids[:, :1].expand(-1, seen), input_ids], dim=1),
-            "attention_mask": torch.cat([before, mask], dim=1),
-        }
+        seen = self.get_seq_length()
+        rows = self._cohorts.layers[0].table.rows if seen else None
+        return feeding.follow_up(input_ids, attention_mask, seen, rows, self._padding)
 
     # ---- reading --------------------------------------------------------------------------------------------------
 
@@ -698,22 +506,9 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
 
     def stats(self) -> CacheStats:
         """Counts and bytes, per layer and in total. Reads tensors, so it synchronises an accelerator."""
-        layers = tuple(_layer_stats(layer) for _, layer in self.paged_layers)
         others = [layer for layer in self.layers if paged_part(layer) is None]
-        return CacheStats(
-            seen=max((layer.seen for layer in layers), default=0),
-            held=max((layer.held for layer in layers), default=0),
-            budget=max((layer.budget for layer in layers if layer.budget is not None), default=None),
-            evicted_tokens=sum(layer.evicted_tokens for layer in layers),
-            evicted_blocks=sum(layer.evicted_blocks for layer in layers),
-            storage_bytes=sum(layer.storage_bytes for layer in layers),
-            other_bytes=sum(_plain_bytes(layer) for layer in others),
-            summary_bytes=sum(layer.summary_bytes for layer in layers),
-            host_bytes=sum(layer.host_bytes for layer in layers),
-            faults=sum(layer.faults for layer in layers),
-            demoted_tokens=sum(layer.demoted_tokens for layer in layers),
-            layers=layers,
-        )
+        other_bytes = sum(byte_count(getattr(one, "keys", None), getattr(one, "values", None)) for one in others)
+        return CacheStats.of([layer.stats() for _, layer in self.paged_layers], other_bytes)
 
     def __repr__(self) -> str:
         paged = self.paged_layers
@@ -722,38 +517,12 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         layer, stats = paged[0][1], self.stats()
         sizes = layer.budget
         budget = sizes.label
-        if self._sizes.memory is not None and sizes.tokens is not None:
-            budget = f"{self.budget} tokens ({self._sizes.label})"
+        asked = self._options.sizes
+        if asked.memory is not None and sizes.tokens is not None:
+            budget = f"{self.budget} tokens ({asked.label})"
         return (
             f"{type(self).__name__}(policy={layer.policy.label}, heads={layer.heads}, "
             f"budget={budget} in blocks of {sizes.block_size}, layers={len(paged)} paged + "
             f"{len(self.layers) - len(paged)} other, seen={stats.seen}, held={stats.held}, "
             f"evicted={stats.evicted_tokens} tokens, storage={readable_bytes(stats.storage_bytes)})"
         )
-
-
-def _layer_stats(layer: PagedLayer) -> LayerStats:
-    evicted_tokens = evicted_blocks = 0
-    held, budget = layer.held, layer.budget.tokens
-    if layer.held:
-        if layer.table.limits is not None:
-            held = budget = round(layer.table.limits.double().mean().item())
-        evicted_tokens = int(layer.table.evicted_tokens.sum())
-        evicted_blocks = int(layer.table.evicted_blocks.sum())
-    return LayerStats(
-        layer_idx=layer.layer_idx,
-        seen=layer.get_seq_length(),
-        held=held,
-        budget=budget,
-        evicted_tokens=evicted_tokens,
-        evicted_blocks=evicted_blocks,
-        storage_bytes=layer.storage_bytes,
-        summary_bytes=layer.outlet.device_bytes,
-        host_bytes=layer.outlet.host_bytes,
-        faults=layer.outlet.faults,
-        demoted_tokens=layer.outlet.tokens_beside,
-    )
-
-
-def _plain_bytes(layer: Any) -> int:
-    return byte_count(getattr(layer, "keys", None), getattr(layer, "values", None))

@@ -9,13 +9,14 @@ from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
 from .allocators.quota import MakeQuota, Quota
-from .disposals import Asked, Disposal, Drop, Held, Site
+from .disposals import Asked, Disposal, Drop, Site
 from .integration.heads import WHOLE, HeadShare
 from .integration.padding import Padding
+from .integration.rotary import Rotary
 from .layers.compiled import Compiled
 from .layers.contents import Contents, PagedSnapshot
+from .layers.overflow import Overflow
 from .layers.scores import Scores
-from .layers.survivors import Survivors
 from .layers.takeback import Takeback
 from .policies import EvictionPolicy, QueryCount
 from .policies.scorer import Heads, Scorer
@@ -23,16 +24,14 @@ from .queries.listener import Listener
 from .queries.observer import Observer, Queries
 from .queries.parts import Part, Read
 from .queries.ring import QueryRing
-from .rotary import Rotary
+from .stats import LayerStats
 from .store.codec import Codec
 from .store.coded import make_store
 from .store.pending import Pending
-from .store.tensors import with_new
 from .store.turning import Turning
 from .table.budget import BlockBudget
 from .table.cohort import Cohorts
 from .table.memory import MemoryPlan
-from .table.ranking import not_kept
 from .table.steps import StaticSteps, outside_graphs, refusal
 from .table.table import BlockTable
 from .table.takeback import columns_to_remove
@@ -117,7 +116,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.contents = Contents(self.store, self.quota, self.outlet, self.listener, scorer)
         self.scores = Scores(scorer, self.contents)
         self.takeback = Takeback(self.contents, self.scores, self.padding)
-        self._survivors = Survivors(self.contents, needs.absolute_noise)
+        self._overflow = Overflow(self.contents, self.scores, needs)
         self.memory: MemoryPlan | None = None
         self.cohorts: Cohorts[PagedLayer] = Cohorts([self])
         self.compiled: Compiled | None = None
@@ -301,34 +300,34 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         keys, values = self.store.detached(key_states, value_states)
         count = keys.shape[2]
         if count == 0:
-            return self._read_with(self.held, keys, values)
+            return self.contents.shown_with(self.held, keys, values)
         self.commit()
         table = self._started(keys, values)
         real = self.padding.columns(table.seen, table.seen + count, keys.shape[0], keys.device)
-        if self._holds_back(count):
+        if self._holds_back(table, count):
             self.contents.pending = Pending(keys, values, real)
-            return self._read_with(table.held, key_states, value_states, real)
+            return self.contents.shown_with(table.held, key_states, value_states, real)
         if count == 1 or (table.seen and not key_states.requires_grad and not self.store.rounds):
             every_slot = table.held == table.capacity
             attended = self._take(keys, values, real)
-            return self._read(None if every_slot else table.held) if attended is None else attended
+            return self.contents.shown(None if every_slot else table.held) if attended is None else attended
         # The caller's own tensors carry a gradient and are not rounded, which those of the storage may be.
-        attended = self._read_with(table.held, key_states, value_states)
+        attended = self.contents.shown_with(table.held, key_states, value_states)
         self._take(keys, values, real)
         return attended
 
     def _started(self, keys: Tensor, values: Tensor) -> BlockTable:
         """The table, which the first tokens make."""
-        contents, rows = self.contents, keys.shape[0]
-        if contents.table is None:
-            self.quota.check(keys.shape[1], self.share)
-            self._measure(keys, values)
-            contents.start(keys, values)
-            if rows > 1:
-                self.padding.warn_if_unknown()
-        else:
-            contents.check_rows(rows)
-        return contents.known
+        table, rows = self.contents.table, keys.shape[0]
+        if table is not None:
+            table.check_rows(rows)
+            return table
+        self.quota.check(keys.shape[1], self.share)
+        self._measure(keys, values)
+        table = self.contents.start(keys, values)
+        if rows > 1:
+            self.padding.warn_if_unknown()
+        return table
 
     def _measure(self, keys: Tensor, values: Tensor) -> None:
         """Make tokens of a budget in bytes, for states like these."""
@@ -336,9 +335,9 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             store, token_bytes = self.store, self.outlet.slot_bytes(self.store.token_bytes(keys, values))
             self.memory.begin(self, token_bytes, keys.shape[0], store.fixed_bytes(keys, values))
 
-    def _holds_back(self, count: int) -> bool:
+    def _holds_back(self, table: BlockTable, count: int) -> bool:
         """Whether `count` new tokens wait outside the storage for now."""
-        return self.record_past or (self.listener is not None and (count > 1 or self._overflows(count)))
+        return self.record_past or (self.listener is not None and (count > 1 or self._overflows(table, count)))
 
     def commit(self) -> None:
         """Take in the tokens that wait for `crop` or for attention, evicting as needed."""
@@ -349,18 +348,6 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             self._take(pending.keys, pending.values, pending.real)
         if self.listener is not None:
             self.listener.queries = None
-
-    def _read(self, held: int | None = None) -> tuple[Tensor, Tensor]:
-        """The first `held` slots, or all, as attention gets them. Held tokens reach it on no other way."""
-        return self.store.shown(held)
-
-    def _read_with(self, held: int, keys: Tensor, values: Tensor, real: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """As `_read`, with new states behind them; `real` `[B, n]` says which of these are no pads, None = all."""
-        if held == 0:
-            return keys, values
-        # A single token sees what it would see if it were taken in at once.
-        single = self.store.rounds and keys.shape[2] == 1
-        return with_new(self.store.shown_before(held, real) if single else self._read(held), keys, values)
 
     # ---- append, overwrite, overflow ------------------------------------------------------------------------------
 
@@ -377,40 +364,39 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             if listener.queries is not None:
                 positions = table.positions_with(listener.positions).expand(-1, keys.shape[1], -1)
                 self.quota.decide(self, listener.queries, positions, listener.positions)
-            return self._overflow(keys, values, real)
-        if self._overflows(count):
-            return self._overflow(keys, values, real)
+            return self._overflow.take(keys, values, real)
+        if self._overflows(table, count):
+            return self._overflow.take(keys, values, real)
         if count == 1 and table.held == table.capacity:
-            self._overwrite(keys, values, real)
+            self._overwrite(table, keys, values, real)
         else:
-            self._append(keys, values, real)
+            self._append(table, keys, values, real)
         if waited is not None and listener is not None and count == 1:
             listener.observe_waiting_step(table, waited)
         return None
 
-    def _overflows(self, count: int) -> bool:
+    def _overflows(self, table: BlockTable, count: int) -> bool:
         """Whether `count` new tokens make the layer choose anew all that it holds."""
-        table = self.contents.known
         room = table.capacity - table.held - count
         if count == 1 and room < 0:
             return False
         # Pads in the middle have to move to the lowest slots before the first slot is overwritten.
         return room < 0 or (room == 0 and self.padding.irregular)
 
-    def _append(self, keys: Tensor, values: Tensor, real: Tensor | None) -> None:
-        table, count, held = self.contents.known, keys.shape[2], self.contents.known.held
+    def _append(self, table: BlockTable, keys: Tensor, values: Tensor, real: Tensor | None) -> None:
+        count, held = keys.shape[2], table.held
         self.store.grow(held, held + count, table.block_size, table.capacity)
         if self.store.rounds:
-            self._append_to_encode(held, keys, values, real)
+            self._append_to_encode(table, keys, values, real)
         else:
             self.store.append(held, keys, values)
             table.append(count, real)
         if self.listener is not None:
             self.listener.observe_appended(table, held, count)
 
-    def _append_to_encode(self, held: int, keys: Tensor, values: Tensor, real: Tensor | None) -> None:
+    def _append_to_encode(self, table: BlockTable, keys: Tensor, values: Tensor, real: Tensor | None) -> None:
         """A single token waits for others, until a block is encoded; several are encoded at once."""
-        table, count = self.contents.known, keys.shape[2]
+        count, held = keys.shape[2], table.held
         if count == 1 and held:
             slot = torch.full((table.rows, 1, 1), held, dtype=torch.int64, device=table.device)
             self.store.overwrite(slot, keys, values, real)
@@ -422,8 +408,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             self.store.append(held, keys, values, table.positions)
             self.scores.note_appended(keys, values)
 
-    def _overwrite(self, keys: Tensor, values: Tensor, real: Tensor | None) -> None:
-        table = self.contents.known
+    def _overwrite(self, table: BlockTable, keys: Tensor, values: Tensor, real: Tensor | None) -> None:
         if table.victims_due:
             self.cohorts.of(self).choose_victims(real)
         slot = table.next_slot()
@@ -432,43 +417,6 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.store.overwrite(slot, keys, values, real)  # a pad evicts nothing
         table.overwritten(real)
         self.scores.encode_block()
-
-    def _overflow(self, keys: Tensor, values: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
-        self.scores.encode()
-        table, count = self.contents.known, keys.shape[2]
-        positions = table.positions_with(table.new_positions(count, real)[:, 0])
-        attended = full_k, full_v = self._read_with(table.held, keys, values, real)
-        if self.store.turns and table.held:
-            full_k, full_v = with_new(self.store.read(table.held), keys, values)
-        scores = self.scores.of_overflow(full_k, full_v, positions, count)
-        self._keep_best(full_k, full_v, positions, scores, count, real)
-        return attended
-
-    def _keep_best(
-        self, full_k: Tensor, full_v: Tensor, positions: Tensor, scores: Tensor, count: int, real: Tensor | None
-    ) -> None:
-        """Of the `held + count` tokens in these states, keep the best."""
-        table, outlet = self.contents.known, self.outlet
-        limits = self._survivors.limits(scores, positions)
-        if limits is not None:
-            self.quota.resize(int(limits.max()))
-        kept, kept_positions = self._survivors.choose(scores, positions, limits, table.seen + count)
-        shifts = table.moved_shifts(kept, kept_positions, positions, count)
-        if outlet.takes or outlet.plans:
-            leaves = not_kept(positions, kept, kept_positions)
-            staying = outlet.overflow(Held(full_k, full_v, positions.expand_as(leaves), scores), leaves)
-            full_k, full_v = staying.keys, staying.values
-        # Without new tokens, these states are views of the storage.
-        anew = count == 0 or self.store.slots != self.budget.capacity
-        self.store.keep(full_k, full_v, kept, table.held, kept_positions, anew)
-        scores = scores.gather(-1, kept)
-        self.quota.scores = scores if limits is not None else None
-        scored = scores if self.needs.token_local and not outlet.ranks else None
-        table.replace(kept_positions, scored, count, real, limits, shifts)
-        if outlet.ranks:
-            table.align()
-        self.contents.turn_keys()
-        self.contents.settle(kept)
 
     # ---- attention ------------------------------------------------------------------------------------------------
 
@@ -567,40 +515,14 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             self.store.give_up()  # room that an earlier prompt left
             return
         self.store.prefetch()
-        self._fit()
+        self._overflow.fit()
         if self.listener is not None:
             self.listener.observer.delay()
 
     def resize(self) -> None:
         """Give up, or get room for, tokens: the quota has changed. Tokens that wait for `crop` are decided on later."""
         if self.contents.table is not None and self.contents.pending is None:
-            self._fit()
-
-    def _fit(self) -> None:
-        """Bring tokens and storage in line with the budget, or the quota, which has changed."""
-        self.scores.encode()
-        table, capacity = self.contents.known, self.budget.capacity
-        if self.quota.unequal:
-            self._fit_quota(table)
-        elif table.capacity == capacity:
-            return
-        elif table.held >= capacity:
-            table.refresh_scores(self.scores.in_slots)
-            self._keep_best(*self.store.read(table.held), table.positions, table.scores, 0, None)
-        else:
-            if self.store.slots > capacity:
-                self.store.move(capacity, table.held)
-            table.resize(capacity)
-            self.contents.settle(None)
-
-    def _fit_quota(self, table: BlockTable) -> None:
-        positions = table.positions
-        scores = None if self.needs.reads_budget else self.quota.scores
-        scores = self.scores.in_slots(None) if scores is None else scores
-        limits = self._survivors.limits(scores, positions)
-        if limits is not None and (table.limits is None or not torch.equal(limits, table.limits)):
-            self._keep_best(*self.store.read(table.held), positions, scores, 0, None)
-        self.quota.resize(table.capacity)
+            self._overflow.fit()
 
     # ---- taking back ----------------------------------------------------------------------------------------------
 
@@ -706,13 +628,18 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         return replace(saved, ring=compiled.ring_snapshot(), all_real=compiled.all_real)
 
     def restore(self, saved: PagedSnapshot, device: torch.device) -> None:
-        """Hold what another layer made in the same way held. Nothing is checked here, see `saving.checks`."""
+        """Hold what another layer made in the same way held. Nothing is checked here, see `recipes.saving.checks`."""
         if saved.table is None:
             return
         self.contents.restore(saved, device)
         self.is_initialized = True
-        if self.compiled is not None and self.compiled.ring is not None and saved.ring is not None:
-            self.compiled.ring.restore(saved.ring, device)
+        if self.compiled is not None:
+            self.compiled.restore_ring(saved.ring, device)
+
+    def stats(self) -> LayerStats:
+        """Counts and bytes. Reads tensors."""
+        self.get_seq_length()  # counts what a compiled step has left to count
+        return self.contents.stats(self.layer_idx)
 
     # ---- reading --------------------------------------------------------------------------------------------------
 
@@ -737,21 +664,3 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         """`[batch, kv_heads, blocks]` float32, what the next eviction ranks; nan for blocks not yet filled."""
         self.table.refresh_scores(self.scores.in_slots)
         return self.table.block_scores().expand(-1, self.contents.heads, -1)
-
-    def visible_next(self, query_length: int) -> Tensor:
-        """Which of the slots that the next `update` returns are real, the new tokens left out.
-
-        Returns:
-            `[batch, n]` bool, where `n` is the held part of `get_mask_sizes(query_length)`; for a single token that
-            will overwrite a slot, `n` counts that slot too. Slots of a static cache that are not in use yet are left to
-            causality.
-        """
-        visible = self.table.positions[:, 0] >= 0
-        if query_length == 1 and self.compiled is not None and not self.table.full:
-            return visible
-        kv_length, _ = self.get_mask_sizes(query_length)
-        if kv_length == self.held + self._waiting + query_length:
-            return visible
-        # Full: the pads are the lowest slots, and the new token takes the highest of them.
-        pads = (~visible).sum(-1, keepdim=True)
-        return torch.arange(self.held, device=visible.device) >= pads - 1

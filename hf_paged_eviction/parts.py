@@ -17,7 +17,8 @@ _T = TypeVar("_T")
 @dataclass(frozen=True)
 class Snapshot:
     """What a part holds, to be saved: its fields are tensors, numbers, words, other dataclasses, or lists and
-    dictionaries of these. `saving.names` gives every tensor a name, and finds by their types what belongs together.
+    dictionaries of these. `recipes.saving.names` gives every tensor a name, and finds by their types what belongs
+    together.
 
     A part that is no dataclass has `snapshot()`, which changes nothing, and `restore(snapshot)`, the reverse.
     """

@@ -1,5 +1,6 @@
 """What a cache holds and what it has evicted."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -57,6 +58,24 @@ class CacheStats:
     host_bytes: int = 0
     faults: int = 0
     demoted_tokens: int = 0
+
+    @classmethod
+    def of(cls, layers: Sequence[LayerStats], other_bytes: int) -> "CacheStats":
+        """The sums and largest of these layers."""
+        return cls(
+            seen=max((layer.seen for layer in layers), default=0),
+            held=max((layer.held for layer in layers), default=0),
+            budget=max((layer.budget for layer in layers if layer.budget is not None), default=None),
+            evicted_tokens=sum(layer.evicted_tokens for layer in layers),
+            evicted_blocks=sum(layer.evicted_blocks for layer in layers),
+            storage_bytes=sum(layer.storage_bytes for layer in layers),
+            other_bytes=other_bytes,
+            summary_bytes=sum(layer.summary_bytes for layer in layers),
+            host_bytes=sum(layer.host_bytes for layer in layers),
+            faults=sum(layer.faults for layer in layers),
+            demoted_tokens=sum(layer.demoted_tokens for layer in layers),
+            layers=tuple(layers),
+        )
 
 
 def readable_bytes(count: int) -> str:

@@ -20,7 +20,7 @@ from transformers.masking_utils import AttentionMaskInterface
 
 import models
 from hf_paged_eviction import EvictionPolicy, Needs, PagedEvictionCache, ScoreContext
-from hf_paged_eviction.rotary import Rotary
+from hf_paged_eviction.integration.rotary import Rotary
 from hf_paged_eviction.store.turning import Turning
 from reference import SLOW_POLICIES, SlowLayer, Vector
 

@@ -13,7 +13,7 @@ import models
 from hf_paged_eviction import EvictionPolicy, Needs, PagedEvictionCache, ScoreContext, StoragePool
 from hf_paged_eviction.integration.padding import Padding
 from hf_paged_eviction.layer import PagedLayer
-from hf_paged_eviction.store.sliding import StaticSlidingLayer
+from hf_paged_eviction.layers.sliding import StaticSlidingLayer
 from hf_paged_eviction.table.budget import BlockBudget
 from hf_paged_eviction.table.cohort import Cohorts
 from hf_paged_eviction.table.steps import StaticSteps

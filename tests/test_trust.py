@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import hf_paged_eviction
+import hf_paged_eviction_eval
 
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
@@ -101,3 +102,38 @@ def test_one_version() -> None:
         (found,) = re.findall(pattern, (ROOT / name).read_text("utf-8"), re.MULTILINE)
         assert found.strip('"') == hf_paged_eviction.__version__, name
     assert re.search(rf"\b{re.escape(hf_paged_eviction.__version__)}\b", (ROOT / "CHANGELOG.md").read_text("utf-8"))
+
+
+def _imports(package: Path) -> dict[str, set[str]]:
+    """By module, the modules of the same package that it names in any import, also in functions and for types alone."""
+    paths = {".".join(path.relative_to(package).with_suffix("").parts): path for path in package.rglob("*.py")}
+    rooms = {name.removesuffix("__init__").rstrip("."): name for name in paths if name.endswith("__init__")}
+    found: dict[str, set[str]] = {}
+    for name, path in paths.items():
+        found[name] = set()
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.level:
+                room = name.split(".")[: -node.level]
+                start = [*room, *(node.module or "").split(".")] if node.module else room
+                for target in (".".join([*start, alias.name]) for alias in node.names):
+                    near = target if target in paths or target in rooms else ".".join(start)
+                    found[name].add(rooms.get(near, near))
+    return found
+
+
+def _reached(imports: dict[str, set[str]], start: str) -> set[str]:
+    reached: set[str] = set()
+    left = [start]
+    while left:
+        new = imports.get(left.pop(), set()) - reached
+        reached |= new
+        left.extend(new)
+    return reached
+
+
+def test_no_circle_of_imports() -> None:
+    """Arrows between modules run in one direction."""
+    for package in (hf_paged_eviction, hf_paged_eviction_eval):
+        imports = _imports(Path(package.__file__).parent)
+        assert sum(map(len, imports.values())) > 100
+        assert [name for name in imports if name in _reached(imports, name)] == [], package.__name__

@@ -14,6 +14,7 @@ import command_pages
 import comparison_table
 import measured
 import merge_tables
+import peers_tables
 import policy_pages
 import recall_tables
 import same_bytes_tables
@@ -32,6 +33,7 @@ GENERATORS: dict[str, Callable[[str], str]] = {
     "endless-text": measured.endless_text,
     "lazy-reuse": measured.lazy_reuse,
     "merge": merge_tables.merge,
+    "peers": peers_tables.peers,
     "policies": policy_pages.sections,
     "policy-table": policy_pages.overview,
     "positions": measured.positions,

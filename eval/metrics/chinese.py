@@ -16,7 +16,7 @@ _CHINESE_PUNCTUATION = (
     "！？｡。＂＃＄％＆＇（）＊＋，－／：；＜＝＞＠［＼］＾＿｀｛｜｝～｟｠｢｣､、"  # noqa: RUF001
     "〃》「」『』【】〔〕〖〗〘〙〚〛〜〝〞〟〰〾〿–—‘’‛“”„‟…‧﹏"  # noqa: RUF001
 )
-_NO_PUNCTUATION = str.maketrans("", "", string.punctuation + _CHINESE_PUNCTUATION)
+NO_PUNCTUATION = str.maketrans("", "", string.punctuation + _CHINESE_PUNCTUATION)
 
 
 def cut(text: str) -> list[str]:
@@ -52,5 +52,5 @@ def qa_f1_zh(prediction: str, answer: str) -> float:
 
 
 def _words(text: str) -> list[str]:
-    bare = ("".join(word.lower().translate(_NO_PUNCTUATION).split()) for word in cut(text))
+    bare = ("".join(word.lower().translate(NO_PUNCTUATION).split()) for word in cut(text))
     return [word for word in bare if word]

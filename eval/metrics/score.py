@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from . import ruler
+from . import infinitebench, ruler
 from .chinese import qa_f1_zh
 from .classification import classification
 from .code import EDIT_SIMILARITIES, code_sim
+from .math_answer import math_verify
 from .multiple_choice import multiple_choice
 from .numbers import count, longeval, retrieval, retrieval_zh
 from .qa import qa_f1
@@ -30,6 +31,24 @@ def _best(score: Callable[[str, str], float]) -> Callable[[_Case], float]:
     return lambda case: max(score(case.prediction, answer) for answer in case.answers)
 
 
+def _of_all(score: Callable[[str, Sequence[str]], float]) -> Callable[[_Case], float]:
+    """A score that takes all answers at once."""
+    return lambda case: score(case.prediction, case.answers)
+
+
+_INFINITEBENCH = (
+    "first_number",
+    "word_match",
+    "name_match",
+    "last_number",
+    "number_found",
+    "numbers_in_order",
+    "letter_or_text",
+    "letter_or_function",
+    "character_f1_zh",
+    "rouge_lsum",
+)
+
 _SCORES: dict[str, Callable[[_Case], float]] = {
     "qa_f1": _best(qa_f1),
     "qa_f1_zh": _best(qa_f1_zh),
@@ -41,12 +60,14 @@ _SCORES: dict[str, Callable[[_Case], float]] = {
     "retrieval_zh": _best(retrieval_zh),
     "code_sim": lambda case: _best(code_sim(case.edit_similarity))(case),
     "multiple_choice": _best(multiple_choice),
-    "string_match_all": lambda case: ruler.string_match_all(case.prediction, case.answers),
-    "string_match_part": lambda case: ruler.string_match_part(case.prediction, case.answers),
+    "string_match_all": _of_all(ruler.string_match_all),
+    "string_match_part": _of_all(ruler.string_match_part),
     "longeval": _best(longeval),
+    "math_verify": _best(math_verify),
+    **{name: _of_all(getattr(infinitebench, name)) for name in _INFINITEBENCH},
 }
 
-#: Names of all metrics: those of LongBench, of LongBench v2, of RULER, of LongEval.
+#: Names of all metrics: those of LongBench, of LongBench v2, of RULER, of LongEval, of mathematics, of InfiniteBench.
 METRICS = tuple(_SCORES)
 
 

@@ -85,7 +85,9 @@ class TaskFileOptions(Options):
         shown="by the names of the fields",
     )
     metric: str | None = option(None, "What scores an answer.", metavar="NAME", shown="qa_f1")
-    max_new_tokens: int | None = option(None, "Most tokens of an answer.", at_least=1, shown="64")
+    max_new_tokens: int | None = option(
+        None, "Most tokens of an answer; also of math500 and aime2025.", at_least=1, shown="64"
+    )
     answers: str | None = option(None, "The field of the right answers.", metavar="FIELD", shown="answers, answer, ...")
 
 

@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from .. import longbench
+from .. import longbench, published
 from ..errors import UserError
 from ..metrics import first_line_of, score_sample
 from ..settings import TaskSettings
@@ -19,13 +19,13 @@ GENERATED_SAMPLES = 64
 
 
 def task_names() -> list[str]:
-    """All tasks: the generated ones, LongBench, LongBench-E, LongBench v2."""
-    return [*available_tasks(), *longbench.TASKS, longbench.V2]
+    """All tasks: the generated ones, LongBench, LongBench-E, LongBench v2, other published ones."""
+    return [*available_tasks(), *longbench.TASKS, longbench.V2, *published.TASKS]
 
 
 def task_groups() -> dict[str, tuple[str, ...]]:
     """Names of groups, and the tasks in them."""
-    return {**TASK_GROUPS, **longbench.PRESETS, "v2": (longbench.V2,)}
+    return {**TASK_GROUPS, **longbench.PRESETS, "v2": (longbench.V2,), **published.GROUPS}
 
 
 def expand(names: Sequence[str]) -> tuple[str, ...]:
@@ -77,6 +77,8 @@ def description(task: str) -> str:
     """A line on what a task asks."""
     if is_generated(task):
         return get_task(task).description
+    if task in published.TASKS:
+        return published.TASKS[task].description
     if task == longbench.V2:
         return "LongBench v2: 503 questions with four choices over long texts."
     return longbench.TASKS[task].description
@@ -93,6 +95,8 @@ def load_samples(task: str, settings: TaskSettings, tokenizer: Any, length: int 
     """
     if own := own_task(task, settings):
         return own.samples(settings.limit)
+    if task in published.TASKS:
+        return published.TASKS[task].samples(settings)
     if not is_generated(task):
         return longbench.load_samples(task, settings)
     if length is None:
@@ -124,6 +128,8 @@ def digests(task: str, settings: TaskSettings) -> dict[str, str] | None:
         return own.digests
     if is_generated(task):
         return None
+    if task in published.TASKS:
+        return published.TASKS[task].digests(settings)
     return {"data": longbench.data_digest(task, settings), "prompt": longbench.prompt_digest(task)}
 
 
@@ -134,5 +140,6 @@ def _unknown(name: str, groups: dict[str, tuple[str, ...]], known: list[str]) ->
         f"unknown task {name!r} (--tasks){hint}\n"
         f"groups: {', '.join(groups)}\n"
         f"generated: {', '.join(available_tasks())}\n"
-        f"LongBench: {', '.join([*longbench.TASKS, longbench.V2])}"
+        f"LongBench: {', '.join([*longbench.TASKS, longbench.V2])}\n"
+        f"others: {', '.join(published.TASKS)}"
     )

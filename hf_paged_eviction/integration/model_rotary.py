@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from transformers import MODEL_MAPPING
 
-from ..rotary import Rotary
 from .models import is_latent_attention
+from .rotary import Rotary
 
 #: Full-attention layers of these do not rotate; those that slide do.
 _FULL_WITHOUT = {"afmoe", "cohere2", "cohere2_moe", "flint"}

@@ -40,7 +40,7 @@ class Compiled:
         self.ring = QueryRing() if queries else None
         self._contents, self._scores, self._takeback = contents, scores, takeback
         self._layer_idx = layer_idx
-        self._first_row = 0
+        self._first_row = self._end_row = 0  # among those of the run
 
     # ---- within a step --------------------------------------------------------------------------------------------
 
@@ -55,19 +55,18 @@ class Compiled:
             RuntimeError: the step was not prepared. ValueError: another number of rows than are held.
         """
         self.steps.check_ready()
-        contents, rows, run = self._contents, self._contents.rows, self.run
+        contents, run, first, end = self._contents, self.run, self._first_row, self._end_row
         if contents.listener is not None:
             contents.listener.check_told(self._layer_idx)
             contents.listener.expect()
-        if run is None or keys.shape[0] != rows:
-            contents.check_rows(keys.shape[0])
+        if run is None or keys.shape[0] != end - first:
+            contents.known.check_rows(keys.shape[0])
             raise RuntimeError(f"Layer {self._layer_idx} was left out of the forward before this one.")
-        here = slice(self._first_row, self._first_row + rows)
-        slots = run.slots[here]
+        slots = run.slots[first:end]
         if contents.outlet.takes:
-            contents.let_go(slots, run.leaving[here])
+            contents.let_go(slots, run.leaving[first:end])
         contents.store.write(slots[:, :, 0], keys, values)
-        return contents.store.shown()
+        return contents.shown()
 
     def leave(self, queries: Queries) -> bool:
         """Keep the query of a single token for the host; returns False for any other forward."""
@@ -89,7 +88,7 @@ class Compiled:
     def join(self, run: StaticRun, index: int) -> None:
         """Take single tokens as layer `index` of this run."""
         rows = self._contents.rows
-        self.run, self._first_row = run, index * rows
+        self.run, self._first_row, self._end_row = run, index * rows, (index + 1) * rows
         if self.ring is not None:
             self.ring.make(rows, self._contents.quota.budget.block_size)
 
@@ -100,7 +99,7 @@ class Compiled:
             table = self._contents.known
             listener.prepare(table, 1, None)
             held = table.held if table.may_fill_block or not store.rounds else 0  # to read is to decode
-            listener.observe_step(table, self.ring.take(table.seen, store.shown(held)[0]))
+            listener.observe_step(table, self.ring.take(table.seen, self._contents.shown(held)[0]))
         store.wrote()
         self._scores.encode_block()
 
@@ -127,3 +126,8 @@ class Compiled:
     def ring_snapshot(self) -> RingSnapshot | None:
         """To be saved; None where there is nothing."""
         return None if self.ring is None else self.ring.snapshot()
+
+    def restore_ring(self, saved: RingSnapshot | None, device: torch.device) -> None:
+        """Know what another ring knew, if there is one."""
+        if self.ring is not None and saved is not None:
+            self.ring.restore(saved, device)

@@ -13,8 +13,10 @@ from ..policies.scorer import Scorer
 from ..queries.listener import Listener
 from ..queries.observer import ObserverSnapshot
 from ..queries.ring import RingSnapshot
+from ..stats import LayerStats
 from ..store.pending import Pending
 from ..store.store import HeldSnapshot, Store
+from ..store.tensors import with_new
 from ..table.budget import BlockBudget
 from ..table.table import BlockTable, TableSnapshot
 
@@ -115,28 +117,57 @@ class Contents:
             its_share,
         )
 
-    def check_rows(self, rows: int) -> None:
-        """Raise ValueError unless so many are held."""
-        held = self.known.rows
-        if rows != held:
-            raise ValueError(
-                f"The cache holds {held} rows but got {rows}. Use a new cache or `cache.reset()` for another batch, "
-                "`batch_repeat_interleave` or `batch_select_indices` to change the rows of this one."
-            )
+    def stats(self, layer_idx: int) -> LayerStats:
+        """Counts and bytes. Reads tensors."""
+        table, outlet = self.table, self.outlet
+        held, budget = 0 if table is None else table.held, self.quota.budget.tokens
+        evicted_tokens = evicted_blocks = 0
+        if table is not None and held:
+            if table.limits is not None:
+                held = budget = round(table.limits.double().mean().item())
+            evicted_tokens, evicted_blocks = int(table.evicted_tokens.sum()), int(table.evicted_blocks.sum())
+        return LayerStats(
+            layer_idx=layer_idx,
+            seen=(0 if table is None else table.seen) + self.waiting,
+            held=held,
+            budget=budget,
+            evicted_tokens=evicted_tokens,
+            evicted_blocks=evicted_blocks,
+            storage_bytes=self.store.bytes,
+            summary_bytes=outlet.device_bytes,
+            host_bytes=outlet.host_bytes,
+            faults=outlet.faults,
+            demoted_tokens=outlet.tokens_beside,
+        )
+
+    # ---- what attention reads -------------------------------------------------------------------------------------
+
+    def shown(self, held: int | None = None) -> tuple[Tensor, Tensor]:
+        """The first `held` slots, or all, as attention gets them. Held tokens reach it on no other way."""
+        return self.store.shown(held)
+
+    def shown_with(self, held: int, keys: Tensor, values: Tensor, real: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """As `shown`, with new states behind them; `real` `[B, n]` says which of these are no pads, None = all."""
+        if held == 0:
+            return keys, values
+        # A single token sees what it would see if it were taken in at once.
+        single = self.store.rounds and keys.shape[2] == 1
+        return with_new(self.store.shown_before(held, real) if single else self.shown(held), keys, values)
 
     # ---- life -----------------------------------------------------------------------------------------------------
 
-    def start(self, keys: Tensor, values: Tensor) -> None:
+    def start(self, keys: Tensor, values: Tensor) -> BlockTable:
         """The first tokens are about to come, `[batch, kv_heads, new, dim]`: make room, and a table."""
         rows, heads, count, _ = keys.shape
         self.quota.budget = budget = self.quota.budget.resolve(count)
         capacity, device = budget.capacity, keys.device
         least = self.store.slots_to_begin_with(count, budget.block_size, capacity)
         self.store.start(keys, values, least, capacity)
-        self.table = self._new_table(budget, rows, heads, device)
+        self.table = table = self._new_table(budget, rows, heads, device)
         self.outlet.start(rows, heads, self._scorer.sets(heads), capacity, device)
         if self.listener is not None:
             self.listener.observer.start(rows, heads, capacity, device)
+        return table
 
     def _new_table(self, budget: BlockBudget, rows: int, heads: int, device: torch.device) -> BlockTable:
         needs, ranks = self._scorer.policy.needs, self.outlet.ranks
@@ -235,7 +266,7 @@ class Contents:
         )
 
     def restore(self, saved: PagedSnapshot, device: torch.device) -> None:
-        """Hold what the parts of another layer held. Nothing is checked here, see `saving.checks`."""
+        """Hold what the parts of another layer held. Nothing is checked here, see `recipes.saving.checks`."""
         if saved.table is None or saved.store is None or saved.tokens is None:
             return
         quota, (rows, heads) = self.quota, saved.store.shape[:2]

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from ..integration.heads import WHOLE, HeadShare
+from ..integration.rotary import Rotary
 from ..naming import spell
 from ..queries.weights import Attention
-from ..rotary import Rotary
 from .needs import Needs
 
 #: Running numbers of one layer, by name.

@@ -1,6 +1,7 @@
 """A score that was fitted to the model: `paged-eviction calibrate` makes the file."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -36,13 +37,17 @@ class Calibrated(EvictionPolicy):
     """
 
     file: str
-    calibration: Calibration = field(init=False, repr=False, compare=False)
 
     name: ClassVar[str] = "calibrated"
     needs = Needs(token_local=True, absolute_noise=True, supports_mla=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "calibration", load_calibration(self.file))
+        _ = self.calibration  # read at once, so that a file that is not there is an error here
+
+    @cached_property
+    def calibration(self) -> Calibration:
+        """What the file says."""
+        return load_calibration(self.file)
 
     @property
     def label(self) -> str:

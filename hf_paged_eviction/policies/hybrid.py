@@ -14,9 +14,27 @@ from .normalise import standardise
 from .registry import register_policy
 
 
+@dataclass(frozen=True)
+class _Weighted(Modifier):
+    """The parameters of a `Hybrid`, as they are kept."""
+
+    policies: tuple[EvictionPolicy, ...]
+    weights: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        self._check_parts()
+        if len(self.policies) < 2:
+            raise ValueError(f"hybrid joins two or more policies, as in {self.example!r}; got {len(self.policies)}.")
+        if self.weights is not None:
+            _check_weights(self.weights, len(self.policies))
+
+    @property
+    def parts(self) -> tuple[EvictionPolicy, ...]:
+        return self.policies
+
+
 @register_policy("hybrid")
-@dataclass(frozen=True, init=False)
-class Hybrid(Modifier):
+class Hybrid(_Weighted):
     r"""The weighted sum of several policies' scores, each first brought to mean 0 and mean distance 1.
 
     .. math:: s_t = \sum_i w_i \frac{s^i_t - \bar s^i}{\operatorname{mean}_u |s^i_u - \bar s^i|}
@@ -33,28 +51,14 @@ class Hybrid(Modifier):
         TypeError: one of the policies is none.
     """
 
-    policies: tuple[EvictionPolicy, ...]
-    weights: tuple[float, ...] | None = None
-
     example: ClassVar[str] = "hybrid(h2o, recency, weights=(2, 1))"
 
     def __init__(self, *policies: EvictionPolicy, weights: tuple[float, ...] | None = None) -> None:
-        weights = tuple(weights) if isinstance(weights, list) else weights
-        object.__setattr__(self, "policies", policies)
-        object.__setattr__(self, "weights", weights)
-        self._check_parts()
-        if len(policies) < 2:
-            raise ValueError(f"hybrid joins two or more policies, as in {self.example!r}; got {len(policies)}.")
-        if weights is not None:
-            _check_weights(weights, len(policies))
+        super().__init__(policies, tuple(weights) if isinstance(weights, list) else weights)
 
     @property
     def needs(self) -> Needs:
         return replace(super().needs, absolute_noise=True)  # means are subtracted
-
-    @property
-    def parts(self) -> tuple[EvictionPolicy, ...]:
-        return self.policies
 
     def score(self, context: ScoreContext) -> Tensor:
         weights = self.weights or (1.0,) * len(self.policies)

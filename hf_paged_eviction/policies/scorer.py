@@ -8,8 +8,8 @@ from typing import Literal
 from torch import Tensor
 
 from ..integration.heads import WHOLE, HeadShare
+from ..integration.rotary import Rotary
 from ..policies import EvictionPolicy, QueryCount, ScoreContext
-from ..rotary import Rotary
 
 #: "shared": the KV heads of a layer evict the same tokens. "separate": each evicts its own.
 Heads = Literal["shared", "separate"]

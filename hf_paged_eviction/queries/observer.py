@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from ..integration.heads import WHOLE, HeadShare
+from ..integration.rotary import Rotary
 from ..parts import Snapshot, map_tensors, persistent
 from ..policies import EvictionPolicy, QueryCount, Statistics
-from ..rotary import Rotary
 from ..store.tensors import byte_count, gather_slots
 from .weights import Attention, Logits
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..integration.heads import WHOLE, HeadShare
-from ..rotary import Rotary
+from ..integration.rotary import Rotary
 
 
 @dataclass(frozen=True)

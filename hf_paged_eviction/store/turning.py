@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from ..rotary import Rotary
+from ..integration.rotary import Rotary
 from .tensors import slot_index
 
 

@@ -116,6 +116,14 @@ class BlockTable:
         """Rows of the batch."""
         return self.phase.pads.shape[0]
 
+    def check_rows(self, rows: int) -> None:
+        """Raise ValueError unless it has so many."""
+        if rows != self.rows:
+            raise ValueError(
+                f"The cache holds {self.rows} rows but got {rows}. Use a new cache or `cache.reset()` for another "
+                "batch, `batch_repeat_interleave` or `batch_select_indices` to change the rows of this one."
+            )
+
     def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
         """Apply an indexing of dimension 0 to all that belongs to a row."""
         self.give(self.state.map_rows(change))

@@ -11,9 +11,9 @@ from torch import Tensor
 
 import models
 from hf_paged_eviction.integration.model_rotary import layer_rotaries
+from hf_paged_eviction.integration.rotary import Rotary
 from hf_paged_eviction.layer import PagedLayer
 from hf_paged_eviction.policies import make_policy
-from hf_paged_eviction.rotary import Rotary
 from hf_paged_eviction.store.turning import Turning
 from hf_paged_eviction.table.budget import BlockBudget
 

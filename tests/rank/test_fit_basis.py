@@ -13,9 +13,9 @@ from transformers import DynamicCache
 
 import models
 from hf_paged_eviction.calibration.basis import load_basis
+from hf_paged_eviction.integration.rotary import Rotary
 from hf_paged_eviction.recipes.fit import Window
 from hf_paged_eviction.recipes.fit_basis import Sums, add_windows, solve
-from hf_paged_eviction.rotary import Rotary
 from hf_paged_eviction_eval import basis as command
 from hf_paged_eviction_eval.calibrate import text_settings
 from hf_paged_eviction_eval.commands.fit_basis import FitBasisOptions

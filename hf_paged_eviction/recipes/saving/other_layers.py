@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..parts import Snapshot, persistent
+from ...parts import Snapshot, persistent
 from .facts import dtype_name
 
 #: What a layer gets with its first tokens only.

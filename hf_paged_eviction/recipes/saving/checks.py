@@ -8,16 +8,16 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from ..allocators.cascade import CascadeSnapshot
-from ..integration.padding import PaddingSnapshot
-from ..layer import PagedLayer
-from ..layers.contents import PagedSnapshot
-from ..queries.observer import ObserverSnapshot
-from ..store.coded import CodedSnapshot, CodedStore
-from ..store.shifts import Shifts
-from ..store.sliding import SlidingSnapshot, StaticSlidingLayer
-from ..store.store import HeldSnapshot, StoreSnapshot
-from ..table.state import Choice, Counters, Phase, Tokens
+from ...allocators.cascade import CascadeSnapshot
+from ...integration.padding import PaddingSnapshot
+from ...layer import PagedLayer
+from ...layers.contents import PagedSnapshot
+from ...layers.sliding import SlidingSnapshot, StaticSlidingLayer
+from ...queries.observer import ObserverSnapshot
+from ...store.coded import CodedSnapshot, CodedStore
+from ...store.shifts import Shifts
+from ...store.store import HeldSnapshot, StoreSnapshot
+from ...table.state import Choice, Counters, Phase, Tokens
 
 #: No text is longer, and sums of such numbers are still far from overflowing.
 _LONGEST = 2**40

@@ -10,18 +10,18 @@ import torch
 import transformers
 from torch import Tensor
 
-from ..allocators.cascade import Cascade, CascadeSnapshot
-from ..calibration.files import is_here
-from ..hybrid_layer import HybridLayer, paged_part
-from ..integration.padding import Padding, PaddingSnapshot
-from ..layer import PagedLayer
-from ..layers.contents import PagedSnapshot
-from ..naming.spelling import read as read_spelling
-from ..parts import Snapshot
-from ..policies import EvictionPolicy, make_policy
-from ..policies.calibrated import PREFIX
-from ..policies.registry import POLICIES
-from ..store.sliding import SlidingSnapshot, StaticSlidingLayer
+from ...allocators.cascade import Cascade, CascadeSnapshot
+from ...calibration.files import is_here
+from ...integration.padding import Padding, PaddingSnapshot
+from ...layer import PagedLayer
+from ...layers.contents import PagedSnapshot
+from ...layers.hybrid import HybridLayer, paged_part
+from ...layers.sliding import SlidingSnapshot, StaticSlidingLayer
+from ...naming.spelling import read as read_spelling
+from ...parts import Snapshot
+from ...policies import EvictionPolicy, make_policy
+from ...policies.calibrated import PREFIX
+from ...policies.registry import POLICIES
 from . import files
 from .checks import check_cascade, check_padding, check_paged, check_sliding
 from .facts import check_text, config_dtype, differences, dtype_name, model_facts, text_facts
@@ -71,6 +71,16 @@ def snapshot_layer(index: int, layer: Any) -> Snapshot | None:
         return snapshot_other(layer)
     except ValueError as error:
         raise ValueError(f"Cannot save layer {index}: {error}") from error
+
+
+def snapshot(layers: Sequence[Any], padding: Padding, cascade: Cascade | None) -> CacheSnapshot:
+    """All that a cache holds.
+
+    Raises:
+        ValueError: see `snapshot_layer`.
+    """
+    held = [snapshot_layer(index, layer) for index, layer in enumerate(layers)]
+    return CacheSnapshot(held, padding.snapshot(), None if cascade is None else cascade.snapshot())
 
 
 def save(

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from torch import Tensor
 
-from ..parts import Snapshot
+from ...parts import Snapshot
 
 _T = TypeVar("_T")
 _PLAIN = (bool, int, float, str, NoneType)

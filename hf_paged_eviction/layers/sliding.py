@@ -9,9 +9,9 @@ from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
 from ..parts import Snapshot
+from ..store.fixed import static, static_zeros
+from ..store.tensors import serves, storage_shape
 from ..table.steps import StaticSteps, outside_graphs, refusal
-from .fixed import static, static_zeros
-from .tensors import serves, storage_shape
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,15 @@
+"""Benchmarks that others published, besides LongBench: records of their authors, official prompts and metrics."""
+
+from __future__ import annotations
+
+from . import infinitebench, mathematics, ruler
+from .task import PublishedTask
+
+GROUPS: dict[str, tuple[str, ...]] = {
+    "ruler_data": tuple(task.name for task in ruler.TASKS),
+    "infinitebench": tuple(task.name for task in infinitebench.TASKS),
+    "mathematics": tuple(task.name for task in mathematics.TASKS),
+}
+TASKS: dict[str, PublishedTask] = {task.name: task for task in (*ruler.TASKS, *infinitebench.TASKS, *mathematics.TASKS)}
+
+__all__ = ["GROUPS", "TASKS", "PublishedTask"]

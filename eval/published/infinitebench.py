@@ -1,0 +1,103 @@
+"""InfiniteBench (Zhang et al. 2024, arXiv 2402.13718): 12 tasks over texts of 100,000 tokens and more.
+
+Prompts and lengths of answers are the official tables for open models (`yarn-mistral`), shipped unchanged next to this
+module (see NOTICE); such prompts are not put into a chat template. Answers are scored as by the official
+`compute_scores.py`, with two differences: a number like 3.5 where a whole one is asked is wrong there by an exception,
+here by a score of 0; and the first number of `math_calc` counts, which the official script skips for GPT-4 only.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ..errors import UserError
+from ..longbench.records import TEXT, Kind, Record
+from ..tasks import Sample
+from .task import Hub, PublishedTask
+
+_TABLE: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "infinitebench.json").read_text("utf-8"))
+_ANY = Kind("a text, a number, or a list", lambda value: isinstance(value, str | int | float | list))
+#: Task -> metric.
+_METRICS = {
+    "passkey": "first_number",
+    "number_string": "first_number",
+    "kv_retrieval": "word_match",
+    "longbook_sum_eng": "rouge_lsum",
+    "longbook_choice_eng": "letter_or_text",
+    "longbook_qa_eng": "qa_f1",
+    "longbook_qa_chn": "character_f1_zh",
+    "longdialogue_qa_eng": "name_match",
+    "math_find": "number_found",
+    "math_calc": "numbers_in_order",
+    "code_run": "last_number",
+    "code_debug": "letter_or_function",
+}
+_CALL = re.compile(r"func_[0-9]+\(-?[0-9]+\)")
+_TARGET = re.compile(r"The .+ of")
+
+
+def _sample(name: str, record: Record, index: int) -> Sample:
+    before, _, after = _TABLE[name]["prompt"].partition("{context}")
+    places = _places(name, record)
+    return Sample(
+        id=f"infinite_{name}/{record.get('id', index)}",
+        task=f"infinite_{name}",
+        context=before.format(**places) + record["context"],
+        question=after.format(**places),
+        answers=_answers(name, record),
+        max_new_tokens=_TABLE[name]["max_new_tokens"],
+        metric=_METRICS[name],
+    )
+
+
+def _places(name: str, record: Record) -> dict[str, str]:
+    """What the template has gaps for, besides the context."""
+    asked = record["input"]
+    places = {"input": asked, "question": asked}
+    if options := record.get("options"):
+        places |= {f"OPTION_{letter}": option for letter, option in zip("ABCD", options, strict=False)}
+    if name == "code_run":
+        call = _found(_CALL, name, asked)
+        places |= {"func_call": call, "func": call.partition("(")[0]}
+    if name == "math_find":
+        target = _found(_TARGET, name, asked).lower()[: -len(" of")]
+        places["prefix"] = f"What is {target} in the following list?"
+    return places
+
+
+def _found(pattern: re.Pattern[str], name: str, asked: str) -> str:
+    match = pattern.search(asked)
+    if match is None:
+        raise UserError(f"infinite_{name}: {asked!r:.60} in 'input' does not say what is asked")
+    return match.group()
+
+
+def _answers(name: str, record: Record) -> tuple[str, ...]:
+    answer = record["answer"]
+    if name in ("code_debug", "longbook_choice_eng"):
+        given = answer if isinstance(answer, list) else [answer]
+        if len(given) == 1:
+            given = [given[0], "ABCD"[record["options"].index(given[0])]]
+        return tuple(map(str, given))
+    if name == "math_calc" and isinstance(answer[0], list):
+        answer = answer[0]
+    return tuple(map(str, answer if isinstance(answer, list) else [answer]))
+
+
+TASKS = tuple(
+    PublishedTask(
+        name=f"infinite_{name}",
+        description=f"InfiniteBench, {name}: texts of 100,000 tokens and more, {metric}.",
+        files=(f"{name}.jsonl",),
+        hub=Hub(("xinrongzhang2022/InfiniteBench",), (f"{name}.jsonl",)),
+        without=f"get {name}.jsonl of the dataset xinrongzhang2022/InfiniteBench and give --data-dir its folder",
+        columns={"context": TEXT, "input": TEXT, "answer": _ANY},
+        prompt=_TABLE[name]["prompt"],
+        sample=partial(_sample, name),
+    )
+    for name, metric in _METRICS.items()
+)

@@ -1,0 +1,111 @@
+"""A task of a published suite: where its records are, how a prompt is made of one, how an answer is scored."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from ..errors import UserError
+from ..longbench.hub import download
+from ..longbench.records import Kind, Located, Record, parse
+from ..longbench.sources import Source, dataset_rows, local_source
+from ..settings import TaskSettings
+from ..tasks import Sample
+
+
+@dataclass(frozen=True)
+class Hub:
+    """Where the authors put the records: files of the first of these dataset repositories that has them.
+
+    `--dataset-revision` pins a commit. Without one the newest is read; a run records the SHA-256 of what it read, and
+    is not continued with other records.
+    """
+
+    repositories: tuple[str, ...]
+    files: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class PublishedTask:
+    """One task.
+
+    Attributes:
+        name: what `--tasks`, rows and tables call it.
+        description: a line for the list of tasks.
+        files: looked for in `--data-dir`; the first that is there is read.
+        hub: None where the authors publish a generator instead of records.
+        without: what to do where there are no records.
+        columns: that a record must have.
+        prompt: all that the prompt has besides the record; its digest is remembered.
+        sample: a record and its number, from 0, to a sample.
+        long_answers: `--max-new-tokens` may cut answers short.
+    """
+
+    name: str
+    description: str
+    files: tuple[str, ...]
+    hub: Hub | None
+    without: str
+    columns: Mapping[str, Kind]
+    prompt: str
+    sample: Callable[[Record, int], Sample]
+    long_answers: bool = False
+
+    def samples(self, settings: TaskSettings) -> list[Sample]:
+        """The first `settings.limit` samples; all if None.
+
+        Raises:
+            UserError: there are no records, or one of them is not of this task.
+        """
+        found = []
+        for index, (where, record) in enumerate(self._records(settings)):
+            if settings.limit is not None and index == settings.limit:
+                break
+            sample = self.sample(self._checked(where, record), index)
+            if self.long_answers and settings.max_new_tokens is not None:
+                sample = replace(sample, max_new_tokens=settings.max_new_tokens)
+            found.append(sample)
+        if not found:
+            raise UserError(f"{self.name}: there is no record")
+        return found
+
+    def digests(self, settings: TaskSettings) -> dict[str, str]:
+        """SHA-256 of the records and of the prompt."""
+        data = hashlib.sha256()
+        if settings.dataset is not None:
+            data.update(repr(list(self._records(settings))).encode())
+        else:
+            for source in self._sources(settings):
+                data.update(source.content)
+        return {"data": data.hexdigest(), "prompt": hashlib.sha256(self.prompt.encode()).hexdigest()}
+
+    def _records(self, settings: TaskSettings) -> Iterable[Located]:
+        if settings.dataset is not None:
+            rows = dataset_rows(settings.dataset, None, "test", settings.dataset_revision)
+            return ((f"{settings.dataset}, row {number}", row) for number, row in enumerate(rows, 1))
+        return (each for source in self._sources(settings) for each in parse(source))
+
+    def _sources(self, settings: TaskSettings) -> list[Source]:
+        if settings.data_dir is not None:
+            return [local_source(settings.data_dir, self.files)]
+        if self.hub is None:
+            raise UserError(f"{self.name} needs records: {self.without}")
+        try:
+            paths = [
+                download(self.hub.repositories, name, settings.dataset_revision or "main") for name in self.hub.files
+            ]
+        except UserError as error:
+            raise UserError(f"{self.name}: {error}\n{self.without}") from error
+        return [Source(str(path), path.read_bytes()) for path in paths]
+
+    def _checked(self, where: str, record: object) -> Record:
+        if not isinstance(record, dict):
+            raise UserError(f"{where} is not a record")
+        for name, kind in self.columns.items():
+            if name not in record:
+                columns = ", ".join(self.columns)
+                raise UserError(f"{where}: no column {name!r}, so this is not {self.name}: its records have {columns}")
+            if not kind.accepts(record[name]):
+                raise UserError(f"{where}: {name!r} is {record[name]!r:.40}, it must be {kind.what}")
+        return record

@@ -1,0 +1,46 @@
+"""What each layer may hold before anything was read."""
+
+from collections.abc import Sequence
+
+import torch
+
+from ..table.budget import BlockBudget, whole_number
+from .base import BudgetAllocator, FixedAllocator
+from .given import Given
+from .share import share_out
+from .uniform import Uniform
+
+
+def layer_budgets(sizes: BlockBudget, allocator: BudgetAllocator, layers: int) -> list[BlockBudget]:
+    """What each paged layer may hold, as far as it is known before anything was read.
+
+    Args:
+        sizes: mean share.
+        layers: paged layers of the model.
+    """
+    if isinstance(allocator, Given):
+        return allocator.budgets(sizes, layers)
+    if not isinstance(allocator, FixedAllocator) or sizes.tokens is None or not layers:
+        return [sizes] * layers
+    size, tokens = sizes.block_size, sizes.capacity
+    weights = torch.tensor([allocator.weights(layers, tokens)])
+    blocks = share_out(weights, tokens // size * layers, sizes.smallest // size)
+    return [sizes.of(count * size) for count in blocks[0].tolist()]
+
+
+def given_shares(tokens: Sequence[int], allocator: BudgetAllocator) -> tuple[int, Given]:
+    """The smallest budget of a user's list, and the list as an allocator.
+
+    Raises:
+        TypeError: an entry is no whole number.
+        ValueError: the list is empty, or an allocator is asked to share out as well.
+    """
+    if not isinstance(allocator, Uniform):
+        raise ValueError(
+            f"allocator= shares out one budget: give a single number with {allocator.name!r}, or a list of budgets "
+            "without an allocator."
+        )
+    if not tokens:
+        raise ValueError("budget= is an empty list: give one number per paged layer.")
+    counts = tuple(whole_number(f"budget[{at}]", count, 1) for at, count in enumerate(tokens))
+    return min(counts), Given(counts)

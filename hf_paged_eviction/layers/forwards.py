@@ -1,0 +1,180 @@
+"""What happens to a cache before and between the forwards of its model: masks, pads, and what cannot be served."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..build import check_static_attention
+from ..integration.masks import MaskWatch, TellingOffset
+from ..integration.models import asks_for_mask_sizes
+from ..integration.padding import Padding
+from ..integration.window import Window
+from ..layer import PagedLayer
+from ..queries.attention import PAGED_EVICTION, ModelAttention, unattended
+from ..table.steps import StaticSteps
+
+
+class Forwards:
+    """Says how long masks are, learns from them which tokens are pads, and refuses forwards that would go wrong.
+
+    Attributes:
+        model_masks_itself: whether the model builds its masks without asking the cache for their sizes.
+
+    Args:
+        config: of the model.
+        layers: those that evict.
+        padding: what is known of the batch's pads.
+        attention: of the model.
+        window: the longest distance that the model was made for.
+        uniform: whether all layers, rows and heads hold equally many tokens.
+        steps: of a static cache; None = of any other.
+    """
+
+    def __init__(
+        self,
+        config: Any,
+        layers: Sequence[PagedLayer],
+        padding: Padding,
+        attention: ModelAttention,
+        window: Window,
+        uniform: bool,
+        steps: StaticSteps | None,
+    ) -> None:
+        self._model_type: str = config.model_type
+        self.model_masks_itself = not asks_for_mask_sizes(config)
+        self._layers = layers
+        self._padding, self._attention, self._window = padding, attention, window
+        self._uniform, self._steps = uniform, steps
+        self._masks = MaskWatch()
+        self._mask_was_made = False
+
+    def reset(self) -> None:
+        """All tokens are forgotten."""
+        self._masks = MaskWatch()
+
+    # ---- masks ----------------------------------------------------------------------------------------------------
+
+    def begin_mask(self) -> None:
+        """A mask is about to be built."""
+        self._masks.begin()
+
+    def ask_sizes(self, seen: int) -> None:
+        """The sizes of a mask are asked for, with so many columns seen."""
+        self._masks.ask(seen)
+
+    def mask_sizes(self, layer: PagedLayer, query_length: int | Tensor, seen: int) -> tuple[int, int]:
+        """`(kv_length, kv_offset)` of what the next `update` of this layer returns, `seen` being the columns before it.
+
+        The offset carries the question for the 2-D mask, see `integration.masks`.
+        """
+        length, offset = layer.get_mask_sizes(query_length)
+        if self._steps is not None and (torch.compiler.is_compiling() or isinstance(offset, Tensor)):
+            return length, offset
+        self._window.check(length, offset, stacklevel=3)
+        self._attention.look()
+        count = query_length if isinstance(query_length, int) else query_length.shape[0]
+        no_mask = count == 1 and self._attention.shows_queries
+        # Layers that hold different numbers make their masks themselves, of which an empty one is no sign.
+        alone = not self._uniform and layer.get_seq_length() > 0
+        no_mask = no_mask and not alone
+        see_mask = partial(self._see_mask, seen, count)
+        return length, TellingOffset.of(offset, see_mask, lambda: no_mask and layer.all_real, placeholder=alone)
+
+    def _see_mask(self, seen: int, query_length: int, mask: Tensor | None, batch: int) -> Tensor | None:
+        """Learn the 2-D mask of the coming forward; return the one its 4-D mask must be built from."""
+        self._check_attended()
+        mask = self._padding.observe(mask, seen, seen + query_length, batch)
+        if query_length == 1:
+            self.prepare_step(seen)
+        if not self._padding.irregular or seen == 0 or not self._uniform:
+            return mask
+        # Pads in the middle do not stay in the columns they came in.
+        for layer in self._layers:
+            layer.commit()
+        visible, offset = self._visible(self._layers[0], query_length)
+        columns = visible.new_ones(batch, seen + query_length) if mask is None else mask.clone()
+        columns[:, offset : offset + visible.shape[1]] = visible.to(columns.device)
+        return columns
+
+    def _visible(self, layer: PagedLayer, query_length: int) -> tuple[Tensor, int]:
+        """Which of the slots that the next `update` returns are real, the new tokens left out.
+
+        Returns:
+            `[batch, n]` bool, where `n` is the held part of what `update` returns, and the column of the first of them.
+            For a single token that will overwrite a slot, `n` counts that slot too. Slots of a static cache that are
+            not in use yet are left to causality.
+        """
+        length, offset = layer.get_mask_sizes(query_length)
+        table, visible = layer.table, layer.table.positions[:, 0] >= 0
+        overwrites = length != table.held + layer.contents.waiting + query_length
+        if not overwrites or (query_length == 1 and self._steps is not None and not table.full):
+            return visible, offset
+        # Full: the pads are the lowest slots, and the new token takes the highest of them.
+        pads = (~visible).sum(-1, keepdim=True)
+        return torch.arange(table.held, device=visible.device) >= pads - 1, offset
+
+    def _check_attended(self) -> None:
+        """Between forwards: did attention follow the last update?"""
+        skipped = unattended(self._layers) if self._mask_was_made else None
+        self._mask_was_made = True
+        if skipped is not None:
+            raise RuntimeError(
+                f"Layer {skipped.layer_idx} took in tokens, and no attention followed. Either a forward failed: call "
+                f"cache.reset() before the next. Or this model is set to {PAGED_EVICTION!r} and computes attention by "
+                "code of its own, with a mask that is not made for it: load it with attn_implementation='eager', and "
+                "choose a policy that needs no queries and allocator='uniform'."
+            )
+
+    def prepare_step(self, seen: int) -> None:
+        """See `PagedEvictionCache.prepare_step`; `seen` columns so far."""
+        if self._steps is None or seen == 0:
+            return
+        check_static_attention(self._attention.name)
+        if self._padding.columns(seen, seen + 1, self._layers[0].table.rows, torch.device("cpu")) is not None:
+            raise ValueError(
+                "A static cache cannot take a pad as a single token: give pads together with the tokens they stand "
+                "before, or use static=False."
+            )
+        self._steps.prepare()
+
+    # ---- update ---------------------------------------------------------------------------------------------------
+
+    def check_several(self, rows: int, seen: int) -> None:
+        """Look at a forward of several tokens, `seen` columns being before it.
+
+        Raises:
+            ValueError: it came with a mask that does not say what the pads are.
+        """
+        # Of a 4-D mask that the caller made the cache sees nothing, so it would take pads for tokens.
+        if not self._masks.brought_along(seen):
+            return
+        if rows > 1 and self._padding.expected and not self._padding.given and self._attention.has_masks:
+            raise ValueError(
+                f"A batch of {rows} rows came with a 4-D attention mask, which does not say which tokens are pads. "
+                "Pass the 2-D mask [rows, length] to the model, or attention_mask= to PagedEvictionCache (all ones "
+                "where there are no pads)."
+            )
+
+    def check_own_mask(self, layer: PagedLayer | None, rows: int, count: int) -> None:
+        """Look at a forward of `count` tokens of a model that masks itself.
+
+        Such a model takes slot `n` for token `n`: right until something is evicted, then only without any mask.
+
+        Raises:
+            RuntimeError: it would mask the wrong slots.
+        """
+        if layer is None:
+            return
+        seen, most, padding = layer.get_seq_length(), layer.budget.tokens, self._padding
+        unknown = rows > 1 and padding.expected and not padding.given
+        evicting = most is None or seen + count > most
+        if (count > 1 and seen > layer.held) or (evicting and (unknown or padding.any_pads)):
+            raise RuntimeError(
+                f"In this transformers release {self._model_type} builds its attention mask without asking the cache "
+                "what it holds, so after an eviction it would mask the wrong tokens. Only one unpadded prompt in one "
+                "forward and single tokens after it are possible (for several rows, pass attention_mask= of ones to "
+                "the cache). Upgrade transformers to 5.14 or later, or use a budget that holds the whole text."
+            )

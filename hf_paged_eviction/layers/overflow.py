@@ -1,0 +1,98 @@
+"""More tokens than may stay: after a forward of several, or for a smaller budget."""
+
+import torch
+from torch import Tensor
+
+from ..disposals import Held
+from ..policies.needs import Needs
+from ..store.tensors import with_new
+from ..table.ranking import not_kept
+from ..table.table import BlockTable
+from .contents import Contents
+from .scores import Scores
+from .survivors import Survivors
+
+
+class Overflow:
+    """Keeps the best of more tokens than may stay, chosen token by token; the others leave through the outlet.
+
+    Args:
+        contents, scores: of the layer.
+        needs: of the policy.
+    """
+
+    def __init__(self, contents: Contents, scores: Scores, needs: Needs) -> None:
+        self._contents, self._scores = contents, scores
+        self._needs = needs
+        self._survivors = Survivors(contents, needs.absolute_noise)
+
+    def take(self, keys: Tensor, values: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Hold the best of all tokens held and of these new ones `[B, H, n, dim]`; see `PagedLayer.update`.
+
+        Args:
+            real: `[B, n]` bool, which of the new tokens are no pads; None = all.
+
+        Returns:
+            All of them, as attention gets them: `[B, H, held + n, dim]`.
+        """
+        self._scores.encode()
+        contents, count = self._contents, keys.shape[2]
+        table, store = contents.known, contents.store
+        positions = table.positions_with(table.new_positions(count, real)[:, 0])
+        attended = full_k, full_v = contents.shown_with(table.held, keys, values, real)
+        if store.turns and table.held:
+            full_k, full_v = with_new(store.read(table.held), keys, values)
+        scores = self._scores.of_overflow(full_k, full_v, positions, count)
+        self._keep_best(Held(full_k, full_v, positions), scores, count, real)
+        return attended
+
+    def fit(self) -> None:
+        """Bring tokens and storage in line with the quota, which has changed."""
+        self._scores.encode()
+        contents, capacity = self._contents, self._contents.quota.budget.capacity
+        table, store = contents.known, contents.store
+        if contents.quota.unequal:
+            self._fit_unequal(table)
+        elif table.capacity == capacity:
+            return
+        elif table.held >= capacity:
+            table.refresh_scores(self._scores.in_slots)
+            self._keep_best(Held(*store.read(table.held), table.positions), table.scores, 0, None)
+        else:
+            if store.slots > capacity:
+                store.move(capacity, table.held)
+            table.resize(capacity)
+            contents.settle(None)
+
+    def _fit_unequal(self, table: BlockTable) -> None:
+        quota, positions = self._contents.quota, table.positions
+        scores = None if self._needs.reads_budget else quota.scores
+        scores = self._scores.in_slots(None) if scores is None else scores
+        limits = self._survivors.limits(scores, positions)
+        if limits is not None and (table.limits is None or not torch.equal(limits, table.limits)):
+            self._keep_best(Held(*self._contents.store.read(table.held), positions), scores, 0, None)
+        quota.resize(table.capacity)
+
+    def _keep_best(self, tokens: Held, scores: Tensor, count: int, real: Tensor | None) -> None:
+        """Of these tokens, those held and `count` new ones behind them, keep the best."""
+        contents, positions = self._contents, tokens.positions
+        table, store, outlet, quota = contents.known, contents.store, contents.outlet, contents.quota
+        limits = self._survivors.limits(scores, positions)
+        if limits is not None:
+            quota.resize(int(limits.max()))
+        kept, kept_positions = self._survivors.choose(scores, positions, limits, table.seen + count)
+        shifts = table.moved_shifts(kept, kept_positions, positions, count)
+        if outlet.takes or outlet.plans:
+            leaves = not_kept(positions, kept, kept_positions)
+            tokens = outlet.overflow(Held(tokens.keys, tokens.values, positions.expand_as(leaves), scores), leaves)
+        # Without new tokens, these states are views of the storage.
+        anew = count == 0 or store.slots != quota.budget.capacity
+        store.keep(tokens.keys, tokens.values, kept, table.held, kept_positions, anew)
+        scores = scores.gather(-1, kept)
+        quota.scores = scores if limits is not None else None
+        scored = scores if self._needs.token_local and not outlet.ranks else None
+        table.replace(kept_positions, scored, count, real, limits, shifts)
+        if outlet.ranks:
+            table.align()
+        contents.turn_keys()
+        contents.settle(kept)

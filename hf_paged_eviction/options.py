@@ -1,0 +1,256 @@
+"""What a user asks of a cache, checked before anything is made of it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+from torch.nn import Module
+from transformers import PretrainedConfig
+
+from .allocators import BudgetAllocator, Given, HeadAllocator, LayerAllocator, Uniform, make_allocator
+from .allocators.budgets import given_shares
+from .calibration.basis import Basis, chosen_basis
+from .disposals import Disposal, Surroundings, make_disposal
+from .integration.models import check_model, is_latent_attention, why_not_ours
+from .policies import EvictionPolicy, make_policy
+from .policies.scorer import Heads
+from .queries.attention import PAGED_EVICTION, ModelAttention
+from .store.codec import check_bits
+from .table.budget import BlockBudget
+from .table.gaps import Positions
+from .table.memory import parse_bytes
+
+
+def check_config(config: object) -> None:
+    """Raise TypeError unless `config` is the configuration of a model."""
+    if isinstance(config, PretrainedConfig):
+        return
+    if isinstance(config, Module):
+        raise TypeError(
+            f"The first argument is a model ({type(config).__name__}): pass its configuration, model.config."
+        )
+    given = "None" if config is None else f"a {type(config).__name__}"
+    raise TypeError(f"The first argument must be the configuration of the model, model.config; got {given}.")
+
+
+def check_flag(name: str, value: object) -> None:
+    """Raise TypeError unless `value` is True or False."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, got {value!r}.")
+
+
+def check_instance(name: str, value: object, kind: type[Any]) -> None:
+    """Raise TypeError unless `value` is None or of this class."""
+    if value is not None and not isinstance(value, kind):
+        raise TypeError(f"{name} must be a {kind.__name__} object or None, got {value!r}.")
+
+
+@dataclass(frozen=True)
+class Options:
+    """The arguments of `PagedEvictionCache` that say what its layers are like.
+
+    Attributes:
+        sizes: tokens of a layer, on average over layers; of a list of budgets the smallest.
+        protection: `sink_tokens`, `protected_prefix` and `recent_tokens` as they were given.
+        policy, heads, allocator, disposal, positions, static: see there.
+        bits, ranks: of keys and of values.
+        basis: where there are ranks.
+        why_not_ours: why the model cannot use the attention implementation "paged_eviction"; None = it can.
+    """
+
+    sizes: BlockBudget
+    protection: tuple[int | None, int, int | None]
+    policy: EvictionPolicy
+    heads: Heads
+    allocator: BudgetAllocator
+    disposal: Disposal
+    positions: Positions
+    bits: tuple[int | None, int | None]
+    ranks: tuple[int | None, int | None]
+    basis: Basis | None
+    static: bool
+    why_not_ours: str | None
+
+    @classmethod
+    def check(
+        cls,
+        config: Any,
+        budget: int | Sequence[int] | None,
+        keep_ratio: float | None,
+        memory: int | str | None,
+        block_size: int,
+        protection: tuple[int | None, int, int | None],
+        *,
+        policy: str | EvictionPolicy,
+        heads: Heads,
+        allocator: str | BudgetAllocator,
+        disposal: str | Disposal,
+        positions: Positions,
+        bits: int | tuple[int | None, int | None] | None,
+        rank: int | tuple[int | None, int | None] | None,
+        basis: str | Path | Basis | None,
+        static: bool,
+        inside_encoder_decoder: bool,
+    ) -> "Options":
+        """Check what the user asked for.
+
+        Raises:
+            TypeError, ValueError: sizes, policy or model that cannot work; the message says what would.
+        """
+        scorer, shares, precision = make_policy(policy), make_allocator(allocator), check_bits(bits)
+        if isinstance(budget, Sequence) and not isinstance(budget, str | bytes):
+            budget, shares = given_shares(budget, shares)
+        most_bytes = None if memory is None else parse_bytes(memory)
+        sizes = BlockBudget.validate(cast(int | None, budget), keep_ratio, block_size, *protection, memory=most_bytes)
+        if heads not in ("shared", "separate"):
+            raise ValueError(f'heads must be "shared" or "separate", got {heads!r}.')
+        if positions not in ("text", "cache"):
+            raise ValueError(f'positions must be "text" or "cache", got {positions!r}.')
+        check_model(config, inside_encoder_decoder, heads)
+        scorer.check_model(config)
+        if is_latent_attention(config) and not scorer.needs.supports_mla:
+            raise ValueError(
+                f"The policy {scorer.name!r} compares norms of keys and values, but this model caches latents (MLA). "
+                "Use one that does not, such as 'keydiff', 'streaming_llm' or 'random'."
+            )
+        ranks, directions = chosen_basis(rank, basis, config)
+        made = make_disposal(disposal)
+        made.check(
+            Surroundings(
+                config.get_text_config(decoder=True),
+                *(sizes, scorer, heads, static),
+                uniform=isinstance(shares, Uniform),
+                latent=is_latent_attention(config),
+                positions=positions,
+                coded=any(few is not None for few in (*precision, *ranks)),
+            )
+        )
+        reason = why_not_ours(config)
+        return cls(
+            *(sizes, protection, scorer, heads, shares, made, positions, precision, ranks, directions, static, reason)
+        )
+
+    def check_together(self) -> None:
+        """Refuse an allocator that does not go together with the rest.
+
+        Raises:
+            ValueError: with the reason and the way out.
+        """
+        allocator = self.allocator
+        if self.sizes.keep_ratio is not None and not self.uniform:
+            raise ValueError(f"The allocator {allocator.name!r} needs budget= in tokens, not keep_ratio=.")
+        if self.sizes.memory is not None and isinstance(allocator, LayerAllocator | HeadAllocator):
+            raise ValueError(
+                f"The allocator {allocator.name!r} decides for each row or head, and a layer's storage is as long as "
+                "the longest of them, so memory= could not be kept to: give budget= in tokens, or use "
+                "allocator='uniform' or 'pyramid'."
+            )
+        if isinstance(allocator, HeadAllocator) and self.heads != "separate":
+            raise ValueError(f'The allocator {allocator.name!r} shares out among KV heads: use heads="separate".')
+        if self.static and not self.uniform:
+            raise ValueError(
+                f"static=True needs layers and heads of one size, and {allocator.name!r} makes them differ: use "
+                "allocator='uniform' and one number as budget."
+            )
+
+    @property
+    def uniform(self) -> bool:
+        """Whether all layers, rows and heads hold equally many tokens."""
+        return isinstance(self.allocator, Uniform)
+
+    # ---- attention ------------------------------------------------------------------------------------------------
+
+    @property
+    def needs_our_attention(self) -> bool:
+        """Whether the model must use the attention implementation "paged_eviction"."""
+        return self.policy.needs.queries or not self.uniform or self.disposal.needs_queries
+
+    def check_attention(self, attention: ModelAttention) -> None:
+        """Refuse an attention implementation that gives wrong results, or does not serve what was asked for.
+
+        Raises:
+            ValueError: with the way out.
+        """
+        if attention.shows_queries and self.why_not_ours is not None:
+            raise ValueError(
+                f"{self.why_not_ours}, so the attention implementation {PAGED_EVICTION!r} would give wrong results "
+                "without a message. Load the model with another, such as attn_implementation='eager', and choose a "
+                "policy that needs no queries and allocator='uniform'."
+            )
+        if attention.shows_queries or not self.needs_our_attention:
+            return
+        if self.disposal.needs_queries:
+            reason = f"disposal={self.disposal.label!r} takes part in attention, and only"
+        elif self.policy.needs.queries:
+            reason = f"The policy {self.policy.label!r} decides by queries or attention, and only"
+        else:
+            reason = f"With the allocator {self.allocator.label!r} layers or heads hold different numbers, and only"
+        reason = f"{reason} the attention implementation {PAGED_EVICTION!r} can serve that"
+        if self.why_not_ours is not None:
+            raise ValueError(
+                f"{reason}; but {self.why_not_ours}. Choose a policy that needs no queries and allocator='uniform'."
+            )
+        raise ValueError(
+            f"{reason}; this model uses {attention.name!r}. Call "
+            f"model.set_attn_implementation({PAGED_EVICTION!r}) first, or load the model with "
+            f"attn_implementation={PAGED_EVICTION!r}."
+        )
+
+    # ---- another budget -------------------------------------------------------------------------------------------
+
+    def shrunk(self, budget: int, present: int | None) -> "Options":
+        """The same with a smaller budget.
+
+        Args:
+            budget: in tokens.
+            present: the budget so far, once known.
+
+        Raises:
+            TypeError, ValueError: a budget that cannot be, or that is larger.
+        """
+        sizes = BlockBudget.validate(budget, None, self.sizes.block_size, *self.protection)
+        if isinstance(self.allocator, Given):
+            raise ValueError(
+                f"The layers of this cache were given budgets of their own, {list(self.allocator.tokens)}, and one "
+                "number does not say how to share it out: make a new cache with a smaller list."
+            )
+        self.disposal.check_sizes(sizes)
+        if present is not None and sizes.capacity > present:
+            raise ValueError(
+                f"shrink({sizes.capacity}) would be growth: the budget is {present}, and evicted tokens cannot come "
+                "back. Make a new cache."
+            )
+        return replace(self, sizes=sizes)
+
+    # ---- saving ---------------------------------------------------------------------------------------------------
+
+    def settings(self) -> dict[str, Any]:
+        """The arguments that make such a cache, as JSON.
+
+        Raises:
+            ValueError: it has a `basis`, which no settings hold.
+        """
+        if self.basis is not None:
+            raise ValueError(
+                "rank= keeps tokens as coefficients, which mean nothing without the very basis that made them, and "
+                "that is not in the file. Save a cache without rank=, with bits= where it has to be small."
+            )
+        sinks, prefix, recent = self.protection
+        given = self.allocator if isinstance(self.allocator, Given) else None
+        return {
+            "budget": self.sizes.tokens if given is None else list(given.tokens),
+            "keep_ratio": self.sizes.keep_ratio,
+            "memory": self.sizes.memory,
+            "block_size": self.sizes.block_size,
+            "policy": self.policy.label,
+            "heads": self.heads,
+            "sink_tokens": None if sinks is None else int(sinks),
+            "protected_prefix": int(prefix),
+            "recent_tokens": None if recent is None else int(recent),
+            "allocator": self.allocator.label if given is None else "uniform",
+            "disposal": self.disposal.label,
+            "positions": self.positions,
+            "bits": list(self.bits),
+            "static": self.static,
+        }

@@ -1,0 +1,130 @@
+"""Published suites besides LongBench: their records, prompts and metrics."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hf_paged_eviction_eval.errors import UserError
+from hf_paged_eviction_eval.metrics import score_sample
+from hf_paged_eviction_eval.options.evaluate import EvalOptions
+from hf_paged_eviction_eval.prompting import suites
+from hf_paged_eviction_eval.published import GROUPS, TASKS
+from hf_paged_eviction_eval.published.infinitebench import _METRICS
+from hf_paged_eviction_eval.requests import task_settings
+from hf_paged_eviction_eval.settings import TaskSettings
+
+#: Made with the official scripts of InfiniteBench: scores of predictions, and prompts of records.
+VECTORS: list[dict[str, Any]] = json.loads(
+    (Path(__file__).parents[1] / "data" / "infinitebench.json").read_text("utf-8")
+)
+RULER = {
+    "index": 4,
+    "input": "Some special magic numbers are hidden within the following text.\nWhat is this?\nNoise 7.\n"
+    "What are all the special magic numbers for x mentioned in the provided text?",
+    "outputs": ["7", "8"],
+    "length": 40,
+    "answer_prefix": " The special magic numbers for x mentioned in the provided text are",
+}
+
+
+def settings(folder: Path, task: str, **how: Any) -> TaskSettings:
+    return TaskSettings(policies=("recency",), budgets=("64",), tasks=(task,), data_dir=str(folder), **how)
+
+
+def put(folder: Path, name: str, *records: Any) -> None:
+    path = folder / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("".join(json.dumps(record) + "\n" for record in records), "utf-8")
+
+
+@pytest.mark.parametrize("case", [each for each in VECTORS if "score" in each], ids=lambda case: case["task"])
+def test_scores_of_infinitebench(case: dict[str, Any]) -> None:
+    assert score_sample(_METRICS[case["task"]], case["prediction"], case["answers"]) == case["score"]
+
+
+@pytest.mark.parametrize("case", [each for each in VECTORS if "record" in each], ids=lambda case: case["task"])
+def test_prompts_of_infinitebench(tmp_path: Path, case: dict[str, Any]) -> None:
+    put(tmp_path, f"{case['task']}.jsonl", case["record"])
+    (sample,) = TASKS[f"infinite_{case['task']}"].samples(settings(tmp_path, f"infinite_{case['task']}"))
+    assert sample.prompt == case["prompt"]
+    assert list(sample.answers) == case["answers"]
+    assert sample.context.endswith(case["record"]["context"])
+
+
+def test_a_number_that_is_not_whole() -> None:
+    assert score_sample("number_found", "3.5", ["3"]) == 0  # the official script stops with an exception
+
+
+def test_records_of_ruler(tmp_path: Path) -> None:
+    put(tmp_path, "niah_multiquery/validation.jsonl", RULER)
+    task = "ruler_data_niah_multiquery"
+    (sample,) = suites.load_samples(task, settings(tmp_path, task), None, None)
+    assert sample.prompt == RULER["input"] + RULER["answer_prefix"]
+    assert sample.context.endswith("Noise 7.")
+    assert (sample.max_new_tokens, sample.metadata) == (128, {"length": 40})
+    assert suites.score(sample, "it is 7\x01and no more", settings(tmp_path, task)) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("said", "right"), [("so \\boxed{\\frac{1}{2}}", 1), ("it is \\boxed{0.5}", 1), ("2", 0), ("", 0)]
+)
+def test_answers_to_problems(tmp_path: Path, said: str, right: float) -> None:
+    pytest.importorskip("math_verify")
+    put(tmp_path, "math500.jsonl", {"problem": "Half of one?", "answer": "\\frac{1}{2}", "level": 1})
+    asked = settings(tmp_path, "math500", max_new_tokens=9)
+    (sample,) = suites.load_samples("math500", asked, None, None)
+    assert sample.max_new_tokens == 9 and sample.chat
+    assert suites.score(sample, said, asked) == right
+
+
+def test_whole_numbers_are_answers(tmp_path: Path) -> None:
+    pytest.importorskip("math_verify")
+    put(tmp_path, "aime2025.jsonl", {"question": "70?", "answer": 70}, {"question": "b", "answer": "1"})
+    asked = settings(tmp_path, "aime2025", limit=1)
+    (sample,) = suites.load_samples("aime2025", asked, None, None)
+    assert sample.max_new_tokens == 32_768
+    assert suites.score(sample, "Then \\boxed{070}.", asked) == 1
+
+
+def test_what_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no passkey.jsonl"):
+        TASKS["infinite_passkey"].samples(settings(tmp_path, "infinite_passkey"))
+    nowhere = settings(tmp_path, "ruler_data_vt").but(data_dir=None)
+    with pytest.raises(UserError, match=r"scripts/data/prepare.py"):
+        TASKS["ruler_data_vt"].samples(nowhere)
+    put(tmp_path, "vt.jsonl", {"index": 0, "input": "x", "answer": "y"})
+    with pytest.raises(UserError, match=r"vt.jsonl, line 1: no column 'outputs', so this is not ruler_data_vt"):
+        TASKS["ruler_data_vt"].samples(settings(tmp_path, "ruler_data_vt"))
+    put(tmp_path, "vt.jsonl", {"index": 0, "input": "x", "outputs": "y"})
+    with pytest.raises(UserError, match=r"'outputs' is 'y', it must be a list of texts"):
+        TASKS["ruler_data_vt"].samples(settings(tmp_path, "ruler_data_vt"))
+    put(tmp_path, "code_run.jsonl", {"context": "x", "input": "what?", "answer": 3})
+    with pytest.raises(UserError, match=r"does not say what is asked"):
+        TASKS["infinite_code_run"].samples(settings(tmp_path, "infinite_code_run"))
+
+
+def test_length_of_answers() -> None:
+    assert task_settings(EvalOptions(tasks="math500,passkey", max_new_tokens=9)).max_new_tokens == 9
+    with pytest.raises(UserError, match="--max-new-tokens: about records of your own"):
+        task_settings(EvalOptions(tasks="infinitebench", max_new_tokens=9))
+
+
+def test_digests_follow_the_records(tmp_path: Path) -> None:
+    asked = settings(tmp_path, "math500")
+    put(tmp_path, "math500.jsonl", {"problem": "a", "answer": "1"})
+    first = suites.digests("math500", asked)
+    put(tmp_path, "math500.jsonl", {"problem": "a", "answer": "2"})
+    second = suites.digests("math500", asked)
+    assert first is not None and second is not None
+    assert first["prompt"] == second["prompt"] and first["data"] != second["data"]
+
+
+def test_every_task_is_in_one_group_and_listed() -> None:
+    assert sorted(name for group in GROUPS.values() for name in group) == sorted(TASKS)
+    assert [len(GROUPS[name]) for name in ("ruler_data", "infinitebench", "mathematics")] == [13, 12, 2]
+    assert set(suites.expand(["infinitebench"])) == set(GROUPS["infinitebench"])
+    assert all(suites.description(name) and not suites.is_generated(name) for name in TASKS)
