@@ -41,7 +41,7 @@ def run_calibrate(settings: TextSettings, output: Path, tokens: int) -> Fitted:
     notes = Console(stderr=True)
     check_output(output)
     tokenizer = models.load_tokenizer(settings)
-    length = min(settings.length, _longest(models.load_config(settings)))
+    length = min(settings.length, longest(models.load_config(settings)))
     texts = (text.content for text in documents(settings.files, settings.dataset, settings.dataset_revision))
     windows = cut(tokenizer, texts, length, tokens)
     model = models.load(settings)[0]
@@ -90,9 +90,10 @@ def check_output(output: Path) -> None:
         raise UserError(f"--output {output}: {output if output.is_dir() else output.parent} is no place for a file")
 
 
-def _longest(config: Any) -> int:
-    longest = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
-    return longest if isinstance(longest, int) and longest > 0 else sys.maxsize
+def longest(config: Any) -> int:
+    """Tokens that a model may read."""
+    most = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
+    return most if isinstance(most, int) and most > 0 else sys.maxsize
 
 
 def cut(tokenizer: Any, texts: Iterable[str], length: int, tokens: int) -> list[Window]:

@@ -44,6 +44,7 @@ def task_sections() -> dict[str, dict[str, str]]:
         "ruler_data: RULER's own records": groups["ruler_data"],
         "infinitebench: InfiniteBench": groups["infinitebench"],
         "mathematics: long answers": groups["mathematics"],
+        **({"of plugins": tuple(suites.REGISTERED)} if suites.REGISTERED else {}),
     }
     return {title: {task: suites.description(task) for task in tasks} for title, tasks in sections.items()}
 

@@ -36,7 +36,7 @@ def run_compress(options: CompressOptions) -> PagedEvictionCache:
         raise UserError("how much may be held? --budget TOKENS or --memory SIZE, one of them")
     _check_output(options.output)
     policy, text = _one_policy(options.policy), _read_text(options.text)
-    attention = {"attn_implementation": attention_for([policy], options.attn_implementation)}
+    attention = {"attn_implementation": attention_for([policy], options.attn_implementation, options.disposal)}
     model, tokenizer = models.load(model_settings(options).model_copy(update=attention))
     ids = text_ids(tokenizer, text).to(input_device(model))
     size = f"--budget {options.budget}" if options.memory is None else f"--memory {options.memory}"
@@ -57,8 +57,9 @@ def run_compress(options: CompressOptions) -> PagedEvictionCache:
     except (OSError, ValueError) as error:
         raise UserError(f"--output {options.output}: {error}") from error
     stats = cache.stats()
+    evicting = stats.device_bytes - stats.other_bytes
     notes.print(
-        f"{stats.seen} tokens read, {stats.held} held in a layer at most: {readable_bytes(stats.storage_bytes)}, and "
+        f"{stats.seen} tokens read, {stats.held} held in a layer at most: {readable_bytes(evicting)}, and "
         f"{readable_bytes(stats.other_bytes)} in layers that evict nothing; "
         f"{readable_bytes(options.output.stat().st_size)} written to {options.output}. In Python: "
         f"PagedEvictionCache.load({str(options.output)!r}, model.config)",
@@ -99,7 +100,8 @@ def open_context(path: Path, model: Any) -> PagedEvictionCache:
     try:
         settings = files.read_content(path)["settings"]
         shares = settings["allocator"] != "uniform" or isinstance(settings["budget"], list)
-        if (shares or needs_queries(settings["policy"])) and model.config._attn_implementation != PAGED_EVICTION:
+        curious = shares or needs_queries(settings["policy"], settings["disposal"])
+        if curious and model.config._attn_implementation != PAGED_EVICTION:
             model.set_attn_implementation(PAGED_EVICTION)
         return PagedEvictionCache.load(path, model.config, device=input_device(model))
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -16,6 +16,7 @@ from .growth import grown
 from .models import load_config, load_tokenizer
 from .perplexity import make_text_jobs, run_texts, text_row_key
 from .prompting.prompts import Batch, longest_context, make_batches
+from .prompting.suites import data_notes
 from .running.runner import batch_keys, row_key, run_batch
 from .settings import Settings, TaskSettings, TextSettings
 from .store.completion import Outcome, Watch, Work, complete
@@ -53,6 +54,10 @@ def evaluate_tasks(
     batches = same_batches(team, make_batches(settings, tokenizer, config))
     jobs = [(batch, batch_keys(settings, batch)) for batch in batches]
     facts = task_facts(settings, batches) if team.is_main else {}
+    notes = data_notes(settings.tasks, settings) if team.is_main else {}
+    facts = {**facts, **({"data_notes": notes} if notes else {})}
+    for note in notes.values():
+        say(note)
     for note in long_prompts(facts.get("tasks", {}), longest_context(config, tokenizer)):
         say(note)
     known = task_facts(earlier, make_batches(earlier, tokenizer, config)) if team.is_main and earlier else facts

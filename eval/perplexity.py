@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
+from array import array
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
@@ -16,6 +17,7 @@ from transformers import DynamicCache
 from hf_paged_eviction.integration.feeding import feed
 from hf_paged_eviction.integration.window import trained_window
 
+from .encoding import encode
 from .errors import RowsFailed, UserError
 from .running.memory import free_memory, is_out_of_memory
 from .running.prefill import input_device
@@ -35,7 +37,7 @@ _ROWS = 8
 #: Seconds between two words on how far a text is.
 _TELL_SECONDS = 0.5
 #: Warnings of caches that say what was said of the whole run before it began, or that there may be pads.
-_SAID = "Attention now reaches further|A batch of several rows arrived"
+SAID = "Attention now reaches further|A batch of several rows arrived"
 
 
 class TextKey(NamedTuple):
@@ -52,13 +54,13 @@ class TextJob:
 
     Attributes:
         names: one per text.
-        tokens: their ids.
+        tokens: their ids, in 32 bits each.
         length: tokens of the longest text of the run, what shares refer to.
         variant: policy and budget.
     """
 
     names: tuple[str, ...]
-    tokens: tuple[tuple[int, ...], ...]
+    tokens: tuple[array[int], ...]
     length: int
     variant: Variant
 
@@ -74,14 +76,13 @@ class TextJob:
 
 def make_text_jobs(settings: TextSettings, tokenizer: Any) -> list[TextJob]:
     """The first `limit` texts that are long enough, cut to `length` tokens, longest first."""
-    found: list[tuple[str, tuple[int, ...]]] = []
+    found: list[tuple[str, array[int]]] = []
     for text in documents(settings.files, settings.dataset, settings.dataset_revision):
         if len(found) == settings.limit:
             break
-        # Enough characters for the tokens wanted, without encoding whole books.
-        ids = tokenizer(text.content[: settings.length * 32], verbose=False)["input_ids"][: settings.length]
+        ids = encode(tokenizer, text.content, settings.length)
         if len(ids) >= SHORTEST:
-            found.append((text.name, tuple(ids)))
+            found.append((text.name, ids))
     if not found:
         source = settings.dataset or ", ".join(settings.files)
         raise UserError(f"no text of at least {SHORTEST} tokens in {source}")
@@ -203,11 +204,11 @@ def _text_rows(model: Any, settings: TextSettings, job: TextJob, texts: Sequence
 
 
 def _quietly(model: Any, stream: Iterator[S]) -> Iterator[S]:
-    """The same without `_SAID`; a text that a table of positions is too short for is a mistake of the user."""
+    """The same without `SAID`; a text that a table of positions is too short for is a mistake of the user."""
     try:
         while True:
             with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", message=_SAID)
+                warnings.filterwarnings("ignore", message=SAID)
                 try:
                     found = next(stream)
                 except StopIteration:

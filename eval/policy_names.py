@@ -7,6 +7,7 @@ from difflib import get_close_matches
 
 from hf_paged_eviction import available_policies, make_policy
 from hf_paged_eviction.allocators import Uniform, make_allocator
+from hf_paged_eviction.disposals import make_disposal
 
 from . import embedded  # noqa: F401 (it names the calibration of the embedded model)
 from .budgets import FULL
@@ -28,15 +29,16 @@ def split_name(name: str) -> tuple[str, str]:
     return (policy, allocator) if found and _ALLOCATOR.fullmatch(allocator) else (name, UNIFORM)
 
 
-def needs_queries(name: str) -> bool:
-    """Whether such a policy works with the attention implementation "paged_eviction" only.
+def needs_queries(name: str, disposal: str = "drop") -> bool:
+    """Whether a cache of such a policy and disposal works with the attention implementation "paged_eviction" only.
 
     Raises:
-        ValueError: there is no such policy or allocator.
+        ValueError: there is no such policy, allocator or disposal.
     """
     policy, allocator = split_name(name)
     equal = isinstance(make_allocator(allocator), Uniform)
-    return policy == ORACLE or make_policy(policy).needs.queries or not equal
+    curious = policy == ORACLE or make_policy(policy).needs.queries or not equal
+    return make_disposal(disposal).needs_queries or curious
 
 
 def choose_policies(typed: str) -> tuple[str, ...]:

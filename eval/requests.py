@@ -9,13 +9,14 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from hf_paged_eviction import available_policies
+from hf_paged_eviction import available_policies, make_disposal
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
 
 from . import published
 from .budgets import FULL, Budget, parse_budgets, parse_memory
 from .environment import best_device
 from .errors import UserError
+from .metrics.library import check_library_metric, is_library_metric
 from .options.base import flag
 from .options.evaluate import EvalOptions, TaskFileOptions, whole_number
 from .options.model import ModelOptions
@@ -56,6 +57,9 @@ def task_settings(options: EvalOptions) -> TaskSettings:
     """A run over tasks."""
     files = [TaskFile.read(path, options) for path in options.task_file or ()]
     own = own_names(files)
+    for file in files:
+        if is_library_metric(file.metric):
+            check_library_metric(str(file.metric), options.trust_remote_code)
     listed = words(options.tasks) if not own or "tasks" in options.model_fields_set else []
     tasks = tuple(dict.fromkeys([*expand([name for name in listed if name not in own]), *own]))
     if not tasks:
@@ -119,7 +123,7 @@ def shared_settings(options: EvalOptions) -> dict[str, Any]:
     policies, budgets = choose_caches(options.policies, asked_budgets(options))
     return {
         "device": device_for(options),
-        "attn_implementation": attention_for(policies, options.attn_implementation),
+        "attn_implementation": attention_for(policies, options.attn_implementation, options.disposal),
         "policies": policies,
         "budgets": tuple(budget.label for budget in budgets),
     }
@@ -174,9 +178,19 @@ def choose_caches(policies: str, budgets: Sequence[Budget]) -> tuple[tuple[str, 
     return chosen, found
 
 
-def attention_for(policies: Sequence[str], typed: str | None) -> str | None:
-    """The attention implementation that these policies need, or the one typed; None for the model's default."""
+def attention_for(policies: Sequence[str], typed: str | None, disposal: str = "drop") -> str | None:
+    """The attention implementation that these policies, or the disposal, need, or the one typed; None for the model's
+    default.
+
+    Raises:
+        UserError: another one was typed, or there is no such disposal.
+    """
     curious = [name for name in policies if needs_queries(name)]
+    try:
+        if policies and make_disposal(disposal).needs_queries:
+            curious.append(f"--disposal {disposal}")
+    except (TypeError, ValueError) as error:
+        raise UserError(f"--disposal {disposal}: {error}") from error
     if curious and typed not in (None, PAGED_EVICTION):
         raise UserError(
             f"{', '.join(curious)}: needs to see queries, which --attn-implementation {typed} does not show; "

@@ -6,14 +6,17 @@ import csv
 import gzip
 import hashlib
 import io
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .errors import UserError
 from .longbench.records import Record, parse
-from .longbench.sources import Source
+from .longbench.sources import Source, dataset_rows
+from .metrics.library import is_library_metric
 from .metrics.score import METRICS
 from .options.evaluate import TaskFileOptions
 from .tasks import Sample
@@ -21,6 +24,8 @@ from .tasks import Sample
 if TYPE_CHECKING:
     from jinja2 import Template
 
+#: Before the name of a dataset.
+DATASETS = "datasets:"
 #: In a template: what stands before is compressed, what stands after is the question.
 SPLIT = "|||"
 _ANSWERS = ("answers", "answer", "outputs", "output", "target")
@@ -46,9 +51,10 @@ class TaskFile:
 
     Attributes:
         name: what `--tasks`, rows and tables call it.
-        data: the file of records: JSON lines, a JSON list, CSV or Parquet; JSON lines may be gzipped.
+        data: the file of records: JSON lines, a JSON list, CSV or Parquet; JSON lines may be gzipped. Or a dataset,
+            `datasets:NAME`, on the Hub or in a folder, see `_dataset`.
         template: of Jinja, over the fields of a record; None: by the names of the fields.
-        metric: one of `METRICS`; None goes with the template.
+        metric: one of `METRICS`, or `evaluate:NAME`; None goes with the template.
         answers: field of the acceptable answers, a text or a list; None: the first of the usual names.
     """
 
@@ -69,25 +75,31 @@ class TaskFile:
         Raises:
             UserError: there is no such file, or what it says cannot be used.
         """
-        if not path.is_file():
-            raise UserError(f"--task-file {path}: no such file")
+        if not path.is_file() and not _is_dataset(path):
+            raise UserError(f"--task-file {path}: no such file; a dataset is written {DATASETS}NAME")
         given = {name: value for name, value in options.common(TaskFileOptions).items() if value is not None}
         if "template" in given:
             given["template"] = _typed_template(given["template"])
-        found = _from_yaml(path) if path.suffix in (".yaml", ".yml") else cls(path.name.partition(".")[0], path)
+        found = _from_yaml(path) if path.suffix in (".yaml", ".yml") else cls(_name_of(path), path)
         found = replace(found, **given)
-        if found.metric is not None and found.metric not in METRICS:
-            raise UserError(f"{path}: unknown metric {found.metric!r}; choose from {', '.join(METRICS)}")
+        if found.metric is not None and found.metric not in METRICS and not is_library_metric(found.metric):
+            raise UserError(
+                f"{path}: unknown metric {found.metric!r}; choose from {', '.join(METRICS)}, or write evaluate:NAME"
+            )
         return found
 
     @property
     def digests(self) -> dict[str, str]:
         """SHA-256 of the records and of the template."""
-        data = hashlib.sha256(self.data.read_bytes()).hexdigest()
+        content = json.dumps(_dataset(self.data), default=str).encode() if _is_dataset(self.data) else None
+        data = hashlib.sha256(self.data.read_bytes() if content is None else content).hexdigest()
         return {"data": data, "prompt": hashlib.sha256((self.template or "").encode()).hexdigest()}
 
-    def samples(self, limit: int | None) -> list[Sample]:
+    def samples(self, limit: int | None, labelled: bool = True) -> list[Sample]:
         """The first records as samples; all if None.
+
+        Args:
+            labelled: right answers are needed; else they are left out.
 
         Raises:
             UserError: a record has not what the template or the metric needs.
@@ -110,7 +122,7 @@ class TaskFile:
                     task=self.name,
                     context=parts[0],
                     question=parts[1] if len(parts) > 1 else "",
-                    answers=_answers(where, record, self.answers),
+                    answers=_answers(where, record, self.answers) if labelled else (),
                     max_new_tokens=self.max_new_tokens,
                     metric=metric or "qa_f1",
                     all_classes=tuple(classes) if classes else None,
@@ -122,6 +134,26 @@ class TaskFile:
         if not found:
             raise UserError(f"{self.data} holds no record")
         return found
+
+
+#: Files with tasks that `--tasks` may name, by the name of the task.
+REGISTERED: dict[str, Path] = {}
+
+
+def register_task_file(path: str | Path) -> None:
+    """Make the task of a file one that `--tasks` may name; for a module of `--plugin`.
+
+    Args:
+        path: as of `--task-file`: records, or a YAML file that says all of it.
+
+    Raises:
+        UserError: there is no such file, or a file of another task has the name.
+    """
+    file = Path(path)
+    found = TaskFile.read(file if _is_dataset(file) else file.resolve(), TaskFileOptions())
+    place = file if _is_dataset(file) else file.resolve()
+    if REGISTERED.setdefault(found.name, place) != place:
+        raise UserError(f"{path}: the task {found.name!r} is registered from {REGISTERED[found.name]} already")
 
 
 def _typed_template(typed: str) -> str:
@@ -150,13 +182,42 @@ def _from_yaml(path: Path) -> TaskFile:
         kind = kinds.get(key, str)
         if type(value) is not kind or (isinstance(value, int) and kind is int and value < 1):
             raise UserError(f"{path}: {key}: {value!r} cannot be used: it must be a {kind.__name__}")
-    data = path.parent / content.pop("data")
-    if not data.is_file():
+    named = content.pop("data")
+    data = Path(named) if _is_dataset(Path(named)) else path.parent / named
+    if not data.is_file() and not _is_dataset(data):
         raise UserError(f"{path}: data: no such file: {data}")
     return TaskFile(**{"name": path.stem, **content}, data=data)
 
 
+def _is_dataset(path: Path) -> bool:
+    return str(path).startswith(DATASETS)
+
+
+def _name_of(path: Path) -> str:
+    """What a task is called: the file without its endings, or the last part of a dataset's name."""
+    name = str(path).removeprefix(DATASETS).partition(",")[0].partition("@")[0] if _is_dataset(path) else path.name
+    return Path(name).name.partition(".")[0]
+
+
+@lru_cache(maxsize=4)
+def _dataset(path: Path) -> list[Record]:
+    """All rows of `datasets:NAME`, `datasets:NAME,CONFIGURATION` or `datasets:NAME,CONFIGURATION,SPLIT`.
+
+    NAME is a folder or an id on the Hub, perhaps with @REVISION; the split is "test" where there are several.
+    """
+    name, config, split, *rest = [*(word.strip() for word in str(path).removeprefix(DATASETS).split(",")), "", ""]
+    if not name or any(rest):
+        raise UserError(
+            f"{path}: write {DATASETS}NAME, {DATASETS}NAME,CONFIGURATION or {DATASETS}NAME,CONFIGURATION,SPLIT"
+        )
+    name, _, revision = (name, "", "") if Path(name).exists() else name.partition("@")
+    return dataset_rows(name, config or None, split or "test", revision or None)
+
+
 def _records(path: Path) -> Iterator[tuple[str, Any]]:
+    if _is_dataset(path):
+        yield from ((f"{path}, row {number}", row) for number, row in enumerate(_dataset(path), 1))
+        return
     try:
         content = path.read_bytes()
         name = path.name

@@ -17,6 +17,7 @@ from .requests import Request
 from .settings import Settings, TaskSettings, TextSettings
 from .store.completion import Outcome, Watch
 from .store.completion import Progress as State
+from .summaries.summary import Cell
 from .summaries.table import accuracy_grids, for_terminal, perplexity_grid
 
 #: Seconds between two lines about progress where there is no terminal to draw a bar on.
@@ -36,6 +37,7 @@ def run_tasks(requests: Sequence[Request[TaskSettings]], workers: int | None) ->
             found = evaluate_tasks(request.settings, request.output, workers, watch, partial(_note, notes))
         if found is not None:
             outcome, cells = found
+            outcome.notes.extend(cut_prompts(cells))
             complete &= _show(notes, outcome, [for_terminal(accuracy_grids(cells))] if cells else [])
     leave()
     return complete
@@ -52,6 +54,15 @@ def run_texts(request: Request[TextSettings], workers: int | None) -> bool:
         complete = _show(notes, outcome, [for_terminal([perplexity_grid(curves)])] if curves else [])
     leave()
     return complete
+
+
+def cut_prompts(cells: Sequence[Cell]) -> list[str]:
+    """A sentence on prompts that lost their middle, with the tasks they are of."""
+    tasks = {cell.task: (cell.truncated, cell.samples) for cell in cells if cell.truncated}
+    if not tasks:
+        return []
+    shown = ", ".join(f"{task} {cut} of {count}" for task, (cut, count) in tasks.items())
+    return [f"prompts that were too long and lost their middle: {shown} (--max-length)"]
 
 
 def _notes() -> Console:

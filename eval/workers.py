@@ -6,7 +6,8 @@ import multiprocessing
 import os
 import traceback
 from collections import deque
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
+from contextvars import ContextVar
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol, TypeVar
@@ -30,7 +31,7 @@ Job = tuple[Any, Set[Any]]
 class RunJob(Protocol[S, J]):
     """A function of the module level: runs one job and yields rows as they are finished, without those `done`.
 
-    Of rows that take long it yields `Reading` in between.
+    Of rows that take long it yields `Reading` in between or, from inside a function that yields nothing, calls `tell`.
     """
 
     def __call__(self, model: Any, tokenizer: Any, settings: S, job: J, done: Set[Any], /) -> Iterator[Any]: ...
@@ -70,6 +71,16 @@ class Failed:
 @dataclass(frozen=True)
 class Idle:
     """A process waits for a job."""
+
+
+#: Takes what `tell` is told in this process.
+LISTENER: ContextVar[Callable[[Reading], None] | None] = ContextVar("LISTENER", default=None)
+
+
+def tell(reading: Reading) -> None:
+    """Say how far rows are, from inside a job."""
+    if listener := LISTENER.get():
+        listener(reading)
 
 
 #: Finished rows, how far others are, rows that failed, or a model that stands ready.
@@ -160,6 +171,7 @@ def _distribute(pipes: list[Any], jobs: Sequence[Job]) -> Iterator[Event]:
 def work(pipe: Connection, run: RunJob[Any, Any], settings: Settings) -> None:
     """A child: load the model once, then do jobs until there are no more."""
     torch.set_num_threads(1)
+    LISTENER.set(pipe.send)
     try:
         load_plugins(())
         loaded = load(settings)

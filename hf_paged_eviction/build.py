@@ -107,7 +107,7 @@ class LayerBuilder:
         paged = [index for index, layer in enumerate(plan) if is_paged(layer)]
         budgets = dict(zip(paged, layer_budgets(sizes, allocator, len(paged)), strict=True))
         if sizes.memory is not None:
-            self._memory = MemoryPlan(sizes, partial(layer_budgets, allocator=allocator, layers=len(paged)))
+            self._memory = MemoryPlan(sizes, partial(self._share_out, len(paged)))
         rotaries = self._rotaries(config, paged)
         turnings = turnings_of(config, paged) if self._options.positions == "cache" else {}
         layers = []
@@ -122,6 +122,19 @@ class LayerBuilder:
         made = [part for part in map(paged_part, layers) if part is not None]
         disposal.introduce([layer.outlet for layer in made])
         return layers
+
+    def _share_out(self, layers: int, sizes: BlockBudget) -> list[BlockBudget]:
+        """What the layers may hold, now that bytes have become tokens.
+
+        Raises:
+            ValueError: too few for the disposal.
+        """
+        options = self._options
+        try:
+            options.disposal.check_sizes(sizes)
+        except ValueError as error:
+            raise ValueError(f"memory={options.sizes.memory:,} leaves {sizes.tokens} tokens: {error}") from error
+        return layer_budgets(sizes, options.allocator, layers)
 
     def _rotaries(self, config: Any, paged: Sequence[int]) -> Mapping[int, Rotary | None]:
         if not self._options.policy.needs.rotary:

@@ -332,8 +332,10 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     def _measure(self, keys: Tensor, values: Tensor) -> None:
         """Make tokens of a budget in bytes, for states like these."""
         if self.memory is not None:
-            store, token_bytes = self.store, self.outlet.slot_bytes(self.store.token_bytes(keys, values))
-            self.memory.begin(self, token_bytes, keys.shape[0], store.fixed_bytes(keys, values))
+            store, (beside, passing) = self.store, self.outlet.most_bytes(keys, values)
+            beside += store.fixed_bytes(keys, values)
+            token_bytes = self.outlet.slot_bytes(store.token_bytes(keys, values))
+            self.memory.begin(self, token_bytes, keys.shape[0], beside, passing)
 
     def _holds_back(self, table: BlockTable, count: int) -> bool:
         """Whether `count` new tokens wait outside the storage for now."""

@@ -77,6 +77,11 @@ class CacheStats:
             layers=tuple(layers),
         )
 
+    @property
+    def device_bytes(self) -> int:
+        """All that lies where the model is."""
+        return self.storage_bytes + self.summary_bytes + self.other_bytes
+
 
 def readable_bytes(count: int) -> str:
     """1536 -> "1.5 KiB"."""

@@ -30,12 +30,12 @@ def new_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> LlamaForCausalLM
         pad_token_id=tokenizer.pad_token_id,
     )
     model = LlamaForCausalLM(config)
-    _initialise(model)
+    initialise(model)
     return model
 
 
 @torch.no_grad()
-def _initialise(model: LlamaForCausalLM) -> None:
+def initialise(model: LlamaForCausalLM) -> None:
     """Weights wider than the default, which suits wider models, and a first layer that looks 1, 2, 3 and 4 tokens back.
 
     Recall needs heads that see the tokens before a token (Olsson et al. 2022, arXiv 2209.11895); to find them by chance
@@ -48,6 +48,7 @@ def _initialise(model: LlamaForCausalLM) -> None:
     attention, half = model.model.layers[0].self_attn, model.config.head_dim // 2
     key = attention.k_proj.bias.view(-1, 2, half)
     query = attention.q_proj.bias.view(-1, 2, half)
-    turn = torch.outer(torch.arange(1.0, len(query) + 1), _THETA ** (-torch.arange(_FAST) / half))
+    base = model.config.rope_parameters["rope_theta"]
+    turn = torch.outer(torch.arange(1.0, len(query) + 1), base ** (-torch.arange(_FAST) / half))
     key[:, 0, :_FAST] = _POINTER
     query[:, 0, :_FAST], query[:, 1, :_FAST] = _POINTER * turn.cos(), -_POINTER * turn.sin()

@@ -12,11 +12,13 @@ from collections.abc import Callable
 import allocator_pages
 import command_pages
 import comparison_table
+import fold_tables
 import measured
 import merge_tables
 import peers_tables
 import policy_pages
 import recall_tables
+import recommend_tables
 import same_bytes_tables
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
@@ -31,6 +33,7 @@ GENERATORS: dict[str, Callable[[str], str]] = {
     "decode": measured.decode,
     "demote": same_bytes_tables.demote,
     "endless-text": measured.endless_text,
+    "fold": fold_tables.fold,
     "lazy-reuse": measured.lazy_reuse,
     "merge": merge_tables.merge,
     "peers": peers_tables.peers,
@@ -39,8 +42,12 @@ GENERATORS: dict[str, Callable[[str], str]] = {
     "positions": measured.positions,
     "prefill-peak": measured.prefill_peak,
     "rank": same_bytes_tables.rank,
+    "prefill-time": recommend_tables.prefill_time,
     "recall": recall_tables.recall,
+    "recall-bytes": recall_tables.same_bytes,
+    "recall-shape": recall_tables.shape,
     "replacement": recall_tables.replacement,
+    "recommend": recommend_tables.recommend,
     "recent-tokens": measured.recent_tokens,
     "serving": measured.serving,
 }

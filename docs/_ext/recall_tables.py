@@ -1,4 +1,4 @@
-"""What recall is worth, from `recall.json` and `replacement.json`."""
+"""What recall is worth, from `recall.json`, `recall_bytes.json`, `recall_shape.json` and `replacement.json`."""
 
 from __future__ import annotations
 
@@ -58,6 +58,59 @@ def _policies(found: dict[str, Any]) -> str:
 
 def _mean(scores: dict[str, float]) -> str:
     return f"{100 * sum(scores.values()) / len(scores):.0f}"
+
+
+def same_bytes(_: str) -> str:
+    """Dropping, four bits and recall at the same device bytes."""
+    found = measured.load("recall_bytes")
+    tables = [_same_bytes(int(length), of) for length, of in found["lengths"].items()]
+    return "\n\n".join([*tables, f"(`python benchmarks/recall_bytes.py`; {measured.machine('recall_bytes')}.)"])
+
+
+def _same_bytes(length: int, found: dict[str, Any]) -> str:
+    ways = found["variants"]
+    tasks = ", ".join(f"`{task}`" for task in ways["full"]["scores"])
+    rows = [
+        (
+            name.replace("recall, ahead", "recall, fetched ahead"),
+            _mean(of["scores"]),
+            *(f"{100 * of[share]:.1f} %" if of[share] else "" for share in ("device_share", "host_share")),
+            f"{of['step_ms']:.0f}",
+            f"{100 * of['fetched_share']:.1f} %" if of["fetched_share"] else "",
+        )
+        for name, of in ways.items()
+    ]
+    columns = ("", "accuracy", "device bytes", "host bytes", "step, ms", "fetched per step")
+    return (
+        f"{length:,} tokens, {found['count']} prompts of each of {tasks}; `{found['recall']}`:\n\n"
+        f"{table(columns, rows)}\n\nOf the blocks that came back, "
+        f"{100 * ways['keydiff, recall, ahead']['foreseen']:.0f} % had been fetched ahead (`prefetch`)."
+    )
+
+
+def shape(_: str) -> str:
+    """Step times at the layer shape of a larger model."""
+    found = measured.load("recall_shape")
+    first = next(iter(found["lengths"].values()))
+    rows = [
+        (
+            name.replace("recall, ahead", "recall, fetched ahead"),
+            *(
+                text
+                for of in found["lengths"].values()
+                for text in (
+                    f"{of[name]['layer_ms']:.0f}",
+                    f"{of[name]['device_bytes'] / 2**20:.1f}",
+                    f"{of[name]['host_bytes'] / 2**20:.0f}" if of[name]["host_bytes"] else "",
+                )
+            ),
+        )
+        for name in first
+    ]
+    columns = [""]
+    for length in found["lengths"]:
+        columns += [f"{int(length) // 1024}k: ms", "device MiB", "host MiB"]
+    return f"{table(columns, rows)}\n\n(`python benchmarks/recall_shape.py`; {measured.machine('recall_shape')}.)"
 
 
 def replacement(_: str) -> str:

@@ -50,5 +50,5 @@ def get_preset(name: str | None) -> dict[str, Any]:
     if name is None:
         return {}
     if name not in PRESETS:
-        raise UserError(f"--preset {name}: there is {', '.join([*PRESETS, 'serving', 'bits'])}")
+        raise UserError(f"--preset {name}: there is {', '.join([*PRESETS, 'serving', 'bits', 'prefill'])}")
     return dict(PRESETS[name])

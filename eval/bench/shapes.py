@@ -32,6 +32,16 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 4,
         "max_position_embeddings": 65536,
     },
+    # Two layers: prompts of 64k tokens are read with a full cache in a minute or two.
+    "prefill": {
+        "vocab_size": 8192,
+        "hidden_size": 512,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 131072,
+    },
     "llama-3.2-1b": {
         **_LLAMA_3,
         "hidden_size": 2048,

@@ -216,7 +216,8 @@ class Conversation:
 
 def _make_cache(model: Any, settings: ChatSettings, turns: Turns) -> tuple[PagedEvictionCache, ChatSettings]:
     """An empty cache, and the settings with its budget in tokens."""
-    if needs_queries(settings.policy) and model.config._attn_implementation != PAGED_EVICTION:
+    curious = needs_queries(settings.policy, settings.loading.disposal)
+    if curious and model.config._attn_implementation != PAGED_EVICTION:
         model.set_attn_implementation(PAGED_EVICTION)
     options = settings.loading
     if settings.protect_system:

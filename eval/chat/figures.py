@@ -52,8 +52,13 @@ def layer_table(cache: PagedEvictionCache) -> RenderableType:
     table.add_column("bytes", readable_bytes(stats.storage_bytes), justify="right")
     for row, each in zip(rows, stats.layers, strict=True):
         table.add_row(*map(_number, row), readable_bytes(each.storage_bytes))
-    if stats.other_bytes:
-        table.caption = f"and {readable_bytes(stats.other_bytes)} in layers that hold a window or a state anyway"
+    beside = {
+        "in layers that hold a window or a state anyway": stats.other_bytes,
+        "beside the slots": stats.summary_bytes,
+        "in host memory": stats.host_bytes,
+    }
+    found = [f"{readable_bytes(count)} {where}" for where, count in beside.items() if count]
+    table.caption = f"and {', '.join(found)}" if found else None
     return table
 
 

@@ -13,7 +13,7 @@ class Footprint:
 
     Attributes:
         seen, held, budget: tokens; means over the layers that evict.
-        kv_bytes: storage of this cache, in use or not.
+        kv_bytes: of this cache on the model's device, in use or not.
         full_bytes: what `DynamicCache` would hold of the same tokens.
     """
 
@@ -32,7 +32,7 @@ class Footprint:
             seen=stats.seen,
             held=round(sum(layer.held for layer in stats.layers) / len(paged)),
             budget=round(sum(layer.budget or 0 for layer in stats.layers) / len(paged)),
-            kv_bytes=stats.storage_bytes + stats.other_bytes,
+            kv_bytes=stats.device_bytes,
             full_bytes=full + stats.other_bytes,
         )
 

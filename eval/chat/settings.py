@@ -82,7 +82,7 @@ def chat_settings(options: ChatOptions) -> ChatSettings:
     loading = {
         **options.common(Settings),
         "device": device_for(options),
-        "attn_implementation": attention_for([policy], options.attn_implementation),
+        "attn_implementation": attention_for([policy], options.attn_implementation, options.disposal),
         "policies": (policy,),
         "budgets": (str(budget) if options.memory is None else options.memory,),
     }

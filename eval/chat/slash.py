@@ -84,7 +84,8 @@ class Commands:
             self.screen.say(f"{talk.settings.policy}; `paged-eviction policies` lists all")
             return
         name = one_policy(rest)
-        attention_for([name], talk.settings.loading.attn_implementation)
+        loading = talk.settings.loading
+        attention_for([name], loading.attn_implementation, loading.disposal)
         if talk.settings.context is not None:
             raise UserError(f"/policy {name}: {talk.settings.context} was compressed with {talk.settings.policy}")
         talk.begin(talk.settings.with_policy(name))

@@ -16,7 +16,9 @@ from .compress import register as add_compress
 from .errors import plain_errors
 from .evaluate import register as add_eval
 from .fit_basis import register as add_fit_basis
+from .fit_fold import register as add_fit_fold
 from .lists import register as add_lists
+from .recommend import register as add_recommend
 from .report import register as add_report
 from .score import register as add_score
 from .serve import register as add_serve
@@ -59,10 +61,12 @@ for register in (
     add_eval,
     add_chat,
     add_score,
+    add_recommend,
     add_report,
     add_verify,
     add_calibrate,
     add_fit_basis,
+    add_fit_fold,
     add_compress,
     add_bench,
     add_serve,

@@ -67,6 +67,10 @@ A decoded token at 8, 4 and 2 bits, at the same tokens and in the same bytes, ea
 
   paged-eviction bench --preset bits --threads 1
 
+The time to the first token of prompts of 2k to 64k tokens: full and bounded, chunk sizes, policies
+
+  paged-eviction bench --preset prefill --threads 2
+
 The goals of the project, each with a verdict: on any CPU, on one H200
 
   paged-eviction bench --preset cpu --threads 1
@@ -98,6 +102,10 @@ def bench(options: BenchOptions) -> bool:
         from ..bench.precision import run as run_precisions
 
         return run_precisions(options, output)
+    if options.preset == "prefill":
+        from ..bench.prefill import run as run_prefill
+
+        return run_prefill(options, output)
     from ..bench.request import read, run
 
     return run(read(options), output, options.again, options.profile)

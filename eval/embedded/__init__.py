@@ -9,6 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_paged_eviction.calibration import name_calibration
+from hf_paged_eviction.disposals.fold import name_kernels
 
 
 def path() -> Path:
@@ -19,6 +20,11 @@ def path() -> Path:
 def calibration_path() -> Path:
     """The file of `policy="calibrated:embedded"`, the scorer that was fitted to this model."""
     return path() / "calibration.safetensors"
+
+
+def kernels_path() -> Path:
+    """The file of `disposal="fold:embedded"`, fitted to this model and the policy "keydiff"."""
+    return path() / "fold.safetensors"
 
 
 def load(dtype: torch.dtype = torch.float32, attn_implementation: str = "sdpa") -> tuple[Any, Any]:
@@ -35,5 +41,6 @@ def load(dtype: torch.dtype = torch.float32, attn_implementation: str = "sdpa") 
 
 
 name_calibration("embedded", calibration_path())
+name_kernels("embedded", kernels_path())
 
-__all__ = ["calibration_path", "load", "path"]
+__all__ = ["calibration_path", "kernels_path", "load", "path"]

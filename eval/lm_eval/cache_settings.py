@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hf_paged_eviction import PagedEvictionCache, make_policy
 from hf_paged_eviction.allocators import Uniform, make_allocator
+from hf_paged_eviction.disposals import make_disposal
 from hf_paged_eviction.table.budget import BlockBudget
 from hf_paged_eviction.table.memory import parse_bytes
 
@@ -69,7 +70,8 @@ class CacheSettings(OneCacheOptions):
     @property
     def needs_attention(self) -> bool:
         """Whether the cache looks at queries or attention, and not at keys and values alone."""
-        return make_policy(self.policy).needs.queries or not isinstance(make_allocator(self.allocator), Uniform)
+        equal = isinstance(make_allocator(self.allocator), Uniform)
+        return make_policy(self.policy).needs.queries or make_disposal(self.disposal).needs_queries or not equal
 
     def check(self, config: Any, attn_implementation: str | None) -> None:
         """Refuse a model that this cache cannot serve, before its weights are read."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from . import v2
-from .data import data_digest, load_samples, prompt_digest
+from .data import data_digest, data_note, load_samples, prompt_digest
 from .tasks import CATEGORIES, PRESETS, PROMPTS, TASKS, LongBenchTask
 
 V2 = v2.NAME
@@ -16,6 +16,7 @@ __all__ = [
     "V2",
     "LongBenchTask",
     "data_digest",
+    "data_note",
     "load_samples",
     "prompt_digest",
 ]

@@ -19,6 +19,13 @@ REPOSITORIES = ("zai-org/LongBench", "THUDM/LongBench")
 ARCHIVE = "data.zip"
 REVISION = "5e628be450b7e67fb7ae6e201bd6d8f7056f7672"
 
+#: Of the official files that were at hand.
+SHA256 = {
+    "multi_news": "f8817c00af317c2d7f81128f334bcfe5780c6c2a515d5c96811aa0ddf8b5ee6b",
+    "multifieldqa_zh": "e5b4fd1a437c53c1c9e4e31eda7a259110b06d14be79c3ec455008c11fb9fab5",
+    "passage_retrieval_zh": "d71c1f71f9fee4c2108f822e9c58ac3cef94db47902c40ddfe168ecb5aab3cc0",
+}
+
 COLUMNS: dict[str, Kind] = {
     "_id": TEXT,
     "input": TEXT,
@@ -60,6 +67,30 @@ def load_records(task: str, settings: TaskSettings) -> list[Record]:
     if task == v2.NAME:
         return check(values, v2.COLUMNS)
     return check(values, COLUMNS | _NARROWER.get(TASKS[task].metric, {}), OPTIONAL)
+
+
+def data_note(task: str, settings: TaskSettings) -> str | None:
+    """What tells the records of a task from the official ones; None for those, and where nothing can tell.
+
+    Raises:
+        UserError: they say themselves that they are of another task.
+    """
+    records = load_records(task, settings)
+    official = v2.SAMPLES if task == v2.NAME else TASKS[task].samples
+    if task != v2.NAME:
+        said = sorted({str(record["dataset"]) for record in records if record.get("dataset")})
+        if wrong := [name for name in said if name not in (task, TASKS[task].base)]:
+            where = settings.data_dir or settings.dataset
+            raise UserError(
+                f"{task}: the records in {where} say that they are of {wrong[0]!r}; give the file its own name, or "
+                "read it by --task-file"
+            )
+    if len(records) != official:
+        return f"{task}: {len(records)} records, the official file has {official}: not a score of LongBench's {task}"
+    digest = SHA256.get(task)
+    if digest is not None and not _named_dataset(settings) and data_digest(task, settings) != digest:
+        return f"{task}: as many records as the official file, and others: not a score of LongBench's {task}"
+    return None
 
 
 def data_digest(task: str, settings: TaskSettings) -> str:

@@ -12,6 +12,8 @@ from ..tasks import Sample
 from .records import TEXT, Kind, Record, one_of
 
 NAME = "longbench_v2"
+#: Questions in the official file.
+SAMPLES = 503
 FILES = ("longbench_v2.jsonl", "longbench_v2.json", "data.json")
 REPOSITORIES = ("zai-org/LongBench-v2", "THUDM/LongBench-v2")
 HUB_FILE = "data.json"

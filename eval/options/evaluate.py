@@ -84,7 +84,13 @@ class TaskFileOptions(Options):
         metavar="TEXT|@FILE",
         shown="by the names of the fields",
     )
-    metric: str | None = option(None, "What scores an answer.", metavar="NAME", shown="qa_f1")
+    metric: str | None = option(
+        None,
+        "What scores an answer: a metric of this package, or evaluate:NAME of the evaluate library, where NAME may be "
+        "the folder of a metric script; evaluate:NAME#KEY where it returns several numbers.",
+        metavar="NAME",
+        shown="qa_f1",
+    )
     max_new_tokens: int | None = option(
         None, "Most tokens of an answer; also of math500 and aime2025.", at_least=1, shown="64"
     )
@@ -227,8 +233,9 @@ class EvalOptions(ModelOptions, CacheOptions, RunOptions, TaskOptions, MetricOpt
     )
     task_file: list[File] | None = option(
         None,
-        "Records of your own: JSON lines (also gzipped), JSON, CSV or Parquet; or a YAML file that names data, "
-        "template, metric and max_new_tokens. The task is called like the file. Without --tasks it runs alone.",
+        "Records of your own: JSON lines (also gzipped), JSON, CSV or Parquet; datasets:NAME,CONFIG,SPLIT from the Hub "
+        "or a folder; or a YAML file that names data, template, metric and max_new_tokens. The task is called like the "
+        "file. Without --tasks it runs alone.",
         metavar="FILE",
         panel="A task of your own",
     )

@@ -10,8 +10,10 @@ from typing import Any
 from .. import longbench, published
 from ..errors import UserError
 from ..metrics import first_line_of, score_sample
+from ..metrics.library import is_library_metric, library_score
+from ..options.evaluate import TaskFileOptions
 from ..settings import TaskSettings
-from ..task_files import TaskFile
+from ..task_files import REGISTERED, TaskFile
 from ..tasks import TASK_GROUPS, Sample, available_tasks, get_task, make_samples
 
 #: Samples per task and length where `--limit` says nothing; those of LongBench all run.
@@ -19,8 +21,8 @@ GENERATED_SAMPLES = 64
 
 
 def task_names() -> list[str]:
-    """All tasks: the generated ones, LongBench, LongBench-E, LongBench v2, other published ones."""
-    return [*available_tasks(), *longbench.TASKS, longbench.V2, *published.TASKS]
+    """All tasks: the generated ones, LongBench, LongBench-E, LongBench v2, other published ones, those of plugins."""
+    return [*available_tasks(), *longbench.TASKS, longbench.V2, *published.TASKS, *REGISTERED]
 
 
 def task_groups() -> dict[str, tuple[str, ...]]:
@@ -64,6 +66,8 @@ def own_names(files: Sequence[TaskFile]) -> tuple[str, ...]:
 
 def own_task(name: str, settings: TaskSettings) -> TaskFile | None:
     """The task of the user that has this name."""
+    if name in REGISTERED:
+        return TaskFile.read(REGISTERED[name], TaskFileOptions())
     files = (TaskFile.read(Path(path), settings) for path in settings.task_file)
     return next((file for file in files if file.name == name), None)
 
@@ -79,6 +83,8 @@ def description(task: str) -> str:
         return get_task(task).description
     if task in published.TASKS:
         return published.TASKS[task].description
+    if task in REGISTERED:
+        return f"Of a plugin: {REGISTERED[task]}."
     if task == longbench.V2:
         return "LongBench v2: 503 questions with four choices over long texts."
     return longbench.TASKS[task].description
@@ -112,9 +118,12 @@ def score(sample: Sample, prediction: str, settings: TaskSettings) -> float:
     """How right a prediction is, from 0 to 1, by the metric of its task and the backends in `settings`."""
     if sample.metric is None:
         return float(get_task(sample.task).score(sample, prediction))
+    said = first_line_of(prediction) if sample.first_line else prediction
+    if is_library_metric(sample.metric):
+        return library_score(sample.metric, said, sample.answers)
     return score_sample(
         sample.metric,
-        first_line_of(prediction) if sample.first_line else prediction,
+        said,
         sample.answers,
         sample.all_classes,
         edit_similarity=settings.edit_similarity,
@@ -133,6 +142,12 @@ def digests(task: str, settings: TaskSettings) -> dict[str, str] | None:
     return {"data": longbench.data_digest(task, settings), "prompt": longbench.prompt_digest(task)}
 
 
+def data_notes(tasks: Sequence[str], settings: TaskSettings) -> dict[str, str]:
+    """Per task of LongBench whose records are not the official ones, what is different."""
+    names = [task for task in tasks if task in longbench.TASKS or task == longbench.V2]
+    return {task: note for task in names if (note := longbench.data_note(task, settings))}
+
+
 def _unknown(name: str, groups: dict[str, tuple[str, ...]], known: list[str]) -> str:
     close = get_close_matches(name, [*groups, *known], n=1)
     hint = f", did you mean {close[0]!r}?" if close else ""
@@ -141,5 +156,5 @@ def _unknown(name: str, groups: dict[str, tuple[str, ...]], known: list[str]) ->
         f"groups: {', '.join(groups)}\n"
         f"generated: {', '.join(available_tasks())}\n"
         f"LongBench: {', '.join([*longbench.TASKS, longbench.V2])}\n"
-        f"others: {', '.join(published.TASKS)}"
+        f"others: {', '.join(published.TASKS)}" + (f"\nof plugins: {', '.join(REGISTERED)}" if REGISTERED else "")
     )

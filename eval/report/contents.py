@@ -18,16 +18,19 @@ from .figures import (
     efficiency_plot,
     heat_map,
     needle_tasks,
+    overview,
     score_over_buckets,
     score_over_bytes,
     score_over_length,
 )
+from .leaderboard import leaderboard, model_table, standing_table
 from .runs import Run
 from .scores import cells_of, every_score, score_tables
 from .table import Table
 from .texts import text_table
 
 MakePlots = Callable[[Run], Iterable[Plot | None]]
+MakeJointPlots = Callable[[Sequence[Run]], Iterable[Plot | None]]
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,7 @@ class Part:
     Attributes:
         name: its anchor.
         plots: draws the plots of one run, one after the other, so that few figures are alive at a time.
+        joint: draws those of all runs together, which stand before the tables.
     """
 
     name: str
@@ -44,12 +48,18 @@ class Part:
     tables: tuple[Table, ...] = ()
     folded: tuple[Table, ...] = ()
     plots: MakePlots | None = None
+    joint: MakeJointPlots | None = None
     text: str = ""
 
 
 def parts(runs: Sequence[Run]) -> list[Part]:
     """All sections that have a table or a plot."""
+    answered = [run for run in runs if run.rows]
+    shown = [*_some(leaderboard(answered)), *_some(model_table(answered))]
     found = [
+        Part(
+            "overview", "Overview", tuple(shown), _some(standing_table(answered)), joint=lambda runs: (overview(runs),)
+        ),
         Part("scores", "Scores", tuple(score_tables(runs)), _some(every_score(runs)), _score_plots),
         Part("length", "Score over length", plots=lambda run: (score_over_length(run), score_over_buckets(run))),
         Part("needles", "Needles by depth", plots=lambda run: (heat_map(run, task) for task in needle_tasks(run))),

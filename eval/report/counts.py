@@ -72,6 +72,8 @@ def _by_meta(source: Source, rows: int | None) -> list[str]:
     wanted = flat(source.meta).get("rows.wanted")
     if rows is not None and isinstance(wanted, int) and rows < wanted:
         sentences.append(f"{source.folder}: {rows} of {wanted} rows are there; the command of the run continues it.")
+    notes = source.meta.get("data_notes")
+    sentences += [f"{source.folder}: {note}" for note in notes.values()] if isinstance(notes, dict) else []
     failures = source.meta.get("failures")
     for failure in failures if isinstance(failures, list) else ():
         if isinstance(failure, dict):
@@ -86,7 +88,9 @@ def count_table(runs: Sequence[Run]) -> Table | None:
         Column("task"),
         Column("length"),
         Column("questions"),
+        Column("shortest prompt (tokens)"),
         Column("prompt tokens (mean)", 0),
+        Column("longest prompt (tokens)"),
         Column("truncated"),
         Column("in the chat template"),
         Column("empty answers"),
@@ -114,7 +118,9 @@ def _counts(run: Run, task: str, length: int | None, missing: Sequence[Gap]) -> 
         task,
         length,
         len(questions),
+        min(tokens, default=None),
         fmean(tokens) if tokens else None,
+        max(tokens, default=None),
         _number(questions.values(), "truncated"),
         _number(questions.values(), "chat"),
         sum(row["prediction"].strip() == "" for row in rows if row.get("prediction") is not None),

@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from ..store.results import Row
-from .runs import Run, Variant
+from .runs import Run, Variant, prompts_of
 from .scores import lines_of, table_of_lines
 from .table import Column, Table, Value
 
@@ -105,7 +105,7 @@ def _table(runs: Sequence[Run], length: int | None) -> Table | None:
         Column("peak memory (MiB)", 0),
         Column("KV held (MiB per row)", 2),
         Column("evicted tokens", 0),
-        Column("evicted blocks", 0),
+        Column("blocks evicted while answering", 1),
         Column("rows per batch", 1),
     ]
     lines = [line for line in lines_of(runs) if cost_at(line.run, length, line.variant)]
@@ -129,11 +129,14 @@ def _table(runs: Sequence[Run], length: int | None) -> Table | None:
             ]
         )
 
-    size = "prompts of their own length" if length is None else f"prompts of {length} tokens"
+    size = prompts_of(runs, length)
     name = f"efficiency_{length or 'own'}"
     note = (
-        "Seconds are of a batch, evictions of a row and summed over layers. Where a prefill was shared, prefill is "
-        "the time of the one that all caches continued from, and compression what this cache added."
+        "Seconds are of a batch, evictions of a row and summed over layers. Evicted tokens were read and are no longer "
+        "held. Evicted blocks are those that were overwritten one by one while answering; what leaves at once when "
+        "the prompt is compressed counts as tokens only, so short answers have few blocks or none. Where a prefill "
+        "was shared, prefill is the time of the one that all caches continued from, and compression what this cache "
+        "added."
     )
     return table_of_lines(name, f"Efficiency, {size}", lines, columns, values, note)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isclose
 from statistics import fmean
 from typing import Any
@@ -13,15 +14,17 @@ from matplotlib.ticker import MaxNLocator
 from ..budgets import FULL
 from ..longbench.tasks import TASKS
 from ..summaries.aggregates import BUCKETS
-from ..summaries.plot import TOKEN_AXIS, budget_axis, score_axis
+from ..summaries.plot import SINGLE, TOKEN_AXIS, accuracy_panels, budget_axis, score_axis
 from ..summaries.plot_style import COLUMNS, FULL_STYLE, finish, make_panels, policy_styles
-from ..summaries.summary import held_tokens, over_tasks
+from ..summaries.summary import Cell, held_tokens, over_tasks
 from .agreement import Agreement, agreement_at
 from .efficiency import MIB, Cost, cost_at, lengths_of, scaled
-from .runs import Run, Variant
+from .runs import Run, Variant, prompts_of
 from .scores import buckets_of, cells_of
 
 WIDE = (4.2, 3.2)
+#: Inches of a heat map, all panels of a line together.
+HEAT_WIDTH = 12.0
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,44 @@ Curve = tuple[list[float], list[float]]
 
 def _policies(run: Run) -> list[str]:
     return sorted({policy for policy, _ in run.variants if policy != FULL})
+
+
+def overview(runs: Sequence[Run]) -> Plot | None:
+    """Mean score over the budget: a panel per run and length of prompts, or per run where that would be many."""
+    panels = [(run, length, _mean_cells(run, [length])) for run in runs for length in lengths_of(run)]
+    if len(panels) > 6:
+        panels = [(run, None, _mean_cells(run, lengths_of(run))) for run in runs if run.rows]
+    groups = {_panel_title(run, length, len(runs) > 1): cells for run, length, cells in panels if cells}
+    if not groups:
+        return None
+    # A line per run, where that fills the lines.
+    columns = 2 if len(groups) == 4 else min(3, len(groups))
+    figure = accuracy_panels(groups, columns, SINGLE if len(groups) == 1 else WIDE)
+    caption = "Mean score over the tasks, each counting the same, over the budget; the full cache as a line."
+    return Plot("overview", caption, figure, columns)
+
+
+def _mean_cells(run: Run, lengths: Sequence[int | None]) -> list[Cell]:
+    """Means over the tasks of some lengths, of every policy and budget that has answered all of them."""
+    cells = [
+        replace(cell, length=lengths[0] if len(lengths) == 1 else None)
+        for cell in cells_of(run)
+        if cell.length in lengths
+    ]
+    wanted = sum(length in lengths for task in run.tasks for length in run.lengths(task))
+    counts = Counter((cell.policy, cell.budget) for cell in cells)
+    return over_tasks([cell for cell in cells if counts[cell.policy, cell.budget] == wanted])
+
+
+def _panel_title(run: Run, length: int | None, several: bool) -> str:
+    tasks = sum(length in run.lengths(task) for task in run.tasks) if length in lengths_of(run) else len(run.tasks)
+    size = "" if length is None else f"{length} tokens, "
+    title = f"{size}mean of {_tasks_word(tasks)}"
+    return f"{run.label}\n{title}" if several else title
+
+
+def _tasks_word(count: int) -> str:
+    return f"{count} task{'s' * (count != 1)}"
 
 
 def score_over_length(run: Run) -> Plot | None:
@@ -125,7 +166,7 @@ def efficiency_plot(run: Run, length: int | None) -> Plot | None:
         return None
     values = [(name, {variant: of(cost) for variant, cost in costs.items()}) for name, of in known]
     figure = _over_budget(run, length, values)
-    size = "prompts of their own length" if length is None else f"prompts of {length} tokens"
+    size = prompts_of([run], length)
     caption = f"Latency and memory over the budget, {size}."
     return Plot(f"efficiency_{length or 'own'}", caption, figure, min(3, len(known)))
 
@@ -301,8 +342,8 @@ def _length_panels(run: Run, lengths: Sequence[int | None]) -> tuple[list[_Panel
 
 
 def _heat_panels(run: Run, task: str, panels: Sequence[_Panel | None], columns: int, x_name: str) -> Any:
-    most = max(len(panel.names) for panel in panels if panel)
-    figure, grid = make_panels(len(panels), columns, (max(2.0, 0.3 * most + 0.6), 2.0))
+    # As wide as the page, whatever the number of panels.
+    figure, grid = make_panels(len(panels), columns, (HEAT_WIDTH / columns, 2.2))
     figure.set_layout_engine("constrained")
     shown, image = [], None
     for index, (axes, panel) in enumerate(zip(grid, panels, strict=True)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 
-from .table import Table
+from .table import Spread, Table
 
 _LATEX = {
     "\\": r"\textbackslash{}",
@@ -22,6 +22,7 @@ _LATEX = {
     ">": r"\textgreater{}",
     "|": r"\textbar{}",
     '"': "''",
+    "±": r"$\pm$",
 }
 
 
@@ -61,8 +62,13 @@ def to_csv(table: Table) -> str:
     """All digits of all numbers; what does not exist is empty."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow([column.name for column in table.columns])
-    writer.writerows(["" if value is None else value for value in row] for row in table.rows)
+    spread = {at for row in table.rows for at, value in enumerate(row) if isinstance(value, Spread)}
+    names = [(column.name, f"{column.name}, standard error") for column in table.columns]
+    writer.writerow([name for at, both in enumerate(names) for name in both[: 1 + (at in spread)]])
+    for row in table.rows:
+        cells = [(value, getattr(value, "error", None)) for value in row]
+        shown = [value for at, both in enumerate(cells) for value in both[: 1 + (at in spread)]]
+        writer.writerow(["" if value is None else value for value in shown])
     return stream.getvalue()
 
 

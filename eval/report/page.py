@@ -44,12 +44,14 @@ class Section:
     Attributes:
         anchor: where the table of contents points.
         text: paragraphs.
+        leading: pictures before the tables.
         folded: tables that open on demand.
     """
 
     anchor: str
     title: str
     text: tuple[str, ...] = ()
+    leading: tuple[Picture, ...] = ()
     pictures: tuple[Picture, ...] = ()
     tables: tuple[Table, ...] = ()
     folded: tuple[Table, ...] = ()
@@ -60,6 +62,7 @@ class Page:
     """What the template fills in.
 
     Attributes:
+        headlines: what was found, label of the run and sentence.
         facts: short name and value, at the top.
         warnings: what is missing or odd.
         examples: per heading of a task.
@@ -68,6 +71,7 @@ class Page:
     """
 
     title: str
+    headlines: Sequence[tuple[str, str]]
     facts: Sequence[tuple[str, str]]
     warnings: Sequence[str]
     sections: Sequence[Section]

@@ -18,6 +18,7 @@ from .counts import unfinished
 from .examples import Example, examples
 from .figures import Plot
 from .formats import markdown, to_csv, to_latex, to_markdown
+from .headline import headlines
 from .numbers import as_json
 from .page import Page, Picture, Section, render
 from .rules import rules
@@ -36,12 +37,13 @@ _FACTS = (
     ("model.attn_implementation", "Attention"),
     ("model.parameters", "Parameters"),
     ("settings.max_length", "Longest prompt"),
-    ("settings.question_aware", "Question-aware"),
+    ("settings.question_aware", "Question, when the cache is compressed"),
     ("hardware.cpu", "Processor"),
     ("seconds", "Seconds"),
     ("versions.transformers", "transformers"),
     ("versions.torch", "torch"),
 )
+_QUESTION = {True: "known", False: "unknown"}
 
 
 def run_report(folders: list[Path], output: Path | None) -> None:
@@ -71,11 +73,12 @@ def write_report(runs: Sequence[Run], target: Path) -> Page:
     for folder in ("tables", "plots"):
         (target / folder).mkdir(parents=True, exist_ok=True)
     written = [_write_part(part, runs, target) for part in parts(runs)]
-    sections = [section for section in written if section.tables or section.pictures or section.folded or section.text]
+    sections = [one for one in written if one.tables or one.pictures or one.folded or one.text or one.leading]
     page = Page(
         title=_title(runs),
+        headlines=headlines(runs),
         facts=_facts(runs),
-        warnings=[sentence for run in runs for sentence in (*unfinished(run), *_notes(run))],
+        warnings=_warnings(runs),
         sections=sections,
         examples=list(_examples(runs)),
         rules=rules(runs),
@@ -93,6 +96,7 @@ def _write_part(part: Part, runs: Sequence[Run], target: Path) -> Section:
         for ending, make in (("csv", to_csv), ("tex", to_latex)):
             path = target / "tables" / f"{table.name}.{ending}"
             path.write_text(make(table), "utf-8", errors="backslashreplace")
+    leading = tuple(_picture(plot, None, 0, target) for plot in (part.joint(runs) if part.joint else ()) if plot)
     pictures = tuple(
         _picture(plot, run, number if len(runs) > 1 else 0, target)
         for number, run in enumerate(runs, 1)
@@ -100,13 +104,13 @@ def _write_part(part: Part, runs: Sequence[Run], target: Path) -> Section:
         if plot
     )
     text = (part.text,) if part.text else ()
-    return Section(part.name, part.title, text, pictures, part.tables, part.folded)
+    return Section(part.name, part.title, text, leading, pictures, part.tables, part.folded)
 
 
-def _picture(plot: Plot, run: Run, number: int, target: Path) -> Picture:
+def _picture(plot: Plot, run: Run | None, number: int, target: Path) -> Picture:
     """Write a plot; in a report of several runs their numbers tell the files apart."""
     name = _file_name(f"{plot.name}_{number}" if number else plot.name)
-    caption = f"{run.label}: {plot.caption}" if number else plot.caption
+    caption = f"{run.label}: {plot.caption}" if run and number else plot.caption
     svg = BytesIO()
     save(plot.figure, target / "plots" / f"{name}.png", svg)
     return Picture(name, caption, svg.getvalue(), plot.panels)
@@ -135,7 +139,8 @@ def _facts(runs: Sequence[Run]) -> list[tuple[str, str]]:
         ("Rows", str(rows)),
     ]
     for name, label in _FACTS:
-        values = dict.fromkeys(_word(fact[name]) for fact in facts if fact.get(name) is not None)
+        known = [fact[name] for fact in facts if fact.get(name) is not None]
+        values = dict.fromkeys(_QUESTION[bool(value)] if "question" in name else _word(value) for value in known)
         found.append((label, ", ".join(values)))
     return [(label, value) for label, value in found if value]
 
@@ -146,9 +151,13 @@ def _word(value: object) -> str:
     return f"{value:,}" if isinstance(value, int) and value >= 10_000 else str(value)
 
 
-def _notes(run: Run) -> Iterator[str]:
-    for source in run.sources:
-        yield from source.notes
+def _warnings(runs: Sequence[Run]) -> list[str]:
+    """What is missing or odd, under the label of the run where there are several."""
+    found = []
+    for run in runs:
+        notes = [note for source in run.sources for note in source.notes]
+        found += [f"{run.label}: {each}" if len(runs) > 1 else each for each in (*unfinished(run), *notes)]
+    return found
 
 
 def _examples(runs: Sequence[Run]) -> Iterator[tuple[str, Sequence[Example]]]:
@@ -168,10 +177,12 @@ def _entries(meta: dict[str, object]) -> list[tuple[str, str]]:
 
 def _markdown(page: Page) -> str:
     lines = [f"# {markdown(page.title)}", ""]
+    lines += [f"**{markdown(f'{label}: {sentence}' if label else sentence)}**\n" for label, sentence in page.headlines]
     lines += [f"- {name}: {markdown(value)}" for name, value in page.facts] + [""]
     lines += [f"> {markdown(warning)}\n" for warning in page.warnings]
     for section in page.sections:
         lines += [f"## {section.title}", "", *(f"{markdown(text)}\n" for text in section.text)]
+        lines += [f"![{markdown(picture.caption)}](plots/{picture.name}.png)\n" for picture in section.leading]
         lines += [to_markdown(table) for table in (*section.tables, *section.folded)]
         lines += [f"![{markdown(picture.caption)}](plots/{picture.name}.png)\n" for picture in section.pictures]
     lines += ["## How to read this", "", *(f"- **{term}.** {markdown(text)}" for term, text in page.rules), ""]

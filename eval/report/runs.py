@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,6 +11,7 @@ from typing import Any
 from ..budgets import FULL
 from ..errors import UserError
 from ..store.results import META, ROWS, SHARDS, Row, finite, read_meta, read_rows
+from .labels import labels
 from .rows import row_key
 
 #: What rows tell by themselves: runs that differ in nothing else complete one another.
@@ -76,6 +76,15 @@ class Run:
         return sorted(found, key=lambda length: length or 0)
 
     @cached_property
+    def prompt_tokens(self) -> dict[int | None, tuple[int, ...]]:
+        """Tokens of every prompt, by the length that was asked for; where the rows say."""
+        found: dict[int | None, dict[tuple[str, str], int]] = {}
+        for row in self.rows:
+            if row.get("prompt_tokens") is not None:
+                found.setdefault(row["length"], {})[row["task"], row["id"]] = row["prompt_tokens"]
+        return {length: tuple(tokens.values()) for length, tokens in found.items()}
+
+    @cached_property
     def _groups(self) -> dict[tuple[Any, ...], list[Row]]:
         groups: dict[tuple[Any, ...], list[Row]] = {}
         for row in self.rows:
@@ -84,6 +93,17 @@ class Run:
 
     def _named(self, setting: str) -> list[str]:
         return [name for source in self.sources for name in source.named(setting)]
+
+
+def prompts_of(runs: Sequence[Run], length: int | None) -> str:
+    """How long prompts are in tokens, as counted; what was asked for where the rows do not say."""
+    tokens = [count for run in runs for count in run.prompt_tokens.get(length, ())]
+    if not tokens:
+        return "prompts of their own length" if length is None else f"prompts of {length} tokens"
+    least, most = min(tokens), max(tokens)
+    found = f"{most:,}" if least == most else f"{least:,} to {most:,}"
+    asked = f" (asked for {length:,})" if length is not None and (least, most) != (length, length) else ""
+    return f"prompts of {found} tokens{asked}"
 
 
 def _ordered(found: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
@@ -101,8 +121,8 @@ def load_runs(folders: Sequence[Path]) -> list[Run]:
         raise UserError("no folder of results given: paged-eviction report results/eval")
     unique = list({folder.resolve(): folder for folder in folders}.values())
     loaded = [_load(folder) for folder in unique]
-    labels = _labels([source for source, _ in loaded])
-    return _unite([(label, source, rows) for label, (source, rows) in zip(labels, loaded, strict=True)])
+    names = labels([source.settings for source, _ in loaded], COVERAGE)
+    return _unite([(label, source, rows) for label, (source, rows) in zip(names, loaded, strict=True)])
 
 
 def _load(folder: Path) -> tuple[Source, list[Row]]:
@@ -119,24 +139,6 @@ def _load(folder: Path) -> tuple[Source, list[Row]]:
     if meta is None:
         notes.append(f"{folder} has no {META}: its settings are unknown")
     return Source(folder, finite(meta or {}), tuple(notes)), [finite(row) for row in rows]
-
-
-def _labels(sources: Sequence[Source]) -> list[str]:
-    """One label per folder: the settings in which they differ."""
-    # A setting that an older version did not write down says nothing.
-    names = set.intersection(*(set(source.settings) for source in sources)) - COVERAGE
-    differing = sorted(name for name in names if len({_text(source.settings[name]) for source in sources}) > 1)
-    return [", ".join(f"{name}={_short(source.settings[name])}" for name in differing) for source in sources]
-
-
-def _text(value: Any) -> str:
-    return json.dumps(value, sort_keys=True)
-
-
-def _short(value: Any) -> str:
-    if isinstance(value, str):
-        return value.rstrip("/").rpartition("/")[2] or value
-    return _text(value)
 
 
 def _unite(found: Sequence[tuple[str, Source, list[Row]]]) -> list[Run]:

@@ -13,8 +13,8 @@ from ..longbench.v2 import NAME as V2
 from ..store.results import Row
 from ..summaries.aggregates import BUCKETS, V2_GROUPS, aggregates, bucket, bucket_scores, task_score, v2_scores
 from ..summaries.summary import Cell, summarise
-from .runs import Run, Variant
-from .table import Column, Table, Value, find_best, without_empty
+from .runs import Run, Variant, prompts_of
+from .table import Column, Table, Value, find_best, find_shades, without_empty
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def table_of_lines(
 
     Args:
         values: of the `columns` for one line; run, budget and policy are put before them.
-        best: columns whose best number per run and budget is marked.
+        best: columns whose best number per run and budget is marked, and that are shaded.
         better: max or min.
     """
     several = len({line.run.label for line in lines}) > 1
@@ -65,8 +65,10 @@ def table_of_lines(
     every = (*head, *columns)
     groups = [line.group for line, _ in found]
     breaks = frozenset(index for index in range(1, len(rows)) if groups[index] != groups[index - 1])
-    marked = find_best(rows, every, groups, [len(head) + index for index in best], better)
-    return Table(name, title, every, rows, note, marked, breaks, len(head))
+    picked = [len(head) + index for index in best]
+    marked = find_best(rows, every, groups, picked, better)
+    shades = find_shades(rows, [line.run.label for line, _ in found], [not group for group in groups], picked, better)
+    return Table(name, title, every, rows, note, marked, breaks, 2, several, shades)
 
 
 def score_tables(runs: Sequence[Run]) -> list[Table]:
@@ -98,7 +100,7 @@ def _sheets(runs: Sequence[Run]) -> Iterator[_Sheet]:
     others = [task for task in tasks if task not in TASKS and task != V2]
     lengths = dict.fromkeys(length for run in runs for task in others for length in run.lengths(task))
     for length in sorted(lengths, key=lambda length: length or 0):
-        size = "prompts of their own length" if length is None else f"prompts of {length} tokens"
+        size = prompts_of(runs, length)
         here = tuple(task for task in others if any(length in run.lengths(task) for run in runs))
         yield _Sheet(f"scores_{length or 'own'}", f"Generated tasks, {size}", here, length, digits=1)
 

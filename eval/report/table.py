@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 Value = str | int | float | None
+
+
+class Spread(float):
+    """A mean that knows its standard error."""
+
+    error: float
+
+    def __new__(cls, mean: float, error: float) -> Spread:
+        found = super().__new__(cls, mean)
+        found.error = error
+        return found
 
 
 @dataclass(frozen=True)
@@ -31,7 +42,9 @@ class Table:
         note: what a reader has to know, below it.
         best: (row, column) of the best numbers among those that may be compared.
         breaks: rows that begin a group.
-        head: leading columns that name a row: a budget and a policy, with the run before them if there are several.
+        head: leading columns that name a row: a budget and a policy, or a policy.
+        grouped: whether a run stands before them, whose rows follow each other.
+        shades: how dark a cell is, 0 to 1, by (row, column).
     """
 
     name: str
@@ -42,13 +55,18 @@ class Table:
     best: frozenset[tuple[int, int]] = frozenset()
     breaks: frozenset[int] = frozenset()
     head: int = 0
+    grouped: bool = False
+    shades: Mapping[tuple[int, int], float] = field(default_factory=dict)
 
     def text(self, row: int, column: int, absent: str = "-") -> str:
         """A cell as it is shown."""
         value = self.rows[row][column]
         if value is None:
             return absent
-        return f"{value:.{self.columns[column].digits}f}" if isinstance(value, float) else str(value)
+        if not isinstance(value, float):
+            return str(value)
+        digits = self.columns[column].digits
+        return f"{value:.{digits}f}" + (f" ± {value.error:.{digits}f}" if isinstance(value, Spread) else "")
 
     def is_number(self, column: int) -> bool:
         """Whether a column is aligned to the right."""
@@ -89,3 +107,36 @@ def find_best(
 def _shown(rows: Sequence[Sequence[Value]], members: Sequence[int], column: int, digits: int) -> dict[int, float]:
     numbers = {index: rows[index][column] for index in members}
     return {index: round(value, digits) for index, value in numbers.items() if isinstance(value, (int, float))}
+
+
+def find_shades(
+    rows: Sequence[Sequence[Value]],
+    runs: Sequence[object],
+    full: Sequence[bool],
+    picked: Collection[int],
+    better: Callable[[Iterable[float]], float] = max,
+) -> dict[tuple[int, int], float]:
+    """How near the numbers of the `picked` columns are to the full cache's of their run, 0 to 1.
+
+    The square of the share, so that the last percents can be seen; without a full cache it is a share of the best.
+
+    Args:
+        runs: what run each row belongs to.
+        full: whether it is the full cache's.
+        better: max, or min where less is better.
+    """
+    shades: dict[tuple[int, int], float] = {}
+    for run in dict.fromkeys(runs):
+        members = [index for index, other in enumerate(runs) if other == run]
+        for column in picked:
+            numbers = {at: value for at in members if isinstance(value := rows[at][column], (int, float))}
+            aims = [value for at, value in numbers.items() if full[at]] or list(numbers.values())
+            aim = better(aims) if aims else 0.0
+            for at, value in numbers.items():
+                share = _ratio(aim, value) if better is min else _ratio(value, aim)
+                shades[at, column] = round(min(max(share, 0.0), 1.0) ** 2, 3)
+    return shades
+
+
+def _ratio(above: float, below: float) -> float:
+    return above / below if below else 0.0

@@ -118,10 +118,9 @@ def _reset_process_peak() -> bool:
 
 
 def kv_bytes(cache: DynamicCache) -> int:
-    """Bytes of keys and values that the cache keeps, over all rows and layers."""
+    """Bytes of keys and values, or of what stands for them, on the model's device, over all rows and layers."""
     if isinstance(cache, PagedEvictionCache):
-        stats = cache.stats()
-        return stats.storage_bytes + stats.other_bytes
+        return cache.stats().device_bytes
     states = [getattr(layer, name, None) for layer in cache.layers for name in ("keys", "values")]
     return sum(state.numel() * state.element_size() for state in states if isinstance(state, Tensor))
 

@@ -10,10 +10,12 @@ from typing import Any
 from transformers import DynamicCache
 
 from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction.disposals import make_disposal
 
 from ..prompting.prompts import Batch
 from ..settings import TaskSettings
 from ..store.results import Row
+from ..workers import Reading, tell
 from .agreement import FullAnswer, identical_share, mean_kl
 from .decoding import Decoding, decode
 from .efficiency import PeakMemory
@@ -74,7 +76,7 @@ class Part:
         self.groups = [group for variant in variants(settings) for group in self._groups(variant, missing)]
         self.prompts = [batch.prompts[row] for row in missing]
         self.generator = Generator(model, tokenizer, any(each.sample.stop_at_newline for each in self.prompts))
-        self.reader = Reader(model, settings, self.generator)
+        self.reader = Reader(model, settings, self.generator, self._tell)
         # One cache alone is better off reading the prompts by itself.
         several = len({group.variant for group in self.groups}) > 1
         plain = can_share(DynamicCache(config=model.config))
@@ -83,6 +85,9 @@ class Part:
         self.oracle: tuple[tuple[int, ...], Oracle] | None = None
         self.memory: tuple[str, Memory] | None = None
         self.full_answers: dict[int, FullAnswer] = {}
+
+    def _tell(self, done: int, total: int) -> None:
+        tell(Reading(tuple(self.running), done, total, self.batch.task))
 
     def _misses(self, variant: Variant, row: int) -> bool:
         return variant.key(self.batch, self.batch.prompts[row]) not in self.done
@@ -111,7 +116,11 @@ class Part:
                 yield rows
 
     def _keeps_queries(self) -> bool:
-        needed = any(group.variant.needs_queries and not group.variant.is_oracle for group in self.groups)
+        attends = make_disposal(self.settings.disposal).needs_queries
+        needed = any(
+            (group.variant.needs_queries or (attends and not group.is_full)) and not group.variant.is_oracle
+            for group in self.groups
+        )
         return needed and shows_queries(self.model)
 
     def _keys(self, group: Group) -> list[RowKey]:

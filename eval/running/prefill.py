@@ -118,7 +118,11 @@ def replay(
     Args:
         rows: `[n]` int64, which rows.
         width: how many of the last columns; the others hold nothing but pads in these rows.
-        queries: by layer, with the columns of `source`; for the layers of the target that decide by attention.
+        queries: by layer, with the columns of `source`; for the layers of the target that want to be told of attention,
+            because their policy decides by it or their disposal takes part in it.
+
+    Raises:
+        ValueError: one of these layers finds none.
     """
 
     def part(states: Tensor) -> Tensor:
@@ -129,7 +133,12 @@ def replay(
         keys, values = target.update(part(layer.keys), part(layer.values), index)
         observed = target.layers[index]
         if isinstance(observed, PagedLayer) and observed.listener is not None:
+            if index not in queries:
+                raise ValueError(
+                    f"Layer {index} wants to be told of attention and the reading kept no queries: read the prompts "
+                    "with a RecordingCache, or with this cache itself."
+                )
             # As attention does: after this layer's update, before the next one's.
-            seen = Queries(part(queries[index].query), keys, queries[index].logits)
-            observed.beside(seen, values)
-            observed.attended(seen)
+            told = Queries(part(queries[index].query), keys, queries[index].logits)
+            observed.beside(told, values)
+            observed.attended(told)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -102,10 +103,16 @@ class Start:
 
 
 class Reader:
-    """Reads prompts under the settings of a run."""
+    """Reads prompts under the settings of a run.
 
-    def __init__(self, model: Any, settings: TaskSettings, generator: Generator) -> None:
-        self.model, self.settings, self.generator = model, settings, generator
+    Args:
+        tell: told, after every chunk of a prompt that is read in chunks, how many of how many columns were read.
+    """
+
+    def __init__(
+        self, model: Any, settings: TaskSettings, generator: Generator, tell: Callable[[int, int], None] | None = None
+    ) -> None:
+        self.model, self.settings, self.generator, self.tell = model, settings, generator, tell
         self.device = input_device(model)
 
     def inputs(self, prompts: Sequence[Prompt], *, apart: bool = False) -> Inputs:
@@ -142,13 +149,34 @@ class Reader:
             probe_to: budget to which a probe compresses an empty `PagedEvictionCache` that has room for more.
         """
         watch = Stopwatch(self.device)
-        with timed_updates(cache) as updates:
+        with timed_updates(cache) as updates, self._chunks_told(inputs.ids.shape[1]):
             if probe_to is not None:
                 self._probe(inputs, cache, probe_to)
             first = self._fill(inputs, cache, source)
             seconds = watch.lap()
         shared = 0.0 if source is None else source.seconds
         return Start(cache, first, shared + seconds, updates.seconds)
+
+    @contextmanager
+    def _chunks_told(self, columns: int) -> Iterator[None]:
+        """Tell of every forward within this block, where prompts are read in chunks."""
+        if self.tell is None or self.settings.prefill_chunk_size is None:
+            yield
+            return
+        tell, read_so_far = self.tell, 0
+
+        def note(module: Any, args: Any, kwargs: dict[str, Any], output: Any) -> None:
+            nonlocal read_so_far
+            ids = kwargs.get("input_ids", args[0] if args else None)
+            if ids is not None:
+                read_so_far += ids.shape[1]
+                tell(min(read_so_far, columns), columns)
+
+        handle = self.model.register_forward_hook(note, with_kwargs=True)
+        try:
+            yield
+        finally:
+            handle.remove()
 
     def _fill(self, inputs: Inputs, cache: DynamicCache, source: Source | None) -> First:
         if source is None:

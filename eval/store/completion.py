@@ -14,7 +14,7 @@ from ..errors import UserError
 from ..growth import describe
 from ..run_file import NAME, as_run_file
 from ..settings import Settings
-from ..workers import Failed, Loaded, Reading, RunJob, default_workers, run_jobs
+from ..workers import LISTENER, Failed, Loaded, Reading, RunJob, default_workers, run_jobs
 from . import lock
 from .facts import cost_facts, place_facts
 from .results import KeyOf, ResultFolder, Row
@@ -188,14 +188,14 @@ class _Lead:
             self.team.meet()
             self.team.agree(self.others.check)
         self._write_meta(workers=workers if jobs else None)
+        LISTENER.set(self._hear)
         for event in run_jobs(self.work.run, self.settings, jobs, workers):
             if isinstance(event, Loaded):
                 self._write_meta(model=event.facts)
             elif isinstance(event, Failed):
                 self.failures.append((event.reason, len(event.keys)))
             elif isinstance(event, Reading):
-                self.begun |= dict.fromkeys(event.keys, event.done / event.total)
-                self._tell(f"{event.label}: {event.done:,} of {event.total:,} tokens")
+                self._hear(event)
             else:
                 self.folder.append(event)
                 self.finished.update(map(self.work.key_of, event))
@@ -204,6 +204,10 @@ class _Lead:
                 self._write_meta()
         self._collect()
         return self._close()
+
+    def _hear(self, reading: Reading) -> None:
+        self.begun |= dict.fromkeys(reading.keys, reading.done / reading.total)
+        self._tell(f"{reading.label}: {reading.done:,} of {reading.total:,} tokens")
 
     def _collect(self) -> None:
         notes = self.others.wait(lambda: self._tell("the other processes"))

@@ -26,7 +26,7 @@ def plot_accuracy(cells: Sequence[Cell], path: Path) -> None:
         here = [cell for cell in cells if cell.length == length]
         size = "own lengths" if length is None else f"{length} tokens"
         groups[f"{size}, mean of {len({cell.task for cell in here})} tasks"] = over_tasks(here)
-    save(_accuracy_panels(groups, len(groups), SINGLE if len(groups) == 1 else PANEL), path)
+    save(accuracy_panels(groups, len(groups), SINGLE if len(groups) == 1 else PANEL), path)
 
 
 def plot_accuracy_by_task(cells: Sequence[Cell], path: Path) -> None:
@@ -41,10 +41,11 @@ def accuracy_by_task(cells: Sequence[Cell]) -> Any:
     for cell in cells:
         name = cell.task if len(lengths) == 1 or cell.length is None else f"{cell.task}, {cell.length} tokens"
         groups.setdefault(name, []).append(cell)
-    return _accuracy_panels(groups, min(COLUMNS, len(groups)), SINGLE if len(groups) == 1 else PANEL)
+    return accuracy_panels(groups, min(COLUMNS, len(groups)), SINGLE if len(groups) == 1 else PANEL)
 
 
-def _accuracy_panels(groups: dict[str, list[Cell]], columns: int, panel: tuple[float, float]) -> Any:
+def accuracy_panels(groups: dict[str, list[Cell]], columns: int, panel: tuple[float, float]) -> Any:
+    """The figure: accuracy against the budget, one panel per title."""
     figure, panels = make_panels(len(groups), columns, panel)
     every = [cell for cells in groups.values() for cell in cells]
     styles = policy_styles(_policies(every))

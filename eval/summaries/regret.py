@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import sqrt
 from statistics import fmean
+from typing import Any
 
 from ..budgets import FULL
 from ..policy_names import ORACLE
 from ..store.results import Row
+from .summary import standard_error
 
 RANDOM = "random"
 ALL_TASKS = "all tasks"
@@ -61,7 +62,7 @@ def shares(rows: Iterable[Row]) -> list[Share]:
             groups = {task: {task: triple} for task, triple in known.items()}
             if len(known) == len(floor) > 1:
                 groups[ALL_TASKS] = known
-            found += [Share(task, length, policy, budget, *_share(group)) for task, group in groups.items()]
+            found += [Share(task, length, policy, budget, *share_of(group)) for task, group in groups.items()]
     return found
 
 
@@ -72,23 +73,22 @@ def _paired(own: Scores, floor: Scores, ceiling: Scores) -> list[tuple[float, fl
     return [(own[name] - low, ceiling[name] - low) for name, low in floor.items()]
 
 
-def _share(tasks: Mapping[str, list[tuple[float, float]]]) -> tuple[float, float | None, float | None, int]:
+def share_of(tasks: Mapping[Any, Sequence[tuple[float, float]]]) -> tuple[float, float | None, float | None, int]:
+    """What share of something is reached, each task counting the same.
+
+    Args:
+        tasks: by task, what was reached and what there is, by sample.
+
+    Returns:
+        What there is in the mean; the share of it and its standard error, None where it is not above zero by more than
+        two standard errors; the number of samples.
+    """
     count = sum(map(len, tasks.values()))
     gain = fmean(fmean(own for own, _ in pairs) for pairs in tasks.values())
     distance = fmean(fmean(most for _, most in pairs) for pairs in tasks.values())
-    noise = _error([[most for _, most in pairs] for pairs in tasks.values()])
+    noise = standard_error([[most for _, most in pairs] for pairs in tasks.values()])
     if distance <= 2 * noise or distance <= 0:
         return distance, None, None, count
     share = gain / distance
     rest = [[own - share * most for own, most in pairs] for pairs in tasks.values()]
-    return distance, share, _error(rest) / distance, count
-
-
-def _error(groups: list[list[float]]) -> float:
-    """Standard error of the mean over groups of their means."""
-    variances = []
-    for values in groups:
-        mean = fmean(values)
-        spread = sum((value - mean) ** 2 for value in values)
-        variances.append(spread / max(len(values) - 1, 1) / len(values))
-    return sqrt(sum(variances)) / len(groups)
+    return distance, share, standard_error(rest) / distance, count

@@ -23,6 +23,7 @@ class Cell:
         accuracy: mean score, 0 to 1.
         error: standard error of that mean.
         samples: number of questions.
+        truncated: how many of their prompts lost their middle.
     """
 
     task: str
@@ -33,6 +34,7 @@ class Cell:
     accuracy: float
     error: float
     samples: int
+    truncated: int = 0
 
 
 def summarise(rows: Iterable[Row]) -> list[Cell]:
@@ -45,7 +47,9 @@ def summarise(rows: Iterable[Row]) -> list[Cell]:
 
 def _cell(key: tuple[str, int | None, str, str], rows: Sequence[Row]) -> Cell:
     scores = [row["score"] for row in rows]
-    return Cell(*key, held_tokens(row["budget_tokens"] for row in rows), fmean(scores), _error(scores), len(scores))
+    tokens = held_tokens(row["budget_tokens"] for row in rows)
+    truncated = sum(bool(row.get("truncated")) for row in rows)
+    return Cell(*key, tokens, fmean(scores), standard_error([scores]), len(scores), truncated)
 
 
 def held_tokens(tokens: Iterable[int | None]) -> int | None:
@@ -54,9 +58,14 @@ def held_tokens(tokens: Iterable[int | None]) -> int | None:
     return round(fmean(known)) if known else None
 
 
-def _error(scores: Sequence[float]) -> float:
-    mean = fmean(scores)
-    return sqrt(sum((score - mean) ** 2 for score in scores) / max(len(scores) - 1, 1) / len(scores))
+def standard_error(groups: Iterable[Sequence[float]]) -> float:
+    """Of the mean over groups of their means, which are independent."""
+    variances = []
+    for values in groups:
+        mean = fmean(values)
+        spread = sum((value - mean) ** 2 for value in values)
+        variances.append(spread / max(len(values) - 1, 1) / len(values))
+    return sqrt(sum(variances)) / len(variances)
 
 
 def over_tasks(cells: Sequence[Cell]) -> list[Cell]:
@@ -72,6 +81,7 @@ def over_tasks(cells: Sequence[Cell]) -> list[Cell]:
             fmean(cell.accuracy for cell in group),
             sqrt(sum(cell.error**2 for cell in group)) / len(group),
             sum(cell.samples for cell in group),
+            sum(cell.truncated for cell in group),
         )
         for key, group in groups.items()
     ]

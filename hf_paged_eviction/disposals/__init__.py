@@ -3,6 +3,7 @@
 from .base import Asked, Disposal, Held, Outlet, Site, Surroundings
 from .demote import Demote
 from .drop import Drop
+from .fold import Fold
 from .merge import Merge
 from .recall import Recall
 from .registry import available_disposals, make_disposal, register_disposal
@@ -12,6 +13,7 @@ __all__ = [
     "Demote",
     "Disposal",
     "Drop",
+    "Fold",
     "Held",
     "Merge",
     "Outlet",

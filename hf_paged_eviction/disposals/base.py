@@ -19,9 +19,9 @@ from ..policies import EvictionPolicy
 from ..policies.scorer import Heads
 from ..queries.observer import Queries
 from ..queries.parts import Part, Read
-from ..store.store import Store
+from ..store.store import HeldSnapshot, Store
 from ..table.budget import BlockBudget
-from ..table.table import BlockTable
+from ..table.table import BlockTable, TableSnapshot
 
 
 @dataclass(frozen=True)
@@ -150,6 +150,11 @@ class Outlet:
     def host_bytes(self) -> int:
         return 0
 
+    def most_bytes(self, keys: Tensor, values: Tensor) -> tuple[int, int]:
+        """For budgets in bytes: what it will keep on the device beside the slots at most, and what it takes there for a
+        moment, one layer after the other. States like `keys` and `values` are coming."""
+        return 0, 0
+
     def plan(self, slots: Tensor, begins: Tensor, held: Held) -> None:
         """A block was chosen whose slots the next tokens overwrite. Called on the host, also of a static cache.
 
@@ -252,6 +257,17 @@ class Outlet:
                 f"a {type(self).__name__} has no snapshot(), so what became of evicted tokens is not known"
             )
         return None
+
+    def check_saved(self, saved: Snapshot | None, table: TableSnapshot, store: HeldSnapshot) -> None:
+        """Refuse what does not go together, or would point outside. Called before anything of a file is restored.
+
+        Args:
+            saved: what `snapshot` returned, or what somebody made to look like it.
+            table, store: of the same layer, checked already.
+
+        Raises:
+            ValueError: with the part.
+        """
 
     def restore(self, saved: Snapshot, device: torch.device) -> None:
         """Hold what another one held.

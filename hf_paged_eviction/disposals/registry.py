@@ -1,7 +1,8 @@
 """Disposals by name."""
 
 from collections.abc import Callable
-from typing import TypeVar
+from inspect import signature
+from typing import Any, TypeVar, cast
 
 from ..naming import Kind, Registry
 from .base import Disposal
@@ -37,10 +38,18 @@ def make_disposal(disposal: str | Disposal) -> Disposal:
     """Return the disposal of that name or text; an object is returned as it is.
 
     Args:
-        disposal: a name ("drop"), or a name with parameters in parentheses. An object's `label` is such a text.
+        disposal: a name ("drop"), a name with parameters in parentheses ("recall(blocks=16)"), or one with a file
+            ("fold:F.safetensors"). An object's `label` is such a text.
 
     Raises:
         ValueError: no disposal has that name or parameter, a value is out of range, or the text is no disposal.
         TypeError: neither a text nor a disposal object.
     """
+    if isinstance(disposal, str):
+        name, _, file = disposal.strip().partition(":")
+        found: Any = DISPOSALS.find(name) if name.isidentifier() else None
+        if found is not None and "file" in signature(found).parameters:
+            if not file:
+                raise ValueError(f"The disposal {name} needs a file: write '{name}:FILE'.")
+            return cast(Disposal, found(file))
     return DISPOSALS.make(disposal)

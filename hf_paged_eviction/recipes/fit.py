@@ -111,7 +111,7 @@ def fit(model: Any, windows: Sequence[Window], progress: Progress = lambda token
     if is_latent_attention(model.config):
         raise ValueError("This model caches latents instead of keys and values (MLA); no score is known for those.")
     train, held_out = split(windows)
-    with _watched(model):
+    with watched(model):
         means = _find_means(model, train[:_MEAN_WINDOWS], progress)
         if not means:
             reason = f"No layer of this model can evict, or no window is longer than {DISTANCE} tokens"
@@ -129,7 +129,8 @@ def fit(model: Any, windows: Sequence[Window], progress: Progress = lambda token
 
 
 @contextmanager
-def _watched(model: Any) -> Iterator[None]:
+def watched(model: Any) -> Iterator[None]:
+    """Within, the model uses the attention implementation that shows its queries."""
     if shows_queries(model):
         yield
         return

@@ -1,5 +1,6 @@
 """Blocks of keys and values in host memory."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,18 +16,41 @@ class _Delivery:
 
     arrived: Any  # torch.cuda.Event
     places: tuple[Tensor, Tensor, Tensor]
-    keys: Tensor
-    values: Tensor
+    states: Tensor
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """Blocks on the layer's device, or on their way to it.
+
+    Attributes:
+        states: `[m, h, P, key width + value width]`.
+        arrived: event of the copy's stream; None where the copy is done.
+    """
+
+    states: Tensor
+    arrived: Any = None
+
+    def wait(self) -> Tensor:
+        """The states; what is queued on the device from now on finds them. The host does not wait."""
+        if self.arrived is not None:
+            stream = torch.cuda.current_stream(self.states.device)
+            stream.wait_event(self.arrived)
+            self.states.record_stream(stream)
+        return self.states
 
 
 class HostBlocks:
     """Keys and values of whole texts, block by block: block `n` holds the tokens at positions `n * P` and after.
 
-    From an accelerator, copies to the host run on a stream of their own and are written down when something is next
-    read. (Written for CUDA and tested on a CPU only, where every copy is done at once.)
+    A token's key and value lie beside each other, so that blocks come back in one copy. From an accelerator, copies to
+    the host run on a stream of their own and are written down when something is next read; copies back come from
+    pinned memory, on request on a second stream. (Written for CUDA and tested on a CPU only, where every copy is done
+    at once.)
 
     Attributes:
-        keys, values: `[B, H, N, P, D]` in host memory; what was never written is zero.
+        states: `[B, H, N, P, key width + value width]` in host memory; what was never written is zero.
+        block_size: `P`.
 
     Args:
         like_keys, like_values: `[B, H, n, D]` states of the layer.
@@ -36,84 +60,98 @@ class HostBlocks:
     def __init__(self, like_keys: Tensor, like_values: Tensor, block_size: int) -> None:
         self.device = like_keys.device
         self.block_size = block_size
+        self._key_width = like_keys.shape[-1]
         self._on_accelerator = self.device.type == "cuda"
-        self._stream = torch.cuda.Stream(self.device) if self._on_accelerator else None
+        self._away, self._back = (torch.cuda.Stream(self.device) if self._on_accelerator else None for _ in range(2))
         self._under_way: list[_Delivery] = []
-        self.keys, self.values = (
-            self._room((*states.shape[:2], 0, block_size, states.shape[-1]), states.dtype)
-            for states in (like_keys, like_values)
-        )
+        shape = (*like_keys.shape[:2], 0, block_size, like_keys.shape[-1] + like_values.shape[-1])
+        self.states = self._room(shape, like_keys.dtype)
 
     def _room(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         with torch.inference_mode(False):
             return torch.zeros(shape, dtype=dtype, pin_memory=self._on_accelerator)
 
     @property
+    def keys(self) -> Tensor:
+        """`[B, H, N, P, D]`, a view."""
+        return self.parts(self.states)[0]
+
+    @property
+    def values(self) -> Tensor:
+        """As `keys`."""
+        return self.parts(self.states)[1]
+
+    def parts(self, states: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of `states` `[..., key width + value width]`, views."""
+        return states[..., : self._key_width], states[..., self._key_width :]
+
+    @property
     def blocks(self) -> int:
         """For how many blocks there is room."""
-        return self.keys.shape[2]
+        return self.states.shape[2]
 
     @property
     def bytes(self) -> int:
         """Of all blocks, used or not."""
-        return byte_count(self.keys, self.values)
+        return byte_count(self.states)
 
     def reserve(self, blocks: int) -> None:
-        """Make room for so many blocks; where there is less, it grows by a half at least."""
+        """Make room for so many blocks; where there is less, it grows by a quarter at least."""
         if blocks <= self.blocks:
             return
         self._settle()
-        blocks = max(blocks, self.blocks * 3 // 2)
-        for name in ("keys", "values"):
-            old = getattr(self, name)
-            new = self._room((*old.shape[:2], blocks, *old.shape[3:]), old.dtype)
-            new[:, :, : old.shape[2]] = old
-            setattr(self, name, new)
+        blocks = max(blocks, self.blocks * 5 // 4)
+        old = self.states
+        self.states = self._room((*old.shape[:2], blocks, *old.shape[3:]), old.dtype)
+        self.states[:, :, : old.shape[2]] = old
 
     # ---- tokens ---------------------------------------------------------------------------------------------------
 
     def write(self, row: Tensor, head: Tensor, position: Tensor, keys: Tensor, values: Tensor) -> None:
         """Write tokens down: `row`, `head`, `position` `[m]` int64, states `[m, D]`, all on the layer's device."""
-        places = (row, head, position)
-        if self._stream is None:
-            self._put(places, keys, values)
+        places, states = (row, head, position), torch.cat([keys, values], dim=-1)
+        if self._away is None:
+            self._put(places, states)
             return
-        self._stream.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(self._stream):
-            copies = [states.to("cpu", non_blocking=True) for states in (*places, keys, values)]
-            for states in (*places, keys, values):
-                states.record_stream(self._stream)
-        arrived = torch.cuda.Event()
-        arrived.record(self._stream)
-        self._under_way.append(_Delivery(arrived, (copies[0], copies[1], copies[2]), copies[3], copies[4]))
+        self._away.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self._away):
+            copies = [each.to("cpu", non_blocking=True) for each in (*places, states)]
+            for each in (*places, states):
+                each.record_stream(self._away)
+        self._under_way.append(_Delivery(_recorded(self._away), (copies[0], copies[1], copies[2]), copies[3]))
 
-    def _put(self, places: tuple[Tensor, Tensor, Tensor], keys: Tensor, values: Tensor) -> None:
+    def _put(self, places: tuple[Tensor, Tensor, Tensor], states: Tensor) -> None:
         row, head, position = places
-        index = (row, head, position // self.block_size, position % self.block_size)
-        self.keys[index], self.values[index] = keys, values
+        self.states[row, head, position // self.block_size, position % self.block_size] = states
 
     def _settle(self) -> None:
         for delivery in self._under_way:
             delivery.arrived.synchronize()
-            self._put(delivery.places, delivery.keys, delivery.values)
+            self._put(delivery.places, delivery.states)
         self._under_way.clear()
 
-    def read(self, row: Tensor, head: Tensor, block: Tensor) -> tuple[Tensor, Tensor]:
-        """Blocks by index, int64 of shapes that go together `[...]`: keys and values `[..., P, D]` on the device."""
+    def read(self, row: Tensor, head: Tensor, block: Tensor) -> Tensor:
+        """Blocks `[..., P, key width + value width]` on the layer's device, in one copy.
+
+        Args:
+            row, head, block: int64 in host memory, of shapes that go together `[...]`.
+        """
         self._settle()
-        index = (row.cpu(), head.cpu(), block.cpu())
-        return self._to_device(self.keys[index]), self._to_device(self.values[index])
+        found = self.states[row, head, block]
+        return found.pin_memory().to(self.device, non_blocking=True) if self._on_accelerator else found
+
+    def ahead(self, make: Callable[[], Tensor]) -> Fetched:
+        """What `make` reads, for later: what is queued on an accelerator now does not wait for it."""
+        if self._back is None:
+            return Fetched(make())
+        with torch.cuda.stream(self._back):
+            return Fetched(make(), _recorded(self._back))
 
     def span(self, first: int, last: int) -> tuple[Tensor, Tensor]:
         """All blocks `first .. last`: keys and values `[B, H, n, D]` on the layer's device."""
         self._settle()
-        return (
-            self._to_device(self.keys[:, :, first:last].flatten(2, 3)),
-            self._to_device(self.values[:, :, first:last].flatten(2, 3)),
-        )
-
-    def _to_device(self, states: Tensor) -> Tensor:
-        return states.pin_memory().to(self.device, non_blocking=True) if self._on_accelerator else states
+        found = self.states[:, :, first:last].flatten(2, 3)
+        return self.parts(found.pin_memory().to(self.device, non_blocking=True) if self._on_accelerator else found)
 
     # ---- rows -----------------------------------------------------------------------------------------------------
 
@@ -121,6 +159,26 @@ class HostBlocks:
         """Row `i` becomes what row `rows[i]` was. Copies all of it, unless nothing changes."""
         self._settle()
         rows = rows.cpu()
-        if not torch.equal(rows, torch.arange(self.keys.shape[0])):
-            with torch.inference_mode(False):
-                self.keys, self.values = self.keys[rows], self.values[rows]
+        if not torch.equal(rows, torch.arange(self.states.shape[0])):
+            old = self.states
+            self.states = self._room((len(rows), *old.shape[1:]), old.dtype)
+            torch.index_select(old, 0, rows, out=self.states)
+
+    # ---- saving ---------------------------------------------------------------------------------------------------
+
+    def first(self, blocks: int) -> Tensor:
+        """The states of the first blocks, a view."""
+        self._settle()
+        return self.states[:, :, :blocks]
+
+    def fill(self, states: Tensor) -> None:
+        """Hold these blocks `[B, H, n, P, key width + value width]` and no others."""
+        self._under_way.clear()
+        self.states = self._room(tuple(states.shape), states.dtype)
+        self.states.copy_(states)
+
+
+def _recorded(stream: Any) -> Any:
+    event = torch.cuda.Event()
+    event.record(stream)
+    return event

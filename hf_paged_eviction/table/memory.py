@@ -73,20 +73,21 @@ class MemoryPlan:
         """One more layer, in the order of the model."""
         self._layers.append(layer)
 
-    def begin(self, layer: Measured, token_bytes: int, rows: int, beside: int = 0) -> None:
+    def begin(self, layer: Measured, token_bytes: int, rows: int, beside: int = 0, passing: int = 0) -> None:
         """A layer meets its first tokens.
 
         Args:
             token_bytes: what a token of all rows takes in this layer.
             rows: of the batch, for the message.
             beside: what all rows of a layer take besides, however many tokens they hold.
+            passing: what they take for a moment, one layer after the other.
 
         Raises:
             ValueError: the memory holds too few tokens, or this layer needs more per token than the first one did.
         """
         if not any(each.get_seq_length() for each in self._layers):
             self._token_bytes = token_bytes
-            sizes = self._sizes.of(self._tokens(token_bytes, rows, beside))
+            sizes = self._sizes.of(self._tokens(token_bytes, rows, beside, passing))
             for each, share in zip(self._layers, self._share_out(sizes), strict=True):
                 each.grant(share)
         elif token_bytes > self._token_bytes:
@@ -100,13 +101,15 @@ class MemoryPlan:
     def _total(self) -> int:
         return self._sizes.memory or 0
 
-    def _tokens(self, token_bytes: int, rows: int, beside: int) -> int:
+    def _tokens(self, token_bytes: int, rows: int, beside: int, passing: int) -> int:
         """Mean share of a layer, whole blocks."""
         layers, size, smallest = len(self._layers), self._sizes.block_size, self._sizes.smallest
-        tokens = max(self._total - layers * beside, 0) // (layers * token_bytes) // size * size
+        taken = layers * beside + passing
+        tokens = max(self._total - taken, 0) // (layers * token_bytes) // size * size
         if tokens < smallest:
-            least = smallest * layers * token_bytes + layers * beside
-            more = f" + {layers} x {beside:,} (tokens that are not rounded)" if beside else ""
+            least = smallest * layers * token_bytes + taken
+            more = f" + {layers} x {beside:,} (beside the slots, such as tokens that are not rounded)" if beside else ""
+            more += f" + {passing:,} (for a moment)" if passing else ""
             raise ValueError(
                 f"memory={self._total:,} bytes is too small: a token of all {rows} rows takes {token_bytes:,} bytes in "
                 f"each of {layers} paged layers, so {tokens} tokens would fit (whole blocks of {size}), and at least "

@@ -87,7 +87,7 @@ class RecallRecorder(Recorder):
                     head.add(newest)
         column.visible[index] = held
         outlet = layer.outlet
-        if outlet.host is None or outlet.leader is not None:
+        if outlet.archive is None or outlet.leader is not None:
             return
         heads = layer.keys.shape[1]
         for row, real in enumerate(column.real):
@@ -347,7 +347,7 @@ def test_host_memory_has_everything_and_the_device_its_budget() -> None:
         assert 2 * stored * per_token // 2 * vectors <= stats.summary_bytes <= 2 * room * per_token // 2 * vectors
         assert 2 * stored * BLOCK * per_token <= stats.host_bytes <= 2 * room * BLOCK * per_token
         for _, layer in cache.paged_layers:
-            assert layer.outlet._rows.stored.tolist() == [stored, stored]
+            assert layer.outlet.archive.stored.tolist() == [stored, stored]
 
 
 def test_host_memory_has_the_bytes_of_a_dynamic_cache() -> None:
@@ -359,11 +359,11 @@ def test_host_memory_has_the_bytes_of_a_dynamic_cache() -> None:
         for start, stop in [(0, 50), *((at, at + 1) for at in range(50, 80))]:
             modes.forward(model, cache, text, mask, start, stop)
     for index, layer in cache.paged_layers:
-        stored = int(layer.outlet._rows.stored.min()) * BLOCK
+        stored = int(layer.outlet.archive.stored.min()) * BLOCK
         assert stored >= 76
         for name in ("keys", "values"):
             came = torch.stack([getattr(column, name)[index] for column in recorder.columns[:stored]], dim=2)
-            assert torch.equal(getattr(layer.outlet.host, name).flatten(2, 3)[:, :, :stored], came)
+            assert torch.equal(getattr(layer.outlet.archive.host, name).flatten(2, 3)[:, :, :stored], came)
 
 
 def test_what_was_never_written_in_host_memory_is_never_read() -> None:
@@ -376,7 +376,7 @@ def test_what_was_never_written_in_host_memory_is_never_read() -> None:
         for start, stop in [(0, 30), *((at, at + 1) for at in range(30, 40))]:
             said.append(modes.forward(model, cache, ids, mask, start, stop))
             for _, layer in cache.paged_layers if poisoned else ():
-                host, stored = layer.outlet.host, layer.outlet._rows.stored
+                host, stored = layer.outlet.archive.host, layer.outlet.archive.stored
                 for row, blocks in enumerate(stored.tolist()):
                     host.keys[row, :, blocks:] = math.nan
                     host.values[row, :, blocks:] = math.nan
@@ -500,7 +500,8 @@ def test_parts_joined_are_one_softmax(seed: int, sizes: list[int], capped: bool,
         ("llama", {"allocator": "cake"}, "allocator='uniform'"),
         ("llama", {"budget": [24, 32]}, "one number as budget"),
         ("llama", {"budget": None, "keep_ratio": 0.5}, "keep_ratio="),
-        ("llama", {"budget": None, "memory": "1MB"}, "memory="),
+        ("llama", {"budget": None, "memory": "1MB"}, r"recall\(length=TOKENS\)"),
+        ("llama", {"disposal": "recall(length=0)"}, "length must be a whole number"),
         ("llama", {"positions": "cache"}, "positions='cache'"),
         ("llama", {"bits": 8}, "bits="),
         ("llama", {"budget": 16}, "Use a budget of 20 or more, or blocks=1 at most"),

@@ -25,10 +25,13 @@ PAGES = (
     "tutorial.md",
     "footguns.md",
     "saved_contexts.md",
+    "recommend.md",
+    "long_prompts.md",
     "endless_text.md",
     "few_bits.md",
     "serving.md",
     "migration.md",
+    "own_data.md",
     "policies/disposals.md",
     "policies/own.md",
 )

@@ -45,9 +45,9 @@ def test_labels_name_the_settings_that_differ(tmp_path: Path) -> None:
         write_run(tmp_path / "c", rows, model="org/small", dtype="bfloat16", extra=None),
     ]
     assert [run.label for run in load_runs(folders)] == [
-        "dtype=float32, model=large",
-        "dtype=float32, model=small",
-        "dtype=bfloat16, model=small",
+        "large, float32",
+        "small, float32",
+        "small, bfloat16",
     ]
 
 

@@ -207,7 +207,7 @@ def test_runs_are_compared_over_the_questions_of_both(tmp_path: Path) -> None:
     runs = load_runs(folders)
     (table,) = comparison_tables(runs)
     assert table.rows == (("qasper", None, "256", "paged_eviction", 50.0, 62.5, 12.5, 50.0, 2),)
-    assert [column.name for column in table.columns][4:6] == ["dtype=float32 (%)", "dtype=bfloat16 (%)"]
+    assert [column.name for column in table.columns][4:6] == ["float32 (%)", "bfloat16 (%)"]
     differences = difference_table(runs)
     assert differences is not None and differences.rows == (("settings.dtype", "float32", "bfloat16"),)
     assert difference_table(runs[:1]) is None

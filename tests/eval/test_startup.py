@@ -50,7 +50,20 @@ def test_commands_without_a_model_import_no_torch(tmp_path: Path) -> None:
         make_row(task, variant, index) for task in ("qasper", "gov_report") for variant in VARIANTS for index in (0, 1)
     ]
     (tmp_path / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
-    names = ["eval", "chat", "score", "report", "calibrate", "bench", "verify", "serve", "tasks", "policies"]
+    names = [
+        "eval",
+        "chat",
+        "score",
+        "report",
+        "calibrate",
+        "recommend",
+        "fit-fold",
+        "bench",
+        "verify",
+        "serve",
+        "tasks",
+        "policies",
+    ]
     words = [["--help"], ["--version"], ["tasks"], ["policies"], *([name, "--help"] for name in names)]
     words += [["score", str(tmp_path)], ["report", str(tmp_path)]]
     done = python(_COMMANDS, json.dumps(words))

@@ -43,6 +43,10 @@ class Recall(Disposal):
             prompt's last queries (MPCache's first stage). Only a prompt of one forward is looked at, or the first chunk
             of it, and what comes later may always come back.
         round: blocks that are read from host memory at one time, where all are attended to.
+        prefetch: so many blocks that scored best after those that are asked for are fetched to the device already, for
+            the next choice, while other layers run. Changes nothing but the time, and costs the room of those blocks.
+        length: tokens of the longest text, needed with memory=, which is shared out for the summaries of so many; a
+            longer one is refused. None = any length.
 
     Raises:
         ValueError: a value is out of range.
@@ -55,17 +59,22 @@ class Recall(Disposal):
     layers: int = 1
     keep: float = 1.0
     round: int = 64
+    prefetch: int = 0
+    length: int | None = None
     paper: ClassVar[str | None] = "2406.10774"
     needs_queries: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        for name in ("blocks", "every", "layers", "round"):
+        leasts = {"blocks": 1, "every": 1, "layers": 1, "round": 1, "prefetch": 0, "length": 1}
+        for name, least in leasts.items():
             value = getattr(self, name)
-            if name == "blocks" and value == "all":
+            if (name == "blocks" and value == "all") or (name == "length" and value is None):
                 continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 also = ' or "all"' if name == "blocks" else ""
-                raise ValueError(f"recall: {name} must be a whole number of at least 1{also}, got {value!r}.")
+                raise ValueError(f"recall: {name} must be a whole number of at least {least}{also}, got {value!r}.")
+        if self.prefetch and self.blocks == "all":
+            raise ValueError("recall: blocks='all' reads everything at every step, so there is nothing to prefetch.")
         if self.summary not in ("box", "vector"):
             raise ValueError(f'recall: summary must be "box" or "vector", got {self.summary!r}.')
         if isinstance(self.keep, bool) or not isinstance(self.keep, Real) or not 0 < self.keep <= 1:
@@ -107,24 +116,32 @@ class Recall(Disposal):
                 "a model whose layers share keys and values: each would need blocks of its own. Use disposal='drop'",
             ),
             (
-                around.sizes.tokens is None,
-                "keep_ratio= or memory=: how many blocks a query may ask for depends on the budget in tokens. Use "
-                "budget=",
+                around.sizes.keep_ratio is not None,
+                "keep_ratio=: how many blocks a query may ask for depends on the budget in tokens. Use budget= or "
+                "memory=",
+            ),
+            (
+                around.sizes.memory is not None and self.length is None,
+                "memory= unless it knows how long a text may become, because summaries grow with it. Use "
+                "recall(length=TOKENS)",
             ),
             (
                 around.coded,
-                "bits=: blocks come back as they were, into slots that attention reads in place. Use bits=None",
+                "bits=: attention reads a decoded copy of the slots that is made before the query is known, so a block "
+                "that comes back would have to be encoded, and written to codes and copy. Use bits=None",
             ),
             (
                 around.positions != "text",
-                f"positions={around.positions!r}: keys in host memory stand at their place in the text. Use "
-                "positions='text'",
+                f"positions={around.positions!r}: each step may bring back other blocks, so all keys in the slots "
+                "would have to be turned anew at every step, and a text longer than the model's positions would still "
+                "be attended to as a whole by a forward of several tokens. Use positions='text'",
             ),
         ]
         for refused, reason in reasons:
             if refused:
                 raise ValueError(f"recall does not go together with {reason}.")
-        self.check_sizes(around.sizes)
+        if around.sizes.tokens is not None:
+            self.check_sizes(around.sizes)
 
     def check_sizes(self, sizes: BlockBudget) -> None:
         """See `Disposal.check_sizes`: there must be room for the blocks that are asked for."""

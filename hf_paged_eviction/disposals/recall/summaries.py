@@ -39,11 +39,11 @@ class Summaries:
         """On the device, used or not."""
         return byte_count(self.high) if self.kind == "vector" else byte_count(self.high, self.low)
 
-    def reserve(self, blocks: int) -> None:
-        """Make room for so many blocks, and a few more than that."""
-        missing = blocks - self.high.shape[2]
-        if missing > 0:
-            missing += max(8, blocks // 16)
+    def reserve(self, blocks: int, most: int | None = None) -> None:
+        """Make room for so many blocks, and a few more than that, but not for more than `most`."""
+        if blocks > self.high.shape[2]:
+            room = blocks + max(8, blocks // 16)
+            missing = (room if most is None else min(room, most)) - self.high.shape[2]
             self.high = _longer(self.high, missing)
             self.low = _longer(self.low, missing) if self.kind == "box" else self.low
 
@@ -67,6 +67,15 @@ class Summaries:
     def select(self, rows: Tensor) -> None:
         """Row `i` becomes what row `rows[i]` was."""
         self.high, self.low = persistent(self.high[rows]), persistent(self.low[rows])
+
+    def first(self, blocks: int) -> tuple[Tensor, Tensor]:
+        """`high` and `low` of the first blocks, views."""
+        return self.high[:, :, :blocks], self.low[:, :, :blocks]
+
+    def fill(self, high: Tensor, low: Tensor) -> None:
+        """Hold the summaries of these blocks and of no others."""
+        self.high = persistent(high)
+        self.low = persistent(low) if self.kind == "box" else self.high[:, :, :0]
 
 
 def _longer(summaries: Tensor, missing: int) -> Tensor:

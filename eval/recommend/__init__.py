@@ -1,0 +1,1 @@
+"""Which cache suits a model and texts: `paged-eviction recommend`."""

@@ -1,0 +1,91 @@
+"""Successive halving: how many candidates read how many passages.
+
+All candidates read a passage or two; those that diverge least read more, and so on, until a few have read many. Each
+round costs about the same. Decisions follow from the rows alone, so that a search that was stopped goes on as it would
+have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+
+#: The share of candidates that a round leaves.
+KEPT = 1 / 3
+#: No round leaves fewer.
+FEWEST = 2
+
+
+@dataclass(frozen=True)
+class Round:
+    """Some candidates, and how many passages each of them has read at its end."""
+
+    candidates: int
+    passages: int
+
+
+def plan(candidates: int, passages: int, share: float) -> tuple[Round, ...]:
+    """The rounds that cost at most `share` of reading everything, the readings of the full cache counted in both.
+
+    If even one passage for every candidate is more than that, the rounds are those that cost least.
+
+    Args:
+        candidates: at least one.
+        passages: at least one.
+        share: above 0, up to 1.
+    """
+    allowed = share * cost([Round(candidates, passages)])
+    best = _rounds(candidates, passages, 1, allowed)
+    for count in range(2, 12):
+        rounds = _rounds(candidates, passages, count, allowed)
+        longer = best[-1].passages < rounds[-1].passages and cost(rounds) <= allowed
+        if not longer or rounds[-1].candidates == rounds[-2].candidates:
+            break
+        best = rounds
+    return best
+
+
+def cost(rounds: Sequence[Round]) -> int:
+    """Readings of passages, those of the full cache among them."""
+    before = total = 0
+    for each in rounds:
+        total += each.candidates * (each.passages - before)
+        before = each.passages
+    return total + before
+
+
+def _rounds(candidates: int, passages: int, count: int, allowed: float) -> tuple[Round, ...]:
+    """The longest of so many rounds that cost what is allowed, each about the same; the shortest if all cost more."""
+    low, high = 0.0, float(passages)
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if cost(_scaled(candidates, passages, count, middle)) <= allowed else (low, middle)
+    return _scaled(candidates, passages, count, low)
+
+
+def _scaled(candidates: int, passages: int, count: int, first: float) -> tuple[Round, ...]:
+    """Rounds whose first reads so many passages: a third of the candidates reads three times as many, and so on."""
+    found, total = [], 0.0
+    for index in range(count):
+        size = max(min(candidates, FEWEST), round(candidates * KEPT**index))
+        total = min(float(passages), max(total + 1, total + first * candidates / size))
+        found.append(Round(size, int(total + 1e-6)))
+    return tuple(found)
+
+
+def survivors(divergences: Mapping[str, Sequence[float]], count: int) -> list[str]:
+    """The `count` candidates of the lowest mean, in the order of the mapping where means are equal.
+
+    Args:
+        divergences: of each candidate, on the same passages; not a number counts as infinite.
+    """
+    means = {name: mean(values) for name, values in divergences.items()}
+    return sorted(means, key=lambda name: means[name])[:count]
+
+
+def mean(values: Sequence[float]) -> float:
+    """Infinite where a value is not a number, or there is none."""
+    if not values or any(value != value for value in values):
+        return inf
+    return sum(values) / len(values)

@@ -1,0 +1,56 @@
+"""What a person is shown of a search."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from hf_paged_eviction.stats import readable_bytes
+
+from .ranking import Cost, Found
+from .sizes import LeftOut
+
+_COLUMNS = ("", "divergence", "passages", "tokens", "bytes", "step, ms")
+#: Lines per size besides those of the front.
+_MOST = 6
+
+
+def table(size: str, found: Sequence[Found], numbered: Sequence[Found]) -> RenderableType:
+    """The front of a size with its numbers in the plot, and the next best."""
+    shown = Table(title=f"at {size}", title_justify="left", box=None, padding=(0, 1))
+    shown.add_column("candidate", overflow="fold", min_width=24)
+    for name in _COLUMNS:
+        shown.add_column(name, justify="right", no_wrap=True)
+    others = [each for each in found if each not in numbered][:_MOST]
+    for each in sorted([*(one for one in numbered if one.size == size), *others], key=lambda one: one.divergence):
+        number = str(numbered.index(each) + 1) if each in numbered else ""
+        shown.add_row(
+            Text(each.candidate),
+            number,
+            f"{each.divergence:.4g}",
+            str(each.passages),
+            str(each.held),
+            readable_bytes(each.bytes) + (f" + {readable_bytes(each.host_bytes)} host" if each.host_bytes else ""),
+            f"{each.step_ms:.3g}",
+        )
+    return shown
+
+
+def cost_line(cost: Cost, candidates: int, passages: int) -> str:
+    """What it took."""
+    return (
+        f"{cost.tokens:,} tokens read, {cost.share:.1%} of what {candidates} candidates and the full cache on all "
+        f"{passages} passages would take; {cost.seconds:.0f} s of forwards"
+    )
+
+
+def reasons(left_out: Sequence[LeftOut]) -> list[str]:
+    """A sentence for each reason, with the candidates it holds for."""
+    found = []
+    for each in left_out:
+        names = "; ".join(each.candidates[:3]) + (" ..." if len(each.candidates) > 3 else "")
+        found.append(f"left out {len(each.candidates)} ({names}): {each.reason}")
+    return found

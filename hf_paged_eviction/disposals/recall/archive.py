@@ -1,0 +1,108 @@
+"""The text of a layer in host memory, and what the device knows of its blocks."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from ...queries.parts import Part
+from ...store.host import HostBlocks
+from ..base import Held
+from .settings import Settings, most_blocks
+from .summaries import Summaries
+
+
+class Archive:
+    """Every full block of each row, and a summary of it.
+
+    Attributes:
+        host: keys and values.
+        summaries: on the layer's device; empty where another layer chooses.
+        stored: `[B]` int64 on the layer's device, blocks in host memory.
+
+    Args:
+        settings: parameters.
+        size: of a block.
+        keys, values: `[B, H, n, D]` states of the layer.
+        chooses: whether blocks are chosen by these summaries.
+    """
+
+    def __init__(self, settings: Settings, size: int, keys: Tensor, values: Tensor, chooses: bool) -> None:
+        self.host = HostBlocks(keys, values, size)
+        self.summaries = Summaries(settings.summary, keys)
+        self.stored = torch.zeros(len(keys), dtype=torch.int64, device=keys.device)
+        self._settings, self._chooses = settings, chooses
+
+    def take_in(self, held: Held) -> None:
+        """Copy the tokens of blocks that are full and not here yet, and sum those blocks up.
+
+        Raises:
+            ValueError: the text is longer than was said.
+        """
+        host, size, stored = self.host, self.host.block_size, self.stored
+        now = (held.positions.amax((1, 2)) + 1) // size
+        host.reserve(self._allowed(int(now.max())))
+        first, end = (blocks[:, None, None] * size for blocks in (stored, now))
+        missing = (held.positions >= first) & (held.positions < end)
+        heads = held.keys.shape[1]
+        row, head, at = missing.expand(-1, heads, -1).nonzero(as_tuple=True)
+        position = held.positions.expand(-1, heads, -1)[row, head, at]
+        keys, values = held.keys[row, head, at], held.values[row, head, at]
+        host.write(row, head, position, keys, values)
+        if self._chooses:
+            self._sum_up(row, head, position, keys, now)
+        self.stored = now
+
+    def _allowed(self, blocks: int) -> int:
+        most = most_blocks(self._settings, self.host.block_size)
+        if most is not None and blocks > most:
+            raise ValueError(
+                f"recall(length={self._settings.length}): a text of more tokens came. Begin anew with a larger length: "
+                "this cache cannot be used any more."
+            )
+        return blocks
+
+    def _sum_up(self, row: Tensor, head: Tensor, position: Tensor, keys: Tensor, now: Tensor) -> None:
+        """Of the blocks from `stored` to `now` `[B]`, whose tokens these are: index tensors `[m]`, keys `[m, D]`."""
+        size, stored = self.host.block_size, self.stored
+        self.summaries.reserve(int(now.max()), most_blocks(self._settings, size))
+        count = now - stored
+        # Of each row's new blocks, the place among those of all rows.
+        place = (count.cumsum(0) - count - stored)[row] + position // size
+        blocks = keys.new_empty(int(count.sum()), self.host.states.shape[1], size, keys.shape[-1])
+        blocks[place, head, position % size] = keys
+        number = torch.arange(self.host.blocks, device=now.device)
+        new = (number >= stored[:, None]) & (number < now[:, None])
+        new_row, new_block = new.nonzero(as_tuple=True)
+        self.summaries.put(new_row, new_block, blocks)
+
+    def away(self, positions: Tensor) -> Iterator[Part]:
+        """All tokens that are not in the slots, a few blocks at a time.
+
+        Args:
+            positions: `[B, S, C]` of what is in the slots.
+        """
+        size, stored = self.host.block_size, int(self.stored.max())
+        away = torch.arange(stored * size, device=positions.device) < self.stored[:, None, None] * size
+        away = away.expand(-1, positions.shape[1], -1)
+        inside = (positions >= 0) & (positions < stored * size)
+        here = torch.zeros_like(away, dtype=torch.int64)
+        here = here.scatter_add(-1, positions.clamp(0, max(stored * size - 1, 0)), inside.long())
+        away = away & (here == 0)
+        for first in range(0, stored, self._settings.round):
+            last = min(first + self._settings.round, stored)
+            seen = away[..., first * size : last * size]
+            if bool(seen.any()):
+                yield Part(*self.host.span(first, last), torch.where(seen, 0.0, float("-inf"))[:, :, None])
+
+    def select(self, rows: Tensor) -> None:
+        """Row `i` becomes what row `rows[i]` was."""
+        self.host.select(rows)
+        self.summaries.select(rows)
+        self.stored = self.stored[rows]
+
+    def fill(self, states: Tensor, high: Tensor, low: Tensor, stored: Tensor) -> None:
+        """Hold these blocks and no others; see `HostBlocks` and `Summaries`."""
+        self.host.fill(states)
+        self.summaries.fill(high.to(self.stored.device), low.to(self.stored.device))
+        self.stored = stored.to(self.stored.device)

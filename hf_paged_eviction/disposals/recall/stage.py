@@ -1,0 +1,98 @@
+"""Blocks that were fetched ahead and wait on the device for the query that may need them."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ...store.host import Fetched, HostBlocks
+
+
+@dataclass(frozen=True)
+class Places:
+    """Blocks of host memory; all int64 in host memory.
+
+    Attributes:
+        row, set, block: `[m]`.
+        heads: `[m, h]`, KV heads of the set.
+    """
+
+    row: Tensor
+    set: Tensor
+    block: Tensor
+    heads: Tensor
+
+    @classmethod
+    def of(cls, ids: Tensor, heads: int) -> "Places":
+        """Those that are not -1 of `ids` `[B, S, K]` in host memory, set by set."""
+        row, set_, at = (ids >= 0).nonzero(as_tuple=True)
+        block = ids[row, set_, at]
+        return cls(row, set_, block, set_[:, None] if ids.shape[1] > 1 else torch.arange(heads).expand(len(row), -1))
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+    def read(self, host: HostBlocks, which: Tensor | None = None) -> Tensor:
+        """These blocks, or those of them at `which` `[n]`, on the layer's device."""
+        row, heads, block = self.row, self.heads, self.block
+        if which is not None:
+            row, heads, block = row[which], heads[which], block[which]
+        return host.read(row[:, None], heads, block[:, None])
+
+    def find(self, others: "Places") -> Tensor:
+        """`[m]` where each of these is among the others, -1 = nowhere."""
+        if not len(others):
+            return torch.full_like(self.row, -1)
+        pairs = ((self.row, others.row), (self.set, others.set), (self.block, others.block))
+        same = torch.stack([mine[:, None] == theirs for mine, theirs in pairs]).all(0)
+        return torch.where(same.any(-1), same.byte().argmax(-1), -1)
+
+
+class Stage:
+    """Copies of blocks of host memory, on the layer's device. Blocks never change, so no copy is ever wrong.
+
+    Attributes:
+        foreseen: how many of the blocks that were asked for were here.
+    """
+
+    def __init__(self) -> None:
+        self.foreseen = 0
+        self.empty()
+
+    def empty(self) -> None:
+        """Hold nothing: rows have changed."""
+        self._held: tuple[Places, Fetched] | None = None
+
+    @property
+    def bytes(self) -> int:
+        """On the device."""
+        return 0 if self._held is None else self._held[1].states.nbytes
+
+    def take(self, host: HostBlocks, places: Places) -> Tensor:
+        """These blocks, `[m, h, P, key width + value width]` on the device: from here, or from host memory."""
+        if self._held is None:
+            return places.read(host)
+        here = places.find(self._held[0])
+        self.foreseen += int((here >= 0).sum())
+        return self._gather(host, places, here)
+
+    def fill(self, host: HostBlocks, places: Places) -> None:
+        """Hold these blocks from now on. What is not here yet is fetched while the device goes on with other work."""
+        if not len(places):
+            self.empty()
+        elif self._held is None:
+            self._held = places, host.ahead(lambda: places.read(host))
+        else:
+            here = places.find(self._held[0])
+            self._held = places, host.ahead(lambda: self._gather(host, places, here))
+
+    def _gather(self, host: HostBlocks, places: Places, here: Tensor) -> Tensor:
+        """From here where `here` `[m]` is not -1."""
+        missing = (here < 0).nonzero()[:, 0]
+        if self._held is None or len(missing) == len(here):
+            return places.read(host)
+        states = self._held[1].wait()
+        found = states.index_select(0, here.clamp_min(0).to(states.device, non_blocking=True))
+        if len(missing):
+            found.index_copy_(0, missing.to(states.device, non_blocking=True), places.read(host, missing))
+        return found

@@ -1,0 +1,161 @@
+"""A saved context under recall goes on as the one that was saved, and takes no file that does not fit."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+import models
+import modes
+from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction.disposals.recall.saved import RecallSnapshot
+
+OURS = "paged_eviction"
+ONE: dict[str, Any] = {"budget": 24, "block_size": 4, "policy": "keydiff", "disposal": "recall(blocks=2)"}
+
+
+def fed(spans: list[int], **settings: Any) -> tuple[Any, PagedEvictionCache, torch.Tensor, torch.Tensor, int]:
+    """A cache that has read forwards of so many tokens, padded; and the text, with more to come."""
+    model = models.shared("llama", OURS)
+    ids, mask = models.left_pad(models.prompts([60, 51, 20], seed=3))
+    cache, at = PagedEvictionCache(model.config, **{**ONE, **settings}), 0
+    for count in spans:
+        modes.forward(model, cache, ids, mask, at, at + count)
+        at += count
+    more = torch.stack(models.prompts([30] * 3, seed=7))
+    return model, cache, torch.cat([ids[:, :at], more], dim=1), modes.extend(mask[:, :at], 30), at
+
+
+CASES: dict[str, tuple[list[int], dict[str, Any]]] = {
+    "nothing has left": ([17, 1, 1], {}),
+    "prompt": ([60], {"heads": "separate"}),
+    "decoding": ([45, 1, 1, 1, 1, 1, 1], {"disposal": "recall(blocks=2, prefetch=2, replacement=lfu)"}),
+    "chunks": ([30, 7, 9, 1], {"disposal": "recall(blocks=2, layers=2, every=3)", "policy": "paged_eviction"}),
+    "all": ([40, 1, 1], {"disposal": "recall(blocks=all, round=2)"}),
+    "vector": ([50, 1, 1], {"disposal": "recall(blocks=2, summary=vector, keep=.5, replacement=mark_predict)"}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_goes_on(tmp_path: Path, case: str) -> None:
+    """Single tokens, a question, more single tokens: no bit differs, and as many blocks come back."""
+    spans, settings = CASES[case]
+    model, cache, ids, mask, at = fed(spans, **settings)
+    before = cache.stats()
+    cache.save(tmp_path / "context.safetensors")
+    loaded = PagedEvictionCache.load(tmp_path / "context.safetensors", model.config)
+    after = loaded.stats()
+    assert (after.faults, after.evicted_tokens) == (before.faults, before.evicted_tokens)
+    assert after.host_bytes <= before.host_bytes and after.summary_bytes <= before.summary_bytes
+    assert (after.host_bytes > 0) == (before.host_bytes > 0)
+    for count in (1, 1, 1, 1, 1, 8, *[1] * 8):
+        said = [modes.forward(model, each, ids, mask, at, at + count) for each in (cache, loaded)]
+        assert torch.equal(*said)
+        at += count
+    assert loaded.stats().faults == cache.stats().faults
+    assert loaded.stats().faults > before.faults or "all" in case
+    assert cache.stats().evicted_tokens > before.evicted_tokens
+
+
+def test_one_context_serves_several_questions(tmp_path: Path) -> None:
+    """Rows are repeated after loading, then asked for anew, and every row says what it says alone."""
+    model, cache, ids, mask, at = fed([48, 1, 1])
+    cache.save(tmp_path / "context.safetensors")
+    loaded = PagedEvictionCache.load(tmp_path / "context.safetensors", model.config)
+    twin = copy.deepcopy(cache)
+    loaded.batch_repeat_interleave(2)
+    order = torch.tensor([0, 0, 1, 1, 2, 2])
+    for step in range(9):
+        said = modes.forward(model, loaded, ids[order], mask[order], at + step, at + step + 1)
+        own = modes.forward(model, twin, ids, mask, at + step, at + step + 1)
+        assert (said - own[order]).abs().max() <= 1e-5
+    loaded.batch_select_indices(torch.tensor([3, 0]))
+    order = order[[3, 0]]
+    for step in range(9, 16):
+        said = modes.forward(model, loaded, ids[order], mask[order], at + step, at + step + 1)
+        own = modes.forward(model, twin, ids, mask, at + step, at + step + 1)
+        assert (said - own[order]).abs().max() <= 1e-5
+
+
+# ---- what is refused -------------------------------------------------------------------------------------------------
+
+
+def broken(tensor: torch.Tensor, how: str) -> torch.Tensor:
+    tensor = tensor.clone()
+    if how == "many":
+        return tensor + 99
+    if how == "few":
+        return torch.zeros_like(tensor)
+    if how == "short":
+        return tensor[:, :, :-1]
+    return tensor.to(torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("field", "how", "message"),
+    [
+        ("stored", "many", "its blocks are not counted"),
+        ("stored", "few", "its blocks are not counted"),
+        ("states", "short", "high is"),
+        ("states", "type", "states is torch.float64"),
+        ("high", "short", "high is"),
+        ("low", "type", "low is torch.float64"),
+        ("due", "type", "due is torch.float64"),
+        ("resident.wanted_at", "short", "wanted_at is"),
+        ("resident.asked", "type", "asked is"),
+    ],
+)
+def test_a_file_that_does_not_fit_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, field: str, how: str, message: str
+) -> None:
+    model, cache, *_ = fed([45, 1, 1, 1])
+    outlet = cache.paged_layers[1][1].outlet
+    saved = outlet.snapshot()
+    assert isinstance(saved, RecallSnapshot)
+    owner, name = saved, field
+    if "." in field:
+        owner, name = saved.resident, field.partition(".")[2]
+    object.__setattr__(owner, name, broken(getattr(owner, name), how))
+    monkeypatch.setattr(outlet, "snapshot", lambda: saved)
+    cache.save(tmp_path / "context.safetensors")
+    with pytest.raises(ValueError, match=f"layer 1: recall: {message}"):
+        PagedEvictionCache.load(tmp_path / "context.safetensors", model.config)
+
+
+def test_a_file_without_what_has_left_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, cache, *_ = fed([45, 1])
+    monkeypatch.setattr(cache.paged_layers[0][1].outlet, "snapshot", lambda: None)
+    cache.save(tmp_path / "context.safetensors")
+    with pytest.raises(ValueError, match="layer 0: recall: tokens have left, and nothing is in host memory"):
+        PagedEvictionCache.load(tmp_path / "context.safetensors", model.config)
+
+
+def test_a_block_in_the_slots_that_host_memory_lacks_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, cache, *_ = fed([45, 1])
+    layer = cache.paged_layers[0][1]
+    saved = layer.outlet.snapshot()
+    less = int(saved.stored.max()) - 1
+    for name in ("states", "high", "low"):
+        object.__setattr__(saved, name, getattr(saved, name)[:, :, :less])
+    object.__setattr__(saved, "stored", saved.stored.clamp_max(less))
+    monkeypatch.setattr(layer.outlet, "snapshot", lambda: saved)
+    cache.save(tmp_path / "context.safetensors")
+    with pytest.raises(ValueError, match="layer 0: recall: blocks are missing in host memory"):
+        PagedEvictionCache.load(tmp_path / "context.safetensors", model.config)
+
+
+def test_the_file_names_its_tensors(tmp_path: Path) -> None:
+    _, cache, *_ = fed([45, 1])
+    cache.save(tmp_path / "context.safetensors")
+    names = set(load_file(tmp_path / "context.safetensors"))
+    assert {f"layers.0.outlet.{name}" for name in ("states", "high", "low", "stored", "due")} <= names
+    with safe_open(tmp_path / "context.safetensors", "pt") as file:
+        assert file.get_tensor("layers.0.outlet.states").shape == (3, 2, 11, 4, 16)

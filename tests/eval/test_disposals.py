@@ -1,0 +1,111 @@
+"""Commands under a disposal that takes part in attention."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import DynamicCache
+from typer.testing import CliRunner
+
+from batches import all_rows, make_batch, without_costs
+from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction.queries.attention import PAGED_EVICTION
+from hf_paged_eviction_eval.commands import app
+from hf_paged_eviction_eval.errors import UserError
+from hf_paged_eviction_eval.policy_names import needs_queries
+from hf_paged_eviction_eval.requests import attention_for
+from hf_paged_eviction_eval.running.prefill import feed, pad_left, replay
+from hf_paged_eviction_eval.running.recording import RecordingCache
+from hf_paged_eviction_eval.settings import TaskSettings
+
+RECALL = "recall(blocks=1)"
+
+
+@pytest.fixture(scope="module")
+def showing(model: Any) -> Any:
+    other = deepcopy(model)
+    other.set_attn_implementation(PAGED_EVICTION)
+    return other
+
+
+@pytest.mark.parametrize("disposal", [RECALL, "recall(blocks=1, keep=0.5, layers=2)"])
+def test_one_reading_gives_the_rows_of_separate_runs(showing: Any, disposal: str) -> None:
+    settings = TaskSettings(
+        policies=("keydiff", "recency"),
+        budgets=("20%", "full"),
+        block_size=4,
+        tasks=("passkey",),
+        attn_implementation=PAGED_EVICTION,
+        disposal=disposal,
+        question_aware=False,
+    )
+    batch = make_batch((150, 131, 70), 20, length=150)
+    shared = all_rows(showing, settings, batch)
+    apart = all_rows(showing, settings.but(share_prefill=False), batch)
+    assert without_costs(shared) == without_costs(apart)
+    assert all(row["efficiency"]["shared_prefill"] for row in shared)
+    dropped = all_rows(showing, settings.but(disposal="drop"), batch)
+    assert [row["prediction"] for row in dropped] != [row["prediction"] for row in shared]
+
+
+@pytest.mark.parametrize("disposal", [RECALL, "recall(blocks=2, keep=0.4)"])
+def test_replay_leaves_what_reading_leaves(showing: Any, disposal: str) -> None:
+    """The same tokens in the slots and in host memory, and the same look at the prompt."""
+    ids, mask = pad_left([prompt.context for prompt in make_batch((61, 50, 57)).prompts], torch.device("cpu"))
+    source = RecordingCache(showing.config)
+    feed(showing, ids, mask, source)
+    queries = source.stop()
+    caches = [
+        PagedEvictionCache(showing.config, 24, block_size=4, disposal=disposal, attention_mask=mask) for _ in "ab"
+    ]
+    read, told = caches
+    feed(showing, ids, mask, read)
+    replay(source, told, torch.arange(3), 61, queries)
+    for ours, theirs in zip(told.layers, read.layers, strict=True):
+        assert ours.positions.tolist() == theirs.positions.tolist()
+        one, other = ours.outlet.snapshot(), theirs.outlet.snapshot()
+        assert torch.allclose(one.states, other.states, atol=1e-6) and one.stored.tolist() == other.stored.tolist()
+        assert (one.looked is None) == (other.looked is None)
+        assert one.looked is None or torch.equal(one.looked, other.looked)
+
+
+def test_a_reading_without_queries_is_refused(showing: Any) -> None:
+    ids, mask = pad_left([make_batch((41,)).prompts[0].context], torch.device("cpu"))
+    source = DynamicCache(config=showing.config)
+    feed(showing, ids, mask, source)
+    cache = PagedEvictionCache(showing.config, 24, block_size=4, disposal=RECALL)
+    with pytest.raises(ValueError, match=r"Layer 0 wants to be told of attention.*RecordingCache"):
+        replay(source, cache, torch.tensor([0]), 41, {})
+
+
+def test_the_attention_implementation_that_is_needed() -> None:
+    assert needs_queries("keydiff", RECALL) and not needs_queries("keydiff", "merge")
+    assert attention_for(["keydiff"], None, RECALL) == PAGED_EVICTION
+    assert attention_for(["keydiff"], None) is attention_for([], None, RECALL) is None
+    with pytest.raises(UserError, match=r"--disposal recall\(blocks=1\): needs to see queries, which --attn-impl"):
+        attention_for(["keydiff"], "sdpa", RECALL)
+    with pytest.raises(UserError, match=r"--disposal recal: Unknown disposal"):
+        attention_for(["keydiff"], None, "recal")
+
+
+def test_chat_and_context_under_recall(tmp_path: Path) -> None:
+    """`chat --disposal recall`, and a context that `compress --disposal recall` has written."""
+    text = tmp_path / "text.txt"
+    text.write_text("The code of the red door is 5128. " + "Nothing happens here. " * 60, "utf-8")
+    context = tmp_path / "context.safetensors"
+    how = ["--budget", "96", "--policy", "keydiff", "--disposal", "recall(blocks=2)"]
+    invoke("compress", "--text", text, "--output", context, *how)
+    typed = "Hello, who is there? " + "Nothing happens here. " * 30 + "\n/stats\n/quit\n"
+    for more in (["--context", context], how):
+        said = invoke("chat", *more, "--max-new-tokens", 8, "--seed", 0, typed=typed)
+        assert "KiB beside the slots" in said and "in host memory" in said
+
+
+def invoke(*arguments: object, typed: str = "") -> str:
+    result = CliRunner().invoke(app, list(map(str, arguments)), input=typed, env={"COLUMNS": "400"})
+    assert result.exit_code == 0, result.output
+    return result.output

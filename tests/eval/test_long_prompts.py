@@ -1,0 +1,37 @@
+"""Long prompts: progress between the chunks of one, and how many lost their middle."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hf_paged_eviction_eval.evaluation import evaluate_tasks
+from hf_paged_eviction_eval.settings import TaskSettings
+from hf_paged_eviction_eval.store.completion import Progress
+from hf_paged_eviction_eval.terminal import cut_prompts
+
+
+@pytest.mark.parametrize("aware", [True, False])
+def test_progress_within_a_prompt_and_prompts_cut(tmp_path: Path, model_folder: str, aware: bool) -> None:
+    records = [{"context": "word " * count, "question": "Which?", "answers": ["word"]} for count in (120, 10)]
+    file = tmp_path / "mine.jsonl"
+    file.write_text("".join(json.dumps(record) + "\n" for record in records))
+    settings = TaskSettings(
+        model=model_folder, policies=("recency",), budgets=("64",), tasks=("mine",), task_file=(str(file),), lengths=(),
+        max_length=200, max_new_tokens=2, prefill_chunk_size=50, share_prefill=False, question_aware=aware,
+        batch_size=1,
+    )  # fmt: skip
+    states: list[Progress] = []
+    found = evaluate_tasks(settings, tmp_path / "out", 1, states.append)
+    assert found is not None
+    outcome, cells = found
+    lasts = [state.last for state in states if "tokens" in state.last]
+    tokens = max(row["prompt_tokens"] for row in outcome.rows)
+    assert lasts[0] == f"mine: 50 of {tokens} tokens" and f"mine: {tokens} of {tokens} tokens" in lasts
+    assert all(state.finished + state.begun <= state.total for state in states)
+    assert any(0 < state.begun < 1 for state in states)
+    assert cut_prompts(cells) == ["prompts that were too long and lost their middle: mine 1 of 2 (--max-length)"]
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())[0]["truncated"] == 1
+    assert cut_prompts([]) == []

@@ -1,0 +1,174 @@
+"""Own data, further: metrics of `evaluate`, datasets, tasks of plugins, files that only look like LongBench."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from hf_paged_eviction_eval import plugins, task_files
+from hf_paged_eviction_eval.commands import app
+from hf_paged_eviction_eval.errors import UserError
+from hf_paged_eviction_eval.longbench import data_note
+from hf_paged_eviction_eval.longbench.tasks import TASKS
+from hf_paged_eviction_eval.metrics.library import check_library_metric, library_score
+from hf_paged_eviction_eval.options.evaluate import EvalOptions, TaskFileOptions
+from hf_paged_eviction_eval.prompting.suites import data_notes
+from hf_paged_eviction_eval.report.counts import unfinished
+from hf_paged_eviction_eval.report.runs import load_runs
+from hf_paged_eviction_eval.requests import task_settings
+from hf_paged_eviction_eval.settings import TaskSettings
+from hf_paged_eviction_eval.task_files import TaskFile, register_task_file
+from longbench_files import longbench_record, write_records
+from processes import rows_of
+
+RECORDS = [{"context": f"The code of maple is {word}.", "question": "Which code?", "answer": word} for word in "abc"]
+METRIC = """
+import datasets
+import evaluate
+
+
+class Mine(evaluate.Metric):
+    def _info(self):
+        kinds = {{"predictions": {kind}, "references": {reference}}}
+        return evaluate.MetricInfo(description="", citation="", features=datasets.Features(kinds))
+
+    def _compute(self, predictions, references):
+        return {result}
+"""
+TEXT = 'datasets.Value("string")'
+SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "longbench"
+
+
+def metric_at(folder: Path, result: str, kind: str = TEXT, reference: str = TEXT) -> str:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{folder.name}.py").write_text(METRIC.format(result=result, kind=kind, reference=reference))
+    return f"evaluate:{folder}"
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task_files, "REGISTERED", {})
+    monkeypatch.setattr("hf_paged_eviction_eval.prompting.suites.REGISTERED", task_files.REGISTERED)
+    task_files._dataset.cache_clear()
+
+
+def test_metrics_of_the_evaluate_library(tmp_path: Path) -> None:
+    first = metric_at(tmp_path / "starts", '{"starts": float(predictions[0].startswith(references[0]))}')
+    assert library_score(first, "maple tree", ["oak", "maple"]) == 1 and library_score(first, "maple", ["oak"]) == 0
+    every = metric_at(
+        tmp_path / "found", '{"found": sum(each in predictions[0] for each in references[0]) / len(references[0])}',
+        reference=f"datasets.Sequence({TEXT})",
+    )  # fmt: skip
+    assert library_score(every, "oak and ash", ["oak", "elm"]) == 0.5
+    number = metric_at(
+        tmp_path / "same", '{"same": float(predictions == references)}', 'datasets.Value("int32")',
+        'datasets.Value("int32")',
+    )  # fmt: skip
+    assert library_score(number, "7", ["7"]) == 1
+    two = metric_at(tmp_path / "several", '{"p": 0.25, "r": 0.75}')
+    assert library_score(f"{two}#r", "a", ["b"]) == 0.75
+    with pytest.raises(UserError, match="returns p, r: say which"):
+        library_score(two, "a", ["b"])
+    with pytest.raises(UserError, match="38 as much; a score is from 0 to 1"):
+        library_score(metric_at(tmp_path / "much", '{"much": 38.0}'), "a", ["b"])
+    with pytest.raises(UserError, match="fails: ZeroDivisionError"):
+        library_score(metric_at(tmp_path / "zero", '{"zero": 1 / 0}'), "a", ["b"])
+
+
+def test_a_metric_of_the_hub_is_code_that_nobody_asked_for() -> None:
+    with pytest.raises(UserError, match="is code that runs here: say --trust-remote-code"):
+        check_library_metric("evaluate:rouge", trusted=False)
+
+
+def test_a_run_with_a_metric_of_ones_own(tmp_path: Path, model_folder: str) -> None:
+    metric = metric_at(tmp_path / "length", '{"length": min(len(predictions[0]), 2) / 2}')
+    path = tmp_path / "mine.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in RECORDS))
+    words = f"eval --model {model_folder} --device cpu --task-file {path} --budgets full --max-new-tokens 3"
+    command = [*words.split(), "--metric", metric, "--output", str(tmp_path / "out")]
+    result = CliRunner().invoke(app, command, env={"COLUMNS": "200"})
+    assert result.exit_code == 0, (result.output, result.exception)
+    rows = rows_of(tmp_path / "out")
+    assert {row["metric"] for row in rows} == {metric}
+    assert [row["score"] for row in rows] == [min(len(row["prediction"]), 2) / 2 for row in rows]
+    # Rows may come from anyone: what they name is not run.
+    scored = CliRunner().invoke(app, ["score", str(tmp_path / "out")])
+    assert scored.exit_code == 2 and "unknown metric" in " ".join(scored.output.split())
+
+
+def test_datasets(tmp_path: Path) -> None:
+    folder = tmp_path / "org" / "mine"
+    folder.mkdir(parents=True)
+    for split, records in (("train", RECORDS[:1]), ("test", RECORDS)):
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    found = TaskFile.read(Path(f"datasets:{folder}"), TaskFileOptions())
+    assert found.name == "mine" and len(found.samples(None)) == 3 and len(found.digests["data"]) == 64
+    assert len(TaskFile.read(Path(f"datasets:{folder},,train"), TaskFileOptions()).samples(None)) == 1
+    with pytest.raises(UserError, match="no split 'dev', it has"):
+        TaskFile.read(Path(f"datasets:{folder},,dev"), TaskFileOptions()).samples(None)
+    with pytest.raises(UserError, match="write datasets:NAME"):
+        TaskFile.read(Path("datasets:a,b,c,d"), TaskFileOptions()).samples(None)
+    kept = tmp_path / "kept.yaml"
+    kept.write_text(f"data: datasets:{folder}\ntemplate: '{{{{ context }}}}'\n")
+    assert TaskFile.read(kept, TaskFileOptions()).samples(1)[0].context == "The code of maple is a."
+    settings = task_settings(EvalOptions(task_file=[Path(f"datasets:{folder}")]))
+    assert settings.tasks == ("mine",) and settings.task_file == (f"datasets:{folder}",)
+
+
+def test_a_task_of_a_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(plugins.VARIABLE, "")
+    (tmp_path / "house.jsonl").write_text("".join(json.dumps(record) + "\n" for record in RECORDS))
+    plugin = tmp_path / "tasks_of_ours.py"
+    plugin.write_text(
+        "from pathlib import Path\nfrom hf_paged_eviction_eval.task_files import register_task_file\n"
+        "register_task_file(Path(__file__).parent / 'house.jsonl')\n"
+    )
+    result = CliRunner().invoke(app, ["--plugin", str(plugin), "tasks"], env={"COLUMNS": "200"})
+    assert result.exit_code == 0 and "house" in result.output, result.output
+    assert task_settings(EvalOptions(tasks="house,passkey")).tasks == ("house", "passkey")
+    register_task_file(tmp_path / "house.jsonl")  # twice is once
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "house.jsonl").write_text("{}\n")
+    with pytest.raises(UserError, match="'house' is registered from"):
+        register_task_file(tmp_path / "other" / "house.jsonl")
+
+
+def longbench(folder: Path, task: str, count: int, **changes: Any) -> TaskSettings:
+    folder.mkdir()
+    write_records(folder / f"{task}.jsonl", [longbench_record(task, index) | changes for index in range(count)])
+    return TaskSettings(policies=(), budgets=("full",), tasks=(task,), data_dir=str(folder))
+
+
+def test_a_file_that_only_looks_like_longbench_is_noticed(tmp_path: Path) -> None:
+    few = longbench(tmp_path / "few", "qasper", 3)
+    assert data_note("qasper", few) == (
+        "qasper: 3 records, the official file has 200: not a score of LongBench's qasper"
+    )
+    assert data_notes(("passkey", "qasper"), few).keys() == {"qasper"}
+    assert data_note("qasper", longbench(tmp_path / "all", "qasper", 200)) is None
+    changed = longbench(tmp_path / "changed", "multi_news", 200)
+    assert data_note("multi_news", changed) == (
+        "multi_news: as many records as the official file, and others: not a score of LongBench's multi_news"
+    )
+    with pytest.raises(UserError, match="say that they are of 'hotpotqa'"):
+        data_note("qasper", longbench(tmp_path / "wrong", "qasper", 200, dataset="hotpotqa"))
+
+
+@pytest.mark.skipif(not SHARED.exists(), reason="the official files are not here")
+@pytest.mark.parametrize("task", ["multi_news", "multifieldqa_zh", "passage_retrieval_zh"])
+def test_the_official_files_are_known(task: str) -> None:
+    settings = TaskSettings(policies=(), budgets=("full",), tasks=(task,), data_dir=str(SHARED))
+    assert TASKS[task].samples == 200 and data_note(task, settings) is None
+
+
+def test_the_report_repeats_what_was_noticed(tmp_path: Path) -> None:
+    from report_rows import make_rows, write_run
+
+    folder = write_run(tmp_path, make_rows(["qasper"]))
+    meta = json.loads((folder / "run_meta.json").read_text())
+    (folder / "run_meta.json").write_text(json.dumps(meta | {"data_notes": {"qasper": "qasper: 3 records"}}))
+    assert unfinished(load_runs([folder])[0]) == [f"{folder}: qasper: 3 records"]

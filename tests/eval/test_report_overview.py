@@ -1,0 +1,177 @@
+"""What a report says first: the headline, the leaderboard, the names of runs, shaded cells."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from math import sqrt
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hf_paged_eviction_eval.report.figures import overview
+from hf_paged_eviction_eval.report.formats import to_csv, to_latex, to_markdown
+from hf_paged_eviction_eval.report.headline import headlines
+from hf_paged_eviction_eval.report.labels import labels
+from hf_paged_eviction_eval.report.leaderboard import leaderboard, model_table, standing, standing_table
+from hf_paged_eviction_eval.report.runs import Run, load_runs, prompts_of
+from hf_paged_eviction_eval.report.table import Spread
+from report_rows import FULL, make_row, write_run
+
+#: Two questions of each of two tasks: the mean of full is 75 %, of `near` 72.5 % at 512 and of `far` 30 %.
+SCORES: dict[tuple[str, str], list[float]] = {
+    FULL: [1.0, 1.0, 0.5, 0.5],
+    ("near", "256"): [0.9, 0.9, 0.0, 0.0],
+    ("far", "256"): [0.4, 0.4, 0.2, 0.2],
+    ("near", "512"): [1.0, 1.0, 0.4, 0.5],
+    ("far", "512"): [0.4, 0.4, 0.2, 0.2],
+}
+
+
+def rows_of(scores: dict[tuple[str, str], list[float]], **changes: Any) -> list[dict[str, Any]]:
+    return [
+        make_row(("qasper", "lcc")[index // 2], variant, index, score=score, **changes)
+        for variant, values in scores.items()
+        for index, score in enumerate(values)
+    ]
+
+
+def run_of(folder: Path, rows: list[dict[str, Any]], **settings: Any) -> Run:
+    (run,) = load_runs([write_run(folder, rows, **settings)])
+    return run
+
+
+def test_standings_are_means_over_tasks_with_their_error(tmp_path: Path) -> None:
+    run = run_of(tmp_path, rows_of(SCORES))
+    found = standing(run, ("near", "512"))
+    assert found is not None and found.kept is not None
+    assert found.mean == pytest.approx(72.5) and found.kept == pytest.approx(100 * 0.725 / 0.75)
+    # One task without spread, one of (0.4, 0.5): half of sqrt(0.005 / 2).
+    assert found.mean.error == pytest.approx(100 * sqrt(0.005 / 2) / 2)
+    assert found.tokens == 512 and found.bytes == 2048 * 512
+    full = standing(run, FULL)
+    assert full is not None and full.kept is None and full.mean == pytest.approx(75)
+
+
+def test_what_has_not_answered_every_task_has_no_mean(tmp_path: Path) -> None:
+    rows = [row for row in rows_of(SCORES) if (row["policy"], row["task"]) != ("far", "lcc")]
+    run = run_of(tmp_path, rows)
+    assert standing(run, ("far", "256")) is None
+    table = leaderboard([run])
+    assert table is not None and [row[0] for row in table.rows] == ["full cache", "near"]
+    plot = overview([run])
+    assert plot is not None and {line.get_label() for line in plot.figure.axes[0].get_lines()} == {"full cache", "near"}
+
+
+def test_leaderboard(tmp_path: Path) -> None:
+    table = leaderboard([run_of(tmp_path, rows_of(SCORES))])
+    assert table is not None
+    assert [column.name for column in table.columns] == ["policy", "256 (512.0 KiB)", "512 (1.0 MiB)"]
+    assert table.rows == (
+        ("full cache", 75.0, 75.0),
+        ("near", pytest.approx(45), pytest.approx(72.5)),
+        ("far", pytest.approx(30), pytest.approx(30)),
+    )
+    assert table.best == {(1, 1), (1, 2)} and table.text(1, 2) == "72.5 ± 2.5"
+    assert table.shades[0, 1] == 1 and table.shades[2, 1] == pytest.approx(0.4**2, abs=1e-3)
+    assert r"72.5 $\pm$ 2.5" in to_latex(table) and "**72.5 ± 2.5**" in to_markdown(table)
+    header, _, near, _ = csv.reader(io.StringIO(to_csv(table)))
+    assert header[1:3] == ["256 (512.0 KiB)", "256 (512.0 KiB), standard error"]
+    assert float(near[3]) == pytest.approx(72.5) and float(near[4]) == pytest.approx(2.5)
+
+
+def test_every_number_behind_it(tmp_path: Path) -> None:
+    table = standing_table([run_of(tmp_path, rows_of(SCORES))])
+    assert table is not None
+    row = next(row for row in table.rows if row[:2] == ("512", "near"))
+    assert row[2:] == (pytest.approx(72.5), pytest.approx(96.667, abs=1e-3), 512, 1.0, pytest.approx(12.8))
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({}, "near keeps 97 % (± 3) of the full cache's score at a budget of 512 tokens; far, the last of 2, 40 %. At "
+             "a budget of 256 tokens the best, near, keeps 60 %."),
+        ({("near", "512"): [0.9, 0.9, 0.0, 0.0]},
+         "No policy keeps 95 % of the full cache's score: near keeps 60 % of the full cache's score at a budget of 256 "
+         "tokens, the best of all; far, the last of 2, 40 %."),
+        ({("far", "512"): [1.0, 1.0, 0.4, 0.5]},
+         "near and far keep 97 % (± 3) of the full cache's score at a budget of 512 tokens. At a budget of 256 tokens "
+         "the best, near, keeps 60 %."),
+        ({FULL: []}, "near at a budget of 512 tokens has the highest mean score, 72.5 %; no full cache ran beside it."),
+    ],
+)  # fmt: skip
+def test_headline(tmp_path: Path, changes: dict[tuple[str, str], list[float]], sentence: str) -> None:
+    assert headlines([run_of(tmp_path, rows_of(SCORES | changes))]) == [("", sentence)]
+
+
+def test_headline_of_texts(tmp_path: Path) -> None:
+    common = {"text": "t", "tokens": 64, "length": 64, "block_size": 16, "count": [4, 4]}
+    rows = [
+        common | {"policy": policy, "budget": budget, "budget_tokens": tokens, "loss": [loss, loss]}
+        for policy, budget, tokens, loss in [
+            ("full", "full", None, 4.0),
+            ("near", "25%", 16, 4.6),
+            ("near", "50%", 32, 4.1),
+        ]
+    ]
+    ((_, sentence),) = headlines([run_of(tmp_path, rows)])
+    assert sentence == "near reads the texts with 2.5 % more perplexity than the full cache at a budget of 50 %."
+
+
+def test_several_runs_stand_beside_each_other(tmp_path: Path) -> None:
+    rows = rows_of(SCORES)
+    folders = [write_run(tmp_path / name, rows, model=f"org/{name}") for name in ("large", "small")]
+    runs = load_runs(folders)
+    table = model_table(runs)
+    assert table is not None and [column.name for column in table.columns][2:] == ["large", "small", "mean"]
+    assert ("512", "near") in [row[:2] for row in table.rows] and isinstance(table.rows[0][2], Spread)
+    board = leaderboard(runs)
+    assert board is not None and board.grouped and [row[0] for row in board.rows] == ["large"] * 3 + ["small"] * 3
+    assert model_table(runs[:1]) is None
+    plot = overview(runs)
+    assert plot is not None and [axes.get_title().split("\n")[0] for axes in plot.figure.axes] == ["large", "small"]
+    assert [label for label, _ in headlines(runs)] == ["large", "small"]
+
+
+def test_prompts_have_their_real_lengths(tmp_path: Path) -> None:
+    rows = [make_row("niah", FULL, index, 512, prompt_tokens=500 + index) for index in range(3)]
+    rows += [make_row("a", FULL, 0, 64), make_row("b", FULL, 0, None, prompt_tokens=None)]
+    runs = [run_of(tmp_path, rows)]
+    assert prompts_of(runs, 512) == "prompts of 500 to 502 tokens (asked for 512)"
+    assert prompts_of(runs, 64) == "prompts of 64 tokens"
+    assert prompts_of(runs, None) == "prompts of their own length"
+
+
+@pytest.mark.parametrize(
+    ("settings", "names"),
+    [
+        ([{"model": "a/b", "dtype": "x"}] * 2, ["", ""]),
+        ([{"question_aware": True}, {"question_aware": False}], ["question known", "question unknown"]),
+        (
+            [{"attn_implementation": None, "model": "m/one"}, {"attn_implementation": "sdpa", "model": "m/two"}],
+            ["one", "two"],
+        ),
+        ([{"attn_implementation": None}, {"attn_implementation": "sdpa"}], ["default attention", "attention sdpa"]),
+        ([{"model": "a/m"}, {"model": "b/m"}], ["model a/m", "model b/m"]),
+        ([{"block_size": 16, "share_prefill": True}, {"block_size": 32, "share_prefill": False}],
+         ["block size 16", "block size 32"]),
+        ([{"seed": 0}, {"seed": 0, "new": 1}], ["", ""]),
+    ],
+)  # fmt: skip
+def test_runs_are_named_by_what_tells_them_apart(settings: list[dict[str, Any]], names: list[str]) -> None:
+    assert labels(settings, frozenset()) == names
+
+
+def test_shades_are_in_the_page(tmp_path: Path) -> None:
+    from hf_paged_eviction_eval.report import run_report
+
+    folder = write_run(tmp_path / "a", rows_of(SCORES))
+    run_report([folder], tmp_path / "out")
+    page = (tmp_path / "out" / "report.html").read_text("utf-8")
+    assert 'style="--shade: 1.0"' in page and page.index("leaderboard") < page.index('id="scores"')
+    assert page.index("<img") < page.index('id="table-leaderboard"'), "the plot of the means comes first"
+    assert json.loads((tmp_path / "out" / "scores.json").read_text("utf-8"))
+    assert "near keeps 97 %" in (tmp_path / "out" / "report.md").read_text("utf-8")

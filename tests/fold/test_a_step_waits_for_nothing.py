@@ -1,0 +1,127 @@
+"""Choosing victims, folding, merging and encoding are queued: the host reads nothing of a step, whatever is chosen.
+
+Counted on a CPU, where each such read passes the dispatcher (or `no_lists`); on an accelerator each would be a wait.
+Recall is another matter: which blocks are missing has to reach the host, once per choice.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from slow_fold import saved_kernels
+from torch import Tensor, nn
+
+import models
+from hf_paged_eviction import PagedEvictionCache, available_policies
+from hf_paged_eviction.queries.attention import paged_eviction_attention
+from waiting import Watch, no_lists
+
+CONFIG = models.family_config("llama", num_hidden_layers=1, attn_implementation="paged_eviction")
+ROWS, BLOCK, BUDGET = 3, 4, 24
+
+
+class Step(nn.Module):
+    """The attention of a model with one layer, driven as transformers drives it."""
+
+    layer_idx, is_causal, num_key_value_groups = 0, True, 2
+
+    def __init__(self, cache: PagedEvictionCache, device: str = "cpu") -> None:
+        super().__init__()
+        self.cache, self.draw = cache, torch.Generator(device).manual_seed(0)
+
+    def states(self, heads: int, count: int) -> Tensor:
+        return torch.randn(ROWS, heads, count, 8, generator=self.draw, device=self.draw.device)
+
+    def forward(self, count: int, mask: Tensor | None = None) -> Tensor:
+        query, key, value = self.states(4, count), self.states(2, count), self.states(2, count)
+        held = self.cache.update(key, value, 0)
+        return paged_eviction_attention(self, query, *held, mask, scaling=0.3)[0]
+
+
+class StrictWatch(Watch):
+    """Also notes numbers that would have to be carried to an accelerator."""
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if operator.overloadpacket.__name__ == "lift_fresh":
+            self.waiting.append("lift_fresh")
+        return super().__torch_dispatch__(operator, types, args, kwargs)
+
+
+def watched_steps(cache: PagedEvictionCache, steps: int = 3 * BLOCK) -> tuple[list[str], int]:
+    """What the host waited for in decode steps behind a prompt that overflowed, and how many operators ran."""
+    step = Step(cache)
+    step(2 * BUDGET, torch.ones(2 * BUDGET, 2 * BUDGET, dtype=torch.bool).tril()[None, None])
+    waited, operators = [], 0
+    for _ in range(steps):
+        with StrictWatch() as watch, no_lists():
+            said = step(1)
+        assert said.isfinite().all()
+        waited += watch.waiting
+        operators += sum(watch.operators.values())
+    return waited, operators
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("kernels")
+
+
+WAYS: tuple[dict[str, Any], ...] = (
+    {"disposal": "drop"},
+    {"disposal": "fold"},
+    {"disposal": "merge"},
+    {"disposal": "drop", "bits": 4},
+    {"disposal": "fold", "heads": "separate"},
+    {"disposal": "merge(values_only=True)", "heads": "separate"},
+    {"disposal": "drop", "positions": "cache"},
+)
+#: Every policy with some way, every way with many policies.
+CASES = [(policy, WAYS[at % len(WAYS)]) for at, policy in enumerate(available_policies())]
+
+
+@pytest.mark.parametrize(
+    ("policy", "way"), CASES, ids=lambda case: case if isinstance(case, str) else " ".join(map(str, case.values()))
+)
+def test_no_step_waits(policy: str, way: dict[str, Any], folder: Path) -> None:
+    disposal = saved_kernels(folder, CONFIG, policy) if way["disposal"] == "fold" else way["disposal"]
+    cache = PagedEvictionCache(
+        CONFIG,
+        **{**way, "disposal": disposal, "policy": policy, "budget": BUDGET, "block_size": BLOCK},
+        attention_mask=torch.ones(ROWS, 2 * BUDGET),
+    )
+    waited, operators = watched_steps(cache)
+    assert operators > 0 and waited == []
+    assert cache.stats().evicted_tokens == ROWS * (2 * BUDGET + 3 * BLOCK - BUDGET)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_no_step_waits_on_cuda(way: dict[str, Any], folder: Path) -> None:
+    disposal = saved_kernels(folder, CONFIG) if way["disposal"] == "fold" else way["disposal"]
+    pads = {"attention_mask": torch.ones(ROWS, 2 * BUDGET)}
+    cache = PagedEvictionCache(CONFIG, BUDGET, BLOCK, "keydiff", **{**way, "disposal": disposal, **pads})
+    step = Step(cache, "cuda")
+    step(2 * BUDGET, torch.ones(2 * BUDGET, 2 * BUDGET, dtype=torch.bool, device="cuda").tril()[None, None])
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(3 * BLOCK):
+            step(1)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert cache.stats().evicted_tokens > 0
+
+
+def test_the_watch_notices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A policy that looks at a number on the host, or brings one along, is found."""
+    from hf_paged_eviction.policies.keydiff import KeyDiff
+
+    score = KeyDiff.score
+    for spoiled in (lambda scores: scores * float(scores.max()), lambda scores: scores + torch.tensor([1.0])):
+        monkeypatch.setattr(KeyDiff, "score", lambda self, context, spoil=spoiled: spoil(score(self, context)))
+        cache = PagedEvictionCache(
+            CONFIG, BUDGET, BLOCK, "keydiff", attention_mask=torch.ones(ROWS, 2 * BUDGET), disposal="drop"
+        )
+        assert watched_steps(cache)[0]
