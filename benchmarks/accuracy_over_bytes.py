@@ -25,6 +25,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
 from hf_paged_eviction_eval import embedded
+from hf_paged_eviction_eval.caches import empty_cache
 from hf_paged_eviction_eval.environment import timed_on
 from hf_paged_eviction_eval.prompting.prompts import Batch, make_batches
 from hf_paged_eviction_eval.prompting.suites import score
@@ -122,9 +123,7 @@ def key(row: dict[str, Any]) -> tuple[Any, ...]:
 
 def storage_bytes(config: Any, tokens: int, bits: int | None, block_size: int) -> int:
     """What a cache of so many tokens takes, as it says itself, for one row of a model of 16 bits."""
-    made = PagedEvictionCache(config, budget=tokens, block_size=block_size, bits=bits)
-    width = config.head_dim
-    made.early_initialization(1, config.num_key_value_heads, width, torch.bfloat16, torch.device("cpu"))
+    made = empty_cache(config, torch.bfloat16, budget=tokens, block_size=block_size, bits=bits)
     return made.stats().storage_bytes
 
 

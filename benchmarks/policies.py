@@ -19,10 +19,10 @@ from policies_plot import plot_shares
 
 from hf_paged_eviction import available_policies
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
-from hf_paged_eviction_eval.budgets import FULL
+from hf_paged_eviction_eval.budgets import FULL, ORACLE
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.evaluation import evaluate_tasks
-from hf_paged_eviction_eval.policy_names import ORACLE, needs_queries
+from hf_paged_eviction_eval.policy_names import needs_queries
 from hf_paged_eviction_eval.running.variants import row_key
 from hf_paged_eviction_eval.settings import TaskSettings
 from hf_paged_eviction_eval.store.completion import Progress

@@ -35,9 +35,14 @@ def plot_shares(runs: Sequence[dict[str, Any]], path: Path) -> None:
         if len(here) > 1:
             panels.append((f"{name}, budget {budget}", {f"block {n}": _series(here[n], budget) for n in sorted(here)}))
     policies = _by_rank([series for _, lines in panels for series in lines.values()])
-    figure = Figure(figsize=(2.2 + 2.7 * len(panels), 1.6 + 0.2 * len(policies)))
-    axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)
-    for panel, (title, lines) in zip(axes[0], panels, strict=True):
+    # As wide as a page of text shows it at its own size: names of policies stay legible there.
+    columns = min(2, len(panels))
+    rows = -(-len(panels) // columns)
+    figure = Figure(figsize=(2.4 + 2.7 * columns, rows * (1.2 + 0.19 * len(policies))))
+    axes = figure.subplots(rows, columns, sharey=True, squeeze=False)
+    for unused in axes.flat[len(panels) :]:
+        unused.remove()
+    for panel, (title, lines) in zip(axes.flat, panels, strict=False):
         _draw(panel, title, lines, policies)
     figure.supxlabel("share of the distance from random eviction (0) to the oracle (1), all tasks", fontsize=11)
     figure.tight_layout()
@@ -71,10 +76,10 @@ def _draw(axes: Any, title: str, lines: dict[str, Series], policies: Sequence[st
     for place in (0, 1):
         axes.axvline(place, color="#888888", linewidth=1, zorder=0)
     axes.set_title(title, fontsize=10)
-    axes.set_yticks(range(len(policies)), policies, fontsize=8)
+    axes.set_yticks(range(len(policies)), policies, fontsize=9)
     axes.set_ylim(-0.7, len(policies) - 0.3)
     axes.set_xlim(LEFT - 0.05, RIGHT + 0.05)
     axes.grid(axis="y", color="#eeeeee", linewidth=0.8, zorder=0)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.06), ncols=2, frameon=False, fontsize=8)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.03), ncols=2, frameon=False, fontsize=9)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from hf_paged_eviction import EvictionPolicy, PagedEvictionCache
 from hf_paged_eviction.allocators import HeadAllocator, make_allocator
 
@@ -34,3 +36,17 @@ def make_paged_cache(
         return PagedEvictionCache(config, policy=scorer if policy is None else policy, allocator=shares, **arguments)
     except (TypeError, ValueError) as error:
         raise UserError(f"{name} {label}: {error}") from error
+
+
+def empty_cache(config: Any, dtype: torch.dtype, **arguments: Any) -> PagedEvictionCache:
+    """A cache for one row as wide as a model, without memory behind it: it tells its bytes and its budget.
+
+    Args:
+        config: of the decoder.
+        dtype: of keys and values.
+        arguments: of `PagedEvictionCache`.
+    """
+    cache = PagedEvictionCache(config, **arguments)
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    cache.early_initialization(1, config.num_key_value_heads, width, dtype, torch.device("meta"))
+    return cache

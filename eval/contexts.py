@@ -15,12 +15,12 @@ from hf_paged_eviction.recipes.saving import files
 from hf_paged_eviction.stats import readable_bytes
 
 from . import models
-from .budgets import FULL
+from .budgets import FULL, ORACLE
 from .caches import make_paged_cache
 from .calibrate import token_bar
 from .errors import UserError
 from .options.compress import CompressOptions
-from .policy_names import ALL, ORACLE, choose_policies, needs_queries, split_name
+from .policy_names import ALL, choose_policies, needs_queries, split_name
 from .requests import attention_for, model_settings
 from .running.prefill import feed, input_device
 

@@ -10,11 +10,9 @@ from hf_paged_eviction.allocators import Uniform, make_allocator
 from hf_paged_eviction.disposals import make_disposal
 
 from . import embedded  # noqa: F401 (it names the calibration of the embedded model)
-from .budgets import FULL
+from .budgets import FULL, ORACLE
 from .errors import UserError
 
-#: Evicts what the rest of the full cache's answer attends to least; no policy of the library.
-ORACLE = "oracle"
 #: All policies of the library.
 ALL = "all"
 UNIFORM = "uniform"

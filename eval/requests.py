@@ -13,14 +13,14 @@ from hf_paged_eviction import available_policies, make_disposal
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
 
 from . import published
-from .budgets import FULL, Budget, parse_budgets, parse_memory
+from .budgets import FULL, ORACLE, Budget, parse_budgets, parse_memory
 from .environment import best_device
 from .errors import UserError
 from .metrics.library import check_library_metric, is_library_metric
 from .options.base import flag
 from .options.evaluate import EvalOptions, TaskFileOptions, whole_number
 from .options.model import ModelOptions
-from .policy_names import ALL, ORACLE, choose_policies, needs_queries, split_name
+from .policy_names import ALL, choose_policies, needs_queries, split_name
 from .presets import get_preset
 from .prompting.suites import expand, is_generated, own_names
 from .settings import EMBEDDED, Settings, TaskSettings, TextSettings

@@ -10,11 +10,11 @@ import torch
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.integration.feeding import feed
 
-from .budgets import Budget
+from .budgets import ORACLE, Budget
 from .caches import make_paged_cache
 from .errors import UserError
 from .options.cache import CacheOptions
-from .policy_names import ORACLE, split_name
+from .policy_names import split_name
 from .running.prefill import input_device
 
 #: By model: what was found, by policy, bytes and options.

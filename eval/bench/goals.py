@@ -17,7 +17,9 @@ CPU, H200 = "cpu", "h200"
 #: How each set of goals is measured: the whole command, the model and the kind of device.
 COMMANDS = {CPU: "paged-eviction bench --preset cpu", H200: "paged-eviction bench --preset h200"}
 _NEEDS = {CPU: ("100m", "cpu"), H200: ("llama-3.2-1b", "cuda")}
-_LONGEST = 131072
+_128K = 131072
+#: In place of a context: the longest of the rows.
+LONGEST = -1
 
 
 #: The number of a goal in the rows of a run; None if they do not have it.
@@ -26,21 +28,57 @@ Measure = Callable[[Sequence[Row]], "float | None"]
 
 @dataclass(frozen=True)
 class Goal:
-    """A number and its limit.
+    """A number of a run and its limit.
 
     Attributes:
         text: what is measured.
         limit: to stay at or below, or to reach.
-        at_most: which of the two.
-        measure: the number in the rows of a run; None if they do not have it.
+        at_most: which of the two; of several rows the worst counts.
+        variants: whose steps; of several, which a user may choose from, the best counts.
+        context: of their rows; `LONGEST`: the longest that was measured; None: all.
+        batch: of their rows; None: all.
+        against: the variant and the context of the row that was timed in turn and that each is divided by.
+        inverse: it is divided by each instead.
+        column: the number in their rows, where nothing is divided.
+        other: what is measured instead of steps.
         unit: "x" for a ratio, "%" for a share.
     """
 
     text: str
     limit: float
     at_most: bool
-    measure: Measure
+    variants: tuple[str, ...] = ()
+    context: int | None = None
+    batch: int | None = None
+    against: tuple[str, int | None] | None = None
+    inverse: bool = False
+    column: str | None = None
+    other: Measure | None = None
     unit: str = "x"
+
+    def measure(self, rows: Sequence[Row]) -> float | None:
+        """The number in the rows of a run; None if they do not have it."""
+        if self.other is not None:
+            return self.other(rows)
+        worst, best = (max, min) if self.at_most else (min, max)
+        each = [
+            [value for row in self._rows(rows, name) if (value := self._value(rows, row)) is not None]
+            for name in self.variants
+        ]
+        return best((worst(values) for values in each if values), default=None)
+
+    def _rows(self, rows: Sequence[Row], variant: str) -> list[Row]:
+        found = [row for row in _decoded(rows, variant) if self.batch in (None, row["batch_size"])]
+        longest = max((row["context"] for row in found if self.context == LONGEST), default=None)
+        wanted = longest if self.context == LONGEST else self.context
+        return [row for row in found if wanted in (None, row["context"])]
+
+    def _value(self, rows: Sequence[Row], row: Row) -> float | None:
+        if self.against is None:
+            value: float | None = row[str(self.column)]
+            return value
+        other = beside(rows, row, *self.against)
+        return step_ratio(other, row) if self.inverse else step_ratio(row, other)
 
 
 @dataclass(frozen=True)
@@ -92,57 +130,6 @@ def beside(rows: Sequence[Row], row: Row, variant: str, context: int | None) -> 
     return measured(rows, DECODE, variant, context, row["budget"], row["batch_size"])
 
 
-def _against_floor(variant: str, floor: str, batch: int | None = None) -> Measure:
-    """The worst ratio among the groups, each at its longest context."""
-
-    def measure(rows: Sequence[Row]) -> float | None:
-        found = [row for row in _decoded(rows, variant) if batch in (None, row["batch_size"])]
-        longest = max((row["context"] for row in found), default=None)
-        each = [step_ratio(row, beside(rows, row, floor, None)) for row in found if row["context"] == longest]
-        return max((value for value in each if value is not None), default=None)
-
-    return measure
-
-
-def _over_contexts(variant: str, long: int, short: int) -> Measure:
-    def measure(rows: Sequence[Row]) -> float | None:
-        found = [row for row in _decoded(rows, variant) if row["context"] == long]
-        each = [step_ratio(row, beside(rows, row, variant, short)) for row in found]
-        return max((value for value in each if value is not None), default=None)
-
-    return measure
-
-
-def _against_full(variant: str, context: int, batch: int) -> Measure:
-    def measure(rows: Sequence[Row]) -> float | None:
-        found = [row for row in _decoded(rows, variant) if (row["context"], row["batch_size"]) == (context, batch)]
-        each = [step_ratio(beside(rows, row, FULL, context), row) for row in found]
-        return min((value for value in each if value is not None), default=None)
-
-    return measure
-
-
-def _lowest(variant: str, name: str, batch: int) -> Measure:
-    return lambda rows: min(
-        (row[name] for row in _decoded(rows, variant) if row["batch_size"] == batch and row[name] is not None),
-        default=None,
-    )
-
-
-def _highest(variant: str, name: str) -> Measure:
-    return lambda rows: max((row[name] for row in _decoded(rows, variant) if row[name] is not None), default=None)
-
-
-def _best(choose: Callable[..., float], *measures: Measure) -> Measure:
-    """The best of several variants that a user may choose from."""
-
-    def measure(rows: Sequence[Row]) -> float | None:
-        found = [value for value in (each(rows) for each in measures) if value is not None]
-        return choose(found) if found else None
-
-    return measure
-
-
 def _update_speedup(rows: Sequence[Row]) -> float | None:
     full, paged = (measured(rows, UPDATE, name, CONTEXT, BUDGET, 1) for name in (FULL, PAGED))
     return None if full is None or paged is None else ratio(full["rounds_us"], paged["rounds_us"])
@@ -162,37 +149,45 @@ def _throughput_ratio(rows: Sequence[Row]) -> float | None:
 
 GOALS: dict[str, tuple[Goal, ...]] = {
     CPU: (
-        Goal("step of this cache at budget C / floor of C tokens", 1.02, True, _against_floor(PAGED, FLOOR)),
-        Goal("step of this cache, context 32k / 2k", 1.05, True, _over_contexts(PAGED, 32768, 2048)),
-        Goal("time of the step in choosing victims", 0.01, True, _highest(PAGED, "eviction_share"), "%"),
-        Goal("update: DynamicCache at 4k / this cache at 2k, 8 KV heads of 128", 50, False, _update_speedup),
+        Goal(
+            "step of this cache at budget C / floor of C tokens",
+            *(1.02, True, (PAGED,)),
+            context=LONGEST,
+            against=(FLOOR, None),
+        ),
+        Goal("step of this cache, context 32k / 2k", 1.05, True, (PAGED,), context=32768, against=(PAGED, 2048)),
+        Goal("time of the step in choosing victims", 0.01, True, (PAGED,), column="eviction_share", unit="%"),
+        Goal("update: DynamicCache at 4k / this cache at 2k, 8 KV heads of 128", 50, False, other=_update_speedup),
     ),
     H200: (
         *(
             Goal(
                 f"static step / floor compiled the same way, batch {batch}",
-                1.0,
-                True,
-                _best(min, *(_against_floor(name, FLOOR_COMPILED, batch) for name in STATIC)),
+                *(1.0, True, STATIC),
+                context=LONGEST,
+                batch=batch,
+                against=(FLOOR_COMPILED, None),
             )
             for batch in (1, 32)
         ),
         *(
             Goal(
                 f"static step, share of the bandwidth limit, batch {batch}",
-                0.6,
-                False,
-                _best(max, *(_lowest(name, "bandwidth_share", batch) for name in STATIC)),
-                "%",
+                *(0.6, False, STATIC),
+                batch=batch,
+                column="bandwidth_share",
+                unit="%",
             )
             for batch in (1, 32)
         ),
         Goal(
             "full DynamicCache / static step at 128k, batch 1",
-            10,
-            False,
-            _best(max, *(_against_full(name, _LONGEST, 1) for name in STATIC)),
+            *(10, False, STATIC),
+            context=_128K,
+            batch=1,
+            against=(FULL, _128K),
+            inverse=True,
         ),
-        Goal("throughput, 1,024 in and 8,192 out: this cache / full", 3, False, _throughput_ratio),
+        Goal("throughput, 1,024 in and 8,192 out: this cache / full", 3, False, other=_throughput_ratio),
     ),
 }

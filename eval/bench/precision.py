@@ -20,6 +20,7 @@ from rich.table import Table
 
 from hf_paged_eviction import PagedEvictionCache
 
+from ..caches import empty_cache
 from ..errors import UserError
 from ..options.bench import BenchOptions
 from ..terminal import say
@@ -132,10 +133,7 @@ def sizes(model: Any, budget: int) -> list[tuple[int | None, int]]:
 
 def _storage_bytes(model: Any, tokens: int, bits: int | None) -> int:
     """As the cache counts them, for one row."""
-    cache, config = PagedEvictionCache(model.config, budget=tokens, bits=bits), model.config
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    cache.early_initialization(1, config.num_key_value_heads, width, model.dtype, torch.device("meta"))
-    return int(cache.stats().storage_bytes)
+    return int(empty_cache(model.config, model.dtype, budget=tokens, bits=bits).stats().storage_bytes)
 
 
 def _decoder(model: Any, forward: Any, bits: int | None, tokens: int, static: bool) -> Decoder:

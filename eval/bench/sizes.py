@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import torch
-
-from hf_paged_eviction import PagedEvictionCache
-
 from ..budgets import parse_memory
+from ..caches import empty_cache
 from ..errors import UserError
 from ..models import load_config
 from ..settings import Settings
@@ -36,11 +33,9 @@ def _tokens(settings: BenchSettings, label: str, size: int) -> int:
     shape = settings.model in SHAPES
     loading = None if shape else Settings(**{**settings.common(Settings), "policies": (), "budgets": ()})
     config = (config_of(settings.model) if loading is None else load_config(loading)).get_text_config(decoder=True)
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     try:
-        cache = PagedEvictionCache(config, memory=size, policy=settings.policy, **settings.cache_arguments)
         dtype = dtype_of(settings.dtype, settings.device, config if loading is not None else None)
-        cache.early_initialization(1, config.num_key_value_heads, width, dtype, torch.device("meta"))
+        cache = empty_cache(config, dtype, memory=size, policy=settings.policy, **settings.cache_arguments)
     except (TypeError, ValueError) as error:
         raise UserError(f"--memory {label}: {error}") from error
     return cache.budget or 0

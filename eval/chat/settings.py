@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..budgets import FULL, parse_memory
+from ..budgets import FULL, ORACLE, parse_memory
 from ..distributed import launched
 from ..errors import UserError
 from ..options.base import Options, flag
 from ..options.cache import OneCacheOptions
 from ..options.chat import ANSWER, BUDGET, EMBEDDED_ANSWER, EMBEDDED_BUDGET, ChatOptions, SamplingOptions
-from ..policy_names import ALL, ORACLE, choose_policies, split_name
+from ..policy_names import ALL, choose_policies, split_name
 from ..requests import attention_for, device_for
 from ..settings import Settings
 

@@ -19,18 +19,24 @@ O = TypeVar("O", bound=Options)  # noqa: E741
 
 
 def add_command(
-    app: typer.Typer, name: str, options: type[O], run: Callable[[O], bool | None], epilog: str | None = None
+    app: typer.Typer,
+    name: str,
+    options: type[O],
+    run: Callable[..., bool | None],
+    epilog: str | None = None,
+    others: bool = False,
 ) -> None:
     """Add a command.
 
     Args:
         run: called with what was given; its docstring is that of the command. False: exit status 1.
+        others: options that the command does not know are taken, and `run` is given them, too.
     """
 
     def command(typer_context: typer.Context, **typed: Any) -> None:
         given = {each: value for each, value in typed.items() if _is_given(typer_context, each)}
         with plain_errors():
-            complete = run(read(options, given))
+            complete = run(read(options, given), *([typer_context.args] if others else []))
         if complete is False:
             raise typer.Exit(1)
 
@@ -44,7 +50,8 @@ def add_command(
     command.__doc__ = run.__doc__
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {each.name: each.annotation for each in parameters}
-    app.command(name, epilog=epilog)(command)
+    settings = {"allow_extra_args": True, "ignore_unknown_options": True} if others else None
+    app.command(name, epilog=epilog, context_settings=settings)(command)
 
 
 def read(options: type[O], given: dict[str, Any]) -> O:

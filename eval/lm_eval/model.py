@@ -20,6 +20,7 @@ from hf_paged_eviction.queries.attention import PAGED_EVICTION
 
 from .. import embedded
 from ..errors import UserError
+from ..grouping import grouped
 from ..settings import EMBEDDED
 from .cache_settings import CacheSettings
 from .likelihood import Answer, Forward, Row, score
@@ -123,9 +124,8 @@ class PagedEvictionLM(HFLM):  # type: ignore[misc]
         them, only prompts of equal length go together.
         """
         chunked = self._cache.prefill_chunk_size is not None
-        groups: dict[tuple[int, int], list[int]] = {}
-        for row, length in enumerate(lengths):
-            groups.setdefault((self._cache.tokens(length), length if chunked else 0), []).append(row)
+        sizes = [(self._cache.tokens(length), length if chunked else 0) for length in lengths]
+        groups = grouped(range(len(sizes)), lambda row: sizes[row])
         return [(tokens, rows) for (tokens, _), rows in groups.items()]
 
     # ---- likelihood -----------------------------------------------------------------------------------------------

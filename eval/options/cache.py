@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator
@@ -9,8 +10,8 @@ from pydantic import AfterValidator
 from .base import Numbers, Options, option
 
 
-def precision(text: str | None) -> int | tuple[int | None, int | None] | None:
-    """What `bits=` of a cache is given for "4", or for "8,none": keys and values apart.
+def precision(text: str | int | Sequence[int | None] | None) -> int | tuple[int | None, int | None] | None:
+    """What `bits=` of a cache is given for "4" or 4, or for "8,none" or [8, None]: keys and values apart.
 
     Raises:
         ValueError: the text is neither.
@@ -19,7 +20,8 @@ def precision(text: str | None) -> int | tuple[int | None, int | None] | None:
         return None
     from hf_paged_eviction.store.codec import check_bits  # asked for rarely, and brings torch
 
-    words = [word.strip().lower() for word in text.split(",")]
+    typed = text if isinstance(text, str) else ",".join(map(str, [text] if isinstance(text, int) else text))
+    words = [word.strip().lower() for word in typed.split(",")]
     try:
         counts = [None if word == "none" else int(word) for word in words]
         pair = check_bits(counts[0] if len(counts) == 1 else counts)

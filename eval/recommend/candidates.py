@@ -10,10 +10,11 @@ from typing import Any
 from hf_paged_eviction.allocators import HeadAllocator, make_allocator
 from hf_paged_eviction.disposals.registry import make_disposal
 
+from ..budgets import ORACLE
 from ..errors import UserError
 from ..options.cache import CacheOptions
 from ..options.recommend import GridOptions, precisions
-from ..policy_names import ORACLE, UNIFORM, choose_policies, needs_queries, split_list, split_name
+from ..policy_names import UNIFORM, choose_policies, needs_queries, split_list, split_name
 
 DROP, TEXT = "drop", "text"
 
@@ -40,8 +41,9 @@ class Candidate:
     @property
     def label(self) -> str:
         """What rows and tables call it."""
-        more = [("bits", self.bits, None), ("positions", self.positions, TEXT), ("disposal", self.disposal, DROP)]
-        named = (f"{name}={str(value).replace(',', '/')}" for name, value, usual in more if value != usual)
+        bits = self.bits and self.bits.replace(",", "/")
+        more = [("bits", bits, None), ("positions", self.positions, TEXT), ("disposal", self.disposal, DROP)]
+        named = (f"{name}={value}" for name, value, usual in more if value != usual)
         return ", ".join([self.policy_name, *named])
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from ..grouping import grouped
 from ..longbench.tasks import TASKS
 from ..summaries.plot import accuracy_by_task, perplexity_by_position
 from ..summaries.summary import Cell, curves
@@ -86,12 +87,13 @@ def _some(table: Table | None) -> tuple[Table, ...]:
     return (table,) if table else ()
 
 
+def _suite(cell: Cell) -> str:
+    task = TASKS.get(cell.task)
+    return "others" if task is None else "longbench_e" if task.is_e else "longbench"
+
+
 def _score_plots(run: Run) -> Iterable[Plot | None]:
-    groups: dict[str, list[Cell]] = {}
-    for cell in cells_of(run):
-        task = TASKS.get(cell.task)
-        groups.setdefault("others" if task is None else "longbench_e" if task.is_e else "longbench", []).append(cell)
-    for name, cells in groups.items():
+    for name, cells in grouped(cells_of(run), _suite).items():
         panels = len({(cell.task, cell.length) for cell in cells})
         caption = "Score over the budget, per task; the full cache as a line."
         yield Plot(f"score_over_budget_{name}", caption, accuracy_by_task(cells), panels)

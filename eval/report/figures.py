@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isclose
 from statistics import fmean
@@ -191,15 +191,7 @@ def score_over_bytes(run: Run) -> Plot | None:
     styles = policy_styles(_policies(run))
     for axes, length in zip(panels, lengths, strict=True):
         shown = {variant: place for variant, place in places[length].items() if place and variant[0] != FULL}
-        for variant, height in values[length].items():
-            if variant[0] == FULL:
-                axes.axhline(height, **FULL_STYLE)
-        for policy in _policies(run):
-            points = sorted(
-                (place, values[length][variant]) for variant, place in shown.items() if variant[0] == policy
-            )
-            if points:
-                axes.plot(*zip(*points, strict=True), label=policy, **styles[policy])
+        _lines(axes, styles, shown, values[length])
         axes.set_title("own lengths" if length is None else f"{length} tokens", fontsize=11)
         budget_axis(axes, list(shown.values()))
         score_axis(axes, list(values[length].values()))
@@ -236,22 +228,29 @@ def _over_budget(run: Run, length: Any, measures: Sequence[tuple[str, dict[Varia
     styles = policy_styles(_policies(run))
     places = {variant: _held(run, length, variant) for variant in run.variants if variant[0] != FULL}
     for axes, (name, values) in zip(panels, measures, strict=True):
-        for variant in run.variants:
-            if variant[0] == FULL and (height := values.get(variant)) is not None:
-                axes.axhline(height, **FULL_STYLE)
-        for policy in _policies(run):
-            points = sorted(
-                (place, height)
-                for variant, place in places.items()
-                if variant[0] == policy and place is not None and (height := values.get(variant)) is not None
-            )
-            if points:
-                axes.plot(*zip(*points, strict=True), label=policy, **styles[policy])
+        _lines(axes, styles, places, values)
         axes.set_title(name, fontsize=11)
         axes.set_ylim(0, (axes.get_ylim()[1] or 1) * 1.05)
         axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
         budget_axis(axes, [place for place in places.values() if place is not None])
     return finish(figure, panels, columns, TOKEN_AXIS)
+
+
+def _lines(
+    axes: Any,
+    styles: Mapping[str, Any],
+    places: Mapping[Variant, float | None],
+    heights: Mapping[Variant, float | None],
+) -> None:
+    """The full cache across, and a line per policy through what is known of it."""
+    for variant, height in heights.items():
+        if variant[0] == FULL and height is not None:
+            axes.axhline(height, **FULL_STYLE)
+    known = [(variant[0], place, heights.get(variant)) for variant, place in places.items() if place is not None]
+    for policy, style in styles.items():
+        points = sorted((place, height) for name, place, height in known if name == policy and height is not None)
+        if points:
+            axes.plot(*zip(*points, strict=True), label=policy, **style)
 
 
 def _held(run: Run, length: Any, variant: Variant) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 
+from ..markdown import markdown_table
 from .table import Spread, Table
 
 _LATEX = {
@@ -28,26 +29,21 @@ _LATEX = {
 
 def to_markdown(table: Table) -> str:
     """A Markdown table under its title."""
-    lines = [
-        f"**{markdown(table.title)}**",
-        "",
-        _line([column.name for column in table.columns]),
-        "|" + "".join("---:|" if table.is_number(index) else "---|" for index in range(len(table.columns))),
-    ]
-    for row in range(len(table.rows)):
-        cells = [markdown(table.text(row, column)) for column in range(len(table.columns))]
-        lines.append(
-            "| "
-            + " | ".join(f"**{text}**" if (row, at) in table.best else text for at, text in enumerate(cells))
-            + " |"
-        )
+    columns = range(len(table.columns))
+    header = [markdown(column.name) for column in table.columns]
+    rows = [[_bold(table, row, at, markdown(table.text(row, at)), "**{}**") for at in columns] for row in _rows(table)]
+    lines = [f"**{markdown(table.title)}**", "", *markdown_table(header, list(map(table.is_number, columns)), rows)]
     if table.note:
         lines += ["", markdown(table.note)]
     return "\n".join(lines) + "\n"
 
 
-def _line(cells: list[str]) -> str:
-    return "| " + " | ".join(map(markdown, cells)) + " |"
+def _rows(table: Table) -> range:
+    return range(len(table.rows))
+
+
+def _bold(table: Table, row: int, column: int, text: str, bold: str) -> str:
+    return bold.format(text) if (row, column) in table.best else text
 
 
 def markdown(text: str) -> str:
@@ -88,12 +84,13 @@ def to_latex(table: Table) -> str:
         " & ".join(latex(column.name) for column in table.columns) + r" \\",
         r"\midrule",
     ]
-    for row in range(len(table.rows)):
+    for row in _rows(table):
         if row and row in table.breaks:
             lines.append(r"\midrule")
-        cells = [latex(table.text(row, column)) for column in range(len(table.columns))]
-        bold = [rf"\textbf{{{text}}}" if (row, at) in table.best else text for at, text in enumerate(cells)]
-        lines.append(" & ".join(bold) + r" \\")
+        cells = (
+            _bold(table, row, at, latex(table.text(row, at)), r"\textbf{{{}}}") for at in range(len(table.columns))
+        )
+        lines.append(" & ".join(cells) + r" \\")
     lines += [r"\bottomrule", r"\end{tabular}" + "}" * wide]
     if table.note:
         lines += ["", rf"\smallskip {latex(table.note)}"]

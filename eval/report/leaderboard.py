@@ -9,8 +9,7 @@ from statistics import fmean
 from hf_paged_eviction.stats import readable_bytes
 
 from ..budgets import FULL
-from ..summaries.regret import share_of
-from ..summaries.summary import held_tokens, standard_error
+from ..summaries.summary import held_tokens, share_of, standard_error
 from .efficiency import MIB, cost_of
 from .runs import Run, Variant
 from .scores import Line, lines_of, table_of_lines

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..budgets import FULL
 from ..errors import UserError
+from ..grouping import grouped
 from ..store.results import META, ROWS, SHARDS, Row, finite, read_meta, read_rows
 from .labels import labels
 from .rows import row_key
@@ -86,10 +87,7 @@ class Run:
 
     @cached_property
     def _groups(self) -> dict[tuple[Any, ...], list[Row]]:
-        groups: dict[tuple[Any, ...], list[Row]] = {}
-        for row in self.rows:
-            groups.setdefault((row["task"], row["length"], row["policy"], row["budget"]), []).append(row)
-        return groups
+        return grouped(self.rows, lambda row: (row["task"], row["length"], row["policy"], row["budget"]))
 
     def _named(self, setting: str) -> list[str]:
         return [name for source in self.sources for name in source.named(setting)]

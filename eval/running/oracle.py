@@ -14,8 +14,8 @@ from hf_paged_eviction import EvictionPolicy, ScoreContext
 from hf_paged_eviction.queries.observer import Queries
 from hf_paged_eviction.queries.weights import Attention
 
+from ..budgets import ORACLE
 from ..errors import UserError
-from ..policy_names import ORACLE
 from .decoding import decode
 from .prefill import Inputs
 from .recording import RecordingCache

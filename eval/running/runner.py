@@ -6,6 +6,7 @@ from collections.abc import Iterator, Set
 from typing import Any
 
 from ..errors import RowsFailed, UserError
+from ..grouping import grouped
 from ..prompting.prompts import Batch
 from ..settings import TaskSettings
 from ..store.results import Row
@@ -74,7 +75,6 @@ def _within_memory(
 
 def _by_stop_rule(batch: Batch) -> list[tuple[int, ...]]:
     """Indices of the prompts that may run together."""
-    groups: dict[bool, list[int]] = {}
-    for index, prompt in enumerate(batch.prompts):
-        groups.setdefault(prompt.sample.stop_at_newline, []).append(index)
-    return [tuple(rows) for rows in groups.values()]
+    rows = range(len(batch.prompts))
+    groups = grouped(rows, lambda row: batch.prompts[row].sample.stop_at_newline)
+    return [tuple(members) for members in groups.values()]

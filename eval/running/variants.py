@@ -10,10 +10,10 @@ from transformers import DynamicCache
 
 from hf_paged_eviction import EvictionPolicy, make_policy
 
-from ..budgets import FULL, IN_CACHE, Budget
+from ..budgets import FULL, IN_CACHE, ORACLE, Budget
 from ..caches import make_paged_cache
 from ..errors import UserError
-from ..policy_names import ORACLE, needs_queries, split_name
+from ..policy_names import needs_queries, split_name
 from ..prompting.prompts import Batch, Prompt
 from ..settings import Settings, TaskSettings
 from ..sizes import tokens_held

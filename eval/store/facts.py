@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ..environment import commit, hardware, versions
+from ..grouping import grouped
 from ..perplexity import TextJob
 from ..plugins import plugin_facts
 from ..prompting.prompts import Batch, Prompt
@@ -76,9 +77,7 @@ def text_facts(jobs: Sequence[TextJob]) -> dict[str, Any]:
 
 def cost_facts(rows: Iterable[Row]) -> dict[str, Any]:
     """Per policy and budget: what its rows took together, of time, memory and evictions."""
-    groups: dict[tuple[str, str], list[Row]] = {}
-    for row in rows:
-        groups.setdefault((row["policy"], row["budget"]), []).append(row)
+    groups = grouped(rows, lambda row: (row["policy"], row["budget"]))
     found: dict[str, dict[str, Any]] = {}
     for (policy, budget), group in groups.items():
         found.setdefault(policy, {})[budget] = _costs(group)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
+from ..grouping import grouped
 from ..longbench.tasks import TASKS, LongBenchTask
 from .results import ROWS, SHARDS
 
@@ -138,9 +139,7 @@ def _of_folder(folder: Path) -> list[list[Path]]:
     rows = [file for pattern in (ROWS, SHARDS) for file in sorted(folder.glob(pattern))]
     if rows:
         return [rows]
-    parts: dict[str, list[Path]] = {}
-    for file in sorted(folder.glob(f"{_OPENCOMPASS}*.json"), key=_part):
-        parts.setdefault(_opencompass_task(file), []).append(file)
+    parts = grouped(sorted(folder.glob(f"{_OPENCOMPASS}*.json"), key=_part), _opencompass_task)
     return [[file] for file in sorted(folder.glob("*.jsonl"))] + list(parts.values())
 
 

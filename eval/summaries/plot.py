@@ -12,6 +12,7 @@ from matplotlib.ticker import NullLocator
 
 from ..budgets import FULL, parse_budget
 from ..errors import UserError
+from ..grouping import grouped
 from .plot_style import COLUMNS, FULL_STYLE, PANEL, finish, make_panels, policy_styles, save
 from .summary import BINS, Cell, Curve, over_tasks
 
@@ -37,10 +38,11 @@ def plot_accuracy_by_task(cells: Sequence[Cell], path: Path) -> None:
 def accuracy_by_task(cells: Sequence[Cell]) -> Any:
     """The figure: accuracy against the budget, one panel per task and length, the full cache as a line."""
     lengths = {cell.length for cell in cells}
-    groups: dict[str, list[Cell]] = {}
-    for cell in cells:
-        name = cell.task if len(lengths) == 1 or cell.length is None else f"{cell.task}, {cell.length} tokens"
-        groups.setdefault(name, []).append(cell)
+
+    def title(cell: Cell) -> str:
+        return cell.task if len(lengths) == 1 or cell.length is None else f"{cell.task}, {cell.length} tokens"
+
+    groups = grouped(cells, title)
     return accuracy_panels(groups, min(COLUMNS, len(groups)), SINGLE if len(groups) == 1 else PANEL)
 
 

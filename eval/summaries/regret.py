@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from statistics import fmean
-from typing import Any
 
-from ..budgets import FULL
-from ..policy_names import ORACLE
+from ..budgets import FULL, ORACLE
 from ..store.results import Row
-from .summary import standard_error
+from .summary import share_of
 
 RANDOM = "random"
 ALL_TASKS = "all tasks"
@@ -71,24 +68,3 @@ def _paired(own: Scores, floor: Scores, ceiling: Scores) -> list[tuple[float, fl
     if not floor.keys() <= own.keys() & ceiling.keys():
         return []
     return [(own[name] - low, ceiling[name] - low) for name, low in floor.items()]
-
-
-def share_of(tasks: Mapping[Any, Sequence[tuple[float, float]]]) -> tuple[float, float | None, float | None, int]:
-    """What share of something is reached, each task counting the same.
-
-    Args:
-        tasks: by task, what was reached and what there is, by sample.
-
-    Returns:
-        What there is in the mean; the share of it and its standard error, None where it is not above zero by more than
-        two standard errors; the number of samples.
-    """
-    count = sum(map(len, tasks.values()))
-    gain = fmean(fmean(own for own, _ in pairs) for pairs in tasks.values())
-    distance = fmean(fmean(most for _, most in pairs) for pairs in tasks.values())
-    noise = standard_error([[most for _, most in pairs] for pairs in tasks.values()])
-    if distance <= 2 * noise or distance <= 0:
-        return distance, None, None, count
-    share = gain / distance
-    rest = [[own - share * most for own, most in pairs] for pairs in tasks.values()]
-    return distance, share, standard_error(rest) / distance, count

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, sqrt
 from statistics import fmean
+from typing import Any
 
+from ..grouping import grouped
 from ..store.results import Row
 
 #: Position bins of a run over texts: enough for a curve, few enough to average over.
@@ -39,9 +41,7 @@ class Cell:
 
 def summarise(rows: Iterable[Row]) -> list[Cell]:
     """One cell per task, length, policy and budget, in the order of first appearance."""
-    groups: dict[tuple[str, int | None, str, str], list[Row]] = {}
-    for row in rows:
-        groups.setdefault((row["task"], row["length"], row["policy"], row["budget"]), []).append(row)
+    groups = grouped(rows, lambda row: (row["task"], row["length"], row["policy"], row["budget"]))
     return [_cell(key, group) for key, group in groups.items()]
 
 
@@ -68,11 +68,30 @@ def standard_error(groups: Iterable[Sequence[float]]) -> float:
     return sqrt(sum(variances)) / len(variances)
 
 
+def share_of(tasks: Mapping[Any, Sequence[tuple[float, float]]]) -> tuple[float, float | None, float | None, int]:
+    """What share of something is reached, each task counting the same.
+
+    Args:
+        tasks: by task, what was reached and what there is, by sample.
+
+    Returns:
+        What there is in the mean; the share of it and its standard error, None where it is not above zero by more than
+        two standard errors; the number of samples.
+    """
+    count = sum(map(len, tasks.values()))
+    gain = fmean(fmean(own for own, _ in pairs) for pairs in tasks.values())
+    distance = fmean(fmean(most for _, most in pairs) for pairs in tasks.values())
+    noise = standard_error([[most for _, most in pairs] for pairs in tasks.values()])
+    if distance <= 2 * noise or distance <= 0:
+        return distance, None, None, count
+    share = gain / distance
+    rest = [[own - share * most for own, most in pairs] for pairs in tasks.values()]
+    return distance, share, standard_error(rest) / distance, count
+
+
 def over_tasks(cells: Sequence[Cell]) -> list[Cell]:
     """The mean over tasks, each counting the same; its error assumes independent tasks."""
-    groups: dict[tuple[int | None, str, str], list[Cell]] = {}
-    for cell in cells:
-        groups.setdefault((cell.length, cell.policy, cell.budget), []).append(cell)
+    groups = grouped(cells, lambda cell: (cell.length, cell.policy, cell.budget))
     return [
         Cell(
             "all tasks",
@@ -108,9 +127,7 @@ class Curve:
 
 def curves(rows: Iterable[Row]) -> list[Curve]:
     """One curve per policy and budget, in the order of first appearance."""
-    groups: dict[tuple[str, str, int | None], list[Row]] = {}
-    for row in rows:
-        groups.setdefault((row["policy"], row["budget"], row["budget_tokens"]), []).append(row)
+    groups = grouped(rows, lambda row: (row["policy"], row["budget"], row["budget_tokens"]))
     return [_curve(key, group) for key, group in groups.items()]
 
 

@@ -12,6 +12,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 
 from ..budgets import FULL
+from ..markdown import markdown_table
 from .summary import Cell, Curve, over_tasks
 
 
@@ -105,20 +106,16 @@ def _rich(grid: Grid) -> Table:
     for name in grid.columns:
         table.add_column(name, justify="right", no_wrap=True)
     for index, (policy, cells) in enumerate(grid.rows):
-        marked = (f"[bold]{text}[/]" if index in grid.best[column] else text for column, text in enumerate(cells))
-        table.add_row(policy, *marked)
+        table.add_row(policy, *_marked(grid, index, cells, "[bold]{}[/]"))
     return table
 
 
 def for_markdown(grid: Grid) -> str:
     """The same table for a README."""
-    lines = [
-        f"*{grid.title}*",
-        "",
-        "| policy | " + " | ".join(grid.columns) + " |",
-        "|---|" + "---:|" * len(grid.columns),
-    ]
-    for index, (policy, cells) in enumerate(grid.rows):
-        marked = (f"**{text}**" if index in grid.best[column] else text for column, text in enumerate(cells))
-        lines.append(f"| `{policy}` | " + " | ".join(marked) + " |")
-    return "\n".join(lines)
+    rows = [[f"`{policy}`", *_marked(grid, index, cells, "**{}**")] for index, (policy, cells) in enumerate(grid.rows)]
+    table = markdown_table(["policy", *grid.columns], [False, *(True for _ in grid.columns)], rows)
+    return "\n".join([f"*{grid.title}*", "", *table])
+
+
+def _marked(grid: Grid, row: int, cells: Sequence[str], bold: str) -> list[str]:
+    return [bold.format(text) if row in grid.best[column] else text for column, text in enumerate(cells)]

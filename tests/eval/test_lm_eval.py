@@ -168,8 +168,12 @@ def test_the_batch_does_not_matter(folder: Path, full: dict[str, list[Any]], arg
         ({**SMALL, "policy": "streaming_llm", "sink_tokens": 16}, {}),
         ({"keep_ratio": 0.3, "block_size": 4, "protected_prefix": 9}, {}),
         ({**SMALL, "prefill_chunk_size": 40}, {"prefill_chunk_size": 40}),
+        # As the command line of the harness gives them: bits=4 is a number there.
+        ({**SMALL, "bits": 4}, {}),
+        ({**SMALL, "disposal": "merge"}, {}),
+        ({**SMALL, "bits": (8, 4)}, {}),
     ],
-    ids=["default", "streaming_llm", "ratio", "chunks"],
+    ids=["default", "streaming_llm", "ratio", "chunks", "bits", "merge", "two precisions"],
 )
 def test_answers_are_those_of_generate(folder: Path, arguments: dict[str, Any], generate: dict[str, Any]) -> None:
     found = run(paged(4, **arguments), folder, ["words_gen"])["words_gen"]
