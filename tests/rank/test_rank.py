@@ -21,6 +21,8 @@ from hf_paged_eviction.integration.heads import WHOLE
 from hf_paged_eviction.recipes.fit import Window
 from hf_paged_eviction.recipes.fit_basis import add_windows, solve
 from hf_paged_eviction.store.low_rank import RankCodec, check_rank
+from hf_paged_eviction_eval.options.cache import CacheOptions
+from hf_paged_eviction_eval.options.compress import CompressOptions
 from reference import assert_evicted
 from rounded import assert_rounded
 
@@ -216,3 +218,16 @@ def test_files(tmp_path: Path) -> None:
     file.write_bytes(file.read_bytes()[:-7])
     with pytest.raises(ValueError, match="Cannot use the basis"):
         load_basis(file)
+
+
+@pytest.mark.parametrize(
+    ("typed", "given"), [("16", 16), ("16,24", (16, 24)), ("none, 8", (None, 8)), (None, None)], ids=str
+)
+def test_options_of_commands(typed: str | None, given: Any) -> None:
+    options = CacheOptions(rank=typed, basis=None if typed is None else "basis.safetensors")
+    assert options.cache_arguments["rank"] == given
+    assert (options.cache_arguments["basis"] is None) == (typed is None)
+    for wrong in ("much", "0", "1,2,3", ""):
+        with pytest.raises(ValueError, match="write a number from 1 up"):
+            CacheOptions(rank=wrong)
+    assert not {"rank", "basis"} & CompressOptions.offered().keys(), "such a cache cannot be saved"
