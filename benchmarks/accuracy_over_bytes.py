@@ -10,7 +10,7 @@ import argparse
 import json
 import math
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -60,6 +60,11 @@ class Case:
     @property
     def name(self) -> str:
         return f"{self.policy if self.tokens else 'all tokens'}, {self.bits} bits, {self.tokens or ''}"
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Of the cache, beside its size."""
+        return {"policy": self.policy, "bits": self.bits}
 
 
 def main() -> None:
@@ -143,11 +148,17 @@ def batch_answers(
     tokenizer: Any,
     settings: TaskSettings,
     batch: Batch,
-    cases: list[Case],
+    cases: Sequence[Any],
     done: set[tuple[Any, ...]],
     block_size: int,
+    queries: bool = False,
 ) -> Iterator[list[dict[str, Any]]]:
-    """The answers of a batch of prompts, case by case; an empty list for what is done."""
+    """The answers of a batch of prompts, case by case; an empty list for what is done.
+
+    Args:
+        cases: with `name`, `tokens` and `arguments`, as `Case` has them.
+        queries: some of them ask for queries.
+    """
     samples = [prompt.sample for prompt in batch.prompts]
     generator = Generator(model, tokenizer, any(sample.stop_at_newline for sample in samples))
     reader = Reader(model, settings, generator)
@@ -156,14 +167,13 @@ def batch_answers(
         if all((case.name, batch.task, sample.id) in done for sample in samples):
             yield []
             continue
-        source = source or reader.source(batch.prompts)
+        source = source or reader.source(batch.prompts, queries=queries)
         tokens = case.tokens or -(-(inputs.ids.shape[1] + 256) // block_size) * block_size
         held = PagedEvictionCache(
             model.config,
             budget=tokens,
             block_size=block_size,
-            policy=case.policy,
-            bits=case.bits,
+            **case.arguments,
             attention_mask=inputs.context_mask,
         )
         start = reader.start(inputs, held, source)

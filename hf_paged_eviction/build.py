@@ -23,6 +23,7 @@ from .options import Options
 from .policies import EvictionPolicy
 from .queries.attention import PAGED_EVICTION
 from .store.codec import Codec
+from .store.low_rank import RankCodec
 from .store.turning import Turning
 from .table.budget import BlockBudget
 from .table.cohort import Cohorts
@@ -50,9 +51,17 @@ class LayerBuilder:
         self.cascade = Cascade(allocator, options.sizes) if isinstance(allocator, LayerAllocator) else None
         self._memory: MemoryPlan | None = None
 
-    def _codecs(self, config: Any) -> tuple[Codec, Codec] | None:
-        """For all layers alike."""
+    def _codecs(self, config: Any, index: int, share: HeadShare) -> tuple[Codec, Codec] | None:
+        """Of keys and of values of one layer."""
         keys, values = self._options.bits
+        if self._options.basis is not None:
+            found = self._options.basis.layer(index, self._options.ranks)
+            pairs = zip((found.keys, found.values), self._options.ranks, self._options.bits, (True, False), strict=True)
+            made = [
+                Codec(bits, turned) if rank is None else RankCodec(axes, rank, bits, share)
+                for axes, rank, bits, turned in pairs
+            ]
+            return made[0], made[1]
         # What latent attention (MLA) hands over as values are keys too.
         return None if keys is values is None else (Codec(keys, True), Codec(values, is_latent_attention(config)))
 
@@ -102,12 +111,13 @@ class LayerBuilder:
         budgets = dict(zip(paged, layer_budgets(sizes, allocator, len(paged)), strict=True))
         if sizes.memory is not None:
             self._memory = MemoryPlan(sizes, partial(self._share_out, len(paged)))
-        rotaries, codecs = self._rotaries(config, paged), self._codecs(config)
+        rotaries = self._rotaries(config, paged)
         turnings = turnings_of(config, paged) if self._options.positions == "cache" else {}
         layers = []
         for index, layer in enumerate(plan):
             if index in budgets:
                 share, rotary = HeadShare.of(config, index), rotaries.get(index)
+                codecs = self._codecs(config, index, share)
                 made = self._make(budgets[index], index, padding, share, rotary, turnings.get(index), codecs)
                 layers.append(made if layer is None else HybridLayer(made, layer))
             else:

@@ -13,6 +13,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from .allocators import BudgetAllocator
 from .allocators.budgets import layer_budgets
 from .build import LayerBuilder, check_static, make_steps
+from .calibration.basis import Basis
 from .disposals import Disposal
 from .integration import feeding
 from .integration.masks import open_channel
@@ -87,6 +88,10 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             each forward; a pair `(keys, values)` gives each its own. The first `sink_tokens` (or `protected_prefix`)
             and the newest `block_size` tokens of a row stay as they came. None = the model's own type. The budget
             still counts tokens; `stats` tells the bytes.
+        rank: keep of keys and values the coefficients of so many directions of `basis`, a pair `(keys, values)` gives
+            each its own, None = as many as there are channels; `bits` is then that of a coefficient. What `bits` leaves
+            as it came stays as it came. Such a cache cannot be saved.
+        basis: a file that `paged-eviction fit-basis` wrote for this model, or a `Basis`; with `rank` only.
 
     Raises:
         TypeError, ValueError: sizes, policy or model that cannot work; the message says what would.
@@ -113,6 +118,8 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         record_past: bool = False,
         positions: Positions = "text",
         bits: int | tuple[int | None, int | None] | None = None,
+        rank: int | tuple[int | None, int | None] | None = None,
+        basis: str | Path | Basis | None = None,
         _inside_encoder_decoder: bool = False,
     ) -> None:
         check_config(config)
@@ -133,6 +140,8 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             disposal=disposal,
             positions=positions,
             bits=bits,
+            rank=rank,
+            basis=basis,
             static=static,
             inside_encoder_decoder=_inside_encoder_decoder,
         )

@@ -105,7 +105,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.padding = padding if padding is not None else Padding()
         self.quota = quota(budget)
         self.store = make_store(budget, static, turning, codecs, heads == "separate")
-        self.outlet = (disposal or Drop()).outlet(Site(self.store, heads, share, budget))
+        self.outlet = (disposal or Drop()).outlet(Site(self.store, heads, share, budget, policy.needs.absolute_noise))
         if self.store.rounds and (self.outlet.plans or self.outlet.reads or self.outlet.ranks):
             raise ValueError(
                 f"bits= keeps tokens in few bits, and the disposal {(disposal or Drop()).label!r} moves or reads them "
@@ -338,7 +338,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         if self.memory is not None:
             store, (beside, passing) = self.store, self.outlet.most_bytes(keys, values)
             beside += store.fixed_bytes(keys, values)
-            self.memory.begin(self, store.token_bytes(keys, values), keys.shape[0], beside, passing)
+            token_bytes = self.outlet.slot_bytes(store.token_bytes(keys, values))
+            self.memory.begin(self, token_bytes, keys.shape[0], beside, passing)
 
     def _holds_back(self, table: BlockTable, count: int) -> bool:
         """Whether `count` new tokens wait outside the storage for now."""

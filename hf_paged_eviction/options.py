@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, cast
 
 from torch.nn import Module
@@ -10,6 +11,7 @@ from transformers import PretrainedConfig
 from .allocators import BudgetAllocator, Given, HeadAllocator, LayerAllocator, Uniform, make_allocator
 from .allocators.budgets import given_shares
 from .allocators.cutoff import check_cutoff
+from .calibration.basis import Basis, chosen_basis
 from .disposals import Disposal, Surroundings, make_disposal
 from .integration.models import check_model, is_latent_attention, why_not_ours
 from .policies import EvictionPolicy, make_policy
@@ -53,7 +55,8 @@ class Options:
         sizes: tokens of a layer, on average over layers; of a list of budgets the smallest.
         protection: `sink_tokens`, `protected_prefix` and `recent_tokens` as they were given.
         policy, heads, allocator, disposal, positions, static: see there.
-        bits: of keys and of values.
+        bits, ranks: of keys and of values.
+        basis: where there are ranks.
         why_not_ours: why the model cannot use the attention implementation "paged_eviction"; None = it can.
     """
 
@@ -65,6 +68,8 @@ class Options:
     disposal: Disposal
     positions: Positions
     bits: tuple[int | None, int | None]
+    ranks: tuple[int | None, int | None]
+    basis: Basis | None
     static: bool
     why_not_ours: str | None
 
@@ -84,6 +89,8 @@ class Options:
         disposal: str | Disposal,
         positions: Positions,
         bits: int | tuple[int | None, int | None] | None,
+        rank: int | tuple[int | None, int | None] | None,
+        basis: str | Path | Basis | None,
         static: bool,
         inside_encoder_decoder: bool,
     ) -> "Options":
@@ -108,6 +115,7 @@ class Options:
                 f"The policy {scorer.name!r} compares norms of keys and values, but this model caches latents (MLA). "
                 "Use one that does not, such as 'keydiff', 'streaming_llm' or 'random'."
             )
+        ranks, directions = chosen_basis(rank, basis, config)
         made = make_disposal(disposal)
         made.check(
             Surroundings(
@@ -116,11 +124,13 @@ class Options:
                 uniform=isinstance(shares, Uniform) and scorer.needs.cutoff is None,
                 latent=is_latent_attention(config),
                 positions=positions,
-                coded=any(bits is not None for bits in precision),
+                coded=any(few is not None for few in (*precision, *ranks)),
             )
         )
         reason = why_not_ours(config)
-        return cls(sizes, protection, scorer, heads, shares, made, positions, precision, static, reason)
+        return cls(
+            *(sizes, protection, scorer, heads, shares, made, positions, precision, ranks, directions, static, reason)
+        )
 
     def check_together(self) -> None:
         """Refuse an allocator, or a policy that takes its place, that does not go together with the rest.
@@ -237,7 +247,16 @@ class Options:
     # ---- saving ---------------------------------------------------------------------------------------------------
 
     def settings(self) -> dict[str, Any]:
-        """The arguments that make such a cache, as JSON."""
+        """The arguments that make such a cache, as JSON.
+
+        Raises:
+            ValueError: it has a `basis`, which no settings hold.
+        """
+        if self.basis is not None:
+            raise ValueError(
+                "rank= keeps tokens as coefficients, which mean nothing without the very basis that made them, and "
+                "that is not in the file. Save a cache without rank=, with bits= where it has to be small."
+            )
         sinks, prefix, recent = self.protection
         given = self.allocator if isinstance(self.allocator, Given) else None
         return {

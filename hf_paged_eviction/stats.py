@@ -14,12 +14,14 @@ class LayerStats:
         held: tokens held per row, pads included.
         budget: most tokens it may hold per row, its share where an allocator shares out; None while a `keep_ratio`
             waits for its prompt. Means where rows or heads have shares of their own.
-        evicted_tokens: real tokens seen and no longer held (of recall: not on the device), summed over rows.
+        evicted_tokens: real tokens seen and no longer held (of recall: not on the device; of demote: not in full
+            precision), summed over rows.
         evicted_blocks: blocks overwritten during decoding, summed over rows (shared by the KV heads or one each).
         storage_bytes: key and value storage, used or not.
         summary_bytes: what `disposal=` keeps beside it on the device.
         host_bytes: what `disposal=` keeps in host memory.
         faults: blocks that a query needed and that were not in the slots, in all rows and sets.
+        demoted_tokens: of the evicted ones, those that `disposal="demote"` still holds in few bits, summed over rows.
     """
 
     layer_idx: int
@@ -32,6 +34,7 @@ class LayerStats:
     summary_bytes: int = 0
     host_bytes: int = 0
     faults: int = 0
+    demoted_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,7 @@ class CacheStats:
     summary_bytes: int = 0
     host_bytes: int = 0
     faults: int = 0
+    demoted_tokens: int = 0
 
     @classmethod
     def of(cls, layers: Sequence[LayerStats], other_bytes: int) -> "CacheStats":
@@ -69,6 +73,7 @@ class CacheStats:
             summary_bytes=sum(layer.summary_bytes for layer in layers),
             host_bytes=sum(layer.host_bytes for layer in layers),
             faults=sum(layer.faults for layer in layers),
+            demoted_tokens=sum(layer.demoted_tokens for layer in layers),
             layers=tuple(layers),
         )
 

@@ -21,6 +21,7 @@ import peers_tables
 import policy_pages
 import recall_tables
 import recommend_tables
+import same_bytes_tables
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 from sphinx.errors import ExtensionError
@@ -32,6 +33,7 @@ GENERATORS: dict[str, Callable[[str], str]] = {
     "commands": command_pages.sections,
     "comparison": comparison_table.page,
     "decode": measured.decode,
+    "demote": same_bytes_tables.demote,
     "endless-text": measured.endless_text,
     "gates": gate_tables.gates,
     "episodes": episode_tables.episodes,
@@ -44,6 +46,7 @@ GENERATORS: dict[str, Callable[[str], str]] = {
     "positions": measured.positions,
     "prefill-peak": measured.prefill_peak,
     "query-memory": episode_tables.query_memory,
+    "rank": same_bytes_tables.rank,
     "prefill-time": recommend_tables.prefill_time,
     "recall": recall_tables.recall,
     "recall-bytes": recall_tables.same_bytes,

@@ -22,7 +22,7 @@ _PREFILL = "paged-eviction bench --preset prefill --threads 2 --output benchmark
 
 def recommend(_: str) -> str:
     """The choice beside the full grid, from `recommend.json`."""
-    found = {_MODELS.get(name, name): each for name, each in load("recommend").items()}
+    found = {_MODELS.get(name, name): each for name, each in sorted(load("recommend").items())}
     header = (
         *(
             "",

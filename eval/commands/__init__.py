@@ -15,6 +15,7 @@ from .chat import register as add_chat
 from .compress import register as add_compress
 from .errors import plain_errors
 from .evaluate import register as add_eval
+from .fit_basis import register as add_fit_basis
 from .fit_fold import register as add_fit_fold
 from .fit_gate import register as add_fit_gate
 from .lists import register as add_lists
@@ -66,6 +67,7 @@ for register in (
     add_verify,
     add_calibrate,
     add_fit_gate,
+    add_fit_basis,
     add_fit_fold,
     add_compress,
     add_bench,

@@ -30,13 +30,38 @@ def precision(text: str | int | Sequence[int | None] | None) -> int | tuple[int 
     return pair[0] if len(words) == 1 else pair
 
 
+def ranks(text: str | None) -> int | tuple[int | None, int | None] | None:
+    """What `rank=` of a cache is given for "16", or for "16,none": keys and values apart.
+
+    Raises:
+        ValueError: the text is neither.
+    """
+    if text is None:
+        return None
+    words = [word.strip().lower() for word in text.split(",")]
+    try:
+        counts = [None if word == "none" else int(word) for word in words]
+    except ValueError:
+        counts = []
+    if len(counts) not in (1, 2) or any(count is not None and count < 1 for count in counts):
+        raise ValueError("write a number from 1 up, or two of these or none for keys and values, such as 16,24")
+    return counts[0] if len(counts) == 1 else (counts[0], counts[1])
+
+
 def _checked(text: str) -> str:
     precision(text)
     return text
 
 
+def _checked_ranks(text: str) -> str:
+    ranks(text)
+    return text
+
+
 #: As `precision` reads it.
 Bits = Annotated[Numbers, AfterValidator(_checked)]
+#: As `ranks` reads it.
+Ranks = Annotated[Numbers, AfterValidator(_checked_ranks)]
 
 
 class CacheOptions(Options):
@@ -59,6 +84,15 @@ class CacheOptions(Options):
         metavar="N",
         shown="the model's",
     )
+    rank: Ranks | None = option(
+        None,
+        "Directions of --basis whose coefficients are kept; two numbers for keys and values, such as 16,24.",
+        metavar="N",
+        shown="all channels",
+    )
+    basis: str | None = option(
+        None, "What `paged-eviction fit-basis` wrote for this model; for --rank.", metavar="FILE"
+    )
     positions: Literal["text", "cache"] = option(
         "text", "Where held tokens stand: at their place in the text, or one after the other."
     )
@@ -68,7 +102,7 @@ class CacheOptions(Options):
     def cache_arguments(self) -> dict[str, Any]:
         """Arguments of `PagedEvictionCache`."""
         given = {name: getattr(self, name) for name in CacheOptions.model_fields}
-        return {**given, "bits": precision(self.bits)}
+        return {**given, "bits": precision(self.bits), "rank": ranks(self.rank)}
 
 
 class OneCacheOptions(CacheOptions):

@@ -6,7 +6,7 @@ size, `D` head size.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -32,11 +32,13 @@ class Held:
         keys: `[B, H, n, D]`.
         values: as `keys`.
         positions: `[B, S, n]` int64, -1 where no real token is, or none that is meant.
+        scores: `[B, S, n]` float32, what the policy thinks of them, where tokens are chosen: in `plan` and `overflow`.
     """
 
     keys: Tensor
     values: Tensor
     positions: Tensor
+    scores: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -68,12 +70,14 @@ class Site:
         heads: whether the KV heads choose together.
         share: which of the layer's KV heads this process holds.
         sizes: in tokens; how many the layer may hold may change.
+        absolute_noise: of the policy's scores, see `Needs`.
     """
 
     store: Store
     heads: Heads
     share: HeadShare
     sizes: BlockBudget
+    absolute_noise: bool = False
 
 
 @dataclass(frozen=True)
@@ -121,12 +125,18 @@ class Outlet:
         device_bytes: what it keeps on the layer's device, beside the slots.
         host_bytes: what it keeps in host memory.
         faults: blocks that a query needed and that were not in the slots, in all rows and sets.
+        tokens_beside: real tokens that have left their slots and that attention still sees as they are here, summed
+            over rows, a mean over sets. Reads tensors.
     """
 
     plans = False
     takes = False
     reads = False
     ranks = False
+
+    @property
+    def tokens_beside(self) -> int:
+        return 0
 
     @property
     def faults(self) -> int:
@@ -173,8 +183,13 @@ class Outlet:
         Returns:
             The tokens to choose the kept ones from: `tokens`, or others of the same shape in their place.
         """
-        self.let_go(Held(tokens.keys, tokens.values, tokens.positions.masked_fill(~leaves, -1)), None)
+        self.let_go(replace(tokens, positions=tokens.positions.masked_fill(~leaves, -1)), None)
         return tokens
+
+    def slot_bytes(self, token_bytes: int) -> int:
+        """What a slot of `token_bytes` takes together with its share of what is kept beside the slots on the device,
+        where that is as much as fits into the memory of the cache."""
+        return token_bytes
 
     def frame_ranks(self, table: BlockTable) -> Tensor:
         """`[B, S, C / P]` float32, the block in slots of the lowest number goes next."""

@@ -150,6 +150,7 @@ class Contents:
             summary_bytes=outlet.device_bytes,
             host_bytes=outlet.host_bytes,
             faults=outlet.faults,
+            demoted_tokens=outlet.tokens_beside,
         )
 
     # ---- what attention reads -------------------------------------------------------------------------------------
@@ -212,7 +213,7 @@ class Contents:
     def plan(self, begins: Tensor) -> None:
         """A victim was chosen where `begins` `[B, S]` says so."""
         table = self.known
-        self.outlet.plan(table.choice.slots, begins, Held(*self.store.read(), table.positions))
+        self.outlet.plan(table.choice.slots, begins, Held(*self.store.read(), table.positions, table.scores))
 
     def turn_keys(self) -> None:
         """Turn the keys held to where they stand now, for attention; see `table.gaps`."""

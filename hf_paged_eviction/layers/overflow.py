@@ -84,7 +84,7 @@ class Overflow:
         shifts = table.moved_shifts(kept, kept_positions, positions, count)
         if outlet.takes or outlet.plans:
             leaves = not_kept(positions, kept, kept_positions)
-            tokens = outlet.overflow(Held(tokens.keys, tokens.values, positions.expand_as(leaves)), leaves)
+            tokens = outlet.overflow(Held(tokens.keys, tokens.values, positions.expand_as(leaves), scores), leaves)
         # Without new tokens, these states are views of the storage.
         anew = count == 0 or store.slots != quota.budget.capacity
         store.keep(tokens.keys, tokens.values, kept, table.held, kept_positions, anew)

@@ -23,7 +23,7 @@ from hf_paged_eviction_eval.store.results import read_lines
 
 SIZE = "124KiB"
 GRID: dict[str, Any] = {
-    "policies": "keydiff,recency,h2o",
+    "policies": "keydiff,recency,tova",
     "allocators": "uniform",
     "bits": "none,8",
     "positions": "text",
@@ -33,8 +33,8 @@ GRID: dict[str, Any] = {
     "length": 128,
     "answer_tokens": 6,
     "prefill_chunk_size": 32,
-    "passages": 12,
-    "share": 0.18,
+    "passages": 8,
+    "share": 0.27,
 }
 
 
@@ -62,6 +62,12 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(autouse=True)
+def no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the two searches above are enough."""
+    monkeypatch.setattr("hf_paged_eviction_eval.recommend.run.plot_front", lambda *_: None)
+
+
 def summary(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((folder / "summary.json").read_text("utf-8"))
     return found
@@ -69,7 +75,7 @@ def summary(folder: Path) -> dict[str, Any]:
 
 def test_the_choice_is_as_good_as_that_of_the_full_grid(grid: Path, searched: Path) -> None:
     every = rows(grid)
-    assert {row["passage"] for row in every.values()} == {name for _, _, name in every} and len(every) == 12 * 12
+    assert {row["passage"] for row in every.values()} == {name for _, _, name in every} and len(every) == 8 * 12
     means = {
         name: fmean(decides(row, "both") for row in every.values() if row["candidate"] == name)
         for name in {row["candidate"] for row in every.values()} - {"full"}
@@ -77,7 +83,7 @@ def test_the_choice_is_as_good_as_that_of_the_full_grid(grid: Path, searched: Pa
     chosen = summary(searched)["recommended"][SIZE]["candidate"]
     assert means[chosen] <= 1.02 * min(means.values())
     assert max(means.values()) > 1.3 * min(means.values()), "the choice matters"
-    assert summary(searched)["cost"]["share"] <= 0.2 and summary(grid)["cost"]["share"] == pytest.approx(1, abs=0.03)
+    assert summary(searched)["cost"]["share"] <= 0.3 and summary(grid)["cost"]["share"] == pytest.approx(1, abs=0.06)
     again = {key: row["reading"] for key, row in rows(searched).items()}
     assert again == {key: pytest.approx(every[key]["reading"], rel=1e-3, abs=1e-6) for key in again}
 
@@ -96,7 +102,7 @@ def test_nobody_holds_more_than_the_bytes(grid: Path) -> None:
 
 def test_what_does_not_go_together_is_left_out_with_the_reason(grid: Path) -> None:
     left_out = {name: each["reason"] for each in summary(grid)["left_out"] for name in each["candidates"]}
-    assert "recall asks the queries itself" in left_out["h2o, disposal=recall(blocks=1)"]
+    assert "recall asks the queries itself" in left_out["tova, disposal=recall(blocks=1)"]
     assert "bits=" in left_out["keydiff, bits=8, disposal=merge"]
     assert not set(left_out) & {row["candidate"] for row in rows(grid).values()}
 
@@ -223,9 +229,9 @@ def test_fewer_passages_are_read_together_where_memory_runs_out(
         "hf_paged_eviction_eval.recommend.run.progress",
         lambda *_: nullcontext(lambda state: seen.append(state.finished)),
     )
-    run_recommend(options(tmp_path, batch_size=8, policies="recency,keydiff", bits="none", disposals="drop", share=1.0))
+    run_recommend(options(tmp_path, batch_size=7, policies="recency,keydiff", bits="none", disposals="drop", share=1.0))
     assert max(together) > 3 and together[-1] <= 3
-    assert seen == sorted(seen) and len(set(seen)) > 8, "told candidate by candidate"
+    assert seen == sorted(seen) and len(set(seen)) > 6, "told candidate by candidate"
     every = {key: row["reading"] for key, row in rows(tmp_path).items()}
     same = {key: row["reading"] for key, row in rows(searched).items() if key in every}
-    assert len(same) > 8 and same == {key: pytest.approx(every[key], rel=1e-3, abs=1e-6) for key in same}
+    assert len(same) > 4 and same == {key: pytest.approx(every[key], rel=1e-3, abs=1e-6) for key in same}

@@ -1,0 +1,159 @@
+"""Fit a basis to a model: what `paged-eviction fit-basis` does."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from hashlib import sha256
+from pathlib import Path
+from time import monotonic
+
+from rich.console import Console
+from rich.table import Table
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from hf_paged_eviction.calibration.basis import Basis, save_basis
+from hf_paged_eviction.calibration.calibration import fingerprint
+from hf_paged_eviction.recipes.fit import Window
+from hf_paged_eviction.recipes.fit_basis import Sums, Worth, add_windows, solve
+
+from . import models
+from .calibrate import cut, token_bar
+from .errors import UserError
+from .running.prefill import input_device
+from .settings import TextSettings
+from .texts import documents
+
+#: Seconds between two writings of what was found so far.
+_EVERY = 20.0
+
+
+def run_fit_basis(settings: TextSettings, output: Path, tokens: int) -> Basis:
+    """Fit a basis to some texts, write the file, and print what its directions are worth.
+
+    What was read is written beside the output from time to time; the same command continues there.
+
+    Args:
+        settings: model, device and texts; `length` is that of a window.
+        output: the file to write, `*.safetensors`.
+        tokens: how many to read, in all.
+
+    Raises:
+        UserError: the output cannot be written, the texts are too short, or the model has no use for a basis.
+    """
+    notes = Console(stderr=True)
+    _check_output(output)
+    tokenizer = models.load_tokenizer(settings)
+    texts = (text.content for text in documents(settings.files, settings.dataset, settings.dataset_revision))
+    windows = cut(tokenizer, texts, settings.length, tokens)
+    model = models.load(settings)[0]
+    part = _Part(output.with_suffix(".part"), _digest(windows, settings, fingerprint(model.config)))
+    sums, read = part.load()
+    placed = [Window(window.tokens.to(input_device(model))) for window in windows]
+    try:
+        with token_bar(notes) as bar:
+            done = sum(window.count for window in windows[:read])
+            task = bar.add_task("reading", total=sum(window.count for window in windows), completed=done)
+            add_windows(
+                model,
+                placed[read:],
+                sums,
+                lambda count: bar.advance(task, count),
+                lambda count: part.save(sums, read + count),
+            )
+        basis, worth = solve(sums, model.config)
+    except ValueError as error:
+        raise UserError(f"cannot fit a basis to {settings.model!r}: {error}") from error
+    save_basis(basis, output)
+    part.remove()
+    Console().print(report_table(worth))
+    notes.print(
+        f"{basis.facts['tokens']} tokens in {len(windows)} windows; written to {output}: rank=R, basis={output}",
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
+    )
+    return basis
+
+
+def _check_output(output: Path) -> None:
+    if output.suffix != ".safetensors":
+        raise UserError(f"--output {output}: the name of a basis ends in .safetensors")
+    if output.is_dir() or not output.parent.is_dir():
+        raise UserError(f"--output {output}: {output if output.is_dir() else output.parent} is no place for a file")
+
+
+def _digest(windows: list[Window], settings: TextSettings, model: Mapping[str, str]) -> str:
+    """Of all that the sums depend on."""
+    digest = sha256(json.dumps([settings.model, settings.revision, dict(model)], default=str).encode())
+    for window in windows:
+        digest.update(str(window.tokens.tolist()).encode())
+    return digest.hexdigest()
+
+
+@dataclass
+class _Part:
+    """What was found so far, as a file.
+
+    Attributes:
+        path: where.
+        digest: of the work that it belongs to.
+        written: when it was last written, on a clock that never goes back.
+    """
+
+    path: Path
+    digest: str
+    written: float = 0.0
+
+    def load(self) -> tuple[dict[int, Sums], int]:
+        """The sums, and how many windows are in them; nothing where the file is of other work, or damaged."""
+        try:
+            with safe_open(self.path, framework="pt") as file:
+                metadata = file.metadata() or {}
+                if metadata.get("digest") != self.digest:
+                    return {}, 0
+                layers = sorted({int(name.split(".")[0]) for name in file.keys()})  # noqa: SIM118 - no dictionary
+                names = [field.name for field in fields(Sums)]
+                sums = {at: Sums(*(file.get_tensor(f"{at}.{name}") for name in names)) for at in layers}
+                return sums, int(metadata["windows"])
+        except (OSError, SafetensorError, KeyError, ValueError):
+            return {}, 0
+
+    def save(self, sums: Mapping[int, Sums], windows: int) -> None:
+        """Write them, unless that was done just now."""
+        if monotonic() - self.written < _EVERY:
+            return
+        tensors = {f"{at}.{name}": tensor.contiguous() for at, of in sums.items() for name, tensor in vars(of).items()}
+        new = self.path.with_suffix(".new")
+        save_file(tensors, new, {"digest": self.digest, "windows": str(windows)})
+        os.replace(new, self.path)
+        self.written = monotonic()
+
+    def remove(self) -> None:
+        """It is not needed any more."""
+        self.path.unlink(missing_ok=True)
+
+
+def report_table(worth: Mapping[int, Worth]) -> Table:
+    """Per layer, what the first directions hold."""
+    dim = len(next(iter(worth.values())).keys)
+    ranks = [dim // 4, dim // 2, 3 * dim // 4]
+    table = Table(title="Share of the variance that the first directions hold, mean of the KV heads")
+    table.add_column("layer")
+    table.add_column("variance of")
+    for rank in ranks:
+        table.add_column(f"rank {rank}", justify="right")
+    titles = {
+        "keys": "products of keys and queries",
+        "rotated": "keys alone",
+        "plain": "keys before rotation",
+        "values": "values",
+    }
+    for index, of in sorted(worth.items()):
+        for name, title in titles.items():
+            shares = getattr(of, name)
+            table.add_row(str(index), title, *(f"{100 * float(shares[rank - 1]):.1f} %" for rank in ranks))
+    return table

@@ -1,0 +1,233 @@
+"""`rank=`: tokens are kept as coefficients of a model's directions, and read as what those say."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from slow_rank import RankRecorder, slow_projected
+from transformers import DynamicCache
+
+import models
+import modes
+import rows
+from evicting import binding
+from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction.calibration.basis import Basis, load_basis, save_basis
+from hf_paged_eviction.integration.heads import WHOLE
+from hf_paged_eviction.recipes.fit import Window
+from hf_paged_eviction.recipes.fit_basis import add_windows, solve
+from hf_paged_eviction.store.low_rank import RankCodec, check_rank
+from hf_paged_eviction_eval.options.cache import CacheOptions
+from hf_paged_eviction_eval.options.compress import CompressOptions
+from reference import assert_evicted
+from rounded import assert_rounded
+
+OURS = "paged_eviction"
+DIM = 8
+
+
+@functools.cache
+def shared(family: str = "llama", attention: str = OURS) -> Any:
+    """In double precision a step of the rounding is hardly ever taken for the noise of the last digit."""
+    return models.build(family, attention).double()
+
+
+@functools.cache
+def fitted(family: str = "llama") -> Basis:
+    sums: dict[int, Any] = {}
+    add_windows(shared(family), [Window(torch.stack(models.prompts([50, 50], seed=9)))], sums)
+    return solve(sums, shared(family).config)[0]
+
+
+# ---- the codec -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bits", [None, 4])
+@pytest.mark.parametrize("rank", [1, 3, DIM])
+def test_codec(rank: int, bits: int | None) -> None:
+    axes = fitted().layers[1].keys
+    states = torch.randn(2, 2, 5, DIM, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    codec = RankCodec(axes, rank, bits, WHOLE)
+    codes = codec.encode(states)
+    assert (codes.packed.shape, codes.levels.shape) == codec.shapes(states, 5)
+    assert codes.packed.shape[-1] == (rank if bits is None else -(-rank // 2))
+    found = codec.decode(codes, DIM, states.dtype)
+    assert torch.allclose(found, slow_projected(states, axes, rank, bits), rtol=1e-5, atol=1e-6)
+    if rank == DIM and bits is None:
+        assert torch.allclose(found, states, rtol=1e-5, atol=1e-5)
+
+
+# ---- in a model ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("mode", "padded", "rank", "bits", "settings"),
+    [
+        ("beam", True, 3, None, {"policy": "keydiff", "heads": "separate"}),
+        ("chunked_prefill", True, (None, 4), 4, {"policy": "paged_eviction"}),
+        ("three_turns", False, (5, 2), (None, 8), {"policy": "h2o"}),
+        ("direct", True, 4, None, {"policy": "keydiff", "allocator": "ada_kv", "heads": "separate"}),
+    ],
+    ids=str,
+)
+def test_exact(mode: str, padded: bool, rank: Any, bits: Any, settings: dict[str, Any]) -> None:
+    """Logits are those of a slow cache that projects the same tokens."""
+    model, basis = shared(), fitted()
+    cache = binding(model, mode, bits=bits, rank=rank, basis=basis, **settings)
+    with RankRecorder(model, cache, basis, check_rank(rank), check_rank(bits)) as recorder:
+        modes.run(model, cache, mode, *modes.batch(mode, padded))
+    assert_evicted(recorder)
+    assert_rounded(model, recorder)
+
+
+def test_sliding_layers_beside() -> None:
+    if reason := models.unavailable("gemma3"):
+        pytest.skip(reason)
+    model, basis = shared("gemma3"), fitted("gemma3")
+    assert list(basis.layers) == [1]
+    cache = binding(model, "direct", rank=3, basis=basis)
+    with RankRecorder(model, cache, basis, (3, 3), (None, None)) as recorder:
+        modes.run(model, cache, "direct", *modes.batch("direct", True))
+    assert_rounded(model, recorder)
+
+
+def test_as_many_directions_as_channels_lose_nothing() -> None:
+    model = shared()
+    ids, mask = modes.batch("direct", True)
+    caches = DynamicCache(config=model.config), PagedEvictionCache(model.config, 48, 4, rank=DIM, basis=fitted())
+    spans = [(0, 20), *((at, at + 1) for at in range(20, 40))]
+    found = [torch.cat([modes.forward(model, cache, ids, mask, *span) for span in spans], 1) for cache in caches]
+    assert (found[0] - found[1])[mask.bool()].abs().max() <= 1e-4
+
+
+@pytest.mark.parametrize("positions", ["text", "cache"])
+def test_a_row_is_what_it_is_alone(positions: str) -> None:
+    settings = {"budget": 24, "block_size": 4, "policy": "keydiff", "positions": positions}
+    assert rows.compare(shared(), [40, 23, 9], None, rank=4, basis=fitted(), **settings) > 0
+
+
+@pytest.mark.skipif(models.VERSION < (5, 14), reason="static=True needs transformers 5.14 or later")
+def test_static() -> None:
+    model = shared()
+    ids, mask = models.left_pad(models.prompts([44, 31], seed=1))
+    said = []
+    for static in (False, True):
+        how = {"policy": "keydiff", "rank": 4, "bits": 8, "basis": fitted(), "static": static}
+        cache = PagedEvictionCache(model.config, 24, 4, **how)
+        spans = [(0, 20), (20, 28), *((at, at + 1) for at in range(28, 44))]
+        said.append(torch.cat([modes.forward(model, cache, ids, mask, *span)[:, -1:] for span in spans], 1))
+    assert (said[0] - said[1]).abs().max() <= 1e-5
+
+
+@pytest.mark.skipif(models.VERSION < (5, 14), reason="static=True needs transformers 5.14 or later")
+def test_a_compiled_step_decodes_in_its_graph() -> None:
+    from torch._dynamo.utils import counters
+    from transformers import CompileConfig
+
+    model, said = shared(), []
+    ids, mask = models.left_pad(models.prompts([27, 21], seed=1))
+    config = CompileConfig(fullgraph=True, dynamic=False, backend="eager", mode=None)
+    config._compile_all_devices = True
+    torch._dynamo.reset()
+    counters.clear()
+    for how in ({"disable_compile": True}, {"compile_config": config}):
+        cache = PagedEvictionCache(model.config, 24, 4, policy="keydiff", rank=4, basis=fitted(), static=True)
+        said.append(modes.generate(model, cache, ids, mask, 6, **how).tolist())
+    assert counters["stats"]["unique_graphs"] == 1
+    torch._dynamo.reset()
+    assert said[0] == said[1]
+
+
+def test_bytes() -> None:
+    model = shared()
+    ids, mask = modes.batch("direct", False)
+    taken = {}
+    for rank in (None, 4, (2, None)):
+        basis = None if rank is None else fitted()
+        cache = PagedEvictionCache(model.config, 24, 4, rank=rank, basis=basis)
+        modes.forward(model, cache, ids, mask, 0, 40)
+        taken[rank] = cache.stats().storage_bytes
+        if rank is not None:
+            parts = [part for layer in cache.layers for part in (*layer.store.tensors, *layer.store.exact.tensors())]
+            assert taken[rank] == sum(part.numel() * part.element_size() for part in parts)
+    slots = 2 * 3 * 2 * 24 * 8  # layers, rows, heads, slots, bytes of a number
+    assert taken[None] == slots * 2 * DIM
+    beside = taken[4] - slots * 8
+    assert 0 < beside < taken[None]
+    assert taken[2, None] == slots * (2 + DIM) + beside
+    few, all_of_them = (
+        PagedEvictionCache(model.config, memory=60_000, block_size=4, **how)
+        for how in ({"rank": 2, "basis": fitted()}, {})
+    )
+    for cache in (few, all_of_them):
+        modes.forward(model, cache, ids, mask, 0, 40)
+        assert cache.stats().storage_bytes <= 60_000
+    assert few.budget is not None and all_of_them.budget is not None and few.budget > all_of_them.budget
+
+
+# ---- what is refused -------------------------------------------------------------------------------------------------
+
+
+def test_refused(tmp_path: Path) -> None:
+    model, basis = shared(), fitted()
+    for options, message in [
+        ({"rank": 4}, "needs basis="),
+        ({"basis": basis}, "give rank= too"),
+        ({"rank": DIM + 1, "basis": basis}, "more than the 8 channels"),
+        ({"rank": 0, "basis": basis}, "at least 1"),
+        ({"rank": (1, 2, 3), "basis": basis}, "a pair"),
+        ({"rank": 4, "basis": tmp_path / "none.safetensors"}, "there is no such file"),
+        ({"rank": 4, "basis": Basis({0: basis.layers[0]}, basis.model)}, "knows nothing of layer 1"),
+        ({"rank": 4, "basis": Basis(basis.layers, {**basis.model, "head_dim": "64", "num_hidden_layers": "7"})}, "7"),
+        ({"rank": 4, "basis": basis, "disposal": "recall(blocks=2)"}, "bits="),
+        ({"rank": 4, "basis": basis, "disposal": "demote"}, "bits="),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            PagedEvictionCache(model.config, **{"budget": 24, "block_size": 4, "policy": "keydiff", **options})
+    with pytest.raises(TypeError, match="whole number"):
+        PagedEvictionCache(model.config, 24, 4, rank="4", basis=basis)
+    if models.unavailable("deepseek_v3") is None:
+        with pytest.raises(ValueError, match="caches latents"):
+            PagedEvictionCache(models.family_config("deepseek_v3"), 24, 4, policy="keydiff", rank=4, basis=basis)
+    cache = PagedEvictionCache(model.config, 24, 4, rank=4, basis=basis)
+    modes.forward(model, cache, *modes.batch("direct", False), 0, 9)
+    with pytest.raises(ValueError, match="that is not in the file"):
+        cache.save(tmp_path / "context.safetensors")
+
+
+def test_files(tmp_path: Path) -> None:
+    basis, file = fitted(), tmp_path / "basis.safetensors"
+    save_basis(basis, file)
+    found = load_basis(file)
+    assert (found.model, found.facts) == (basis.model, basis.facts)
+    for index, layer in basis.layers.items():
+        for kind, axes in vars(layer).items():
+            for name, tensor in vars(axes).items():
+                assert torch.equal(getattr(getattr(found.layers[index], kind), name), tensor)
+    model = shared()
+    ids, mask = modes.batch("direct", False)
+    said = [
+        modes.forward(model, PagedEvictionCache(model.config, 24, 4, rank=3, basis=each), ids, mask, 0, 40)
+        for each in (basis, file, str(file))
+    ]
+    assert torch.equal(said[0], said[1]) and torch.equal(said[0], said[2])
+    file.write_bytes(file.read_bytes()[:-7])
+    with pytest.raises(ValueError, match="Cannot use the basis"):
+        load_basis(file)
+
+
+@pytest.mark.parametrize(
+    ("typed", "given"), [("16", 16), ("16,24", (16, 24)), ("none, 8", (None, 8)), (None, None)], ids=str
+)
+def test_options_of_commands(typed: str | None, given: Any) -> None:
+    options = CacheOptions(rank=typed, basis=None if typed is None else "basis.safetensors")
+    assert options.cache_arguments["rank"] == given
+    assert (options.cache_arguments["basis"] is None) == (typed is None)
+    for wrong in ("much", "0", "1,2,3", ""):
+        with pytest.raises(ValueError, match="write a number from 1 up"):
+            CacheOptions(rank=wrong)
+    assert not {"rank", "basis"} & CompressOptions.offered().keys(), "such a cache cannot be saved"
