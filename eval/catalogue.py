@@ -8,6 +8,7 @@ from rich.table import Table
 from .plugins import others_register
 from .policy_table import make_policy_table, read_policy_table
 from .prompting import suites
+from .task_files import REGISTERED
 
 
 def policy_tables() -> RenderableType:
@@ -44,7 +45,7 @@ def task_sections() -> dict[str, dict[str, str]]:
         "ruler_data: RULER's own records": groups["ruler_data"],
         "infinitebench: InfiniteBench": groups["infinitebench"],
         "mathematics: long answers": groups["mathematics"],
-        **({"of plugins": tuple(suites.REGISTERED)} if suites.REGISTERED else {}),
+        **({"of plugins": tuple(REGISTERED)} if REGISTERED else {}),
     }
     return {title: {task: suites.description(task) for task in tasks} for title, tasks in sections.items()}
 
