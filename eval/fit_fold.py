@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from rich.console import Console
@@ -28,25 +27,13 @@ from hf_paged_eviction.recipes.folding import Eviction
 from . import models
 from .calibrate import check_output, cut, longest
 from .errors import UserError
+from .options.fold import FoldOptions
 from .running.prefill import input_device
 from .settings import TextSettings
 from .texts import documents
 
 
-class Asked(Protocol):
-    """Options of the command."""
-
-    policy: str
-    heads: str
-    budgets: str
-    block_size: int
-    rank: int
-    middle: int
-    epochs: int
-    layers_at_once: int
-
-
-def make_plan(options: Asked) -> Plan:
+def make_plan(options: FoldOptions) -> Plan:
     """What is fitted.
 
     Raises:

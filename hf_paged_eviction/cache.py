@@ -254,7 +254,8 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
     def get_mask_sizes(self, query_length: int | Tensor, layer_idx: int = 0) -> tuple[int, int]:
         """`(kv_length, kv_offset)` of what the next `update` of this layer returns."""
         compiling = torch.compiler.is_compiling()
-        seen = 0 if compiling else self.get_seq_length()
+        # Within the graph of a static cache nothing is learned from masks, and the count is a tensor.
+        seen = 0 if compiling and self._steps is not None else self.get_seq_length()
         if not compiling:
             self._forwards.ask_sizes(seen)  # takes note, see `is_sliding`
         if layer_idx == 0:  # some releases ask the first layer, whatever it is, and mean the first one with attention

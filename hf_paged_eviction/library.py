@@ -14,9 +14,9 @@ from .policies import (
 )
 from .recipes.encoder_decoder import paged_encoder_decoder_cache
 from .recipes.probe import compress_by_probe
+from .recipes.verification import Verification, check_policy, verify
 from .stats import CacheStats, LayerStats
 from .store.pool import StoragePool
-from .verification import Verification, check_policy, verify
 
 __all__ = [
     "CacheStats",

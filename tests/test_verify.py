@@ -21,9 +21,9 @@ from hf_paged_eviction.integration.padding import Padding
 from hf_paged_eviction.layer import PagedLayer
 from hf_paged_eviction.layers import survivors
 from hf_paged_eviction.queries import attention
+from hf_paged_eviction.recipes.verification.plan import make_plan
 from hf_paged_eviction.table.budget import BlockBudget
 from hf_paged_eviction.table.table import BlockTable
-from hf_paged_eviction.verification.plan import make_plan
 
 pytestmark = pytest.mark.skipif(models.VERSION < (5, 14), reason="older releases refuse static caches")
 

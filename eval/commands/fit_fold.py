@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import ClassVar, Literal
-
 import typer
 
-from ..options.base import File, Numbers, option
-from ..options.model import ModelOptions
+from ..options.fold import FoldOptions
 from .command import add_command
 
 EPILOG = """[bold]What it does[/]
@@ -29,45 +25,12 @@ done: the same command goes on behind them.
 """
 
 
-class FitFoldOptions(ModelOptions):
-    """What was typed."""
-
-    panel: ClassVar[str] = "What is folded"
-    left_out: ClassVar[frozenset[str]] = frozenset({"attn_implementation"})
-
-    output: Path = option(..., "The file to write.", metavar="FILE.safetensors", panel="The text")
-    text: list[File] | None = option(
-        None,
-        "What the model reads: plain texts, or JSON lines with a field context or text. Best like that which it will "
-        "read later, questions and answers included.",
-        metavar="FILE...",
-        panel="The text",
-    )
-    files: list[File] | None = option(None, "More of them.", metavar="[FILE...]", argument=True)
-    tokens: int = option(65536, "To read, in all; more make better maps.", at_least=1, panel="The text")
-    window: int = option(
-        1024, "Tokens per window: as long as the texts that matter, and longer than the budgets.", panel="The text"
-    )
-    policy: str = option("paged_eviction", "Whose losers are folded: the file serves this policy only.", metavar="NAME")
-    budgets: Numbers = option("64,128", "Tokens that the cache holds; the windows take turns.", metavar="N,...")
-    block_size: int = option(16, "Tokens per block.", at_least=1)
-    heads: Literal["shared", "separate"] = option(
-        "shared", "One decision for all KV heads of a layer, or one for each."
-    )
-    rank: int = option(8, "Features of a key: the state of a KV head weighs as much as so many tokens.", at_least=1)
-    middle: int = option(64, "Width of the maps: the file grows with it.", at_least=1)
-    epochs: int = option(20, "How often the windows are gone through for each layer.", at_least=1)
-    layers_at_once: int = option(
-        4, "Fitted after one reading of the text: more are faster and take more memory.", at_least=1
-    )
-
-
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    add_command(app, "fit-fold", FitFoldOptions, fit_fold, EPILOG)
+    add_command(app, "fit-fold", FoldOptions, fit_fold, EPILOG)
 
 
-def fit_fold(options: FitFoldOptions) -> None:
+def fit_fold(options: FoldOptions) -> None:
     """Fit the kernels of --disposal fold:FILE to a model: a small state that stands for the tokens a policy lets go."""
     from ..calibrate import text_settings
     from ..fit_fold import make_plan, run_fit_fold

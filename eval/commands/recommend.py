@@ -14,8 +14,8 @@ then token by token, and is as good as its next-token distributions are near to 
 in nats). No right answers are needed.
 
 A candidate is a policy, an allocator, a number of bits, a way to count positions and a disposal: every combination \
-that the model takes, each with as many tokens as fit into the bytes. All candidates read a passage, the better third \
-reads more, and so on, until a few have read many: a tenth of the cost of reading everything with all.
+that the model takes, each with as many tokens as fit into the bytes. All candidates read a passage, the better half \
+reads more, and so on, until two have read many: a tenth of the cost of reading everything with all.
 
 [bold]Examples[/]
 

@@ -41,8 +41,9 @@ class Candidate:
     @property
     def label(self) -> str:
         """What rows and tables call it."""
-        more = [("bits", self.bits, None), ("positions", self.positions, TEXT), ("disposal", self.disposal, DROP)]
-        named = (f"{name}={str(value).replace(',', '/')}" for name, value, usual in more if value != usual)
+        bits = self.bits and self.bits.replace(",", "/")
+        more = [("bits", bits, None), ("positions", self.positions, TEXT), ("disposal", self.disposal, DROP)]
+        named = (f"{name}={value}" for name, value, usual in more if value != usual)
         return ", ".join([self.policy_name, *named])
 
     @property

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
 from ..summaries.plot_style import COLOURS, finish, make_panels, save
 from .ranking import Found
 
@@ -24,8 +26,9 @@ def plot_front(found: Sequence[Found], numbered: Sequence[Found], chosen: Sequen
         chosen: the best of each size.
         path: of the PNG file; an SVG file is written beside it.
     """
+    unit, size = ("MiB", 2**20) if max(each.bytes for each in found) > 4 * 2**20 else ("KiB", 2**10)
     axes_of: tuple[tuple[str, Callable[[Found], float]], ...] = (
-        ("bytes on the device (KiB)", lambda each: each.bytes / 1024),
+        (f"bytes on the device ({unit})", lambda each: each.bytes / size),
         ("time of a decode step (ms)", lambda each: each.step_ms),
     )
     figure, panels = make_panels(2, 2, _PANEL, share_y=True)
@@ -66,3 +69,6 @@ def _draw(
     axes.set_xlim(left=0)
     if shown and max(each.divergence for each in shown) > 4 * min(each.divergence for each in shown):
         axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda height, _: f"{height:g}"))
+        axes.yaxis.set_minor_locator(NullLocator())

@@ -249,6 +249,8 @@ def _show(
         out.print()
         say(out, lines["command"])
         out.print()
-    size, step = full_cache(search.rows)
-    say(notes, f"the full cache takes {readable_bytes(size)} and {step:.3g} ms per step; numbers are those of the plot")
+    whole, step = full_cache(search.rows)
+    say(
+        notes, f"the full cache takes {readable_bytes(whole)} and {step:.3g} ms per step; numbers are those of the plot"
+    )
     free_memory()

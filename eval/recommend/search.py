@@ -17,7 +17,7 @@ from ..store.results import ResultFolder, Row
 from .halving import Round, plan, survivors
 from .passages import Passage
 from .reading import Measured, Reader, Reference
-from .sizes import Entry, fewer
+from .sizes import Entry, fewer, reason_of
 
 Key = tuple[str, str, str]
 #: Passages that the embedded model reads together: a machine has room for many.
@@ -172,7 +172,7 @@ class Search:
             except (UserError, ValueError, RuntimeError, NotImplementedError, MemoryError) as error:
                 if is_out_of_memory(error) and rows > 1:
                     raise
-                return [_failure(entry, passage, _reason(error)) for passage in passages]
+                return [_failure(entry, passage, _reason(error, entry)) for passage in passages]
             stats = cache.stats()
             taken = (stats.storage_bytes + stats.summary_bytes) // rows
             if entry.size.memory is None or taken <= entry.size.memory:
@@ -203,8 +203,10 @@ def _failure(entry: Entry, passage: Passage, reason: str) -> Row:
     return {"size": size, "candidate": candidate, "passage": passage.name, "failed": reason}
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: Exception, entry: Entry) -> str:
     if is_out_of_memory(error):
         free_memory()
         return "ran out of memory"
-    return str(error) if isinstance(error, UserError | ValueError) else f"{type(error).__name__}: {error}"
+    if isinstance(error, UserError | ValueError):
+        return reason_of(error, entry.candidate, entry.size)
+    return f"{type(error).__name__}: {error}"

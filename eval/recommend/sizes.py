@@ -74,12 +74,12 @@ def entries(
                 entry.make(model.config, base)
                 found.append(entry)
             except UserError as error:
-                reasons.setdefault(_reason(error, candidate, size), []).append(candidate.label)
+                reasons.setdefault(reason_of(error, candidate, size), []).append(candidate.label)
         tell()
     return found, [LeftOut(reason, tuple(dict.fromkeys(names))) for reason, names in reasons.items()]
 
 
-def _reason(error: UserError, candidate: Candidate, size: Budget) -> str:
+def reason_of(error: Exception, candidate: Candidate, size: Budget) -> str:
     """Without the name of the one that it is about, so that others can share it."""
     reason = str(error)
     for where in (f"{candidate.policy_name} at {size.label}: ", f"{candidate.policy_name} {size.label}: "):

@@ -167,7 +167,8 @@ def first_maps(lesson: Lesson, plan: Plan, generator: torch.Generator) -> LayerK
     queries, keys = lesson.queries, lesson.keys
 
     def draw(heads: int, into: int, out: int, scale: float) -> Tensor:
-        return (torch.randn(heads, into, out, generator=generator) * scale * into**-0.5).to(keys.device)
+        drawn: Tensor = torch.randn(heads, into, out, generator=generator) * scale * into**-0.5
+        return drawn.to(keys.device)
 
     parts = []
     for states in (keys, queries):

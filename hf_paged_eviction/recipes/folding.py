@@ -121,9 +121,10 @@ def play(paged: Any, queries: Queries, keys: Tensor, values: Tensor, turn: int) 
         logits = Logits(
             queries.logits.scaling, queries.logits.softcap, None if sinks is None else sinks.detach().clone()
         )
+        wanted = (asking, keys[:, :, ever], values[:, :, ever])
+        asking, keys, values = (states.detach().float().clone() for states in wanted)
         return Lesson(
-            *(states.detach().float().clone() for states in (asking, keys[:, :, ever], values[:, :, ever])),
-            folded[..., ever].clone(),
+            *(asking, keys, values, folded[..., ever].clone()),
             Read(kept.output.detach().clone(), kept.lse.detach().clone()),
             target.detach().clone(),
             logits,

@@ -32,7 +32,7 @@ def showing(model: Any) -> Any:
     return other
 
 
-@pytest.mark.parametrize("disposal", [RECALL, "recall(blocks=1, keep=0.5, layers=2)"])
+@pytest.mark.parametrize("disposal", ["recall(blocks=1, keep=0.5, layers=2)"])
 def test_one_reading_gives_the_rows_of_separate_runs(showing: Any, disposal: str) -> None:
     settings = TaskSettings(
         policies=("keydiff", "recency"),
@@ -43,7 +43,7 @@ def test_one_reading_gives_the_rows_of_separate_runs(showing: Any, disposal: str
         disposal=disposal,
         question_aware=False,
     )
-    batch = make_batch((150, 131, 70), 20, length=150)
+    batch = make_batch((150, 71), 20, length=150)
     shared = all_rows(showing, settings, batch)
     apart = all_rows(showing, settings.but(share_prefill=False), batch)
     assert without_costs(shared) == without_costs(apart)

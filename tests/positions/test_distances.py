@@ -9,8 +9,8 @@ import pytest
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import models
-from hf_paged_eviction.verification import Verification
-from hf_paged_eviction.verification.distances import look_at_distances
+from hf_paged_eviction.recipes.verification import Verification
+from hf_paged_eviction.recipes.verification.distances import look_at_distances
 
 
 def llama(**rope: Any) -> Any:

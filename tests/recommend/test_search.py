@@ -33,8 +33,8 @@ GRID: dict[str, Any] = {
     "length": 128,
     "answer_tokens": 6,
     "prefill_chunk_size": 32,
-    "passages": 16,
-    "share": 0.15,
+    "passages": 12,
+    "share": 0.18,
 }
 
 
@@ -69,7 +69,7 @@ def summary(folder: Path) -> dict[str, Any]:
 
 def test_the_choice_is_as_good_as_that_of_the_full_grid(grid: Path, searched: Path) -> None:
     every = rows(grid)
-    assert {row["passage"] for row in every.values()} == {name for _, _, name in every} and len(every) == 16 * 12
+    assert {row["passage"] for row in every.values()} == {name for _, _, name in every} and len(every) == 12 * 12
     means = {
         name: fmean(decides(row, "both") for row in every.values() if row["candidate"] == name)
         for name in {row["candidate"] for row in every.values()} - {"full"}
@@ -77,7 +77,7 @@ def test_the_choice_is_as_good_as_that_of_the_full_grid(grid: Path, searched: Pa
     chosen = summary(searched)["recommended"][SIZE]["candidate"]
     assert means[chosen] <= 1.02 * min(means.values())
     assert max(means.values()) > 1.3 * min(means.values()), "the choice matters"
-    assert summary(searched)["cost"]["share"] <= 0.16 and summary(grid)["cost"]["share"] == pytest.approx(1, abs=0.03)
+    assert summary(searched)["cost"]["share"] <= 0.2 and summary(grid)["cost"]["share"] == pytest.approx(1, abs=0.03)
     again = {key: row["reading"] for key, row in rows(searched).items()}
     assert again == {key: pytest.approx(every[key]["reading"], rel=1e-3, abs=1e-6) for key in again}
 
@@ -223,9 +223,9 @@ def test_fewer_passages_are_read_together_where_memory_runs_out(
         "hf_paged_eviction_eval.recommend.run.progress",
         lambda *_: nullcontext(lambda state: seen.append(state.finished)),
     )
-    run_recommend(options(tmp_path, batch_size=8, policies="keydiff,recency", share=0.5))
+    run_recommend(options(tmp_path, batch_size=8, policies="recency,keydiff", bits="none", disposals="drop", share=1.0))
     assert max(together) > 3 and together[-1] <= 3
-    assert seen == sorted(seen) and len(set(seen)) > 20, "told candidate by candidate"
+    assert seen == sorted(seen) and len(set(seen)) > 8, "told candidate by candidate"
     every = {key: row["reading"] for key, row in rows(tmp_path).items()}
     same = {key: row["reading"] for key, row in rows(searched).items() if key in every}
-    assert len(same) > 20 and same == {key: pytest.approx(every[key], rel=1e-3, abs=1e-6) for key in same}
+    assert len(same) > 8 and same == {key: pytest.approx(every[key], rel=1e-3, abs=1e-6) for key in same}

@@ -1,7 +1,8 @@
 """The choice to fold what leaves into a state of constant size."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 from ..base import Disposal, Outlet, Site, Surroundings
@@ -31,7 +32,7 @@ class Fold(Disposal):
 
     Only for the policy that the kernels were fitted under: others let other tokens go.
 
-    Differences: both maps are exp(gelu(x A) B + x C + b) in place of the paper's |gelu(...)|, since exponentials of
+    Differences: both maps are exp(gelu(x A) B + x C + b) in place of absolute values of gelu, since exponentials of
     logits span many orders of magnitude; the maps learn the output of attention of each head, not that of the layer
     behind it; each is small (64 in its middle by default, where the paper has 512); no bound is put below
     :math:`\varphi(q)^\top z`, so a state that has taken nothing in changes nothing.
@@ -44,13 +45,17 @@ class Fold(Disposal):
     """
 
     file: str
-    kernels: Kernels = field(init=False, repr=False, compare=False)
 
     paper: ClassVar[str | None] = "2402.09398"
     needs_queries: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "kernels", load_kernels(self.file))
+        _ = self.kernels  # read at once, so that a file that is not there is an error here
+
+    @cached_property
+    def kernels(self) -> Kernels:
+        """What the file says."""
+        return load_kernels(self.file)
 
     @property
     def label(self) -> str:

@@ -98,7 +98,8 @@ class LayerKernels:
 
     def _pieces(self, states: Tensor) -> tuple[Tensor, ...]:
         rows, heads = states.shape[:2]
-        return states.split(max(1, _PIECE // (4 * rows * heads * self.key_in.shape[-1])), dim=2)
+        pieces: tuple[Tensor, ...] = states.split(max(1, _PIECE // (4 * rows * heads * self.key_in.shape[-1])), dim=2)
+        return pieces
 
     def to(
         self, device: torch.device, kv_heads: slice = slice(None), query_heads: slice = slice(None)

@@ -129,5 +129,5 @@ class FoldOutlet(Outlet):
         if (saved.mass < 0).any():
             raise ValueError("fold: a mass is negative")
         self._any = True
-        moved = {name: persistent(getattr(saved, name).to(device)) for name in ("values", "mass")}
-        self._state = replace(here, **moved)
+        values, mass = (persistent(tensor.to(device)) for tensor in (saved.values, saved.mass))
+        self._state = replace(here, values=values, mass=mass)

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..policies import EvictionPolicy, make_policy
-from ..table.ranking import rank_keys
+from ...policies import EvictionPolicy, make_policy
+from ...table.ranking import rank_keys
 from .policy_text import PolicyText
 
 #: How far scores may be apart that ought to be equal: relative, and in mean sizes of the scores.

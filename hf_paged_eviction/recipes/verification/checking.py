@@ -5,8 +5,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from ..policies import EvictionPolicy, make_policy
-from ..table.budget import BlockBudget
+from ...policies import EvictionPolicy, make_policy
+from ...table.budget import BlockBudget
 from .distances import look_at_distances
 from .model_state import untouched
 from .plan import make_plan

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..policies.scorer import Heads
-from ..queries.attention import PAGED_EVICTION
+from ...policies.scorer import Heads
+from ...queries.attention import PAGED_EVICTION
 from .report import Budgets, CallNames, Mode, Question
 
 ROOMY: tuple[Question, ...] = ("same as DynamicCache",)

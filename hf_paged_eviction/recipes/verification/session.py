@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..cache import PagedEvictionCache
-from ..policies import EvictionPolicy
+from ...cache import PagedEvictionCache
+from ...policies import EvictionPolicy
 from .baseline import Baseline, distance
 from .held import BrokenPromise, HeldRecord
 from .model_state import NotCovered, attention_name, use_attention

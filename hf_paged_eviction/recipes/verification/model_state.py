@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..queries.attention import PAGED_EVICTION
+from ...queries.attention import PAGED_EVICTION
 
 
 class NotCovered(Exception):  # noqa: N818 (what happened, not a mistake)

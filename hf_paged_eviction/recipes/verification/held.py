@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..cache import PagedEvictionCache
+from ...cache import PagedEvictionCache
 from .text import Text
 
 
