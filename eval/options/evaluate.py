@@ -122,6 +122,14 @@ class TaskOptions(TaskFileOptions):
         shown="the model's context less the answer",
         panel=PROMPTS,
     )
+    over_long: Literal["truncate", "refuse"] = option(
+        "truncate",
+        "Prompts that exceed --max-length, or the model's context with their answer: truncate, as LongBench does "
+        "(those of generated tasks stay whole), or refuse the run before anything is computed. How many there are is "
+        "told either way.",
+        metavar="WHAT",
+        panel=PROMPTS,
+    )
     chat_template: Literal["auto", "always", "never"] = option(
         "auto",
         "auto, always or never; auto: as LongBench does, not for few-shot and code tasks.",
