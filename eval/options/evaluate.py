@@ -239,6 +239,14 @@ class EvalOptions(ModelOptions, CacheOptions, RunOptions, TaskOptions, MetricOpt
         metavar="A,B,...",
         panel=TASKS,
     )
+    haystack: list[File] | None = option(
+        None,
+        "What the task niah hides its needle in: text files, or a folder of them, such as the essays of Paul Graham "
+        "that others use.",
+        metavar="FILE|FOLDER",
+        shown="made-up sentences and Python's library",
+        panel=TASKS,
+    )
     task_file: list[File] | None = option(
         None,
         "Records of your own: JSON lines (also gzipped), JSON, CSV or Parquet; datasets:NAME,CONFIG,SPLIT from the Hub "

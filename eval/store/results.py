@@ -295,7 +295,7 @@ def refuse_other_settings(before: dict[str, Any], now: dict[str, Any], what: str
 def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """Where settings are not the same, a line each."""
     # Options that are newer than the folder had their defaults.
-    defaults = {**CacheOptions().as_json(), **TaskOptions().as_json()}
+    defaults = {**CacheOptions().as_json(), **TaskOptions().as_json(), "haystack": []}
     before = {**{name: value for name, value in defaults.items() if name in now}, **before}
     return [
         f"  {name}: {before.get(name)!r} there, {now.get(name)!r} now"
