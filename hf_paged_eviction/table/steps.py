@@ -36,20 +36,18 @@ def refusal(what: str) -> ValueError:
     return ValueError(f"A static cache cannot {what}: its tensors stay where they are. Use static=False.")
 
 
-class SteppingLayer(Protocol):
-    """A layer that takes single tokens in compiled code."""
+class Stepping(Protocol):
+    """What the steps ask of a layer that takes single tokens in compiled code."""
 
     @property
     def device(self) -> torch.device | None: ...
 
-    def get_seq_length(self) -> int: ...
-
-    def enter(self, steps: "StaticSteps") -> None:
-        """Take single tokens in these steps from now on."""
+    @property
+    def seen(self) -> int: ...
 
 
-class SlidingMember(SteppingLayer, Protocol):
-    """One that is not paged."""
+class SlidingMember(Stepping, Protocol):
+    """Of one that is not paged, see `layers.sliding`."""
 
     def written(self) -> None:
         """The host has counted a token."""
@@ -66,8 +64,8 @@ class Place(Protocol):
         """The host has counted a token."""
 
 
-class PagedMember(SteppingLayer, Member, Protocol):
-    """A paged one."""
+class PagedMember(Stepping, Member, Protocol):
+    """Of a paged one, see `layers.member`."""
 
     compiled: Any  # a `Place`, once the layer has entered
 
@@ -94,7 +92,7 @@ class StaticRun:
 
     def prepare(self) -> None:
         """Choose victims where they are due, and say where the next token goes."""
-        table, takes = self.cohort.table, self.cohort.layers[0].contents.outlet.takes
+        table, takes = self.cohort.table, self.cohort.members[0].contents.outlet.takes
         if not table.full:
             self.slots.fill_(table.held)
             if takes:
@@ -109,12 +107,13 @@ class StaticRun:
     def advance(self) -> None:
         """A token was written."""
         self.cohort.advance()
-        for layer in self.cohort.layers:
-            layer.compiled.written()
+        for member in self.cohort.members:
+            member.compiled.written()
 
 
 class StaticSteps:
-    """All layers of a static cache that hold tokens.
+    """What all layers of a static cache that hold tokens take together. It knows their members, never the layers, which
+    hold it.
 
     Attributes:
         ready: whether a single token may be written now. The last layer of a step takes it back.
@@ -133,7 +132,7 @@ class StaticSteps:
         self,
         cohorts: Cohorts[Any],
         sliding: Sequence[SlidingMember],
-        last: SteppingLayer | None,
+        last: Stepping | None,
     ) -> None:
         self.ready = False
         self.uncounted = False
@@ -141,12 +140,10 @@ class StaticSteps:
         self._runs: list[StaticRun] = []
         self.joined = False
         self._cohorts = cohorts
-        self._paged: list[PagedMember] = cohorts.layers
+        self._paged: list[PagedMember] = cohorts.members
         self._sliding = list(sliding)
-        self._layers: list[SteppingLayer] = [*self._paged, *sliding]
+        self._all: list[Stepping] = [*self._paged, *sliding]
         self._last = last
-        for layer in self._layers:
-            layer.enter(self)
 
     @property
     def all_real(self) -> bool:
@@ -160,7 +157,7 @@ class StaticSteps:
         self.settle()
         if self.ready:
             return
-        sorted_pads = [layer.compiled.sort_pads() for layer in self._paged]
+        sorted_pads = [member.compiled.sort_pads() for member in self._paged]
         if any(sorted_pads) or not self.joined:
             self._join()
         for run in self._runs:
@@ -176,8 +173,8 @@ class StaticSteps:
         self.uncounted = False
         for run in self._runs:
             run.advance()
-        for layer in self._sliding:
-            layer.written()
+        for member in self._sliding:
+            member.written()
 
     def interrupt(self) -> None:
         """Something else than a single token happens to the layers."""
@@ -190,20 +187,20 @@ class StaticSteps:
             return
         self._join()
         for run in self._runs:
-            run.all_real = bool(all_real[self._paged.index(run.cohort.layers[0])])
+            run.all_real = bool(all_real[self._paged.index(run.cohort.members[0])])
 
     def _count(self) -> int:
-        return self._layers[0].get_seq_length()
+        return self._all[0].seen
 
     def _join(self) -> None:
         pairs = zip_longest(self._cohorts.all(), self._runs)
         self._runs = [StaticRun(cohort, old) for cohort, old in pairs if cohort]
         for run in self._runs:
-            for index, member in enumerate(run.cohort.layers):
+            for index, member in enumerate(run.cohort.members):
                 member.compiled.join(run, index)
-        for layer in self._layers:
-            if layer.device is not None and layer.device not in self.seen:
-                self.seen[layer.device] = static_zeros((), layer.device)
+        for member in self._all:
+            if member.device is not None and member.device not in self.seen:
+                self.seen[member.device] = static_zeros((), member.device)
         self.joined = True
 
     # ---- within a step --------------------------------------------------------------------------------------------
@@ -229,8 +226,8 @@ class StaticSteps:
             raise RuntimeError(_FORGOTTEN)
         self.prepare()
 
-    def took(self, layer: SteppingLayer) -> None:
-        """The layer has written the token."""
-        if layer is self._last:
+    def took(self, member: Stepping) -> None:
+        """The layer of this member has written the token."""
+        if member is self._last:
             self.ready = False
             self.uncounted = True
