@@ -56,11 +56,9 @@ class Part:
 def parts(runs: Sequence[Run]) -> list[Part]:
     """All sections that have a table or a plot."""
     answered = [run for run in runs if run.rows]
-    shown = [*_some(leaderboard(answered)), *_some(model_table(answered))]
+    standings = (*_some(leaderboard(answered)), *_some(model_table(answered)))
     found = [
-        Part(
-            "overview", "Overview", tuple(shown), _some(standing_table(answered)), joint=lambda runs: (overview(runs),)
-        ),
+        Part("overview", "Overview", standings, _some(standing_table(answered)), joint=lambda runs: (overview(runs),)),
         Part("scores", "Scores", tuple(score_tables(runs)), _some(every_score(runs)), _score_plots),
         Part("length", "Score over length", plots=lambda run: (score_over_length(run), score_over_buckets(run))),
         Part("needles", "Needles by depth", plots=lambda run: (heat_map(run, task) for task in needle_tasks(run))),

@@ -44,7 +44,8 @@ def standing(run: Run, variant: Variant) -> Standing | None:
     mean = Spread(100 * fmean(map(fmean, scores)), 100 * standard_error(scores))
     rows = [row for group in groups for row in group]
     cost = cost_of(rows)
-    return Standing(mean, _kept(run, variant), held_tokens(row["budget_tokens"] for row in rows), cost and cost.held)
+    held = None if cost is None else cost.held
+    return Standing(mean, _kept(run, variant), held_tokens(row["budget_tokens"] for row in rows), held)
 
 
 def _kept(run: Run, variant: Variant) -> Spread | None:

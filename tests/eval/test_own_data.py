@@ -52,7 +52,8 @@ def metric_at(folder: Path, result: str, kind: str = TEXT, reference: str = TEXT
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(task_files, "REGISTERED", {})
-    monkeypatch.setattr("hf_paged_eviction_eval.prompting.suites.REGISTERED", task_files.REGISTERED)
+    for module in ("prompting.suites", "catalogue"):
+        monkeypatch.setattr(f"hf_paged_eviction_eval.{module}.REGISTERED", task_files.REGISTERED)
     task_files._dataset.cache_clear()
 
 
