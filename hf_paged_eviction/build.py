@@ -17,6 +17,7 @@ from .integration.padding import Padding
 from .integration.rotary import Rotary
 from .layer import PagedLayer
 from .layers.hybrid import HybridLayer, paged_part
+from .layers.member import Member
 from .layers.sliding import StaticSlidingLayer
 from .options import Options
 from .policies import EvictionPolicy
@@ -223,7 +224,7 @@ def check_static_attention(name: str | None) -> None:
         )
 
 
-def make_steps(layers: Sequence[Any], cohorts: Cohorts[PagedLayer]) -> StaticSteps:
+def make_steps(layers: Sequence[Any], cohorts: Cohorts[Member]) -> StaticSteps:
     """What the layers of a static cache share.
 
     Args:
@@ -233,9 +234,11 @@ def make_steps(layers: Sequence[Any], cohorts: Cohorts[PagedLayer]) -> StaticSte
     Raises:
         ValueError: no layer is paged.
     """
-    paged = cohorts.layers
-    if not paged:
+    if not cohorts.members:
         raise ValueError("static=True: no layer of this model can evict. Use transformers' StaticCache.")
-    sliding = [layer for layer in layers if isinstance(layer, StaticSlidingLayer)]
-    last = next((layer for layer in reversed(layers) if layer in paged or layer in sliding), None)
-    return StaticSteps(cohorts, sliding, last)
+    taking = [layer for layer in layers if isinstance(layer, PagedLayer | StaticSlidingLayer)]
+    sliding = [layer.member for layer in taking if isinstance(layer, StaticSlidingLayer)]
+    steps = StaticSteps(cohorts, sliding, taking[-1].member)
+    for layer in taking:
+        layer.enter(steps)
+    return steps

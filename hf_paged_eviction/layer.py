@@ -15,6 +15,7 @@ from .integration.padding import Padding
 from .integration.rotary import Rotary
 from .layers.compiled import Compiled
 from .layers.contents import Contents, PagedSnapshot
+from .layers.member import Member
 from .layers.overflow import Overflow
 from .layers.scores import Scores
 from .layers.takeback import Takeback
@@ -50,7 +51,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     Attributes:
         record_past: while True, new tokens wait in a buffer until `crop` or the next forward commits them.
         cohorts: of the layers that may choose victims with this one; the layer alone until a cache says otherwise.
-        compiled: how the layer of a static cache takes single tokens; None in any other.
+        member: what cohorts and compiled steps know of the layer.
         memory: where the budget of the cache is in bytes, what makes tokens of them; None where it is not.
 
     Args:
@@ -118,8 +119,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.takeback = Takeback(self.contents, self.scores, self.padding)
         self._overflow = Overflow(self.contents, self.scores, needs)
         self.memory: MemoryPlan | None = None
-        self.cohorts: Cohorts[PagedLayer] = Cohorts([self])
-        self.compiled: Compiled | None = None
+        self.member = Member(self.contents, self.scores, needs, rotary)
+        self.cohorts: Cohorts[Member] = Cohorts([self.member])
 
     def __repr__(self) -> str:
         size = self.budget.tokens if self.budget.tokens is not None else self.budget.label
@@ -128,7 +129,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     def enter(self, steps: StaticSteps) -> None:
         """Take single tokens in these compiled steps."""
         parts = (self.contents, self.scores, self.takeback)
-        self.compiled = Compiled(steps, *parts, queries=self.needs.queries, layer_idx=self.layer_idx)
+        self.member.compiled = Compiled(steps, *parts, queries=self.needs.queries, layer_idx=self.layer_idx)
 
     # ---- what transformers asks -----------------------------------------------------------------------------------
 
@@ -205,6 +206,11 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     # ---- what is known --------------------------------------------------------------------------------------------
 
     @property
+    def compiled(self) -> Compiled | None:
+        """How the layer of a static cache takes single tokens; None in any other."""
+        return self.member.compiled
+
+    @property
     def budget(self) -> BlockBudget:
         """Tokens that it holds at most now, see `Quota`."""
         return self.quota.budget
@@ -274,7 +280,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         if key_states.shape[2] != 1 or self.contents.table is None:
             return self._several(key_states, value_states)
         attended = self.compiled.write(key_states, value_states)
-        self.compiled.steps.took(self)
+        self.compiled.steps.took(self.member)
         return attended
 
     @outside_graphs
@@ -412,7 +418,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def _overwrite(self, table: BlockTable, keys: Tensor, values: Tensor, real: Tensor | None) -> None:
         if table.victims_due:
-            self.cohorts.of(self).choose_victims(real)
+            self.cohorts.of(self.member).choose_victims(real)
         slot = table.next_slot()
         if self.outlet.takes:
             self.contents.let_go(slot, table.positions_in(slot, real))

@@ -124,8 +124,8 @@ class StaticSteps:
 
     Args:
         cohorts: of the paged layers.
-        sliding: the others, in the order of the model.
-        last: the last of them all.
+        sliding: of the others, in the order of the model.
+        last: of the last layer of them all.
     """
 
     def __init__(
