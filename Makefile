@@ -69,6 +69,8 @@ embedded: .venv/.stamp-dev ## train, calibrate and measure the embedded model an
 	$(ONE_THREAD) .venv/bin/python -m training.train --output results/embedded
 	$(ONE_THREAD) .venv/bin/python -m training.calibrate --model results/embedded \
 		--output results/embedded/calibration.safetensors
+	$(ONE_THREAD) .venv/bin/python -m training.gates --model results/embedded \
+		--output results/embedded/gates.safetensors
 	$(ONE_THREAD) .venv/bin/python -m training.fold --model results/embedded \
 		--output results/embedded/fold.safetensors
 	$(ONE_THREAD) .venv/bin/python -m training.measure --model results/embedded

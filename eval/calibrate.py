@@ -82,10 +82,10 @@ def text_settings(files: Sequence[Path], window: int, options: ModelOptions) -> 
     return TextSettings(**model_settings(options).model_dump() | {"files": tuple(map(str, files)), "length": window})
 
 
-def check_output(output: Path) -> None:
+def check_output(output: Path, what: str = "a calibration") -> None:
     """Refuse, before anything is computed, a file that could not be written."""
     if output.suffix != ".safetensors":
-        raise UserError(f"--output {output}: the name of a calibration ends in .safetensors")
+        raise UserError(f"--output {output}: the name of {what} ends in .safetensors")
     if output.is_dir() or not output.parent.is_dir():
         raise UserError(f"--output {output}: {output if output.is_dir() else output.parent} is no place for a file")
 

@@ -19,6 +19,7 @@ from .budgets import FULL, ORACLE
 from .caches import make_paged_cache
 from .calibrate import token_bar
 from .errors import UserError
+from .gating import install_named
 from .options.compress import CompressOptions
 from .policy_names import ALL, choose_policies, needs_queries, split_name
 from .requests import attention_for, model_settings
@@ -38,6 +39,7 @@ def run_compress(options: CompressOptions) -> PagedEvictionCache:
     policy, text = _one_policy(options.policy), _read_text(options.text)
     attention = {"attn_implementation": attention_for([policy], options.attn_implementation, options.disposal)}
     model, tokenizer = models.load(model_settings(options).model_copy(update=attention))
+    install_named(model, [policy])
     ids = text_ids(tokenizer, text).to(input_device(model))
     size = f"--budget {options.budget}" if options.memory is None else f"--memory {options.memory}"
     cache = make_paged_cache(model.config, options, policy, size, budget=options.budget, memory=options.memory)
@@ -103,6 +105,7 @@ def open_context(path: Path, model: Any) -> PagedEvictionCache:
         curious = shares or needs_queries(settings["policy"], settings["disposal"])
         if curious and model.config._attn_implementation != PAGED_EVICTION:
             model.set_attn_implementation(PAGED_EVICTION)
+        install_named(model, [settings["policy"]])
         return PagedEvictionCache.load(path, model.config, device=input_device(model))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"cannot use the context {path}: {error}") from error

@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
 from .errors import UserError
+from .gating import install_named
 from .settings import EMBEDDED, Settings
 
 _EXPECTED = "expected: a folder that exists, or a name on the Hugging Face Hub and a network"
@@ -56,6 +57,7 @@ def load_model(settings: Settings, kind: Any = AutoModelForCausalLM) -> Any:
         raise _model_error(settings, error) from error
     except UnpicklingError as error:
         raise UserError(f"the weights of {settings.model!r} hold more than tensors, and are not read") from error
+    install_named(model, getattr(settings, "policies", ()))
     return model.eval()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from difflib import get_close_matches
 
-from hf_paged_eviction import available_policies, make_policy
+from hf_paged_eviction import EvictionPolicy, available_policies, make_policy
 from hf_paged_eviction.allocators import Uniform, make_allocator
 from hf_paged_eviction.disposals import make_disposal
 
@@ -35,8 +35,13 @@ def needs_queries(name: str, disposal: str = "drop") -> bool:
     """
     policy, allocator = split_name(name)
     equal = isinstance(make_allocator(allocator), Uniform)
-    curious = policy == ORACLE or make_policy(policy).needs.queries or not equal
+    curious = policy == ORACLE or shown_queries(make_policy(policy)) or not equal
     return make_disposal(disposal).needs_queries or curious
+
+
+def shown_queries(policy: EvictionPolicy) -> bool:
+    """Whether a policy needs the attention implementation "paged_eviction": for queries, or for shares of its own."""
+    return policy.needs.queries or policy.needs.cutoff is not None
 
 
 def choose_policies(typed: str) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from transformers.cache_utils import Cache, DynamicSlidingWindowLayer
 from .allocators import HeadAllocator, LayerAllocator
 from .allocators.budgets import layer_budgets
 from .allocators.cascade import Cascade
+from .allocators.cutoff import CutoffQuota
 from .allocators.quota import HeadQuota, MakeQuota, Quota, RowQuota
 from .integration.heads import HeadShare
 from .integration.model_rotary import UnknownRotaryError, layer_rotaries
@@ -81,6 +82,8 @@ class LayerBuilder:
             quota = partial(RowQuota, cascade=self.cascade, place=self.cascade.layers)
         elif isinstance(allocator, HeadAllocator):
             quota = partial(HeadQuota, allocator=allocator)
+        elif options.policy.needs.cutoff is not None:
+            quota = partial(CutoffQuota, cutoff=options.policy.needs.cutoff)
         layer = PagedLayer(
             *(budget, options.policy, options.heads, index, padding, share, rotary),
             masks_itself=not options.uniform,

@@ -10,6 +10,7 @@ from transformers.cache_utils import CacheLayerMixin
 
 from .allocators.quota import MakeQuota, Quota
 from .disposals import Asked, Disposal, Drop, Site
+from .gates.marks import Marks
 from .integration.heads import WHOLE, HeadShare
 from .integration.padding import Padding
 from .integration.rotary import Rotary
@@ -53,6 +54,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         cohorts: of the layers that may choose victims with this one; the layer alone until a cache says otherwise.
         member: what cohorts and compiled steps know of the layer.
         memory: where the budget of the cache is in bytes, what makes tokens of them; None where it is not.
+        marks: what gates say of the tokens; None where the policy does not ask.
 
     Args:
         budget: sizes in tokens.
@@ -114,7 +116,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         if needs.queries or masks_itself or self.outlet.reads:
             self.listener = Listener(Observer(policy, budget.block_size, share, rotary), masks_itself)
         scorer = Scorer(policy, heads, layer_idx, share, rotary)
-        self.contents = Contents(self.store, self.quota, self.outlet, self.listener, scorer)
+        self.marks = Marks(needs.gates, policy.label, layer_idx, share, static) if needs.gates else None
+        self.contents = Contents(self.store, self.quota, self.outlet, self.listener, scorer, self.marks)
         self.scores = Scores(scorer, self.contents)
         self.takeback = Takeback(self.contents, self.scores, self.padding)
         self._overflow = Overflow(self.contents, self.scores, needs)
@@ -310,16 +313,17 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.commit()
         table = self._started(keys, values)
         real = self.padding.columns(table.seen, table.seen + count, keys.shape[0], keys.device)
+        marks = None if self.marks is None else self.marks.take_arrived(keys)
         if self._holds_back(table, count):
-            self.contents.pending = Pending(keys, values, real)
+            self.contents.pending = Pending(keys, values, real, marks)
             return self.contents.shown_with(table.held, key_states, value_states, real)
         if count == 1 or (table.seen and not key_states.requires_grad and not self.store.rounds):
             every_slot = table.held == table.capacity
-            attended = self._take(keys, values, real)
+            attended = self._take(keys, values, real, marks)
             return self.contents.shown(None if every_slot else table.held) if attended is None else attended
         # The caller's own tensors carry a gradient and are not rounded, which those of the storage may be.
         attended = self.contents.shown_with(table.held, key_states, value_states)
-        self._take(keys, values, real)
+        self._take(keys, values, real, marks)
         return attended
 
     def _started(self, keys: Tensor, values: Tensor) -> BlockTable:
@@ -353,18 +357,22 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             self.listener.check_told(self.layer_idx)
         pending, self.contents.pending = self.contents.pending, None
         if pending is not None and pending.count:
-            self._take(pending.keys, pending.values, pending.real)
+            self._take(pending.keys, pending.values, pending.real, pending.marks)
         if self.listener is not None:
             self.listener.queries = None
 
     # ---- append, overwrite, overflow ------------------------------------------------------------------------------
 
-    def _take(self, keys: Tensor, values: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor] | None:
+    def _take(
+        self, keys: Tensor, values: Tensor, real: Tensor | None, marks: Tensor | None
+    ) -> tuple[Tensor, Tensor] | None:
         """Hold new tokens. Returns all that they may attend to, where that was put together; else `_read` gives it."""
         table, count, listener = self.contents.known, keys.shape[2], self.listener
         if count > 1 and self.store.rounds:
             self.store.meet(keys, real)
         self.quota.scores = None
+        if self.marks is not None:
+            self.marks.expect(marks)
         waited = None if listener is None else listener.queries
         if listener is not None:
             listener.prepare(table, count, real)
@@ -394,6 +402,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     def _append(self, table: BlockTable, keys: Tensor, values: Tensor, real: Tensor | None) -> None:
         count, held = keys.shape[2], table.held
         self.store.grow(held, held + count, table.block_size, table.capacity)
+        if self.marks is not None:
+            self.marks.append(held)
         if self.store.rounds:
             self._append_to_encode(table, keys, values, real)
         else:
@@ -423,6 +433,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         if self.outlet.takes:
             self.contents.let_go(slot, table.positions_in(slot, real))
         self.store.overwrite(slot, keys, values, real)  # a pad evicts nothing
+        if self.marks is not None:
+            self.marks.overwrite(slot, real)
         table.overwritten(real)
         self.scores.encode_block()
 
@@ -477,8 +489,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     @property
     def observer_bytes(self) -> int:
-        """Bytes of statistics and of kept queries."""
-        return 0 if self.listener is None else self.listener.bytes
+        """Bytes of statistics, of marks and of kept queries."""
+        return sum(part.bytes for part in (self.marks, self.listener) if part is not None)
 
     @property
     def observed(self) -> dict[str, Tensor]:

@@ -3,6 +3,7 @@
 from .allocators import available_allocators, make_allocator
 from .cache import PagedEvictionCache
 from .disposals import Disposal, available_disposals, make_disposal
+from .gates.install import install_gates
 from .policies import (
     EvictionPolicy,
     Needs,
@@ -37,6 +38,7 @@ __all__ = [
     "available_policies",
     "check_policy",
     "compress_by_probe",
+    "install_gates",
     "make_allocator",
     "make_disposal",
     "make_policy",

@@ -10,6 +10,7 @@ from transformers import PretrainedConfig
 
 from .allocators import BudgetAllocator, Given, HeadAllocator, LayerAllocator, Uniform, make_allocator
 from .allocators.budgets import given_shares
+from .allocators.cutoff import check_cutoff
 from .calibration.basis import Basis, chosen_basis
 from .disposals import Disposal, Surroundings, make_disposal
 from .integration.models import check_model, is_latent_attention, why_not_ours
@@ -120,7 +121,7 @@ class Options:
             Surroundings(
                 config.get_text_config(decoder=True),
                 *(sizes, scorer, heads, static),
-                uniform=isinstance(shares, Uniform),
+                uniform=isinstance(shares, Uniform) and scorer.needs.cutoff is None,
                 latent=is_latent_attention(config),
                 positions=positions,
                 coded=any(few is not None for few in (*precision, *ranks)),
@@ -132,12 +133,13 @@ class Options:
         )
 
     def check_together(self) -> None:
-        """Refuse an allocator that does not go together with the rest.
+        """Refuse an allocator, or a policy that takes its place, that does not go together with the rest.
 
         Raises:
             ValueError: with the reason and the way out.
         """
         allocator = self.allocator
+        check_cutoff(self.sizes, self.policy, allocator, self.static)
         if self.sizes.keep_ratio is not None and not self.uniform:
             raise ValueError(f"The allocator {allocator.name!r} needs budget= in tokens, not keep_ratio=.")
         if self.sizes.memory is not None and isinstance(allocator, LayerAllocator | HeadAllocator):
@@ -157,7 +159,7 @@ class Options:
     @property
     def uniform(self) -> bool:
         """Whether all layers, rows and heads hold equally many tokens."""
-        return isinstance(self.allocator, Uniform)
+        return isinstance(self.allocator, Uniform) and self.policy.needs.cutoff is None
 
     # ---- attention ------------------------------------------------------------------------------------------------
 
@@ -185,7 +187,8 @@ class Options:
         elif self.policy.needs.queries:
             reason = f"The policy {self.policy.label!r} decides by queries or attention, and only"
         else:
-            reason = f"With the allocator {self.allocator.label!r} layers or heads hold different numbers, and only"
+            what, who = ("allocator", self.allocator) if self.policy.needs.cutoff is None else ("policy", self.policy)
+            reason = f"With the {what} {who.label!r} layers or heads hold different numbers, and only"
         reason = f"{reason} the attention implementation {PAGED_EVICTION!r} can serve that"
         if self.why_not_ours is not None:
             raise ValueError(

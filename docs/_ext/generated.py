@@ -14,6 +14,7 @@ import command_pages
 import comparison_table
 import episode_tables
 import fold_tables
+import gate_tables
 import measured
 import merge_tables
 import peers_tables
@@ -34,6 +35,7 @@ GENERATORS: dict[str, Callable[[str], str]] = {
     "decode": measured.decode,
     "demote": same_bytes_tables.demote,
     "endless-text": measured.endless_text,
+    "gates": gate_tables.gates,
     "episodes": episode_tables.episodes,
     "fold": fold_tables.fold,
     "lazy-reuse": measured.lazy_reuse,

@@ -87,7 +87,9 @@ def make_model(options: Loading) -> Any:
     """
     name, dtype, device = options.model, options.dtype, options.device or "cpu"
     if name not in SHAPES:
-        return load(Settings(**{**options.common(Settings), "policies": (), "budgets": ()}))[0]
+        policy = getattr(options, "policy", None)  # one with gates has them installed
+        policies = () if policy is None else (policy,)
+        return load(Settings(**{**options.common(Settings), "policies": policies, "budgets": ()}))[0]
     try:
         with torch.device(device):
             model = AutoModelForCausalLM.from_config(config_of(name), dtype=dtype_of(dtype, device))

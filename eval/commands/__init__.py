@@ -17,6 +17,7 @@ from .errors import plain_errors
 from .evaluate import register as add_eval
 from .fit_basis import register as add_fit_basis
 from .fit_fold import register as add_fit_fold
+from .fit_gate import register as add_fit_gate
 from .lists import register as add_lists
 from .recommend import register as add_recommend
 from .report import register as add_report
@@ -65,6 +66,7 @@ for register in (
     add_report,
     add_verify,
     add_calibrate,
+    add_fit_gate,
     add_fit_basis,
     add_fit_fold,
     add_compress,

@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_paged_eviction.calibration import name_calibration
 from hf_paged_eviction.disposals.fold import name_kernels
+from hf_paged_eviction.gates import name_gates
 
 
 def path() -> Path:
@@ -20,6 +21,11 @@ def path() -> Path:
 def calibration_path() -> Path:
     """The file of `policy="calibrated:embedded"`, the scorer that was fitted to this model."""
     return path() / "calibration.safetensors"
+
+
+def gates_path() -> Path:
+    """The file of `policy="gate:embedded"`, the gates that were trained for this model."""
+    return path() / "gates.safetensors"
 
 
 def kernels_path() -> Path:
@@ -41,6 +47,7 @@ def load(dtype: torch.dtype = torch.float32, attn_implementation: str = "sdpa") 
 
 
 name_calibration("embedded", calibration_path())
+name_gates("embedded", gates_path())
 name_kernels("embedded", kernels_path())
 
-__all__ = ["calibration_path", "kernels_path", "load", "path"]
+__all__ = ["calibration_path", "gates_path", "kernels_path", "load", "path"]

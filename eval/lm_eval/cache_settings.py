@@ -15,6 +15,7 @@ from hf_paged_eviction.table.memory import parse_bytes
 
 from ..errors import UserError
 from ..options.cache import OneCacheOptions
+from ..policy_names import shown_queries
 from ..sizes import measured
 
 
@@ -71,7 +72,8 @@ class CacheSettings(OneCacheOptions):
     def needs_attention(self) -> bool:
         """Whether the cache looks at queries or attention, and not at keys and values alone."""
         equal = isinstance(make_allocator(self.allocator), Uniform)
-        return make_policy(self.policy).needs.queries or make_disposal(self.disposal).needs_queries or not equal
+        curious = shown_queries(make_policy(self.policy)) or make_disposal(self.disposal).needs_queries
+        return curious or not equal
 
     def check(self, config: Any, attn_implementation: str | None) -> None:
         """Refuse a model that this cache cannot serve, before its weights are read."""

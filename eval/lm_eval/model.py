@@ -20,6 +20,7 @@ from hf_paged_eviction.queries.attention import PAGED_EVICTION
 
 from .. import embedded
 from ..errors import UserError
+from ..gating import install_named
 from ..grouping import grouped
 from ..settings import EMBEDDED
 from .cache_settings import CacheSettings
@@ -74,6 +75,7 @@ class PagedEvictionLM(HFLM):  # type: ignore[misc]
             pretrained, dtype = str(embedded.path()), torch.float32 if dtype == "auto" else dtype
         super().__init__(pretrained, dtype=dtype, **kwargs)
         self._cache = self._cache.for_model(self.model)
+        install_named(self.model, [self._cache.policy])
 
     def _get_backend(self, config: Any, *args: Any, **kwargs: Any) -> None:
         super()._get_backend(config, *args, **kwargs)

@@ -30,6 +30,16 @@ def fingerprint(config: Any) -> dict[str, str]:
     return {name: str(value) for name, value in known.items() if value is not None}
 
 
+def different_model(known: Mapping[str, str], config: Any) -> str:
+    """What a fingerprint says otherwise than the model at hand: "hidden_size 64 instead of 128", or nothing."""
+    actual = fingerprint(config)
+    return ", ".join(
+        f"{name} {actual[name]} instead of {value}"
+        for name, value in known.items()
+        if name in actual and actual[name] != value
+    )
+
+
 @dataclass(frozen=True)
 class LayerScore:
     """The score of one layer: a line through the features of a token, then a rising curve.
@@ -142,15 +152,10 @@ class Calibration:
         Raises:
             ValueError: with what differs.
         """
-        actual = fingerprint(config)
-        different = [
-            f"{name} {actual[name]} instead of {value}"
-            for name, value in self.model.items()
-            if name in actual and actual[name] != value
-        ]
+        different = different_model(self.model, config)
         if different:
             raise ValueError(
-                f"This calibration was made for another model: {', '.join(different)}. Make one for this model with "
+                f"This calibration was made for another model: {different}. Make one for this model with "
                 "`paged-eviction calibrate`."
             )
 

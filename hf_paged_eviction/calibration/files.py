@@ -7,18 +7,20 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from ..naming.files import NamedFiles
 from .calibration import Calibration, LayerScore
 from .features import VERSION
 
 #: What the file is called in a repository on the Hub.
 FILE_NAME = "calibration.safetensors"
 _FORMAT = "hf_paged_eviction.calibration"
-_NAMED: dict[str, Path] = {}
-
-
-def name_calibration(name: str, path: Path) -> None:
-    """Let `calibrated:name` mean this file, for files that come with a package."""
-    _NAMED[name] = path
+_FILES = NamedFiles("No calibration", "paged-eviction calibrate", FILE_NAME)
+#: Let `calibrated:name` mean a file that comes with a package.
+name_calibration = _FILES.name
+#: Whether a name stands for a file on this machine.
+is_here = _FILES.is_here
+#: The local file that a name stands for, downloaded if need be.
+find_file = _FILES.find
 
 
 def save_calibration(calibration: Calibration, path: str | Path) -> None:
@@ -51,50 +53,6 @@ def load_calibration(name: str | Path) -> Calibration:
     path = find_file(str(name))
     status = path.stat()
     return _load(path, status.st_mtime_ns, status.st_size)
-
-
-def is_here(name: str) -> bool:
-    """Whether a name stands for a file on this machine."""
-    return _find_here(name)[1] is not None
-
-
-def _find_here(name: str) -> tuple[Path, Path | None]:
-    """The name as a path, and the file that it stands for."""
-    try:
-        path = Path(name).expanduser()
-    except RuntimeError:  # a home that nobody has
-        path = Path(name)
-    if path.is_file():
-        return path, path
-    return path, _NAMED[name] if name in _NAMED and _NAMED[name].is_file() else None
-
-
-def find_file(name: str) -> Path:
-    """The local file that a name stands for, downloaded if need be.
-
-    Raises:
-        ValueError: there is none.
-    """
-    path, found = _find_here(name)
-    if found is not None:
-        return found
-    parts = name.split("/")
-    if len(parts) != 2 or not all(parts) or path.suffix or name.startswith((".", "~")):
-        raise ValueError(_missing(name, "there is no such file"))
-    from huggingface_hub import hf_hub_download
-
-    try:
-        return Path(hf_hub_download(name, FILE_NAME))
-    except Exception as error:  # the client has a class of its own for each way to fail
-        raise ValueError(_missing(name, f"there is no such file, and the Hub says: {error}")) from error
-
-
-def _missing(name: str, reason: str) -> str:
-    named = f", one of the names {', '.join(sorted(_NAMED))}" if _NAMED else ""
-    return (
-        f"No calibration {name!r}: {reason}. Expected a file that `paged-eviction calibrate` wrote{named}, or a "
-        f"repository on the Hugging Face Hub (organisation/name) with a file {FILE_NAME}."
-    )
 
 
 @lru_cache(maxsize=8)

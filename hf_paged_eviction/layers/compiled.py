@@ -66,6 +66,10 @@ class Compiled:
         if contents.outlet.takes:
             contents.let_go(slots, run.leaving[first:end])
         contents.store.write(slots[:, :, 0], keys, values)
+        if contents.marks is not None:
+            contents.marks.expect(contents.marks.take_arrived(keys))
+            contents.marks.overwrite(slots)
+            contents.marks.expect(None)
         return contents.shown()
 
     def leave(self, queries: Queries) -> bool:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ..allocators.quota import Quota
 from ..disposals import Held, Outlet
+from ..gates.marks import Marks
 from ..parts import Snapshot, persistent
 from ..policies.scorer import Scorer
 from ..queries.listener import Listener
@@ -32,6 +33,7 @@ class PagedSnapshot(Snapshot):
         outlet: of the disposal, where it keeps anything.
         scores: see `Quota`.
         all_real: of the run of compiled steps that the layer takes part in, see `StaticRun`; None where there is none.
+        marks: `[batch, kv_heads, held]` of gates, where the policy reads any.
     """
 
     tokens: int | None = None
@@ -44,29 +46,40 @@ class PagedSnapshot(Snapshot):
     outlet: Snapshot | None = None
     scores: Tensor | None = None
     all_real: bool | None = None
+    marks: Tensor | None = None
 
 
 class Contents:
-    """The parts of one layer: store, table, quota, outlet and listener.
+    """The parts of one layer: store, table, quota, outlet, listener and marks.
 
     Attributes:
         store: where keys and values lie.
         quota: how many tokens there may be.
         outlet: through which tokens leave.
         listener: what attention says of the tokens; None where nobody asks.
+        marks: what gates say of them; None where nobody asks.
         table: which token is where; None before the first forward.
         pending: tokens that wait for `crop` or for attention, beside those in the table; None = no tokens.
 
     Args:
-        store, quota, outlet, listener: see above.
+        store, quota, outlet, listener, marks: see above.
         scorer: knows which KV heads evict the same tokens, and what the policy needs.
     """
 
-    def __init__(self, store: Store, quota: Quota, outlet: Outlet, listener: Listener | None, scorer: Scorer) -> None:
+    def __init__(
+        self,
+        store: Store,
+        quota: Quota,
+        outlet: Outlet,
+        listener: Listener | None,
+        scorer: Scorer,
+        marks: Marks | None = None,
+    ) -> None:
         self.store = store
         self.quota = quota
         self.outlet = outlet
         self.listener = listener
+        self.marks = marks
         self.table: BlockTable | None = None
         self.pending: Pending | None = None
         self._scorer = scorer
@@ -167,6 +180,8 @@ class Contents:
         self.outlet.start(rows, heads, self._scorer.sets(heads), capacity, device)
         if self.listener is not None:
             self.listener.observer.start(rows, heads, capacity, device)
+        if self.marks is not None:
+            self.marks.start(rows, heads, capacity, device)
         return table
 
     def _new_table(self, budget: BlockBudget, rows: int, heads: int, device: torch.device) -> BlockTable:
@@ -186,6 +201,8 @@ class Contents:
         self.outlet.clear()
         if self.listener is not None:
             self.listener.clear()
+        if self.marks is not None:
+            self.marks.clear()
 
     # ---- what happens to all --------------------------------------------------------------------------------------
 
@@ -216,6 +233,8 @@ class Contents:
             self.pending = self.pending.map_rows(change)
         if self.listener is not None:
             self.listener.map_rows(change)
+        if self.marks is not None:
+            self.marks.map_rows(change)
 
     def move(self, order: Tensor | None, count: int, pads: Tensor) -> None:
         """Take back `count` columns, the others being moved as `order` `[B, S, held]` says; see `BlockTable.shrink`."""
@@ -223,6 +242,8 @@ class Contents:
         held = table.held
         if order is not None:
             self.store.reorder(order)
+            if self.marks is not None:
+                self.marks.move(order, held)
         table.shrink(order, count, pads)
         self.outlet.move(order, table.held)
         self.store.take_back(table.seen - table.pads)
@@ -237,6 +258,8 @@ class Contents:
             self.outlet.settle(kept, table.positions, table.capacity)
         if self.listener is not None:
             self.listener.observer.settle(kept, table.capacity)
+        if self.marks is not None:
+            self.marks.resize(table.capacity)
 
     # ---- saving ---------------------------------------------------------------------------------------------------
 
@@ -263,6 +286,7 @@ class Contents:
             observer=None if self.listener is None else self.listener.observer.snapshot(),
             outlet=self.outlet.snapshot(),
             scores=self.quota.scores,
+            marks=None if self.marks is None else self.marks.snapshot(self.table.held),
         )
 
     def restore(self, saved: PagedSnapshot, device: torch.device) -> None:
@@ -276,6 +300,8 @@ class Contents:
         self.table.restore(saved.table)
         if self.listener is not None and saved.observer is not None:
             self.listener.observer.restore(saved.observer, heads, device)
+        if self.marks is not None and saved.marks is not None:
+            self.marks.restore(saved.marks, self.table.capacity, device)
         self.outlet.start(rows, heads, self._scorer.sets(heads), self.table.capacity, device)
         if saved.outlet is not None:
             self.outlet.restore(saved.outlet, device)

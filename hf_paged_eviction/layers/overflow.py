@@ -88,6 +88,8 @@ class Overflow:
         # Without new tokens, these states are views of the storage.
         anew = count == 0 or store.slots != quota.budget.capacity
         store.keep(tokens.keys, tokens.values, kept, table.held, kept_positions, anew)
+        if contents.marks is not None:
+            contents.marks.keep(kept, table.held, count)
         scores = scores.gather(-1, kept)
         quota.scores = scores if limits is not None else None
         scored = scores if self._needs.token_local and not outlet.ranks else None

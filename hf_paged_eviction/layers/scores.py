@@ -45,7 +45,8 @@ class Scores:
             positions, keys, values = table.positions.gather(-1, slots), *store.at(slots)
         known = {} if listener is None else listener.statistics(table, slots)
         room, seen = contents.quota.room(), table.seen - table.pads
-        return self._scorer(keys, values, positions, seen, known, self.queries_observed, room)
+        marks = None if contents.marks is None else contents.marks.at(slots, table.held)
+        return self._scorer(keys, values, positions, seen, known, self.queries_observed, room, marks)
 
     @property
     def queries_observed(self) -> QueryCount | None:
@@ -71,11 +72,14 @@ class Scores:
         contents = self._contents
         table, listener = contents.known, contents.listener
         seen = positions[:, 0].amax(-1) + 1
+        marks = None if contents.marks is None else contents.marks.of_all(table.held, count)
         if listener is not None:
             listener.observe_overflow(positions, table.held)
             if not self.early:
                 known, room = listener.observer.statistics(positions), contents.quota.room()
-                return self._scorer(keys, values, positions, seen, known, listener.count, room)
+                return self._scorer(keys, values, positions, seen, known, listener.count, room, marks)
+        if marks is not None:
+            return self._scorer(keys, values, positions, seen, budget=contents.quota.room(), marks=marks)
         if not self._token_local or table.held == 0:
             return self.alike(keys, values, positions, seen)
         table.refresh_scores(self.in_slots)

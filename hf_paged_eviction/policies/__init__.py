@@ -9,6 +9,7 @@ from .calibrated import Calibrated
 from .caote import Caote
 from .compactor import Compactor
 from .expected_attention import ExpectedAttention
+from .gate import Gate
 from .graphkv import GraphKV
 from .h2o import H2O
 from .hits import LFA, LFU, LRA, LRU, Scissorhands
@@ -51,6 +52,7 @@ __all__ = [
     "Compactor",
     "EvictionPolicy",
     "ExpectedAttention",
+    "Gate",
     "GraphKV",
     "Hybrid",
     "KVzip",

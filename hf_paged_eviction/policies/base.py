@@ -62,6 +62,8 @@ class ScoreContext:
             allocator decides it row by row. Under an allocator that shares out among heads: their mean.
         rotary: the layer's rotation, for policies that need it (`Needs.rotary`); None where the layer does not rotate
             its keys (absolute positions, layers without positions).
+        marks: `[batch, kv_heads, tokens]` float32, what gates said of each token when it came, for policies that need
+            it (`Needs.gates`); None for others.
     """
 
     keys: Tensor
@@ -75,6 +77,7 @@ class ScoreContext:
     share: HeadShare = WHOLE
     budget: int | Tensor = 0
     rotary: Rotary | None = None
+    marks: Tensor | None = None
 
     @property
     def queries(self) -> Tensor:

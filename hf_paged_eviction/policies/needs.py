@@ -5,6 +5,19 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
+class Cutoff:
+    """Tokens stay that score above a number, at most as many as the budget holds.
+
+    Attributes:
+        above: the number.
+        room: slots on top, for tokens that come one by one; until they come, those that score next best stay there.
+    """
+
+    above: float
+    room: int
+
+
+@dataclass(frozen=True)
 class Needs:
     """What a policy needs: what the cache keeps for it, what it is shown, and how its scores are to be taken.
 
@@ -28,6 +41,9 @@ class Needs:
             known is then refused when the cache is made.
         reads_budget: True if a score depends on `ScoreContext.budget`, so that it has to be worked out again where an
             allocator changes what a layer may hold.
+        gates: digest of the gates (`hf_paged_eviction.gates`) whose marks the score reads; "" = it reads none.
+        cutoff: how many tokens stay is decided by their scores; None = as many as the budget holds. Ask for it in
+            policies that stand alone: a modifier changes what scores mean.
         decision_interval: decoded tokens between two decisions; where it is several blocks, so many victims are chosen
             together.
         by_probe: True if the score is made for the queries of a probe: see `hf_paged_eviction.compress_by_probe`.
@@ -51,6 +67,8 @@ class Needs:
     supports_mla: bool = True
     rotary: bool = False
     reads_budget: bool = False
+    gates: str = ""
+    cutoff: Cutoff | None = None
     decision_interval: int = 1
     by_probe: bool = False
     token_statistics: tuple[str, ...] = ()
@@ -87,12 +105,23 @@ class Needs:
         whole prompt, the others get more than their window.
         """
         watching = [part for part in parts if part.queries]
+        gates = {part.gates for part in parts if part.gates}
+        if len(gates) > 1:
+            raise ValueError(
+                "Two policies read the marks of different gates, and a layer keeps those of one file only."
+            )
+        if any(part.cutoff is not None for part in parts):
+            raise ValueError(
+                "keep_above= counts in the scores of its own policy, which are others when policies are joined: leave "
+                "it out of policies inside another."
+            )
         windows = [part.window for part in watching]
         return cls(
             absolute_noise=any(part.absolute_noise for part in parts),
             supports_mla=all(part.supports_mla for part in parts),
             rotary=any(part.rotary for part in parts),
             reads_budget=any(part.reads_budget for part in parts),
+            gates=next(iter(gates), ""),
             decision_interval=max((part.decision_interval for part in parts), default=1),
             token_statistics=tuple(f"{at}.{name}" for at, part in enumerate(parts) for name in part.token_statistics),
             row_statistics=tuple(f"{at}.{name}" for at, part in enumerate(parts) for name in part.row_statistics),

@@ -6,6 +6,7 @@ from typing import TypeVar
 from ..naming import Kind, Registry
 from .base import EvictionPolicy
 from .calibrated import PREFIX, Calibrated
+from .gate import GATE_PREFIX, read_gate
 from .modifier import Modifier
 
 PolicyClass = TypeVar("PolicyClass", bound=type[EvictionPolicy])
@@ -46,7 +47,8 @@ def make_policy(policy: str | EvictionPolicy) -> EvictionPolicy:
 
     Args:
         policy: a name ("h2o"), a name with parameters ("snapkv(window=16, pooling=max)"), a modifier around policies
-            ("graphkv(hybrid(h2o, recency), sources=0.2)") or a file ("calibrated:F.safetensors"). An object's `label`
+            ("graphkv(hybrid(h2o, recency), sources=0.2)") or a file ("calibrated:F.safetensors",
+            "gate:F.safetensors"). An object's `label`
             is such a text.
 
     Raises:
@@ -55,4 +57,6 @@ def make_policy(policy: str | EvictionPolicy) -> EvictionPolicy:
     """
     if isinstance(policy, str) and policy.strip().startswith(PREFIX):
         return Calibrated(policy.strip()[len(PREFIX) :])
+    if isinstance(policy, str) and policy.strip().startswith(GATE_PREFIX):
+        return read_gate(policy.strip())
     return POLICIES.make(policy)

@@ -45,6 +45,7 @@ class Scorer:
         statistics: Mapping[str, Tensor] = MappingProxyType({}),
         observed: QueryCount | None = None,
         budget: int | Tensor = 0,
+        marks: Tensor | None = None,
     ) -> Tensor:
         """Score tokens.
 
@@ -53,7 +54,7 @@ class Scorer:
             positions: `[batch, sets, tokens]`, -1 for pads.
             seen: `[batch]` real tokens seen.
             statistics, observed: what the policy has observed, see `ScoreContext`.
-            budget: tokens that the layer may hold, see `ScoreContext`.
+            budget, marks: see `ScoreContext`.
 
         Returns:
             `[batch, sets, tokens]` float32.
@@ -64,7 +65,8 @@ class Scorer:
         positions = positions.expand(-1, keys.shape[1], -1)
         first, layer = self.share.first_head(keys.shape[1]), self.layer_idx
         context = ScoreContext(
-            keys, values, positions, seen, layer, statistics, first, observed, self.share, budget, self.rotary
+            *(keys, values, positions, seen, layer, statistics, first, observed, self.share, budget, self.rotary),
+            marks=marks,
         )
         scores = self.policy.score(context)
         if scores.shape != positions.shape:

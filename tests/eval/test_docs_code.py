@@ -35,6 +35,7 @@ PAGES = (
     "migration.md",
     "own_data.md",
     "policies/disposals.md",
+    "policies/gates.md",
     "policies/own.md",
 )
 NOT_RUN = re.compile(r"<!-- not run: \S.* -->")

@@ -56,6 +56,7 @@ def test_commands_without_a_model_import_no_torch(tmp_path: Path) -> None:
         "score",
         "report",
         "calibrate",
+        "fit-gate",
         "recommend",
         "fit-fold",
         "bench",

@@ -85,6 +85,12 @@ def check_paged(saved: PagedSnapshot, layer: PagedLayer, rows: int, seen: int) -
     if saved.ring is not None:
         _need(layer.is_compileable and layer.needs.queries, "it has a query that nobody asks for")
         _need(saved.ring.example.ndim == 4 and saved.ring.example.shape[2] == 1, "its query is none")
+    _need(
+        (saved.marks is None) == (layer.marks is None),
+        "it has marks of gates that its policy does not ask for, or none",
+    )
+    if saved.marks is not None:
+        _shape("marks", saved.marks, (rows, heads, held), torch.float32)
     _need(saved.outlet is None or layer.outlet.plans or layer.outlet.takes, "it has tokens that its disposal drops")
     layer.outlet.check_saved(saved.outlet, saved.table, saved.store)
     _need(saved.all_real is None or layer.is_compileable, "it has compiled steps, and the cache is not static")

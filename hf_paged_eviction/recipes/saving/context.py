@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ...allocators.cascade import Cascade, CascadeSnapshot
 from ...calibration.files import is_here
+from ...gates.files import is_here as gates_are_here
 from ...integration.padding import Padding, PaddingSnapshot
 from ...layer import PagedLayer
 from ...layers.contents import PagedSnapshot
@@ -21,6 +22,7 @@ from ...naming.spelling import read as read_spelling
 from ...parts import Snapshot
 from ...policies import EvictionPolicy, make_policy
 from ...policies.calibrated import PREFIX
+from ...policies.gate import GATE_PREFIX, gate_file
 from ...policies.registry import POLICIES
 from . import files
 from .checks import check_cascade, check_padding, check_paged, check_sliding
@@ -190,12 +192,11 @@ def _policy(label: str, given: str | EvictionPolicy | None) -> EvictionPolicy:
         raise ValueError("its policy has no name")
     if given is not None:
         policy = make_policy(given)
-        # A calibration may lie elsewhere on this machine.
-        if policy.label != label and not (policy.label.startswith(PREFIX) and label.startswith(PREFIX)):
+        if policy.label != label and not _another_file(policy.label, label):
             raise ValueError(f"its policy is {label!r}, and policy= is {policy.label!r}")
         return policy
     for name in _files(label):
-        if not is_here(name):
+        if not (gates_are_here if label.strip().startswith(GATE_PREFIX) else is_here)(name):
             raise ValueError(f"its policy {label!r} needs the file {name!r}, which is not here: pass policy=")
     try:
         return make_policy(label)
@@ -205,10 +206,19 @@ def _policy(label: str, given: str | EvictionPolicy | None) -> EvictionPolicy:
         ) from error
 
 
+def _another_file(here: str, label: str) -> bool:
+    """Whether these are the same policy but for the place of its file: that may lie elsewhere on this machine."""
+    if here.startswith(GATE_PREFIX) and label.startswith(GATE_PREFIX):
+        return here.removeprefix(GATE_PREFIX + gate_file(here)) == label.removeprefix(GATE_PREFIX + gate_file(label))
+    return here.startswith(PREFIX) and label.startswith(PREFIX)
+
+
 def _files(label: str) -> list[str]:
     """The files, or names on the Hub, that making this policy would look for."""
     if label.strip().startswith(PREFIX):
         return [label.strip().removeprefix(PREFIX)]
+    if label.strip().startswith(GATE_PREFIX):
+        return [gate_file(label.strip())]
     found, left = [], [read_spelling(POLICIES.kind, label)] if "(" in label else []
     while left:
         spelling = left.pop()

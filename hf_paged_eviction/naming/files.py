@@ -1,0 +1,64 @@
+"""Files by name: a path, a name given to a file that comes with a package, or a repository on the Hub."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class NamedFiles:
+    """The files of one kind.
+
+    Attributes:
+        no: none of them, for messages: "No calibration".
+        made_by: what writes them.
+        file_name: what the file is called in a repository on the Hub.
+    """
+
+    no: str
+    made_by: str
+    file_name: str
+    named: dict[str, Path] = field(default_factory=dict)
+
+    def name(self, name: str, path: Path) -> None:
+        """Let a name mean this file, for files that come with a package."""
+        self.named[name] = path
+
+    def is_here(self, name: str) -> bool:
+        """Whether a name stands for a file on this machine."""
+        return self._find_here(name)[1] is not None
+
+    def _find_here(self, name: str) -> tuple[Path, Path | None]:
+        """The name as a path, and the file that it stands for."""
+        try:
+            path = Path(name).expanduser()
+        except RuntimeError:  # a home that nobody has
+            path = Path(name)
+        if path.is_file():
+            return path, path
+        return path, self.named[name] if name in self.named and self.named[name].is_file() else None
+
+    def find(self, name: str) -> Path:
+        """The local file that a name stands for, downloaded if need be.
+
+        Raises:
+            ValueError: there is none.
+        """
+        path, found = self._find_here(name)
+        if found is not None:
+            return found
+        parts = name.split("/")
+        if len(parts) != 2 or not all(parts) or path.suffix or name.startswith((".", "~")):
+            raise ValueError(self._missing(name, "there is no such file"))
+        from huggingface_hub import hf_hub_download
+
+        try:
+            return Path(hf_hub_download(name, self.file_name))
+        except Exception as error:  # the client has a class of its own for each way to fail
+            raise ValueError(self._missing(name, f"there is no such file, and the Hub says: {error}")) from error
+
+    def _missing(self, name: str, reason: str) -> str:
+        named = f", one of the names {', '.join(sorted(self.named))}" if self.named else ""
+        return (
+            f"{self.no} {name!r}: {reason}. Expected a file that `{self.made_by}` wrote{named}, or a repository on the "
+            f"Hugging Face Hub (organisation/name) with a file {self.file_name}."
+        )

@@ -1,0 +1,107 @@
+"""A score that a small network was trained to give: `paged-eviction fit-gate` makes the file."""
+
+import re
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from ..gates import Gates, load_gates
+from .base import EvictionPolicy, ScoreContext
+from .checks import check_between, check_count
+from .needs import Cutoff, Needs
+
+#: How the policy is spelled: `gate:F.safetensors`, `gate:F.safetensors(keep_above=0.01)`.
+GATE_PREFIX = "gate:"
+_PARAMETERS = re.compile(r"\(([^()]*)\)$")
+
+
+@dataclass(frozen=True)
+class Gate(EvictionPolicy):
+    r"""What the layer's hidden state says of a token, before attention sees it: will it be needed?
+
+    .. math:: s_t = \exp\bigl( w_h \cdot \operatorname{gelu}(U x_t + a) + b_h \bigr)
+
+    for KV head `h`, with `x` the input of the layer's attention; or a line through `x` alone. Attention-Gate
+    (2410.12876) was the first of its kind, a head of attention trained with the language model's loss; KVzap
+    (2601.07891) and Fast KVzip (2601.17668) train a function of the token's own hidden state by forward passes, as is
+    done here. Different here: the target is what later tokens pay (`paged-eviction fit-gate` says which), so no second
+    prompt has to be read; and tokens leave the memory, they are not masked.
+
+    Hidden states reach a cache by hooks only: call `install_gates(model, file)` before the first forward. A token is
+    marked once, when it comes, and its mark (one float32 per token and KV head) moves with it.
+
+    Args:
+        file: what `paged-eviction fit-gate` wrote, a name given to such a file, or `organisation/name` on the Hugging
+            Face Hub.
+        keep_above: keep what scores above this number, so that a text decides how much of it stays; the budget is the
+            most. Every prompt, chunk or turn decides anew, for each row (`heads="shared"`) or KV head
+            (`"separate"`), in whole blocks. While single tokens come, the number stays: each takes the place of
+            another. Needs the attention implementation "paged_eviction".
+        room: with `keep_above`, slots on top, for tokens that come one by one.
+
+    Raises:
+        ValueError: there are no such gates, or a number is out of range. By `check_model`: they belong to another
+            model.
+    """
+
+    file: str
+    keep_above: float | None = None
+    room: int = 128
+    network: Gates = field(init=False, repr=False, compare=False)
+
+    name: ClassVar[str] = "gate"
+    paper: ClassVar[str | None] = "2410.12876"
+
+    def __post_init__(self) -> None:
+        check_count("room", self.room, at_least=0)
+        if self.keep_above is not None:
+            check_between("keep_above", self.keep_above, 0)
+        object.__setattr__(self, "network", load_gates(self.file))
+
+    @property
+    def needs(self) -> Needs:
+        cutoff = None if self.keep_above is None else Cutoff(float(self.keep_above), self.room)
+        return Needs(supports_mla=False, gates=self.network.digest, cutoff=cutoff)
+
+    @property
+    def label(self) -> str:
+        said = [] if self.keep_above is None else [f"keep_above={self.keep_above!r}"]
+        said += [] if self.room == Gate.room else [f"room={self.room}"]
+        return f"{GATE_PREFIX}{self.file}" + (f"({', '.join(said)})" if said else "")
+
+    def check_model(self, config: Any) -> None:
+        self.network.check_model(config)
+
+    def score(self, context: ScoreContext) -> Tensor:
+        if context.marks is None:
+            raise ValueError(f"{self.label!r} was given no marks: install_gates(model, {self.file!r}) hands them over.")
+        return context.marks.to(torch.float32)
+
+
+def gate_file(text: str) -> str:
+    """The file in `gate:FILE` or `gate:FILE(keep_above=0.01)`."""
+    return _PARAMETERS.sub("", text)[len(GATE_PREFIX) :].strip()
+
+
+def read_gate(text: str) -> Gate:
+    """The policy that is spelled `gate:FILE` or `gate:FILE(keep_above=0.01, room=64)`.
+
+    Raises:
+        ValueError: it cannot be read, or there are no such gates.
+    """
+    found = _PARAMETERS.search(text)
+    given: dict[str, Any] = {}
+    for part in found.group(1).split(",") if found else ():
+        name, equals, value = (piece.strip() for piece in part.partition("="))
+        if not equals or name not in ("keep_above", "room") or name in given:
+            raise ValueError(
+                f"Cannot read the policy {text!r}: {part.strip()!r} is none of its parameters, keep_above=NUMBER and "
+                "room=TOKENS."
+            )
+        try:
+            given[name] = int(value) if name == "room" else float(value)
+        except ValueError:
+            raise ValueError(f"Cannot read the policy {text!r}: {name} must be a number, got {value!r}.") from None
+    return Gate(gate_file(text), **given)
