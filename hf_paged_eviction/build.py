@@ -95,9 +95,9 @@ class LayerBuilder:
         )
         if self._memory is not None:
             layer.memory = self._memory
-            self._memory.add(layer)
+            self._memory.add(layer.member)
         if self.cascade is not None:
-            self.cascade.add(layer)
+            self.cascade.add()
         return layer
 
     def fill(self, plan: Sequence[Any], padding: Padding, config: Any) -> list[Any]:
@@ -111,7 +111,7 @@ class LayerBuilder:
         paged = [index for index, layer in enumerate(plan) if is_paged(layer)]
         budgets = dict(zip(paged, layer_budgets(sizes, allocator, len(paged)), strict=True))
         if sizes.memory is not None:
-            self._memory = MemoryPlan(sizes, partial(self._share_out, len(paged)))
+            self._memory = MemoryPlan(sizes, partial(share_out, self._options, len(paged)))
         rotaries = self._rotaries(config, paged)
         turnings = turnings_of(config, paged) if self._options.positions == "cache" else {}
         layers = []
@@ -127,19 +127,6 @@ class LayerBuilder:
         disposal.introduce([layer.outlet for layer in made])
         return layers
 
-    def _share_out(self, layers: int, sizes: BlockBudget) -> list[BlockBudget]:
-        """What the layers may hold, now that bytes have become tokens.
-
-        Raises:
-            ValueError: too few for the disposal.
-        """
-        options = self._options
-        try:
-            options.disposal.check_sizes(sizes)
-        except ValueError as error:
-            raise ValueError(f"memory={options.sizes.memory:,} leaves {sizes.tokens} tokens: {error}") from error
-        return layer_budgets(sizes, options.allocator, layers)
-
     def _rotaries(self, config: Any, paged: Sequence[int]) -> Mapping[int, Rotary | None]:
         if not self._options.policy.needs.rotary:
             return {}
@@ -151,6 +138,19 @@ class LayerBuilder:
                 f"that of this {config.model_type} model cannot be undone: {error}. Use a policy that reads them as "
                 "they are, such as 'keydiff', 'leverage' or 'snapkv'."
             ) from error
+
+
+def share_out(options: Options, layers: int, sizes: BlockBudget) -> list[BlockBudget]:
+    """What the layers may hold, now that bytes have become tokens.
+
+    Raises:
+        ValueError: too few for the disposal.
+    """
+    try:
+        options.disposal.check_sizes(sizes)
+    except ValueError as error:
+        raise ValueError(f"memory={options.sizes.memory:,} leaves {sizes.tokens} tokens: {error}") from error
+    return layer_budgets(sizes, options.allocator, layers)
 
 
 def turnings_of(config: Any, paged: Sequence[int]) -> dict[int, Turning]:

@@ -6,8 +6,10 @@ import torch
 
 from ..integration.rotary import Rotary
 from ..policies import Needs
-from .compiled import Compiled
+from ..table.budget import BlockBudget
 from .contents import Contents
+from .overflow import Overflow
+from .place import Place
 from .scores import Scores
 
 
@@ -19,17 +21,18 @@ class Member:
     nobody uses any more would stay until Python looks for circles.
 
     Attributes:
-        contents, scores: of the layer.
+        contents, scores, overflow: of the layer.
         needs: of the policy.
         rotary: see `PagedLayer`.
-        compiled: how the layer of a static cache takes single tokens; None in any other.
+        place: of the layer of a static cache among those that take compiled steps; None in any other.
     """
 
     contents: Contents
     scores: Scores
+    overflow: Overflow
     needs: Needs
     rotary: Rotary | None
-    compiled: Compiled | None = None
+    place: Place | None = None
 
     @property
     def device(self) -> torch.device | None:
@@ -38,5 +41,14 @@ class Member:
 
     @property
     def seen(self) -> int:
-        """Tokens that the host has counted."""
-        return 0 if self.contents.table is None else self.contents.table.seen
+        """Tokens that the host has counted, those that wait for `crop` included."""
+        return 0 if self.contents.table is None else self.contents.table.seen + self.contents.waiting
+
+    def grant(self, budget: BlockBudget) -> None:
+        """Hold so many tokens, which a budget in bytes has turned out to be."""
+        self.contents.quota.budget = budget
+
+    def fit(self) -> None:
+        """Give up, or get room for, tokens: the quota has changed. Tokens that wait for `crop` are decided on later."""
+        if self.contents.table is not None and self.contents.pending is None:
+            self.overflow.fit()
