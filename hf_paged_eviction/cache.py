@@ -159,15 +159,16 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         builder = LayerBuilder(options)
         self._cascade = builder.cascade
         Cache.__init__(self, layers=builder.fill(plan, self._padding, config))
-        self._cohorts = Cohorts([layer for _, layer in self.paged_layers])
-        for layer in self._cohorts.layers:
-            layer.cohorts, layer.store.pool = self._cohorts, pool
+        self._evicting = [layer for _, layer in self.paged_layers]
+        cohorts = Cohorts([layer.member for layer in self._evicting])
+        for layer in self._evicting:
+            layer.cohorts, layer.store.pool = cohorts, pool
         self.pool = pool
         parts = [paged_part(layer) or layer for layer in self.layers]
-        self._steps = make_steps(parts, self._cohorts) if static else None
+        self._steps = make_steps(parts, cohorts) if static else None
         window = Window(config, [index for index, _ in self.paged_layers], options.positions == "text")
         self._forwards = Forwards(
-            *(config, self._cohorts.layers, self._padding, self._attention, window, options.uniform, self._steps)
+            *(config, self._evicting, self._padding, self._attention, window, options.uniform, self._steps)
         )
         if record_past:
             self.activate_past_recording()
@@ -357,7 +358,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
                 there is a list or the other way round, or a static cache. Nothing has changed then.
         """
         options = self.check_shrink(budget)
-        layers = self._cohorts.layers
+        layers = self._evicting
         for layer in layers:
             layer.commit()
         self._options = options
@@ -389,7 +390,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         self._forwards.reset()
         if self._cascade is not None:
             self._cascade.clear()
-        forget_handover(self._cohorts.layers)
+        forget_handover(self._evicting)
         super().reset()
 
     def release(self) -> None:
@@ -480,7 +481,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             ValueError: shapes that do not go together, or other rows than the cache has.
         """
         seen = self.get_seq_length()
-        rows = self._cohorts.layers[0].table.rows if seen else None
+        rows = self._evicting[0].table.rows if seen else None
         return feeding.follow_up(input_ids, attention_mask, seen, rows, self._padding)
 
     # ---- reading --------------------------------------------------------------------------------------------------
