@@ -169,8 +169,8 @@ def test_a_label_reads_back(file: str) -> None:
 
 def test_nothing_is_wrong_with_the_policy(file: str) -> None:
     for text in (f"gate:{file}", f"gate:{file}(keep_above=0.25)"):
-        check_policy(text)
-    check_policy(Hybrid(Gate(file), H2O()))
+        assert check_policy(text) is None  # type: ignore[func-returns-value]
+    assert check_policy(Hybrid(Gate(file), H2O())) is None  # type: ignore[func-returns-value]
 
 
 def test_files_that_are_no_gates(file: str, tmp_path: Path) -> None:
