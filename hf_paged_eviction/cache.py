@@ -1,5 +1,6 @@
 """The cache that is handed to `generate`."""
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -382,6 +383,13 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             vars(self._padding).update(before)
 
     # ---- life -----------------------------------------------------------------------------------------------------
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "PagedEvictionCache":
+        """May be written to in and out of `torch.inference_mode`, wherever it was made."""
+        memo[id(self)] = made = type(self).__new__(type(self))
+        with torch.inference_mode(False):
+            vars(made).update(copy.deepcopy(vars(self), memo))
+        return made
 
     def reset(self) -> None:
         """Forget all tokens and the attention mask; keep the storage for the next prompt of the same shape."""
