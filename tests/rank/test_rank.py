@@ -84,10 +84,12 @@ def test_exact(mode: str, padded: bool, rank: Any, bits: Any, settings: dict[str
     assert_rounded(model, recorder)
 
 
-def test_sliding_layers_beside() -> None:
-    if reason := models.unavailable("gemma3"):
+@pytest.mark.parametrize("family", ["gemma3", "gemma4"])
+def test_sliding_layers_beside(family: str) -> None:
+    """Of gemma4 they have heads of another size."""
+    if reason := models.unavailable(family):
         pytest.skip(reason)
-    model, basis = shared("gemma3"), fitted("gemma3")
+    model, basis = shared(family), fitted(family)
     assert list(basis.layers) == [1]
     cache = binding(model, "direct", rank=3, basis=basis)
     with RankRecorder(model, cache, basis, (3, 3), (None, None)) as recorder:
