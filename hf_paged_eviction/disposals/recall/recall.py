@@ -126,9 +126,10 @@ class Recall(Disposal):
                 "recall(length=TOKENS)",
             ),
             (
-                around.coded,
-                "bits=: attention reads a decoded copy of the slots that is made before the query is known, so a block "
-                "that comes back would have to be encoded, and written to codes and copy. Use bits=None",
+                around.coded != "",
+                f"{around.coded}: attention reads a decoded copy of the slots that is made before the query is known, "
+                "so a block that comes back would have to be encoded, and written to codes and copy. Leave out "
+                f"{around.coded}",
             ),
             (
                 around.positions != "text",
