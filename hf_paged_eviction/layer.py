@@ -304,7 +304,9 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         count = keys.shape[2]
         if count == 0:
             return self.contents.shown_with(self.held, keys, values)
-        self.commit()
+        # What waited makes layers share out anew, so all have to take theirs in before one of them gets more.
+        for layer in self.cohorts.layers if self.contents.waiting and self.quota.unequal else (self,):
+            layer.commit()
         table = self._started(keys, values)
         real = self.padding.columns(table.seen, table.seen + count, keys.shape[0], keys.device)
         marks = None if self.marks is None else self.marks.take_arrived(keys)
