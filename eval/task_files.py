@@ -85,7 +85,7 @@ class TaskFile:
         found = replace(found, **given)
         if not found.name or found.name != Path(found.name).name or "\\" in found.name:
             raise UserError(f"{path}: the task cannot be called {found.name!r}: give it a name without slashes")
-        if found.template is not None and not found.template.strip():
+        if found.template is not None and not found.template.replace(SPLIT, "").strip():
             raise UserError(f"{path}: the template is empty, so every prompt would be")
         if found.template is not None and found.template.count(SPLIT) > 1:
             raise UserError(
@@ -126,6 +126,8 @@ class TaskFile:
                 metric = metric or usual
             parts = [_render(where, part, record) for part in template.split(SPLIT)]
             classes = record.get("all_classes")
+            if metric == "classification" and not (classes and isinstance(classes, list)):
+                raise UserError(f"{where} has no all_classes, the list of all classes, which classification needs")
             found.append(
                 Sample(
                     id=f"{self.name}/{index}",
@@ -284,7 +286,11 @@ def _render(where: str, template: str, record: Record) -> str:
     import jinja2
 
     try:
-        return _compiled(template).render(record)
+        text = _compiled(template).render(record)
+        text.encode()  # half of a surrogate pair is no text to any tokenizer
+        return text
+    except UnicodeEncodeError as error:
+        raise UserError(f"{where} is not Unicode ({error.reason} at character {error.start} of the prompt)") from error
     except jinja2.TemplateSyntaxError as error:
         raise UserError(f"the template cannot be read, line {error.lineno}: {error.message}") from error
     except Exception as error:  # a template is a program: it may fail in any way

@@ -92,6 +92,7 @@ def test_a_yaml_file_and_options_over_it(tmp_path: Path) -> None:
         ("a.jsonl", "[1]\n", "line 1 is not a record"),
         ("a.jsonl", "x\n", "line 1: not JSON"),
         ("a.jsonl", "", "is empty"),
+        ("a.jsonl", '{"context": "half \\ud83d", "question": "q", "answer": "a"}\n', "line 1 is not Unicode"),
         ("a.txt", "x", "records are .jsonl"),
         ("a.jsonl.gz", "x", "cannot read"),
         ("a.parquet", "x", "is not Parquet"),
@@ -126,7 +127,7 @@ def test_mistakes_are_named(tmp_path: Path, name: str, content: str, message: st
         ("{{ ''.__class__.__mro__ }}", "the template fails: access to attribute"),
         ("@/no/such/file", "cannot be read"),
         ("{{ context }}|||{{ question }}|||Answer:", "more than once"),
-        (" ", "the template is empty"),
+        ("|||", "the template is empty"),
         ("{{ 1 / 0 }}", "the template fails: ZeroDivisionError: division by zero"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "the template fails: RecursionError"),
     ],
@@ -135,6 +136,20 @@ def test_templates_that_fail(tmp_path: Path, template: str, message: str) -> Non
     path = write(tmp_path / "mine.jsonl", RECORDS)
     with pytest.raises(UserError, match=message):
         TaskFile.read(path, TaskFileOptions(template=template)).samples(None)
+
+
+def test_classification_needs_classes(tmp_path: Path) -> None:
+    path = write(tmp_path / "mine.jsonl", [{**RECORDS[0], "all_classes": ["a", "b"]}, RECORDS[1]])
+    task = TaskFile.read(path, TaskFileOptions(metric="classification"))
+    assert task.samples(1)[0].all_classes == ("a", "b")
+    with pytest.raises(UserError, match="line 2 has no all_classes"):
+        task.samples(None)
+
+
+def test_names_in_errors_stay_as_they_are(tmp_path: Path) -> None:
+    said = CliRunner().invoke(app, ["eval", "--task-file", str(tmp_path / "a:x:b.jsonl")])
+    assert said.exit_code == 2
+    assert "a:x:b.jsonl" in "".join(said.output.split())
 
 
 def test_a_damaged_archive_is_named(tmp_path: Path) -> None:
