@@ -28,7 +28,8 @@ class Recall(Disposal):
 
     Differences: Quest (2406.10774) keeps everything on the device, chooses per query head and attends to the chosen
     blocks alone; here, as in ArkVale (NeurIPS 2024), the KV heads of a layer, or with heads="separate" each, choose by
-    the mean of their query heads, and attention sees all that is in the slots.
+    the mean of their query heads, and attention sees all that is in the slots. Blocks that a single token brought back
+    stay in the slots also where `crop` takes that token back.
 
     Args:
         blocks: how many blocks each query asks for, beside those that are always there; "all" reads the whole text at
