@@ -18,6 +18,7 @@ from .integration.padding import Padding
 from .integration.rotary import Rotary
 from .layer import PagedLayer
 from .layers.hybrid import HybridLayer, paged_part
+from .layers.member import Member
 from .layers.sliding import StaticSlidingLayer
 from .options import Options
 from .policies import EvictionPolicy
@@ -94,9 +95,9 @@ class LayerBuilder:
         )
         if self._memory is not None:
             layer.memory = self._memory
-            self._memory.add(layer)
+            self._memory.add(layer.member)
         if self.cascade is not None:
-            self.cascade.add(layer)
+            self.cascade.add()
         return layer
 
     def fill(self, plan: Sequence[Any], padding: Padding, config: Any) -> list[Any]:
@@ -110,7 +111,7 @@ class LayerBuilder:
         paged = [index for index, layer in enumerate(plan) if is_paged(layer)]
         budgets = dict(zip(paged, layer_budgets(sizes, allocator, len(paged)), strict=True))
         if sizes.memory is not None:
-            self._memory = MemoryPlan(sizes, partial(self._share_out, len(paged)))
+            self._memory = MemoryPlan(sizes, partial(share_out, self._options, len(paged)))
         rotaries = self._rotaries(config, paged)
         turnings = turnings_of(config, paged) if self._options.positions == "cache" else {}
         layers = []
@@ -126,19 +127,6 @@ class LayerBuilder:
         disposal.introduce([layer.outlet for layer in made])
         return layers
 
-    def _share_out(self, layers: int, sizes: BlockBudget) -> list[BlockBudget]:
-        """What the layers may hold, now that bytes have become tokens.
-
-        Raises:
-            ValueError: too few for the disposal.
-        """
-        options = self._options
-        try:
-            options.disposal.check_sizes(sizes)
-        except ValueError as error:
-            raise ValueError(f"memory={options.sizes.memory:,} leaves {sizes.tokens} tokens: {error}") from error
-        return layer_budgets(sizes, options.allocator, layers)
-
     def _rotaries(self, config: Any, paged: Sequence[int]) -> Mapping[int, Rotary | None]:
         if not self._options.policy.needs.rotary:
             return {}
@@ -150,6 +138,19 @@ class LayerBuilder:
                 f"that of this {config.model_type} model cannot be undone: {error}. Use a policy that reads them as "
                 "they are, such as 'keydiff', 'leverage' or 'snapkv'."
             ) from error
+
+
+def share_out(options: Options, layers: int, sizes: BlockBudget) -> list[BlockBudget]:
+    """What the layers may hold, now that bytes have become tokens.
+
+    Raises:
+        ValueError: too few for the disposal.
+    """
+    try:
+        options.disposal.check_sizes(sizes)
+    except ValueError as error:
+        raise ValueError(f"memory={options.sizes.memory:,} leaves {sizes.tokens} tokens: {error}") from error
+    return layer_budgets(sizes, options.allocator, layers)
 
 
 def turnings_of(config: Any, paged: Sequence[int]) -> dict[int, Turning]:
@@ -226,7 +227,7 @@ def check_static_attention(name: str | None) -> None:
         )
 
 
-def make_steps(layers: Sequence[Any], cohorts: Cohorts[PagedLayer]) -> StaticSteps:
+def make_steps(layers: Sequence[Any], cohorts: Cohorts[Member]) -> StaticSteps:
     """What the layers of a static cache share.
 
     Args:
@@ -236,9 +237,11 @@ def make_steps(layers: Sequence[Any], cohorts: Cohorts[PagedLayer]) -> StaticSte
     Raises:
         ValueError: no layer is paged.
     """
-    paged = cohorts.layers
-    if not paged:
+    if not cohorts.members:
         raise ValueError("static=True: no layer of this model can evict. Use transformers' StaticCache.")
-    sliding = [layer for layer in layers if isinstance(layer, StaticSlidingLayer)]
-    last = next((layer for layer in reversed(layers) if layer in paged or layer in sliding), None)
-    return StaticSteps(cohorts, sliding, last)
+    taking = [layer for layer in layers if isinstance(layer, PagedLayer | StaticSlidingLayer)]
+    sliding = [layer.member for layer in taking if isinstance(layer, StaticSlidingLayer)]
+    steps = StaticSteps(cohorts, sliding, taking[-1].member)
+    for layer in taking:
+        layer.enter(steps)
+    return steps

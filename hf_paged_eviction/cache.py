@@ -160,15 +160,16 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         builder = LayerBuilder(options)
         self._cascade = builder.cascade
         Cache.__init__(self, layers=builder.fill(plan, self._padding, config))
-        self._cohorts = Cohorts([layer for _, layer in self.paged_layers])
-        for layer in self._cohorts.layers:
-            layer.cohorts, layer.store.pool = self._cohorts, pool
+        self._evicting = [layer for _, layer in self.paged_layers]
+        cohorts = Cohorts([layer.member for layer in self._evicting])
+        for layer in self._evicting:
+            layer.cohorts, layer.store.pool = cohorts, pool
         self.pool = pool
         parts = [paged_part(layer) or layer for layer in self.layers]
-        self._steps = make_steps(parts, self._cohorts) if static else None
+        self._steps = make_steps(parts, cohorts) if static else None
         window = Window(config, [index for index, _ in self.paged_layers], options.positions == "text")
         self._forwards = Forwards(
-            *(config, self._cohorts.layers, self._padding, self._attention, window, options.uniform, self._steps)
+            *(config, self._evicting, self._padding, self._attention, window, options.uniform, self._steps)
         )
         if record_past:
             self.activate_past_recording()
@@ -243,6 +244,11 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
                 self._forwards.check_several(key_states.shape[0], self.get_seq_length())
         if self._needs_our_attention:
             self._options.check_attention(self._attention)
+        if self._cascade is not None and key_states.shape[2]:
+            # What waited makes layers share out anew, so all have to take theirs in before one of them gets more.
+            part = paged_part(self.layers[layer_idx])
+            for each in self._evicting if part is not None and part.contents.waiting else ():
+                each.commit()
         updated: tuple[Tensor, Tensor] = super().update(key_states, value_states, layer_idx, *args, **kwargs)
         if self._attention.shows_queries:
             layer = paged_part(self.layers[layer_idx])
@@ -358,7 +364,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
                 there is a list or the other way round, or a static cache. Nothing has changed then.
         """
         options = self.check_shrink(budget)
-        layers = self._cohorts.layers
+        layers = self._evicting
         for layer in layers:
             layer.commit()
         self._options = options
@@ -397,7 +403,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         self._forwards.reset()
         if self._cascade is not None:
             self._cascade.clear()
-        forget_handover(self._cohorts.layers)
+        forget_handover(self._evicting)
         super().reset()
 
     def release(self) -> None:
@@ -488,7 +494,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             ValueError: shapes that do not go together, or other rows than the cache has.
         """
         seen = self.get_seq_length()
-        rows = self._cohorts.layers[0].table.rows if seen else None
+        rows = self._evicting[0].table.rows if seen else None
         return feeding.follow_up(input_ids, attention_mask, seen, rows, self._padding)
 
     # ---- reading --------------------------------------------------------------------------------------------------

@@ -16,7 +16,9 @@ from .integration.padding import Padding
 from .integration.rotary import Rotary
 from .layers.compiled import Compiled
 from .layers.contents import Contents, PagedSnapshot
+from .layers.member import Member
 from .layers.overflow import Overflow
+from .layers.place import Place
 from .layers.scores import Scores
 from .layers.takeback import Takeback
 from .policies import EvictionPolicy, QueryCount
@@ -51,6 +53,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     Attributes:
         record_past: while True, new tokens wait in a buffer until `crop` or the next forward commits them.
         cohorts: of the layers that may choose victims with this one; the layer alone until a cache says otherwise.
+        member: what cohorts and compiled steps know of the layer.
         compiled: how the layer of a static cache takes single tokens; None in any other.
         memory: where the budget of the cache is in bytes, what makes tokens of them; None where it is not.
         marks: what gates say of the tokens; None where the policy does not ask.
@@ -121,7 +124,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.takeback = Takeback(self.contents, self.scores, self.padding)
         self._overflow = Overflow(self.contents, self.scores, needs)
         self.memory: MemoryPlan | None = None
-        self.cohorts: Cohorts[PagedLayer] = Cohorts([self])
+        self.member = Member(self.contents, self.scores, self._overflow, needs, rotary)
+        self.cohorts: Cohorts[Member] = Cohorts([self.member])
         self.compiled: Compiled | None = None
 
     def __repr__(self) -> str:
@@ -130,8 +134,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def enter(self, steps: StaticSteps) -> None:
         """Take single tokens in these compiled steps."""
-        parts = (self.contents, self.scores, self.takeback)
-        self.compiled = Compiled(steps, *parts, queries=self.needs.queries, layer_idx=self.layer_idx)
+        self.member.place = Place(self.contents, self.scores, self.takeback, self.needs.queries)
+        self.compiled = Compiled(steps, self.member.place, self.contents, self.layer_idx)
 
     # ---- what transformers asks -----------------------------------------------------------------------------------
 
@@ -212,10 +216,6 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         """Tokens that it holds at most now, see `Quota`."""
         return self.quota.budget
 
-    def grant(self, budget: BlockBudget) -> None:
-        """Hold so many tokens, which a budget in bytes has turned out to be."""
-        self.quota.budget = budget
-
     @property
     def table(self) -> BlockTable:
         """The bookkeeping, as of the last token. Exists from the first forward on.
@@ -277,7 +277,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         if key_states.shape[2] != 1 or self.contents.table is None:
             return self._several(key_states, value_states)
         attended = self.compiled.write(key_states, value_states)
-        self.compiled.steps.took(self)
+        self.compiled.steps.took(self.member)
         return attended
 
     @outside_graphs
@@ -304,9 +304,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         count = keys.shape[2]
         if count == 0:
             return self.contents.shown_with(self.held, keys, values)
-        # What waited makes layers share out anew, so all have to take theirs in before one of them gets more.
-        for layer in self.cohorts.layers if self.contents.waiting and self.quota.unequal else (self,):
-            layer.commit()
+        self.commit()
         table = self._started(keys, values)
         real = self.padding.columns(table.seen, table.seen + count, keys.shape[0], keys.device)
         marks = None if self.marks is None else self.marks.take_arrived(keys)
@@ -341,7 +339,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             store, (beside, passing) = self.store, self.outlet.most_bytes(keys, values)
             beside += store.fixed_bytes(keys, values)
             token_bytes = self.outlet.slot_bytes(store.token_bytes(keys, values))
-            self.memory.begin(self, token_bytes, keys.shape[0], beside, passing)
+            self.memory.begin(self.layer_idx, token_bytes, keys.shape[0], beside, passing)
 
     def _holds_back(self, table: BlockTable, count: int) -> bool:
         """Whether `count` new tokens wait outside the storage for now."""
@@ -375,7 +373,10 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         if count > 1 and self.quota.unequal and listener is not None:
             if listener.queries is not None:
                 positions = table.positions_with(listener.positions).expand(-1, keys.shape[1], -1)
-                self.quota.decide(self, listener.queries, positions, listener.positions)
+                told = self.quota.decide(self.held, self.share, listener.queries, positions, listener.positions)
+                for other in self.cohorts.members if told else ():
+                    if other is not self.member:
+                        other.fit()
             return self._overflow.take(keys, values, real)
         if self._overflows(table, count):
             return self._overflow.take(keys, values, real)
@@ -424,7 +425,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def _overwrite(self, table: BlockTable, keys: Tensor, values: Tensor, real: Tensor | None) -> None:
         if table.victims_due:
-            self.cohorts.of(self).choose_victims(real)
+            self.cohorts.of(self.member).choose_victims(real)
         slot = table.next_slot()
         if self.outlet.takes:
             self.contents.let_go(slot, table.positions_in(slot, real))
@@ -534,11 +535,6 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self._overflow.fit()
         if self.listener is not None:
             self.listener.observer.delay()
-
-    def resize(self) -> None:
-        """Give up, or get room for, tokens: the quota has changed. Tokens that wait for `crop` are decided on later."""
-        if self.contents.table is not None and self.contents.pending is None:
-            self._overflow.fit()
 
     # ---- taking back ----------------------------------------------------------------------------------------------
 

@@ -96,7 +96,7 @@ def test_reserve_in_half_precision() -> None:
 def test_layers_that_chose_together_in_inference_mode_and_go_on_out_of_it() -> None:
     """What they share then is written to in either mode."""
     one, other, alone = make(), make(), make()
-    one.cohorts = other.cohorts = Cohorts([one, other])
+    one.cohorts = other.cohorts = Cohorts([one.member, other.member])
     with torch.inference_mode():
         text = torch.randn(2, 1, 1, 60, 2)
     for start, stop in [(0, 30), *((at, at + 1) for at in range(30, 60))]:
@@ -111,7 +111,9 @@ def static_pair(window: int = 8, padding: Padding | None = None) -> tuple[PagedL
     """A paged and a sliding layer that take steps together, the sliding one last."""
     paged = PagedLayer(SIZES, Counting(), padding=padding, static=True)
     sliding = StaticSlidingLayer(window)
-    StaticSteps(Cohorts([paged]), [sliding], sliding)
+    steps = StaticSteps(Cohorts([paged.member]), [sliding.member], sliding.member)
+    for layer in (paged, sliding):
+        layer.enter(steps)
     return paged, sliding
 
 
@@ -159,7 +161,7 @@ def test_layers_that_choose_together_tell_what_each_row_has_seen() -> None:
     mask[0, :3] = False
     policy, padding = Following(), Padding(mask)
     layers = [make(policy, padding), make(policy, padding)]
-    cohorts = Cohorts(layers)
+    cohorts = Cohorts([layer.member for layer in layers])
     for start, stop in [(0, 30), *((at, at + 1) for at in range(30, 35))]:
         for layer in layers:
             layer.cohorts = cohorts

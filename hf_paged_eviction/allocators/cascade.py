@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -13,18 +12,6 @@ from ..queries.observer import Queries, fold
 from ..table.budget import BlockBudget
 from .base import LayerAllocator
 from .share import share_out
-
-
-class Sharer(Protocol):
-    """A layer that holds as much as it is told."""
-
-    @property
-    def held(self) -> int: ...
-
-    @property
-    def share(self) -> HeadShare: ...
-
-    def resize(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -47,6 +34,9 @@ class Cascade:
     The total is shared out among the layers that have attended so far. Each new one takes from the others, so their sum
     never exceeds the total; until the last one is through, none gets more than its row has tokens.
 
+    Attributes:
+        layers: how many there are so far.
+
     Args:
         allocator: weighs the layers.
         budget: mean share.
@@ -55,46 +45,38 @@ class Cascade:
     def __init__(self, allocator: LayerAllocator, budget: BlockBudget) -> None:
         self._allocator = allocator
         self._budget = budget
-        self._layers: list[Sharer] = []
+        self.layers = 0
         self._preferences: dict[int, Tensor] = {}  # by place, [B]
         self._shares: dict[int, Tensor] = {}  # by place, [B, 1] tokens
         self._real: Tensor | None = None  # [B] real tokens in the last forward of several tokens
 
-    @property
-    def layers(self) -> int:
-        """How many there are so far."""
-        return len(self._layers)
-
-    def add(self, layer: Sharer) -> None:
+    def add(self) -> None:
         """One more layer, in the order of the model."""
-        self._layers.append(layer)
+        self.layers += 1
 
     def share(self, place: int) -> Tensor | None:
         """`[B, 1]` tokens that the layer at this place may hold; None before anything was decided."""
         return self._shares.get(place)
 
-    def attended(self, layer: Sharer, queries: Queries, key_positions: Tensor, query_positions: Tensor) -> None:
-        """Share out anew; the other layers are resized at once, so that the total holds.
+    def attended(
+        self, place: int, share: HeadShare, queries: Queries, key_positions: Tensor, query_positions: Tensor
+    ) -> None:
+        """Share out anew. The other layers have to fit what they may hold then, so that the total holds.
 
         Args:
-            layer: the one whose queries these are.
+            place: of the layer whose queries these are.
+            share: which of its heads this process holds.
             key_positions: `[B, kv_heads, tokens]`.
             query_positions: `[B, q]`.
         """
-        place = self._layers.index(layer)
-        if place == 0 and layer.held == 0:
-            self.clear()  # another prompt
         zero = torch.zeros((), device=key_positions.device)
         allocator = self._allocator
         start = {name: zero for name in allocator.token_statistics}
-        found = fold(allocator.observe, start, queries, key_positions, query_positions, allocator.window, layer.share)
-        found = {name: layer.share.gather(values) for name, values in found.items()}
-        self._preferences[place] = self._allocator.preference(found, layer.share.gather(key_positions))
+        found = fold(allocator.observe, start, queries, key_positions, query_positions, allocator.window, share)
+        found = {name: share.gather(values) for name, values in found.items()}
+        self._preferences[place] = self._allocator.preference(found, share.gather(key_positions))
         self._real = key_positions[:, 0].amax(-1) + 1
         self._share_out(self._real)
-        for other in self._layers:
-            if other is not layer:
-                other.resize()
 
     def shrink(self, budget: BlockBudget) -> None:
         """Another mean share: decide anew. The layers follow when they are asked to shrink."""
@@ -107,10 +89,10 @@ class Cascade:
         places = sorted(self._preferences)
         preferences = torch.stack([self._preferences[place] for place in places], dim=1)
         weights = self._allocator.weights(preferences, self._budget.capacity)
-        total = self._budget.capacity // size * len(self._layers)
+        total = self._budget.capacity // size * self.layers
         most = (-(-real // size)).cpu()
         blocks = share_out(weights, total, smallest // size, most)
-        if len(places) < len(self._layers):
+        if len(places) < self.layers:
             blocks = blocks.minimum(most.clamp_min(smallest // size)[:, None])
         shares = (blocks * size).to(real.device)
         self._shares = {place: shares[:, at : at + 1] for at, place in enumerate(places)}

@@ -9,7 +9,7 @@ from ..integration.heads import HeadShare
 from ..queries.observer import Queries
 from ..table.budget import BlockBudget
 from .base import HeadAllocator
-from .cascade import Cascade, Sharer
+from .cascade import Cascade
 from .share import share_out
 
 
@@ -52,8 +52,11 @@ class Quota:
             ValueError: with the way out.
         """
 
-    def decide(self, layer: Sharer, queries: Queries, key_positions: Tensor, query_positions: Tensor) -> None:
-        """A layer has attended; see `Cascade.attended`."""
+    def decide(
+        self, held: int, share: HeadShare, queries: Queries, key_positions: Tensor, query_positions: Tensor
+    ) -> bool:
+        """The layer has attended, see `Cascade.attended`. Returns whether other layers may hold more or less now."""
+        return False
 
     def room(self) -> int | Tensor:
         """Tokens that the layer may hold, as policies are told: see `ScoreContext.budget`."""
@@ -88,9 +91,14 @@ class RowQuota(Quota):
         super().__init__(asked)
         self._cascade, self._place = cascade, place
 
-    def decide(self, layer: Sharer, queries: Queries, key_positions: Tensor, query_positions: Tensor) -> None:
+    def decide(
+        self, held: int, share: HeadShare, queries: Queries, key_positions: Tensor, query_positions: Tensor
+    ) -> bool:
         """See `Quota.decide`."""
-        self._cascade.attended(layer, queries, key_positions, query_positions)
+        if self._place == 0 and held == 0:
+            self._cascade.clear()  # another prompt
+        self._cascade.attended(self._place, share, queries, key_positions, query_positions)
+        return True
 
     def room(self) -> int | Tensor:
         """See `Quota.room`."""

@@ -108,7 +108,7 @@ class Gates:
 
     @cached_property
     def digest(self) -> str:
-        """Of the weights: two files with the same ones are the same gates."""
+        """SHA-256 of the weights. Two files with the same weights are the same gates."""
         found = hashlib.sha256()
         for index, layer in sorted(self.layers.items()):
             for name, tensor in layer.tensors().items():

@@ -4,43 +4,32 @@ import torch
 from torch import Tensor
 
 from ..queries.observer import Queries
-from ..queries.ring import QueryRing, RingSnapshot
-from ..table.steps import StaticRun, StaticSteps
+from ..queries.ring import RingSnapshot
+from ..table.steps import StaticSteps
 from .contents import Contents
-from .scores import Scores
-from .takeback import Takeback
+from .place import Place
 
 
 class Compiled:
-    """The place of one layer in the compiled steps of its cache. Code in a graph only writes, see `table.steps`.
+    """How one layer takes a single token in the compiled steps of its cache. Code in a graph only writes, see
+    `table.steps`.
 
     Attributes:
         steps: what all layers of the cache share.
-        run: the layers that take steps together with this one; None before the first step.
-        ring: where compiled steps leave their queries; None where nobody asks for them.
+        ring: see `Place`.
 
     Args:
         steps: see above.
-        contents, scores, takeback: of the layer.
-        queries: whether the policy asks for queries.
+        place: of the layer.
+        contents: of the layer.
         layer_idx: index in the model.
     """
 
-    def __init__(
-        self,
-        steps: StaticSteps,
-        contents: Contents,
-        scores: Scores,
-        takeback: Takeback,
-        queries: bool,
-        layer_idx: int,
-    ) -> None:
+    def __init__(self, steps: StaticSteps, place: Place, contents: Contents, layer_idx: int) -> None:
         self.steps = steps
-        self.run: StaticRun | None = None
-        self.ring = QueryRing() if queries else None
-        self._contents, self._scores, self._takeback = contents, scores, takeback
+        self.ring = place.ring
+        self._place, self._contents = place, contents
         self._layer_idx = layer_idx
-        self._first_row = self._end_row = 0  # among those of the run
 
     # ---- within a step --------------------------------------------------------------------------------------------
 
@@ -55,16 +44,17 @@ class Compiled:
             RuntimeError: the step was not prepared. ValueError: another number of rows than are held.
         """
         self.steps.check_ready()
-        contents, run, first, end = self._contents, self.run, self._first_row, self._end_row
+        contents, place = self._contents, self._place
+        given, first, end = place.given, place.first_row, place.end_row
         if contents.listener is not None:
             contents.listener.check_told(self._layer_idx)
             contents.listener.expect()
-        if run is None or keys.shape[0] != end - first:
+        if given is None or keys.shape[0] != end - first:
             contents.known.check_rows(keys.shape[0])
             raise RuntimeError(f"Layer {self._layer_idx} was left out of the forward before this one.")
-        slots = run.slots[first:end]
+        slots = given.slots[first:end]
         if contents.outlet.takes:
-            contents.let_go(slots, run.leaving[first:end])
+            contents.let_go(slots, given.leaving[first:end])
         contents.store.write(slots[:, :, 0], keys, values)
         if contents.marks is not None:
             contents.marks.expect(contents.marks.take_arrived(keys))
@@ -74,7 +64,7 @@ class Compiled:
 
     def leave(self, queries: Queries) -> bool:
         """Keep the query of a single token for the host; returns False for any other forward."""
-        if self.ring is None or self.run is None or queries.query.shape[2] != 1:
+        if self.ring is None or self._place.given is None or queries.query.shape[2] != 1:
             return False
         self.ring.put(self.steps.seen[self._contents.device], queries.query)
         return True
@@ -89,28 +79,6 @@ class Compiled:
         self.steps.settle()
         return capacity, max(self._contents.known.seen + self._contents.waiting + 1 - capacity, 0)
 
-    def join(self, run: StaticRun, index: int) -> None:
-        """Take single tokens as layer `index` of this run."""
-        rows = self._contents.rows
-        self.run, self._first_row, self._end_row = run, index * rows, (index + 1) * rows
-        if self.ring is not None:
-            self.ring.make(rows, self._contents.quota.budget.block_size)
-
-    def written(self) -> None:
-        """The host has counted a token that a graph has written."""
-        store, listener = self._contents.store, self._contents.listener
-        if listener is not None and self.ring is not None:
-            table = self._contents.known
-            listener.prepare(table, 1, None)
-            held = table.held if table.may_fill_block or not store.rounds else 0  # to read is to decode
-            listener.observe_step(table, self.ring.take(table.seen, self._contents.shown(held)[0]))
-        store.wrote()
-        self._scores.encode_block()
-
-    def sort_pads(self) -> bool:
-        """See `Takeback.sort_pads`."""
-        return self._takeback.sort_pads()
-
     # ---- life -----------------------------------------------------------------------------------------------------
 
     def interrupt(self) -> None:
@@ -120,12 +88,13 @@ class Compiled:
     def clear(self) -> None:
         """The layer begins anew."""
         self.steps.interrupt()
-        self.run = None
+        self._place.given = None
 
     @property
     def all_real(self) -> bool | None:
-        """To be saved: see `StaticRun`; None where no run goes on."""
-        return self.run.all_real if self.run is not None and self.steps.joined else None
+        """To be saved: see `NextSlots`; None where no run goes on."""
+        given = self._place.given
+        return given.all_real if given is not None and self.steps.joined else None
 
     def ring_snapshot(self) -> RingSnapshot | None:
         """To be saved; None where there is nothing."""

@@ -28,6 +28,23 @@ class SlidingSnapshot(Snapshot):
     seen: int
 
 
+class SlidingCount:
+    """How far a sliding layer is: all that the compiled steps know of it.
+
+    Attributes:
+        seen: tokens that the host has counted.
+        device: of keys and values; None before the first forward.
+    """
+
+    def __init__(self) -> None:
+        self.seen = 0
+        self.device: torch.device | None = None
+
+    def written(self) -> None:
+        """The host has counted a token."""
+        self.seen += 1
+
+
 class StaticSlidingLayer(CacheLayerMixin):  # type: ignore[misc]
     """Holds the last `window` tokens in the order of the text, so that transformers' own sliding masks fit.
 
@@ -49,11 +66,12 @@ class StaticSlidingLayer(CacheLayerMixin):  # type: ignore[misc]
         self.keys: Tensor | None = None
         self.values: Tensor | None = None
         self.is_initialized = False
-        self._seen = 0
+        self.member = SlidingCount()
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Make the storage, `[batch, kv_heads, window, dim]` each, unless that of another prompt fits."""
         self.dtype, self.device = key_states.dtype, key_states.device
+        self.member.device = key_states.device
         self.keys, self.values = (
             held.zero_()
             if held is not None and serves(held, states, self.window, self.window)
@@ -78,7 +96,7 @@ class StaticSlidingLayer(CacheLayerMixin):  # type: ignore[misc]
         if torch.compiler.is_compiling() and self.is_initialized:
             return self.steps.seen_on(self.device)  # type: ignore[return-value]
         self.steps.settle()
-        return self._seen
+        return self.member.seen
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """`(kv_length, kv_offset)` of what the next `update` returns."""
@@ -107,7 +125,7 @@ class StaticSlidingLayer(CacheLayerMixin):  # type: ignore[misc]
         for states, new in zip(storage, (key_states, value_states), strict=True):
             moved = torch.where(seen < self.window, states, states.roll(-1, 2))
             states.copy_(moved.index_copy(2, place, new.detach().to(states.dtype)))
-        self.steps.took(self)
+        self.steps.took(self.member)
         return storage
 
     @outside_graphs
@@ -115,21 +133,17 @@ class StaticSlidingLayer(CacheLayerMixin):  # type: ignore[misc]
         self.steps.interrupt()
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        held, count = min(self._seen, self.window), key_states.shape[2]
+        held, count = min(self.member.seen, self.window), key_states.shape[2]
         first = max(held - self.window + 1, 0)
-        self._seen += count
+        self.member.seen += count
         returned = []
         for states, new in zip(self._storage(), (key_states, value_states), strict=True):
             full = torch.cat([states[:, :, first:held], new], dim=2)
-            kept = min(self._seen, self.window)
+            kept = min(self.member.seen, self.window)
             before = torch.cat([states[:, :, :held], new.detach().to(states.dtype)], dim=2)
             states[:, :, :kept] = before[:, :, -kept:]
             returned.append(full)
         return returned[0], returned[1]
-
-    def written(self) -> None:
-        """The host has counted a token."""
-        self._seen += 1
 
     # ---- rows and life --------------------------------------------------------------------------------------------
 
@@ -160,7 +174,7 @@ class StaticSlidingLayer(CacheLayerMixin):  # type: ignore[misc]
     def reset(self) -> None:
         """Forget every token; the storage stays, unless the next prompt has another shape."""
         self.steps.interrupt()
-        self._seen = 0
+        self.member.seen = 0
         self.is_initialized = False
 
     def snapshot(self) -> SlidingSnapshot | None:
@@ -173,7 +187,7 @@ class StaticSlidingLayer(CacheLayerMixin):  # type: ignore[misc]
         self.lazy_initialization(keys, values)
         for states, new in zip(self._storage(), (keys, values), strict=True):
             states.copy_(new)
-        self._seen = saved.seen
+        self.member.seen = saved.seen
 
     def crop(self, tokens_to_remove: int) -> None:
         """Refused.

@@ -43,7 +43,7 @@ class Scoring(Protocol):
 
 
 class Member(Protocol):
-    """What a cohort asks of a layer."""
+    """What a cohort asks of a layer, see `layers.member`."""
 
     needs: Any
     rotary: Any
@@ -57,24 +57,24 @@ class Member(Protocol):
 
 #: Makes a context.
 Around = Callable[[], AbstractContextManager[Any]]
-_Layer = TypeVar("_Layer", bound=Member)
+_Member = TypeVar("_Member", bound=Member)
 
 
-class Cohort(Generic[_Layer]):
+class Cohort(Generic[_Member]):
     """Chooses victims once for several alike layers, and counts for them between compiled steps.
 
     Its table has the rows of all layers, layer by layer; the layers' own tables are views of its memory. A layer that
     is alone is a cohort of one, with its own table.
 
     Args:
-        layers: alike, in the order of the model.
+        members: of alike layers, in the order of the model.
         around: see `Cohorts.surround`.
     """
 
-    def __init__(self, layers: Sequence[_Layer], around: Around = nullcontext) -> None:
-        self.layers = list(layers)
+    def __init__(self, members: Sequence[_Member], around: Around = nullcontext) -> None:
+        self.members = list(members)
         self.around = around
-        self._tables = [layer.contents.known for layer in layers]
+        self._tables = [member.contents.known for member in members]
         self._given: list[TableState] = []
         self.table = self._tables[0]
         if len(self._tables) > 1:
@@ -82,9 +82,9 @@ class Cohort(Generic[_Layer]):
             self.table.give(join([table.state for table in self._tables]))
             self._hand_out()
 
-    def serves(self, layers: Sequence[_Layer]) -> bool:
+    def serves(self, members: Sequence[_Member]) -> bool:
         """Whether these layers still use what they were given: not after a forward of several tokens."""
-        tables = [layer.contents.known for layer in layers]
+        tables = [member.contents.known for member in members]
         if len(tables) != len(self._tables) or any(map(is_not, tables, self._tables)):
             return False
         # A cohort of one was given nothing.
@@ -111,24 +111,24 @@ class Cohort(Generic[_Layer]):
 
     def _choose_victims(self, real: Tensor | None) -> None:
         if not self._given:
-            self._begin(_choose(self.table, self.layers[0].scores.in_slots, real))
+            self._begin(_choose(self.table, self.members[0].scores.in_slots, real))
             return
         self.table.write_back()
         self._hand_counters()
-        real = None if real is None else real.repeat(len(self.layers), 1)
-        begins = _choose(self.table, _score_together(self.layers), real)
+        real = None if real is None else real.repeat(len(self.members), 1)
+        begins = _choose(self.table, _score_together(self.members), real)
         self._hand_out()
         self._hand_counters()
         self._begin(begins)
 
     def _begin(self, begins: Tensor) -> None:
         """Blocks are about to be overwritten: tell the layers' outlets, where they want to know, and turn keys."""
-        if self.layers[0].contents.outlet.plans:
-            for layer, begins_here in zip(self.layers, begins.split(self._tables[0].rows), strict=True):
-                layer.contents.plan(begins_here)
+        if self.members[0].contents.outlet.plans:
+            for member, begins_here in zip(self.members, begins.split(self._tables[0].rows), strict=True):
+                member.contents.plan(begins_here)
         if self.table.shifts is not None:
-            for layer in self.layers:
-                layer.contents.turn_keys()
+            for member in self.members:
+                member.contents.turn_keys()
 
     # ---- counting between compiled steps ------------------------------------------------------------------------
 
@@ -155,21 +155,21 @@ class Cohort(Generic[_Layer]):
                 table.counters = replace(self.table.counters)
 
 
-class Cohorts(Generic[_Layer]):
+class Cohorts(Generic[_Member]):
     """The cohorts of a cache, as its layers are now.
 
     All layers end a step before the first of them begins the next, so the first one that needs a victim may choose
     for all that are like it.
 
     Args:
-        layers: of one cache, in the order of the model.
+        members: of the layers of one cache, in the order of the model.
     """
 
-    def __init__(self, layers: Sequence[_Layer]) -> None:
-        self.layers = list(layers)
+    def __init__(self, members: Sequence[_Member]) -> None:
+        self.members = list(members)
         self._around: Around = nullcontext
         # By the layers that were alike: with budgets of several sizes there are several such sets.
-        self._found: dict[tuple[int, ...], Cohort[_Layer]] = {}
+        self._found: dict[tuple[int, ...], Cohort[_Member]] = {}
 
     def surround(self, around: Around) -> None:
         """From now on victims are chosen in a context that `around` makes: for clocks and profilers."""
@@ -177,25 +177,25 @@ class Cohorts(Generic[_Layer]):
         for cohort in self._found.values():
             cohort.around = around
 
-    def of(self, layer: _Layer) -> Cohort[_Layer]:
+    def of(self, member: _Member) -> Cohort[_Member]:
         """The cohort of this layer."""
-        contents = layer.contents
-        return self._cohort(tuple(at for at, other in enumerate(self.layers) if contents.alike(other.contents)))
+        contents = member.contents
+        return self._cohort(tuple(at for at, other in enumerate(self.members) if contents.alike(other.contents)))
 
-    def _cohort(self, places: tuple[int, ...]) -> Cohort[_Layer]:
-        layers = [self.layers[place] for place in places]
+    def _cohort(self, places: tuple[int, ...]) -> Cohort[_Member]:
+        members = [self.members[place] for place in places]
         cohort = self._found.get(places)
-        if cohort is None or not cohort.serves(layers):
-            cohort = self._found[places] = Cohort(layers, self._around)
+        if cohort is None or not cohort.serves(members):
+            cohort = self._found[places] = Cohort(members, self._around)
         cohort.take_counters()
         return cohort
 
-    def all(self) -> list[Cohort[_Layer]]:
+    def all(self) -> list[Cohort[_Member]]:
         """Every layer in one cohort."""
-        rest, cohorts = list(range(len(self.layers))), list[Cohort[_Layer]]()
+        rest, cohorts = list(range(len(self.members))), list[Cohort[_Member]]()
         while rest:
-            first = self.layers[rest[0]].contents
-            places = tuple(place for place in rest if first.alike(self.layers[place].contents))
+            first = self.members[rest[0]].contents
+            places = tuple(place for place in rest if first.alike(self.members[place].contents))
             rest = [place for place in rest if place not in places]
             cohorts.append(self._cohort(places))
         return cohorts
@@ -241,29 +241,29 @@ def _next_victim(table: BlockTable, moving: Tensor) -> Tensor:
     return victim
 
 
-def _score_together(layers: Sequence[Member]) -> ScoreSlots:
+def _score_together(members: Sequence[Member]) -> ScoreSlots:
     """The `Scores.in_slots` of alike layers as one: rows are those of all layers, layer by layer."""
-    first = layers[0]
+    first = members[0]
 
     def one_by_one(slots: Tensor | None) -> Tensor:
-        parts = [None] * len(layers) if slots is None else slots.split(first.contents.known.rows)
-        return torch.cat([layer.scores.in_slots(part) for layer, part in zip(layers, parts, strict=True)])
+        parts = [None] * len(members) if slots is None else slots.split(first.contents.known.rows)
+        return torch.cat([member.scores.in_slots(part) for member, part in zip(members, parts, strict=True)])
 
     def at_once(slots: Tensor | None) -> Tensor:
         if slots is None:
             return one_by_one(None)
         parts = slots.split(first.contents.known.rows)
         keys, values = zip(
-            *(layer.contents.store.at(part) for layer, part in zip(layers, parts, strict=True)), strict=True
+            *(member.contents.store.at(part) for member, part in zip(members, parts, strict=True)), strict=True
         )
         return first.scores.alike(
             torch.cat(keys),
             torch.cat(values),
             torch.cat(
-                [layer.contents.known.positions.gather(-1, part) for layer, part in zip(layers, parts, strict=True)]
+                [member.contents.known.positions.gather(-1, part) for member, part in zip(members, parts, strict=True)]
             ),
-            torch.cat([table.seen - table.pads for table in (layer.contents.known for layer in layers)]),
+            torch.cat([table.seen - table.pads for table in (member.contents.known for member in members)]),
         )
 
     stackable = first.needs.token_local and not first.needs.by_layer and not first.scores.early
-    return at_once if stackable and all(layer.rotary is first.rotary for layer in layers) else one_by_one
+    return at_once if stackable and all(member.rotary is first.rotary for member in members) else one_by_one

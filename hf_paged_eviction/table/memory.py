@@ -42,11 +42,10 @@ def parse_bytes(memory: int | str) -> int:
 
 
 class Measured(Protocol):
-    """A layer whose budget waits for its bytes."""
+    """Of a layer whose budget waits for its bytes, see `layers.member`."""
 
-    layer_idx: int
-
-    def get_seq_length(self) -> int: ...
+    @property
+    def seen(self) -> int: ...
 
     def grant(self, budget: BlockBudget) -> None:
         """Hold so many tokens, which the bytes have turned out to be."""
@@ -73,10 +72,11 @@ class MemoryPlan:
         """One more layer, in the order of the model."""
         self._layers.append(layer)
 
-    def begin(self, layer: Measured, token_bytes: int, rows: int, beside: int = 0, passing: int = 0) -> None:
+    def begin(self, layer_idx: int, token_bytes: int, rows: int, beside: int = 0, passing: int = 0) -> None:
         """A layer meets its first tokens.
 
         Args:
+            layer_idx: index in the model, for the message.
             token_bytes: what a token of all rows takes in this layer.
             rows: of the batch, for the message.
             beside: what all rows of a layer take besides, however many tokens they hold.
@@ -85,14 +85,14 @@ class MemoryPlan:
         Raises:
             ValueError: the memory holds too few tokens, or this layer needs more per token than the first one did.
         """
-        if not any(each.get_seq_length() for each in self._layers):
+        if not any(each.seen for each in self._layers):
             self._token_bytes = token_bytes
             sizes = self._sizes.of(self._tokens(token_bytes, rows, beside, passing))
             for each, share in zip(self._layers, self._share_out(sizes), strict=True):
                 each.grant(share)
         elif token_bytes > self._token_bytes:
             raise ValueError(
-                f"Layer {layer.layer_idx} takes {token_bytes:,} bytes per token, an earlier one {self._token_bytes:,}: "
+                f"Layer {layer_idx} takes {token_bytes:,} bytes per token, an earlier one {self._token_bytes:,}: "
                 f"memory={self._total:,} was shared out for layers of one width and would be exceeded. Give budget= in "
                 "tokens for this model."
             )

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..store.fixed import static_zeros
 from .cohort import Cohort, Cohorts, Member
+from .table import BlockTable
 
 _FORGOTTEN = (
     "A step was compiled without this cache knowing of it. generate() tells it by itself; in a loop of your own call "
@@ -36,85 +37,88 @@ def refusal(what: str) -> ValueError:
     return ValueError(f"A static cache cannot {what}: its tensors stay where they are. Use static=False.")
 
 
-class SteppingLayer(Protocol):
-    """A layer that takes single tokens in compiled code."""
+class Stepping(Protocol):
+    """What the steps ask of a layer that takes single tokens in compiled code."""
 
     @property
     def device(self) -> torch.device | None: ...
 
-    def get_seq_length(self) -> int: ...
-
-    def enter(self, steps: "StaticSteps") -> None:
-        """Take single tokens in these steps from now on."""
+    @property
+    def seen(self) -> int: ...
 
 
-class SlidingMember(SteppingLayer, Protocol):
-    """One that is not paged."""
+class SlidingMember(Stepping, Protocol):
+    """Of one that is not paged, see `layers.sliding`."""
 
     def written(self) -> None:
         """The host has counted a token."""
 
 
-class Place(Protocol):
-    """What a paged layer does between the steps."""
+class PagedMember(Stepping, Member, Protocol):
+    """Of a paged one, see `layers.member`."""
 
-    def sort_pads(self) -> bool: ...
-
-    def join(self, run: "StaticRun", index: int) -> None: ...
-
-    def written(self) -> None:
-        """The host has counted a token."""
+    place: Any  # see `layers.place`; None until the layer has entered
 
 
-class PagedMember(SteppingLayer, Member, Protocol):
-    """A paged one."""
-
-    compiled: Any  # a `Place`, once the layer has entered
-
-
-class StaticRun:
-    """Layers that are alike and take every step together.
+class NextSlots:
+    """Where layers that take every step together write the next token; of a fixed address, for compiled code.
 
     Attributes:
-        slots: `[layers * B, S, 1]` int64, where the next token goes; rows are those of all layers, layer by layer.
+        slots: `[layers * B, S, 1]` int64; rows are those of all layers, layer by layer.
         leaving: the same shape, positions of the tokens that stand there, -1 for none; written only where somebody
             takes them.
         all_real: whether all slots hold real tokens, so that a step needs no mask. Settled after a forward of several
             tokens and kept until the next, because a graph has either a mask or none.
+
+    Args:
+        table: of all these layers.
+        old: of an earlier run, whose tensors are taken over if they fit.
     """
 
-    def __init__(self, cohort: Cohort[PagedMember], old: "StaticRun | None") -> None:
-        self.cohort = cohort
-        table = cohort.table
+    def __init__(self, table: BlockTable, old: "NextSlots | None") -> None:
         shape = (*table.phase.full_at.shape, 1)
         fits = old is not None and (tuple(old.slots.shape), old.slots.device) == (shape, table.device)
         self.slots: Tensor = old.slots if old is not None and fits else static_zeros(shape, table.device)
         self.leaving: Tensor = old.leaving if old is not None and fits else static_zeros(shape, table.device)
         self.all_real = table.full and table.all_real
 
+
+class StaticRun:
+    """Layers that are alike and take every step together.
+
+    Attributes:
+        cohort: of these layers.
+        given: where their next token goes.
+    """
+
+    def __init__(self, cohort: Cohort[PagedMember], old: "StaticRun | None") -> None:
+        self.cohort = cohort
+        self.given: NextSlots = NextSlots(cohort.table, None if old is None else old.given)
+
     def prepare(self) -> None:
         """Choose victims where they are due, and say where the next token goes."""
-        table, takes = self.cohort.table, self.cohort.layers[0].contents.outlet.takes
+        table, given, takes = self.cohort.table, self.given, self.cohort.members[0].contents.outlet.takes
         if not table.full:
-            self.slots.fill_(table.held)
+            given.slots.fill_(table.held)
             if takes:
-                self.leaving.fill_(-1)
+                given.leaving.fill_(-1)
             return
         if table.victims_due:
             self.cohort.choose_victims()
-        self.slots.copy_(table.next_slot())
+        given.slots.copy_(table.next_slot())
         if takes:
-            self.leaving.copy_(table.positions_in(self.slots, None))
+            given.leaving.copy_(table.positions_in(given.slots, None))
 
     def advance(self) -> None:
         """A token was written."""
         self.cohort.advance()
-        for layer in self.cohort.layers:
-            layer.compiled.written()
+        for member in self.cohort.members:
+            member.place.written()
 
 
 class StaticSteps:
-    """All layers of a static cache that hold tokens.
+    """What all layers of a static cache that hold tokens take together. It knows their members, never the layers, which
+    hold it.
 
     Attributes:
         ready: whether a single token may be written now. The last layer of a step takes it back.
@@ -125,15 +129,15 @@ class StaticSteps:
 
     Args:
         cohorts: of the paged layers.
-        sliding: the others, in the order of the model.
-        last: the last of them all.
+        sliding: of the others, in the order of the model.
+        last: of the last layer of them all.
     """
 
     def __init__(
         self,
         cohorts: Cohorts[Any],
         sliding: Sequence[SlidingMember],
-        last: SteppingLayer | None,
+        last: Stepping | None,
     ) -> None:
         self.ready = False
         self.uncounted = False
@@ -141,17 +145,15 @@ class StaticSteps:
         self._runs: list[StaticRun] = []
         self.joined = False
         self._cohorts = cohorts
-        self._paged: list[PagedMember] = cohorts.layers
+        self._paged: list[PagedMember] = cohorts.members
         self._sliding = list(sliding)
-        self._layers: list[SteppingLayer] = [*self._paged, *sliding]
+        self._all: list[Stepping] = [*self._paged, *sliding]
         self._last = last
-        for layer in self._layers:
-            layer.enter(self)
 
     @property
     def all_real(self) -> bool:
         """Whether a single token needs no mask in the paged layers."""
-        return self.joined and all(run.all_real for run in self._runs)
+        return self.joined and all(run.given.all_real for run in self._runs)
 
     # ---- between the steps ----------------------------------------------------------------------------------------
 
@@ -160,7 +162,7 @@ class StaticSteps:
         self.settle()
         if self.ready:
             return
-        sorted_pads = [layer.compiled.sort_pads() for layer in self._paged]
+        sorted_pads = [member.place.sort_pads() for member in self._paged]
         if any(sorted_pads) or not self.joined:
             self._join()
         for run in self._runs:
@@ -176,8 +178,8 @@ class StaticSteps:
         self.uncounted = False
         for run in self._runs:
             run.advance()
-        for layer in self._sliding:
-            layer.written()
+        for member in self._sliding:
+            member.written()
 
     def interrupt(self) -> None:
         """Something else than a single token happens to the layers."""
@@ -190,20 +192,20 @@ class StaticSteps:
             return
         self._join()
         for run in self._runs:
-            run.all_real = bool(all_real[self._paged.index(run.cohort.layers[0])])
+            run.given.all_real = bool(all_real[self._paged.index(run.cohort.members[0])])
 
     def _count(self) -> int:
-        return self._layers[0].get_seq_length()
+        return self._all[0].seen
 
     def _join(self) -> None:
         pairs = zip_longest(self._cohorts.all(), self._runs)
         self._runs = [StaticRun(cohort, old) for cohort, old in pairs if cohort]
         for run in self._runs:
-            for index, member in enumerate(run.cohort.layers):
-                member.compiled.join(run, index)
-        for layer in self._layers:
-            if layer.device is not None and layer.device not in self.seen:
-                self.seen[layer.device] = static_zeros((), layer.device)
+            for index, member in enumerate(run.cohort.members):
+                member.place.join(run.given, index)
+        for each in self._all:
+            if each.device is not None and each.device not in self.seen:
+                self.seen[each.device] = static_zeros((), each.device)
         self.joined = True
 
     # ---- within a step --------------------------------------------------------------------------------------------
@@ -229,8 +231,8 @@ class StaticSteps:
             raise RuntimeError(_FORGOTTEN)
         self.prepare()
 
-    def took(self, layer: SteppingLayer) -> None:
-        """The layer has written the token."""
-        if layer is self._last:
+    def took(self, member: Stepping) -> None:
+        """The layer of this member has written the token."""
+        if member is self._last:
             self.ready = False
             self.uncounted = True

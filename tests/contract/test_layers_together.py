@@ -50,7 +50,7 @@ def pair(model: Any, **settings: Any) -> tuple[PagedEvictionCache, PagedEviction
         PagedEvictionCache(model.config, **{"budget": 24, "block_size": 4, **settings}) for _ in range(2)
     )
     for _, layer in apart.paged_layers:
-        layer.cohorts = Cohorts([layer])
+        layer.cohorts = Cohorts([layer.member])
     return together, apart
 
 

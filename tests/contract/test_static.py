@@ -295,7 +295,9 @@ def test_exact(mode: str, budget: int, padded: bool) -> None:
 
 def addresses(cache: PagedEvictionCache) -> list[int]:
     found = [states.data_ptr() for layer in cache.layers for states in (layer.keys, layer.values)]
-    return found + [layer.compiled.run.slots.data_ptr() for _, layer in cache.paged_layers if layer.compiled.run]
+    return found + [
+        layer.member.place.given.slots.data_ptr() for _, layer in cache.paged_layers if layer.member.place.given
+    ]
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3"])

@@ -1,0 +1,54 @@
+"""What the other layers of a cache know of a layer."""
+
+from dataclasses import dataclass
+
+import torch
+
+from ..integration.rotary import Rotary
+from ..policies import Needs
+from ..table.budget import BlockBudget
+from .contents import Contents
+from .overflow import Overflow
+from .place import Place
+from .scores import Scores
+
+
+@dataclass(eq=False)
+class Member:
+    """The parts of a layer that cohorts and compiled steps work with, never the layer itself.
+
+    A layer holds its cohorts and its steps, and those hold members. If they held layers, the storage of a cache that
+    nobody uses any more would stay until Python looks for circles.
+
+    Attributes:
+        contents, scores, overflow: of the layer.
+        needs: of the policy.
+        rotary: see `PagedLayer`.
+        place: of the layer of a static cache among those that take compiled steps; None in any other.
+    """
+
+    contents: Contents
+    scores: Scores
+    overflow: Overflow
+    needs: Needs
+    rotary: Rotary | None
+    place: Place | None = None
+
+    @property
+    def device(self) -> torch.device | None:
+        """Of keys and values."""
+        return self.contents.store.device
+
+    @property
+    def seen(self) -> int:
+        """Tokens that the host has counted, those that wait for `crop` included."""
+        return 0 if self.contents.table is None else self.contents.table.seen + self.contents.waiting
+
+    def grant(self, budget: BlockBudget) -> None:
+        """Hold so many tokens, which a budget in bytes has turned out to be."""
+        self.contents.quota.budget = budget
+
+    def fit(self) -> None:
+        """Give up, or get room for, tokens: the quota has changed. Tokens that wait for `crop` are decided on later."""
+        if self.contents.table is not None and self.contents.pending is None:
+            self.overflow.fit()
