@@ -394,7 +394,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         """May be written to in and out of `torch.inference_mode`, wherever it was made."""
         memo[id(self)] = made = type(self).__new__(type(self))
         with torch.inference_mode(False):
-            vars(made).update(copy.deepcopy(vars(self), memo))
+            made.__dict__ = copy.deepcopy(self.__dict__, memo)
         return made
 
     def reset(self) -> None:
