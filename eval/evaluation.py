@@ -15,7 +15,7 @@ from .errors import UserError
 from .growth import grown
 from .models import load_config, load_tokenizer
 from .perplexity import make_text_jobs, run_texts, text_row_key
-from .prompting.prompts import Batch, longest_context, make_batches
+from .prompting.prompts import Batch, longest_context, make_batches, refuse_long
 from .prompting.suites import data_notes
 from .running.runner import batch_keys, row_key, run_batch
 from .settings import Settings, TaskSettings, TextSettings
@@ -51,7 +51,10 @@ def evaluate_tasks(
     """
     team, settings, earlier = _gather(settings, output)
     config, tokenizer = load_config(settings), load_tokenizer(settings)
-    batches = same_batches(team, make_batches(settings, tokenizer, config))
+    batches = make_batches(settings, tokenizer, config)
+    if settings.over_long == "refuse":
+        refuse_long(batches, longest_context(config, tokenizer))
+    batches = same_batches(team, batches)
     jobs = [(batch, batch_keys(settings, batch)) for batch in batches]
     facts = task_facts(settings, batches) if team.is_main else {}
     notes = data_notes(settings.tasks, settings) if team.is_main else {}

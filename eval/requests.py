@@ -22,7 +22,8 @@ from .options.evaluate import EvalOptions, TaskFileOptions, whole_number
 from .options.model import ModelOptions
 from .policy_names import ALL, choose_policies, needs_queries, split_name
 from .presets import get_preset
-from .prompting.suites import expand, is_generated, own_names
+from .prompting.haystack_files import read_haystack
+from .prompting.suites import NIAH, expand, is_generated, own_names
 from .settings import EMBEDDED, Settings, TaskSettings, TextSettings
 from .task_files import TaskFile
 
@@ -72,6 +73,10 @@ def task_settings(options: EvalOptions) -> TaskSettings:
     generated = [task for task in tasks if is_generated(task)]
     if options.length and not generated:
         raise UserError("--length is about generated tasks; the prompts of LongBench have their own: --max-length")
+    if options.haystack:
+        if NIAH not in tasks:
+            raise UserError(f"--haystack is about the task {NIAH}: add it to --tasks")
+        read_haystack(list(map(str, options.haystack)))
     if "," in options.positions:
         raise UserError(
             f"--positions {options.positions}: both in one run is for --text; with tasks write text or cache, and run "
@@ -86,6 +91,7 @@ def task_settings(options: EvalOptions) -> TaskSettings:
         **shared,
         "tasks": tasks,
         "task_file": tuple(map(str, options.task_file or ())),
+        "haystack": tuple(map(str, options.haystack or ())),
         "lengths": lengths(options.length or str(LENGTH)) if generated else (),
         # Chunks are compressed one after the other: no two caches see the same.
         "share_prefill": options.share_prefill and options.prefill_chunk_size is None,

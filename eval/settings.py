@@ -38,11 +38,13 @@ class TaskSettings(Settings, TaskOptions, MetricOptions):
         tasks: names, groups already expanded.
         lengths: tokens per prompt of the generated tasks; the others have their own.
         task_file: files with tasks of the user.
+        haystack: files and folders with texts for the task niah.
     """
 
     tasks: tuple[str, ...]
     lengths: tuple[int, ...] = (1024,)
     task_file: tuple[str, ...] = ()
+    haystack: tuple[str, ...] = ()
 
 
 class TextSettings(Settings, TextOptions):

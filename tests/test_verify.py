@@ -17,6 +17,7 @@ from transformers.masking_utils import AttentionMaskInterface
 
 import models
 from hf_paged_eviction import EvictionPolicy, PagedEvictionCache, ScoreContext, Verification, verify
+from hf_paged_eviction.disposals.recall.outlet import RecallOutlet
 from hf_paged_eviction.integration.padding import Padding
 from hf_paged_eviction.layer import PagedLayer
 from hf_paged_eviction.layers import survivors
@@ -64,6 +65,22 @@ def test_policies_and_budgets_of_the_user(policy: str) -> None:
     report = verify(models.shared("llama"), budget=24, policy=policy, seed=1)
     assert outcomes(report) == {"exact"}, str(report)
     assert policy in {check.policy for check in report.checks if check.attention == "paged_eviction"}
+
+
+@pytest.mark.parametrize(("blocks", "questions"), [("all", 2), ("8", 1)])
+def test_what_comes_back(blocks: str, questions: int) -> None:
+    report = verify(models.shared("llama"), disposal=f"recall(blocks={blocks})", policy="keydiff")
+    assert outcomes(report) == {"exact"} and len(report.checks) == 6 * questions, str(report)
+    assert "keydiff, recall" in str(report)
+    assert all(check.effect > 0.2 for check in report.checks if check.effect is not None)
+
+
+def test_what_does_not_come_back_is_found() -> None:
+    with patch.object(RecallOutlet, "beside", lambda self, asked: None):
+        report = verify(models.shared("llama"), disposal="recall(blocks=all)")
+    assert {(check.question, check.outcome) for check in report.checks} == {
+        ("same as DynamicCache", "exact"), ("same with what comes back", "wrong"),
+    }  # fmt: skip
 
 
 def test_every_value_meets_every_question() -> None:

@@ -52,7 +52,7 @@ Text that streams far past the model's window, held tokens at their places in th
 --positions text,cache
 """
 #: Options that mean nothing with, or without, --text.
-TASKS_ONLY = {"preset", "tasks", "task_file", *TaskOptions.model_fields, *MetricOptions.model_fields}
+TASKS_ONLY = {"preset", "tasks", "task_file", "haystack", *TaskOptions.model_fields, *MetricOptions.model_fields}
 TEXTS_ONLY = {*TextOptions.model_fields}
 
 

@@ -18,6 +18,8 @@ exact for what it holds: a small budget gives the logits of a full cache whose e
 
 row as alone: a row of a padded batch gives the logits of the same row without the others and without its pads
 
+same with what comes back: of recall(blocks=all), a small budget gives the logits of DynamicCache
+
 WRONG: it does not, and error says by how much; refused: the package does not run this model so, and says why; not \
 covered: there is nothing to compare with, and why
 
@@ -47,6 +49,12 @@ class VerifyOptions(ModelOptions):
     )
     budget: int = option(20, "Tokens of the small budget, a multiple of 4.", at_least=16)
     policy: str | None = option(None, "What evicts.", shown="random, and h2o where queries are shown")
+    disposal: str = option(
+        "drop",
+        "What becomes of evicted tokens: drop, or recall, whose blocks come back. recall(blocks=all) is compared with "
+        "DynamicCache at the small budget too.",
+        metavar="NAME",
+    )
     seed: int = option(0, "Of the tokens, which are random.")
     json_file: File | None = option(None, "Also write all checks, as JSON.", metavar="FILE", flags="--json")
 
@@ -61,5 +69,5 @@ def verify(options: VerifyOptions) -> bool:
     from ..requests import model_settings
     from ..verifying import run_verify
 
-    asked = {"budget": options.budget, "policy": options.policy, "seed": options.seed}
+    asked = {name: getattr(options, name) for name in ("budget", "policy", "disposal", "seed")}
     return run_verify(model_settings(options), options.json_file, **asked).ok

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from . import infinitebench, ruler
+from . import infinitebench, loogle, ruler
 from .chinese import qa_f1_zh
 from .classification import classification
 from .code import EDIT_SIMILARITIES, code_sim
@@ -65,9 +65,13 @@ _SCORES: dict[str, Callable[[_Case], float]] = {
     "longeval": _best(longeval),
     "math_verify": _best(math_verify),
     **{name: _of_all(getattr(infinitebench, name)) for name in _INFINITEBENCH},
+    "rouge_l_recall": _of_all(loogle.rouge_l_recall_or_none),
+    "cloze_exact": _of_all(loogle.cloze_exact),
+    "cloze_partial": _of_all(loogle.cloze_partial),
 }
 
-#: Names of all metrics: those of LongBench, of LongBench v2, of RULER, of LongEval, of mathematics, of InfiniteBench.
+#: Names of all metrics: those of LongBench, of LongBench v2, of RULER, of LongEval, of mathematics, of InfiniteBench,
+#: of LooGLE.
 METRICS = tuple(_SCORES)
 
 

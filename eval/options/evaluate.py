@@ -122,6 +122,14 @@ class TaskOptions(TaskFileOptions):
         shown="the model's context less the answer",
         panel=PROMPTS,
     )
+    over_long: Literal["truncate", "refuse"] = option(
+        "truncate",
+        "Prompts that exceed --max-length, or the model's context with their answer: truncate, as LongBench does "
+        "(those of generated tasks stay whole), or refuse the run before anything is computed. How many there are is "
+        "told either way.",
+        metavar="WHAT",
+        panel=PROMPTS,
+    )
     chat_template: Literal["auto", "always", "never"] = option(
         "auto",
         "auto, always or never; auto: as LongBench does, not for few-shot and code tasks.",
@@ -229,6 +237,14 @@ class EvalOptions(ModelOptions, CacheOptions, RunOptions, TaskOptions, MetricOpt
         "Names and groups from `paged-eviction tasks`: suite, ruler, niah, longeval, conversation; LongBench: paper, "
         "en16, all21, e13, v2.",
         metavar="A,B,...",
+        panel=TASKS,
+    )
+    haystack: list[File] | None = option(
+        None,
+        "What the task niah hides its needle in: text files, or a folder of them, such as the essays of Paul Graham "
+        "that others use.",
+        metavar="FILE|FOLDER",
+        shown="made-up sentences and Python's library",
         panel=TASKS,
     )
     task_file: list[File] | None = option(

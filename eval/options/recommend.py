@@ -12,6 +12,7 @@ from .cache import CacheOptions, precision
 from .evaluate import POSITIONS, TaskFileOptions
 from .model import ModelOptions
 
+POLICIES = "paged_eviction,keydiff,lagkv,recency,snapkv,h2o,tova,attention_mean,expected_attention,r_kv"
 TRIED, SEARCH = "What is tried", "The search"
 
 
@@ -56,9 +57,10 @@ class GridOptions(Options):
     panel: ClassVar[str] = TRIED
 
     policies: Words = option(
-        "paged_eviction,keydiff,lagkv,recency,snapkv,h2o,tova,attention_mean,expected_attention,r_kv",
+        POLICIES,
         "Names from `paged-eviction policies`, with parameters and modifiers.",
         metavar="A,B,...",
+        shown=POLICIES.replace(",", ", "),  # one long word would be cut on 80 columns
     )
     allocators: Words = option(
         "uniform,pyramid",

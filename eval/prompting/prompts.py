@@ -180,6 +180,27 @@ def longest_context(config: Any, tokenizer: Any) -> int | None:
     return context if isinstance(context, int) and context <= _LONGEST_CONTEXT else None
 
 
+def refuse_long(batches: Sequence[Batch], context: int | None) -> None:
+    """Refuse prompts that lost their middle, or that do not fit into the model's context with their answer.
+
+    Raises:
+        UserError: how many of which tasks.
+    """
+    tasks: dict[str, list[bool]] = {}
+    for batch in batches:
+        tasks.setdefault(batch.task, []).extend(
+            each.truncated or (context is not None and each.tokens + each.sample.max_new_tokens > context)
+            for each in batch.prompts
+        )
+    found = [f"{sum(long)} of {len(long)} prompts of {task}" for task, long in tasks.items() if any(long)]
+    if found:
+        raise UserError(
+            f"--over-long refuse: {', '.join(found)} exceed --max-length, or the model's context"
+            + (f" of {context} tokens" if context is not None else "")
+            + " with their answer; leave these tasks out, take --over-long truncate, or shorter ones (--length)"
+        )
+
+
 def pack(prompts: Sequence[Prompt], size: int) -> Iterator[tuple[Prompt, ...]]:
     """Batches of at most `size` prompts, the longest first and as equal in length as can be.
 

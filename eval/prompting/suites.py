@@ -15,9 +15,13 @@ from ..options.evaluate import TaskFileOptions
 from ..settings import TaskSettings
 from ..task_files import REGISTERED, TaskFile
 from ..tasks import TASK_GROUPS, Sample, available_tasks, get_task, make_samples
+from ..tasks.niah import NeedleInAHaystack
+from .haystack_files import haystack_digest, read_haystack
 
 #: Samples per task and length where `--limit` says nothing; those of LongBench all run.
 GENERATED_SAMPLES = 64
+#: The task whose haystack a user may give.
+NIAH = NeedleInAHaystack.name
 
 
 def task_names() -> list[str]:
@@ -109,7 +113,9 @@ def load_samples(task: str, settings: TaskSettings, tokenizer: Any, length: int 
         raise UserError(f"{task}: a generated task needs a length (--length)")
     count = GENERATED_SAMPLES if settings.limit is None else settings.limit
     try:
-        return make_samples(task, tokenizer, length, count, settings.seed)
+        buried = task == NIAH and settings.haystack
+        chosen = NeedleInAHaystack(read_haystack(settings.haystack)) if buried else task
+        return make_samples(chosen, tokenizer, length, count, settings.seed)
     except ValueError as error:
         raise UserError(f"{error} (--length)") from error
 
@@ -132,11 +138,12 @@ def score(sample: Sample, prediction: str, settings: TaskSettings) -> float:
 
 
 def digests(task: str, settings: TaskSettings) -> dict[str, str] | None:
-    """SHA-256 of the data and of the prompt template of a task; None for generated ones, which have a seed instead."""
+    """SHA-256 of the data and of the prompt template of a task; None for generated ones, which have a seed
+    instead (of niah, the data is the texts of `--haystack`)."""
     if own := own_task(task, settings):
         return own.digests
     if is_generated(task):
-        return None
+        return {"data": haystack_digest(settings.haystack)} if task == NIAH and settings.haystack else None
     if task in published.TASKS:
         return published.TASKS[task].digests(settings)
     return {"data": longbench.data_digest(task, settings), "prompt": longbench.prompt_digest(task)}

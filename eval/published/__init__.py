@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from . import infinitebench, mathematics, ruler
+from . import infinitebench, loogle, mathematics, ruler
 from .task import PublishedTask
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "ruler_data": tuple(task.name for task in ruler.TASKS),
     "infinitebench": tuple(task.name for task in infinitebench.TASKS),
+    "loogle": tuple(task.name for task in loogle.TASKS),
     "mathematics": tuple(task.name for task in mathematics.TASKS),
 }
-TASKS: dict[str, PublishedTask] = {task.name: task for task in (*ruler.TASKS, *infinitebench.TASKS, *mathematics.TASKS)}
+TASKS: dict[str, PublishedTask] = {
+    task.name: task for task in (*ruler.TASKS, *infinitebench.TASKS, *loogle.TASKS, *mathematics.TASKS)
+}
 
 __all__ = ["GROUPS", "TASKS", "PublishedTask"]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from ..errors import UserError
 from ..longbench.hub import download
@@ -39,6 +40,8 @@ class PublishedTask:
         columns: that a record must have.
         prompt: all that the prompt has besides the record; its digest is remembered.
         sample: a record and its number, from 0, to a sample.
+        split: the records that one record of the file stands for; itself if None. May raise ValueError, for what is
+            none of this task.
         long_answers: `--max-new-tokens` may cut answers short.
     """
 
@@ -51,6 +54,7 @@ class PublishedTask:
     prompt: str
     sample: Callable[[Record, int], Sample]
     long_answers: bool = False
+    split: Callable[[Record], Iterable[Record]] | None = None
 
     def samples(self, settings: TaskSettings) -> list[Sample]:
         """The first `settings.limit` samples; all if None.
@@ -58,11 +62,9 @@ class PublishedTask:
         Raises:
             UserError: there are no records, or one of them is not of this task.
         """
-        found = []
-        for index, (where, record) in enumerate(self._records(settings)):
-            if settings.limit is not None and index == settings.limit:
-                break
-            sample = self.sample(self._checked(where, record), index)
+        found: list[Sample] = []
+        for index, record in enumerate(islice(self._questions(settings), settings.limit)):
+            sample = self.sample(record, index)
             if self.long_answers and settings.max_new_tokens is not None:
                 sample = replace(sample, max_new_tokens=settings.max_new_tokens)
             found.append(sample)
@@ -79,6 +81,14 @@ class PublishedTask:
             for source in self._sources(settings):
                 data.update(source.content)
         return {"data": data.hexdigest(), "prompt": hashlib.sha256(self.prompt.encode()).hexdigest()}
+
+    def _questions(self, settings: TaskSettings) -> Iterator[Record]:
+        for where, found in self._records(settings):
+            record = self._checked(where, found)
+            try:
+                yield from [record] if self.split is None else self.split(record)
+            except ValueError as error:
+                raise UserError(f"{where}: {error}, so this is not {self.name}") from error
 
     def _records(self, settings: TaskSettings) -> Iterable[Located]:
         if settings.dataset is not None:

@@ -24,7 +24,9 @@ class Cost:
         step: seconds per decoding step of a batch.
         rate: tokens of answers but their first per second of decoding, over all rows of a batch.
         cache_share: of the decoding time, spent inside the cache; 0 to 1.
-        peak, held: bytes; the most that was taken, and the keys and values of a row after its answer.
+        peak, held: bytes; the most that was taken, and of a row after its answer all that stands for keys and values
+            on the model's device, what a disposal keeps there included.
+        host: bytes of a row after its answer that a disposal keeps in host memory; None where there are none.
         evicted_tokens, evicted_blocks: per row, summed over layers.
         batch: rows per batch.
     """
@@ -36,6 +38,7 @@ class Cost:
     cache_share: float | None
     peak: float | None
     held: float | None
+    host: float | None
     evicted_tokens: float | None
     evicted_blocks: float | None
     batch: float | None
@@ -59,6 +62,7 @@ def cost_of(rows: Iterable[Row]) -> Cost | None:
         cache_share=_share(found, "cache_seconds") / inside if inside else None,
         peak=max(peaks, default=None),
         held=_mean(found, "kv_bytes"),
+        host=_mean(found, "host_bytes") or None,
         evicted_tokens=_mean(found, "evicted_tokens"),
         evicted_blocks=_mean(found, "evicted_blocks"),
         batch=_mean(found, "batch_rows"),
@@ -96,6 +100,8 @@ def efficiency_tables(runs: Sequence[Run]) -> list[Table]:
 
 
 def _table(runs: Sequence[Run], length: int | None) -> Table | None:
+    lines = [line for line in lines_of(runs) if cost_at(line.run, length, line.variant)]
+    host = host_column(cost_at(line.run, length, line.variant) for line in lines)
     columns = [
         Column("prefill (s)", 3),
         Column("compression (s)", 4),
@@ -104,11 +110,11 @@ def _table(runs: Sequence[Run], length: int | None) -> Table | None:
         Column("in the cache (%)", 1),
         Column("peak memory (MiB)", 0),
         Column("KV held (MiB per row)", 2),
+        *host,
         Column("evicted tokens", 0),
         Column("blocks evicted while answering", 1),
         Column("rows per batch", 1),
     ]
-    lines = [line for line in lines_of(runs) if cost_at(line.run, length, line.variant)]
 
     def values(line: Any) -> list[Value]:
         cost = cost_at(line.run, length, line.variant)
@@ -123,6 +129,7 @@ def _table(runs: Sequence[Run], length: int | None) -> Table | None:
                 scaled(cost.cache_share, 100),
                 scaled(cost.peak, 1 / MIB),
                 scaled(cost.held, 1 / MIB),
+                *(scaled(cost.host, 1 / MIB) for _ in host),
                 cost.evicted_tokens,
                 cost.evicted_blocks,
                 cost.batch,
@@ -136,9 +143,14 @@ def _table(runs: Sequence[Run], length: int | None) -> Table | None:
         "held. Evicted blocks are those that were overwritten one by one while answering; what leaves at once when "
         "the prompt is compressed counts as tokens only, so short answers have few blocks or none. Where a prefill "
         "was shared, prefill is the time of the one that all caches continued from, and compression what this cache "
-        "added."
+        "added. KV held is on the model's device, what a disposal keeps there included."
     )
     return table_of_lines(name, f"Efficiency, {size}", lines, columns, values, note)
+
+
+def host_column(costs: Iterable[Cost | None]) -> list[Column]:
+    """A column for what lies in host memory, if anything does."""
+    return [Column("in host memory (MiB per row)", 2)] if any(cost and cost.host for cost in costs) else []
 
 
 def scaled(value: float | None, factor: float) -> float | None:

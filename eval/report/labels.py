@@ -6,6 +6,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from ..grouping import grouped
+
 #: What is said first.
 _FIRST = ("model", "question_aware")
 #: Values that say by themselves what they are.
@@ -15,20 +17,42 @@ _PLAIN = frozenset({"model", "dtype", "device"})
 def labels(settings: Sequence[dict[str, Any]], passed_over: frozenset[str]) -> list[str]:
     """One label per run, equal where its settings are; no setting is in it that the others make superfluous.
 
+    Runs over tasks and over texts are told apart by the settings that both have, and those of one kind by their own.
+
     Args:
         settings: of each run.
         passed_over: settings that tell no runs apart.
     """
+    shared = _telling(settings, passed_over)
+    words: list[dict[str, str]] = [{} for _ in settings]
+    for places in grouped(range(len(settings)), lambda at: _kind(settings[at])).values():
+        for name in (*shared, *_telling([settings[at] for at in places], passed_over, shared)):
+            compared = range(len(settings)) if name in shared else places
+            said = dict(zip(compared, _words(name, [settings[at][name] for at in compared]), strict=True))
+            for at in places:
+                words[at][name] = said[at]
+    found = [", ".join(each[name] for name in sorted(each, key=_place)) for each in words]
+    return [label or _kind(each) for label, each in zip(found, settings, strict=True)] if any(found) else found
+
+
+def _kind(settings: dict[str, Any]) -> str:
+    return "texts" if "files" in settings and "tasks" not in settings else "tasks"
+
+
+def _place(name: str) -> tuple[bool, str]:
+    return name not in _FIRST, name
+
+
+def _telling(settings: Sequence[dict[str, Any]], passed_over: frozenset[str], known: Sequence[str] = ()) -> list[str]:
+    """Settings that tell runs apart which the known ones do not."""
     # A setting that an older version did not write down says nothing.
-    common = set.intersection(*map(set, settings)) - passed_over
-    differing = [name for name in sorted(common) if len({_text(each[name]) for each in settings}) > 1]
-    names = sorted(differing, key=lambda name: (name not in _FIRST, name))
+    common = set.intersection(*map(set, settings)) - passed_over - set(known)
+    names = sorted((name for name in common if len({_text(each[name]) for each in settings}) > 1), key=_place)
     for name in reversed(names):
         fewer = [other for other in names if other != name]
-        if _distinct(settings, fewer) == _distinct(settings, names):
+        if _distinct(settings, [*known, *fewer]) == _distinct(settings, [*known, *names]):
             names = fewer
-    words = {name: _words(name, [each[name] for each in settings]) for name in names}
-    return [", ".join(words[name][at] for name in names) for at in range(len(settings))]
+    return names
 
 
 def _distinct(settings: Sequence[dict[str, Any]], names: Sequence[str]) -> int:

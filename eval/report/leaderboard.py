@@ -10,7 +10,7 @@ from hf_paged_eviction.stats import readable_bytes
 
 from ..budgets import FULL
 from ..summaries.summary import held_tokens, share_of, standard_error
-from .efficiency import MIB, cost_of
+from .efficiency import MIB, cost_of, scaled
 from .runs import Run, Variant
 from .scores import Line, lines_of, table_of_lines
 from .table import Column, Spread, Table, Value, find_best, find_shades
@@ -25,13 +25,15 @@ class Standing:
         kept: percent of the full cache's score, over the questions that both answered; None without a full cache, and
             where that scores nothing.
         tokens: held per layer and row in the mean; None for the full cache.
-        bytes: of keys and values per row after the answer.
+        bytes: of keys and values per row after the answer, on the model's device.
+        host: beside them in host memory; None where there are none.
     """
 
     mean: Spread
     kept: Spread | None
     tokens: int | None
     bytes: float | None
+    host: float | None
 
 
 def standing(run: Run, variant: Variant) -> Standing | None:
@@ -44,8 +46,8 @@ def standing(run: Run, variant: Variant) -> Standing | None:
     mean = Spread(100 * fmean(map(fmean, scores)), 100 * standard_error(scores))
     rows = [row for group in groups for row in group]
     cost = cost_of(rows)
-    held = None if cost is None else cost.held
-    return Standing(mean, _kept(run, variant), held_tokens(row["budget_tokens"] for row in rows), held)
+    held, host = (None, None) if cost is None else (cost.held, cost.host)
+    return Standing(mean, _kept(run, variant), held_tokens(row["budget_tokens"] for row in rows), held, host)
 
 
 def _kept(run: Run, variant: Variant) -> Spread | None:
@@ -98,7 +100,8 @@ def leaderboard(runs: Sequence[Run]) -> Table | None:
     breaks = frozenset(at for at in range(1, len(names)) if names[at][0] != names[at - 1][0])
     note = (
         f"Score in %, {_over(runs)}, each counting the same, ± its standard error over the questions. "
-        + ("" if several else "Beside a budget: bytes of keys and values that a row holds after its answer. ")
+        + ("" if several else "Beside a budget: bytes that a row holds after its answer, on the model's device. ")
+        + ("What lies in host memory besides does not count as bytes held. " if _any_host(every) else "")
         + "Darker: nearer to the full cache."
     )
     title = "Leaderboard: policy by budget"
@@ -132,25 +135,32 @@ def _with_bytes(budget: str, every: dict[str, dict[Variant, Standing]]) -> str:
     return f"{budget} ({' to '.join(sizes)})"
 
 
+def _any_host(every: Mapping[str, Mapping[Variant, Standing]]) -> bool:
+    return any(one.host for found in every.values() for one in found.values())
+
+
 def standing_table(runs: Sequence[Run]) -> Table | None:
     """Every number behind the leaderboard, one row per policy and budget."""
+    every = {run.label: standings(run) for run in runs}
+    host = [Column("in host memory (MiB per row)", 3)] if _any_host(every) else []
     columns = [
         Column("mean score (%)", 1),
         Column("of the full cache's score (%)", 1),
         Column("tokens held per layer"),
         Column("KV held (MiB per row)", 3),
         Column("of the full cache's bytes (%)", 1),
+        *host,
     ]
 
     def values(line: Line) -> list[Value]:
-        found = standing(line.run, line.variant)
-        full = next(
-            (one for other in line.run.variants if other[0] == FULL if (one := standing(line.run, other))), None
-        )
+        standing_of = every[line.run.label]
+        found = standing_of.get(line.variant)
+        full = next((one for (policy, _), one in standing_of.items() if policy == FULL), None)
         if found is None:
             return [None] * len(columns)
         share = 100 * found.bytes / full.bytes if found.bytes and full and full.bytes and line.group else None
-        return [found.mean, found.kept, found.tokens, None if found.bytes is None else found.bytes / MIB, share]
+        besides = [scaled(found.host, 1 / MIB) for _ in host]
+        return [found.mean, found.kept, found.tokens, scaled(found.bytes, 1 / MIB), share, *besides]
 
     lines = [line for line in lines_of(runs) if line.run.rows]
     title = f"Every policy and budget, {_over(runs)}"

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .agreement import FullAnswer, recorded_logits
-from .efficiency import Stopwatch, evictions, kv_bytes, timed_updates
+from .efficiency import Stopwatch, evictions, host_bytes, kv_bytes, timed_updates
 from .generation import Generator, until_end
 from .prefill import Inputs
 from .start import Start
@@ -60,6 +60,7 @@ def decode(
         "decode_steps": output.shape[1] - 1,
         "cache_seconds": updates.seconds,
         "kv_bytes": kv_bytes(start.cache) // rows,
+        "host_bytes": host_bytes(start.cache) // rows,
     }
     costs = [common | {"evicted_tokens": tokens[row], "evicted_blocks": blocks[row]} for row in range(rows)]
     return Decoding(answers, costs, [first, *logits] if record and first is not None else [])

@@ -125,6 +125,11 @@ def kv_bytes(cache: DynamicCache) -> int:
     return sum(state.numel() * state.element_size() for state in states if isinstance(state, Tensor))
 
 
+def host_bytes(cache: DynamicCache) -> int:
+    """Bytes that the disposal of a cache keeps in host memory, over all rows and layers."""
+    return cache.stats().host_bytes if isinstance(cache, PagedEvictionCache) else 0
+
+
 def evictions(cache: DynamicCache, rows: int) -> tuple[list[int], list[int]]:
     """Tokens and blocks evicted from each row, summed over layers.
 

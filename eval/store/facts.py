@@ -91,6 +91,6 @@ def _costs(rows: Sequence[Row]) -> dict[str, Any]:
         costs[name] = round(sum((each.get(name) or 0) / (each.get("batch_rows") or 1) for each in efficiency), 3)
     for name in ("evicted_tokens", "evicted_blocks"):
         costs[name] = sum(each.get(name) or 0 for each in efficiency)
-    for name in ("kv_bytes", "peak_bytes"):
+    for name in ("kv_bytes", "host_bytes", "peak_bytes"):
         costs[f"most_{name}"] = max((each.get(name) or 0 for each in efficiency), default=0) or None
     return costs

@@ -20,6 +20,7 @@ from typing import Any, BinaryIO
 
 from ..errors import UserError
 from ..options.cache import CacheOptions
+from ..options.evaluate import TaskOptions
 
 Row = dict[str, Any]
 #: What tells rows apart; raises KeyError or TypeError for what is no row.
@@ -294,7 +295,8 @@ def refuse_other_settings(before: dict[str, Any], now: dict[str, Any], what: str
 def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """Where settings are not the same, a line each."""
     # Options that are newer than the folder had their defaults.
-    before = {**{name: value for name, value in CacheOptions().as_json().items() if name in now}, **before}
+    defaults = {**CacheOptions().as_json(), **TaskOptions().as_json(), "haystack": []}
+    before = {**{name: value for name, value in defaults.items() if name in now}, **before}
     return [
         f"  {name}: {before.get(name)!r} there, {now.get(name)!r} now"
         for name in sorted(before.keys() | now.keys())

@@ -1,14 +1,18 @@
 """A needle in a haystack, at every length and depth (github.com/gkamradt/LLMTest_NeedleInAHaystack).
 
 As there: the needle, the question, eleven depths from 0 to 100 %, and the needle behind the end of a sentence.
-Different: the haystack is the filler text of this package instead of Paul Graham's essays, the room left for other
-tokens is counted instead of 200, and the answer is looked up in the prediction instead of graded from 1 to 10 by
-another model. Scores are not comparable with published ones.
+Different: the room left for other tokens is counted instead of 200, and the answer is looked up in the prediction
+instead of graded from 1 to 10 by another model. Unless texts are given (`--haystack`), the haystack is the filler text
+of this package instead of Paul Graham's essays, which are not free to be shipped. Scores are not comparable with
+published ones.
 """
 
 from __future__ import annotations
 
 import random
+import re
+from collections.abc import Iterator, Sequence
+from itertools import cycle
 
 from . import essay
 from .sized import Draft, Prefix, SizedTask
@@ -29,16 +33,33 @@ class NeedleInAHaystack(SizedTask):
     unit = "words"
     chat = True
 
+    def __init__(self, texts: Sequence[str] = ()) -> None:
+        """A task without a state.
+
+        Args:
+            texts: the haystack, one after the other and again from the first; the filler text if there are none.
+        """
+        # Each word with what stands behind it, so that paragraphs stay.
+        self._words = [word for text in texts for word in re.findall(r"\S+\s*", f"{text.strip()}\n\n")]
+
     def draw(self, rng: random.Random, length: int, index: int) -> Draft:
         depth = DEPTHS[index % len(DEPTHS)]
-        words = Prefix(essay.words(rng))
+        words = Prefix(self._from(rng, index) if self._words else (f"{word} " for word in essay.words(rng)))
         return Draft(
-            context=lambda units: f"{bury(' '.join(words(units)), depth)}\n",
+            context=lambda units: f"{bury(''.join(words(units)).rstrip(), depth)}\n",
             question="What is the best thing to do in San Francisco? Answer from the text above alone.\nAnswer:",
             answers=ANSWERS,
             completion=f" {NEEDLE.strip()}",
             metadata={"depth": depth},
         )
+
+    def _from(self, rng: random.Random, index: int) -> Iterator[str]:
+        """The texts: as they are for the first sample of each depth, then from some sentence on."""
+        start = 0
+        if index >= len(DEPTHS):
+            ends = [at + 1 for at, word in enumerate(self._words[:-1]) if word.rstrip().endswith((".", "!", "?"))]
+            start = rng.choice(ends or [0])
+        return cycle(self._words[start:] + self._words[:start])
 
 
 def bury(text: str, depth: float) -> str:
@@ -46,5 +67,6 @@ def bury(text: str, depth: float) -> str:
 
     At depth 1 it stands at the very end.
     """
-    place = len(text) if depth >= 1 else text.rfind(". ", 0, int(len(text) * depth)) + 1
+    most = int(len(text) * depth)
+    place = len(text) if depth >= 1 else max(text.rfind(end, 0, most) for end in (". ", ".\n")) + 1
     return text[:place] + NEEDLE + text[place:].lstrip(" ")

@@ -1,16 +1,15 @@
 """What shares the budget out among layers and KV heads."""
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
 
 from torch import Tensor
 
-from ..naming import spell
+from ..naming import Named
 from ..policies import Statistics
 from ..queries.weights import Attention
 
 
-class BudgetAllocator:
+class BudgetAllocator(Named):
     """Says how many tokens each layer, or each KV head, may hold. The total is that of equal shares.
 
     Whole blocks are shared out; a share is never below the smallest legal budget nor, as long as others can use it,
@@ -20,17 +19,6 @@ class BudgetAllocator:
         name: set by `register_allocator`.
         paper: arXiv id, or None.
     """
-
-    name: ClassVar[str] = ""
-    paper: ClassVar[str | None] = None
-
-    @property
-    def label(self) -> str:
-        """How `make_allocator` spells this allocator, without parameters at their default: `ada_kv(floor=0.5)`."""
-        return spell(self)
-
-    def __str__(self) -> str:
-        return self.label
 
 
 class FixedAllocator(BudgetAllocator, ABC):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..integration.heads import HeadShare
-from ..naming import spell
+from ..naming import Named
 from ..parts import Snapshot
 from ..policies import EvictionPolicy
 from ..policies.scorer import Heads
@@ -279,7 +279,7 @@ class Outlet:
         raise ValueError(f"a {type(self).__name__} has no restore()")
 
 
-class Disposal(ABC):
+class Disposal(Named, ABC):
     """What becomes of the tokens that leave: a choice of the user's, beside policy and allocator.
 
     Like a policy, a disposal holds parameters only, and is best a frozen dataclass. What it keeps of one layer lies in
@@ -292,28 +292,21 @@ class Disposal(ABC):
             implementation "paged_eviction". A property where it depends on the parameters.
     """
 
-    name: ClassVar[str] = ""
-    paper: ClassVar[str | None] = None
     needs_queries: ClassVar[bool] = False
 
-    @property
-    def label(self) -> str:
-        """The text that `make_disposal` makes this disposal of."""
-        return spell(self)
-
-    def check(self, around: Surroundings) -> None:  # noqa: B027
+    def check(self, around: Surroundings) -> None:
         """Refuse what this disposal cannot serve.
 
         Raises:
             ValueError: with the reason and the way out.
         """
 
-    def check_sizes(self, sizes: BlockBudget) -> None:  # noqa: B027
+    def check_sizes(self, sizes: BlockBudget) -> None:
         """Refuse a budget, also that of `shrink`, as `check` does."""
 
     @abstractmethod
     def outlet(self, site: Site) -> Outlet:
         """The part of one layer."""
 
-    def introduce(self, outlets: Sequence[Outlet]) -> None:  # noqa: B027
+    def introduce(self, outlets: Sequence[Outlet]) -> None:
         """Let the outlets of a cache know of each other; they come in the order of the layers."""

@@ -4,14 +4,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..integration.heads import WHOLE, HeadShare
 from ..integration.rotary import Rotary
-from ..naming import spell
+from ..naming import Named
 from ..queries.weights import Attention
 from .needs import Needs
 
@@ -110,7 +110,7 @@ class ScoreContext:
         return self.positions >= 0
 
 
-class EvictionPolicy(ABC):
+class EvictionPolicy(Named, ABC):
     """Scores tokens. Reduction over heads and blocks, protection and ties belong to the cache.
 
     A policy holds parameters only, never state of a run: one object may serve many caches. What it must remember of
@@ -123,9 +123,6 @@ class EvictionPolicy(ABC):
         needs: what is kept for the policy, what it is shown, and how its scores are to be taken; a property where that
             depends on parameters. See `Needs`.
     """
-
-    name: ClassVar[str] = ""
-    paper: ClassVar[str | None] = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -143,15 +140,7 @@ class EvictionPolicy(ABC):
         """What is kept for the policy, what it is shown, and how its scores are to be taken."""
         return Needs()
 
-    @property
-    def label(self) -> str:
-        """How `make_policy` spells this policy, without parameters at their default: `snapkv(window=16)`."""
-        return spell(self)
-
-    def __str__(self) -> str:
-        return self.label
-
-    def check_model(self, config: Any) -> None:  # noqa: B027 - most policies fit any model
+    def check_model(self, config: Any) -> None:
         """Refuse a model that this policy was not made for; asked once, when a cache is made.
 
         Args:

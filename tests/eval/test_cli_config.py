@@ -62,6 +62,8 @@ recent-tokens: 64
 disposal: drop
 positions: cache
 bits: 8,4
+rank: 16,24
+basis: basis.safetensors
 task-file: [mine.jsonl]
 template: x
 metric: qa_f1
@@ -69,6 +71,7 @@ max-new-tokens: 9
 answers: gold
 protected-prefix: 5
 tasks: [paper, niah]
+haystack: [essays]
 length: [512, 1024]
 limit: 3
 seed: 7
@@ -77,6 +80,7 @@ dataset: some/dataset
 dataset-revision: abc
 question-aware: false
 max-length: 7500
+over-long: refuse
 chat-template: never
 batch-size: 4
 prefill-chunk-size: 128

@@ -50,6 +50,10 @@ def test_one_reading_gives_the_rows_of_separate_runs(showing: Any, disposal: str
     assert all(row["efficiency"]["shared_prefill"] for row in shared)
     dropped = all_rows(showing, settings.but(disposal="drop"), batch)
     assert [row["prediction"] for row in dropped] != [row["prediction"] for row in shared]
+    for row, other in zip(shared, dropped, strict=True):  # host memory apart from what lies on the device
+        cost, without, recalls = row["efficiency"], other["efficiency"], row["policy"] != "full"
+        assert without["host_bytes"] == 0 and (cost["host_bytes"] > 0) == recalls
+        assert (cost["kv_bytes"] > without["kv_bytes"]) == recalls  # vectors of blocks lie beside the slots
 
 
 @pytest.mark.parametrize("disposal", [RECALL, "recall(blocks=2, keep=0.4)"])

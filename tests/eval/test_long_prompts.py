@@ -7,10 +7,33 @@ from pathlib import Path
 
 import pytest
 
+from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.evaluation import evaluate_tasks
+from hf_paged_eviction_eval.models import load_tokenizer
+from hf_paged_eviction_eval.prompting.prompts import make_batches, refuse_long
 from hf_paged_eviction_eval.settings import TaskSettings
 from hf_paged_eviction_eval.store.completion import Progress
 from hf_paged_eviction_eval.terminal import cut_prompts
+
+
+def test_prompts_that_are_too_long_are_refused(tmp_path: Path, model_folder: str) -> None:
+    records = [{"context": "word " * count, "question": "Which?", "answers": ["word"]} for count in (120, 10)]
+    file = tmp_path / "mine.jsonl"
+    file.write_text("".join(json.dumps(record) + "\n" for record in records))
+    settings = TaskSettings(
+        model=model_folder, policies=("recency",), budgets=("64",), tasks=("mine",), task_file=(str(file),), lengths=(),
+        max_length=200, max_new_tokens=2, over_long="refuse",
+    )  # fmt: skip
+    with pytest.raises(UserError, match="--over-long refuse: 1 of 2 prompts of mine exceed --max-length"):
+        evaluate_tasks(settings, tmp_path / "out", 1, lambda state: None)
+    assert not (tmp_path / "out").exists()
+    tokenizer = load_tokenizer(settings)
+    whole = make_batches(settings.but(max_length=100_000), tokenizer)
+    longest = max(each.tokens for batch in whole for each in batch.prompts)
+    refuse_long(whole, None)
+    refuse_long(whole, longest + 2)
+    with pytest.raises(UserError, match=f"1 of 2 prompts of mine .* context of {longest + 1} tokens"):
+        refuse_long(whole, longest + 1)
 
 
 @pytest.mark.parametrize("aware", [True, False])

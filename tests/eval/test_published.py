@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,10 @@ from hf_paged_eviction_eval.published.infinitebench import _METRICS
 from hf_paged_eviction_eval.requests import task_settings
 from hf_paged_eviction_eval.settings import TaskSettings
 
-#: Made with the official scripts of InfiniteBench: scores of predictions, and prompts of records.
-VECTORS: list[dict[str, Any]] = json.loads(
-    (Path(__file__).parents[1] / "data" / "infinitebench.json").read_text("utf-8")
-)
+DATA = Path(__file__).parents[1] / "data"
+#: Made with the official scripts of InfiniteBench and LooGLE: scores of predictions, and prompts of records.
+VECTORS: list[dict[str, Any]] = json.loads((DATA / "infinitebench.json").read_text("utf-8"))
+LOOGLE: list[dict[str, Any]] = json.loads((DATA / "loogle.json").read_text("utf-8"))
 RULER = {
     "index": 4,
     "input": "Some special magic numbers are hidden within the following text.\nWhat is this?\nNoise 7.\n"
@@ -53,6 +54,46 @@ def test_prompts_of_infinitebench(tmp_path: Path, case: dict[str, Any]) -> None:
     assert sample.prompt == case["prompt"]
     assert list(sample.answers) == case["answers"]
     assert sample.context.endswith(case["record"]["context"])
+
+
+def test_scores_of_loogle() -> None:
+    cases = [case for case in LOOGLE if "score" in case]
+    assert len(cases) > 15
+    for case in cases:
+        assert score_sample(case["metric"], case["prediction"], case["answers"]) == case["score"], case
+    # On these the official script stops with an exception.
+    assert score_sample("rouge_l_recall", "...", ["He left."]) == 0
+    assert score_sample("cloze_partial", "{'<mask-0>': 3}", ['{"<mask-0>": "Ada"}']) == 0
+    assert score_sample("cloze_exact", "__import__('os').getcwd()", ['{"<mask-0>": "Ada"}']) == 0
+
+
+@pytest.mark.parametrize("case", [each for each in LOOGLE if "record" in each], ids=lambda case: case["task"])
+def test_questions_of_loogle(tmp_path: Path, case: dict[str, Any]) -> None:
+    task, record = f"loogle_{case['task']}", case["record"]
+    put(tmp_path, f"{case['task']}.jsonl", record, record)
+    samples = suites.load_samples(task, settings(tmp_path, task), None, None)
+    assert [sample.prompt for sample in samples] == case["prompts"] * 2
+    assert len({sample.id for sample in samples}) == len(samples)
+    assert all(sample.context.endswith(record["input"]) for sample in samples)
+    (first,) = suites.load_samples(task, settings(tmp_path, task, limit=1), None, None)
+    assert first == samples[0]
+    right = repr(json.loads(first.answers[0])) if "cloze" in task else first.answers[0]
+    assert suites.score(first, right, settings(tmp_path, task)) == 1
+
+
+@pytest.mark.parametrize(
+    ("pairs", "said"),
+    [
+        ("none", "'qa_pairs' is no list of questions"),
+        ("[]", "no question with an answer"),
+        ("[{'Q': 'What?'}]", "{'Q': 'What?'} is no question with an answer"),
+        ("[{'Q': 'What?', 'A': {'<mask-0>': 'x'}}]", "no question with an answer, so this is not loogle_shortdep_qa"),
+    ],
+)
+def test_records_that_are_not_of_loogle(tmp_path: Path, pairs: str, said: str) -> None:
+    put(tmp_path, "shortdep_qa.jsonl", {"input": "x", "title": "y", "qa_pairs": pairs})
+    with pytest.raises(UserError, match=f"shortdep_qa.jsonl, line 1: .*{re.escape(said)}"):
+        TASKS["loogle_shortdep_qa"].samples(settings(tmp_path, "loogle_shortdep_qa"))
 
 
 def test_a_number_that_is_not_whole() -> None:
@@ -125,6 +166,6 @@ def test_digests_follow_the_records(tmp_path: Path) -> None:
 
 def test_every_task_is_in_one_group_and_listed() -> None:
     assert sorted(name for group in GROUPS.values() for name in group) == sorted(TASKS)
-    assert [len(GROUPS[name]) for name in ("ruler_data", "infinitebench", "mathematics")] == [13, 12, 2]
+    assert [len(GROUPS[name]) for name in ("ruler_data", "infinitebench", "loogle", "mathematics")] == [13, 12, 4, 2]
     assert set(suites.expand(["infinitebench"])) == set(GROUPS["infinitebench"])
     assert all(suites.description(name) and not suites.is_generated(name) for name in TASKS)

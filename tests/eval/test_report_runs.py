@@ -10,7 +10,9 @@ import pytest
 
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.report import run_report
-from hf_paged_eviction_eval.report.runs import load_runs
+from hf_paged_eviction_eval.report.labels import labels
+from hf_paged_eviction_eval.report.runs import COVERAGE, load_runs
+from hf_paged_eviction_eval.settings import Settings, TaskSettings, TextSettings
 from report_rows import FULL, VARIANTS, make_row, make_rows, write_run
 
 
@@ -49,6 +51,22 @@ def test_labels_name_the_settings_that_differ(tmp_path: Path) -> None:
         "small, float32",
         "small, bfloat16",
     ]
+
+
+def test_runs_over_tasks_and_texts_are_named_together() -> None:
+    tasks = TaskSettings(policies=("recency",), budgets=("64",), tasks=("x",))
+    texts = TextSettings(policies=("recency",), budgets=("64",), files=("book.txt",))
+
+    def named(*runs: Settings) -> list[str]:
+        return labels([run.as_json() for run in runs], COVERAGE)
+
+    assert named(tasks, texts) == ["", ""]
+    assert named(tasks, tasks.but(question_aware=False), texts) == ["question known", "question unknown", "texts"]
+    assert named(tasks, texts, texts.but(chunk=128)) == ["tasks", "chunk 64", "chunk 128"]
+    assert named(*(kind.but(model=name) for kind in (tasks, texts) for name in ("a/b", "a/c"))) == ["b", "c", "b", "c"]
+    assert named(tasks.but(seed=1), tasks, texts.but(bits="8")) == [
+        "default bits, seed 1", "default bits, seed 0", "bits 8",
+    ]  # fmt: skip
 
 
 def test_folders_that_cover_different_tasks_are_one_run(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from hf_paged_eviction_eval.report.comparison import comparison_tables, differen
 from hf_paged_eviction_eval.report.counts import count_table, gaps, unfinished
 from hf_paged_eviction_eval.report.efficiency import cost_of, efficiency_tables
 from hf_paged_eviction_eval.report.formats import latex, to_csv, to_latex, to_markdown
+from hf_paged_eviction_eval.report.leaderboard import leaderboard, standing_table
 from hf_paged_eviction_eval.report.numbers import as_json
 from hf_paged_eviction_eval.report.runs import Run, load_runs
 from hf_paged_eviction_eval.report.scores import every_score, score_tables
@@ -156,7 +157,23 @@ def test_efficiency_table(tmp_path: Path) -> None:
     assert found["prefill (s)"] == 1.0
     assert found["time per token (ms)"] == pytest.approx(1000 * 0.2256 / 20)
     assert found["KV held (MiB per row)"] == 0.5
-    assert found["rows per batch"] == 2
+    assert found["rows per batch"] == 2 and "in host memory (MiB per row)" not in found
+
+
+def test_bytes_in_host_memory_are_told_apart(tmp_path: Path) -> None:
+    rows = make_rows(["qasper"])
+    for row in rows:
+        row["efficiency"] |= {"host_bytes": 0 if row["policy"] == "full" else 3 * 2**20}
+    runs = runs_of(tmp_path, rows)
+    (costs,), standings = efficiency_tables(runs), standing_table(runs)
+    assert standings is not None
+    for table in (costs, standings):
+        found = dict(zip([column.name for column in table.columns], line(table, *reversed(PAGED)), strict=True))
+        assert (found["KV held (MiB per row)"], found["in host memory (MiB per row)"]) == (0.5, 3.0)
+        full = dict(zip([column.name for column in table.columns], line(table, *reversed(FULL)), strict=True))
+        assert full["in host memory (MiB per row)"] is None
+    board = leaderboard(runs)
+    assert board is not None and "host memory besides does not count" in board.note
 
 
 def test_agreement_leaves_out_what_was_not_compared(tmp_path: Path) -> None:

@@ -16,6 +16,9 @@ from transformers import AttentionInterface
 
 import hf_paged_eviction
 from hf_paged_eviction import library
+from hf_paged_eviction_eval.commands import app
+from hf_paged_eviction_eval.options.base import flag
+from hf_paged_eviction_eval.options.evaluate import EvalOptions
 from hf_paged_eviction_eval.policy_table import PATH, make_policy_table, read_policy_table
 from report_rows import VARIANTS, make_row
 
@@ -27,6 +30,16 @@ from typer.testing import CliRunner
 from hf_paged_eviction_eval.commands import app
 for words in json.loads(sys.argv[1]):
     result = CliRunner().invoke(app, words, env={{"COLUMNS": "200"}})
+    assert result.exit_code == 0, (words, result.output, result.exception)
+    print(result.output)
+{_HEAVY}"""
+
+_HELP = f"""
+import sys
+from typer.testing import CliRunner
+from hf_paged_eviction_eval.commands import app
+for words in [[], *([command.name] for command in app.registered_commands)]:
+    result = CliRunner().invoke(app, [*words, "--help"], env={{"COLUMNS": "80"}})
     assert result.exit_code == 0, (words, result.output, result.exception)
     print(result.output)
 {_HEAVY}"""
@@ -73,6 +86,17 @@ def test_commands_without_a_model_import_no_torch(tmp_path: Path) -> None:
     assert (
         "2509.04377" in done.stdout and "longbench_v2" in done.stdout and "Perplexity instead of tasks" in done.stdout
     )
+
+
+def test_help_fits_80_columns() -> None:
+    done = python(_HELP)
+    assert done.returncode == 0, done.stderr
+    *lines, last = done.stdout.splitlines()
+    assert last == "heavy"
+    assert sum(" Usage: " in line for line in lines) == 1 + len(app.registered_commands)
+    assert [line for line in lines if len(line) > 80 or "…" in line] == []
+    for name in (flag(each) for each in EvalOptions.offered() if each != "files"):
+        assert any(f" {name} " in line for line in lines), f"{name} is cut"
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,8 @@ import pytest
 
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.longbench import TASKS
+from hf_paged_eviction_eval.models import load_tokenizer
+from hf_paged_eviction_eval.options.evaluate import EvalOptions
 from hf_paged_eviction_eval.prompting.suites import (
     description,
     digests,
@@ -19,13 +21,52 @@ from hf_paged_eviction_eval.prompting.suites import (
     task_groups,
     task_names,
 )
+from hf_paged_eviction_eval.requests import model_settings, task_settings
 from hf_paged_eviction_eval.settings import TaskSettings
-from hf_paged_eviction_eval.tasks import available_tasks
+from hf_paged_eviction_eval.tasks import available_tasks, make_samples, niah
 from longbench_files import write_longbench, write_longbench_v2
 
 
 def settings(**changes: Any) -> TaskSettings:
     return TaskSettings(**({"policies": (), "budgets": ("full",), "tasks": ("passkey",)} | changes))
+
+
+def test_needles_in_texts_of_the_user(tmp_path: Path) -> None:
+    essays = tmp_path / "essays"
+    essays.mkdir()
+    (essays / "b.txt").write_text("Second essay. It is short.\n\nIt ends here.", "utf-8")
+    (essays / "a.md").write_text("\n  First essay, about rivers. Rivers run.\n", "utf-8")
+    (essays / "c.json").write_text("no text")
+    tokenizer = load_tokenizer(model_settings(EvalOptions()))
+    given = task_settings(EvalOptions(tasks="niah", haystack=[essays], length="512", limit=24))
+    samples = load_samples("niah", given, tokenizer, 512)
+    found = [sample.context.replace(niah.NEEDLE, "") for sample in samples]
+    whole = "First essay, about rivers. Rivers run.\n\nSecond essay. It is short.\n\nIt ends here."
+    assert found[0].startswith(f"{whole}\n\nFirst essay") and all(niah.NEEDLE in each.context for each in samples)
+    assert len({text[:200] for text in found[:11]}) == 1  # as others do: only the depth differs
+    assert len(set(found[11:])) > 3
+    assert all(text[:1].isupper() for text in found)  # from the beginning of a sentence
+    filler = load_samples("niah", given.but(haystack=()), tokenizer, 512)
+    assert filler == make_samples("niah", tokenizer, 512, 24)
+    before = digests("niah", given)
+    (essays / "a.md").write_text("Another essay.")
+    assert before and before != digests("niah", given) and digests("niah", given.but(haystack=())) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "tasks", "said"),
+    [
+        ("nowhere", "niah", "no such file or folder"),
+        ("empty", "niah", "no text in there"),
+        ("latin.txt", "niah", "cannot be read as UTF-8 text"),
+        ("empty", "passkey", "about the task niah"),
+    ],
+)
+def test_texts_that_hide_no_needle(tmp_path: Path, name: str, tasks: str, said: str) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
+    with pytest.raises(UserError, match=f"--haystack .*{said}"):
+        task_settings(EvalOptions(tasks=tasks, haystack=[tmp_path / name]))
 
 
 def test_groups_hold_tasks() -> None:

@@ -2,12 +2,11 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from ...naming import spell
+from ...naming import Named
 
 
 @dataclass(frozen=True)
@@ -55,21 +54,13 @@ class Resident:
         )
 
 
-class Replacement(ABC):
+class Replacement(Named, ABC):
     """Says which blocks make room. Holds parameters only; what it knows of a run lies in `Resident`.
 
     Class attributes:
         name: set by `register_replacement`.
         paper: arXiv id, or None.
     """
-
-    name: ClassVar[str] = ""
-    paper: ClassVar[str | None] = None
-
-    @property
-    def label(self) -> str:
-        """The text that `make_replacement` makes this replacement of."""
-        return spell(self)
 
     @abstractmethod
     def ranks(self, resident: Resident, ids: Tensor, now: Tensor) -> Tensor:

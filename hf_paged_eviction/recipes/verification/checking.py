@@ -5,11 +5,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from ...disposals import Disposal, Drop, Recall, make_disposal
 from ...policies import EvictionPolicy, make_policy
 from ...table.budget import BlockBudget
 from .distances import look_at_distances
 from .model_state import untouched
-from .plan import make_plan
+from .plan import Plan, make_plan, recall_plan
 from .report import Check, Verification
 from .rotation import look_at_rotation
 from .session import BLOCK_SIZE, Session
@@ -25,6 +26,7 @@ def verify(
     *,
     budget: int | None = None,
     policy: str | EvictionPolicy | None = None,
+    disposal: str | Disposal = "drop",
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> Verification:
@@ -38,6 +40,11 @@ def verify(
     - *exact for what it holds*: with a small one, against a full cache whose evicted positions are masked, per layer
       and head, in the model's own eager attention. Budget and protected blocks are looked at as well;
     - *row as alone*: a row of the batch against the same row without the others and without its pads.
+
+    With `disposal="recall"` evicted tokens come back, so there is no masked cache to compare with. Asked is whether a
+    budget that holds everything gives what `DynamicCache` gives and, where each query brings back all blocks
+    (`recall(blocks=all)`), whether the small one does (*same with what comes back*). Other disposals change the output
+    on purpose and are refused.
 
     A difference of a logit is given in standard deviations of the logits. What counts as rounding: 1e-4 in float32
     (four units in the last place in half precision), or four times what the same model differs from itself between
@@ -53,26 +60,27 @@ def verify(
         model: a transformers model with its weights, on any devices, in any precision.
         budget: tokens of the small budget, a multiple of 4, at least 16; 20 if None.
         policy: what evicts; "random", and "h2o" where queries are shown, if None.
+        disposal: what becomes of evicted tokens: "drop" or "recall", with parameters.
         seed: of the tokens.
         progress: called with the number of checks that are done and their total.
 
     Raises:
-        ValueError, TypeError: budget or policy cannot be used, or the model has no token embeddings. What goes wrong in
-            a model is part of the result.
+        ValueError, TypeError: budget, policy or disposal cannot be used, or the model has no token embeddings. What
+            goes wrong in a model is part of the result.
     """
     model = getattr(model, "_orig_mod", model)  # compiled: every kind of call would be compiled anew
     tokens = BUDGET if budget is None else budget
     BlockBudget.validate(tokens, None, BLOCK_SIZE, None, 0)
     if tokens < 4 * BLOCK_SIZE:
         raise ValueError(f"budget={budget} leaves nothing to choose from: at least {4 * BLOCK_SIZE}.")
-    policies = _policies(policy)
+    policies, leaving = _policies(policy), _checked(disposal, policy)
     embeddings(model)
     with untouched(model), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         # Before its attention implementation is changed.
         rotation, distances = look_at_rotation(model), look_at_distances(model)
         session = Session(model, tokens, seed, policies)
-        plan = make_plan(session.own_attention, *(scorer.label for scorer in policies))
+        plan = _plan(session, policies, leaving)
         total = sum(len(questions) for questions, _ in plan)
         checks: list[Check] = []
         for questions, setting in plan:
@@ -89,3 +97,26 @@ def _policies(policy: str | EvictionPolicy | None) -> tuple[EvictionPolicy, Evic
         return make_policy(PLAIN), make_policy(WATCHING)
     scorer = make_policy(policy)
     return (make_policy(PLAIN) if scorer.needs.queries else scorer), scorer
+
+
+def _checked(disposal: str | Disposal, policy: str | EvictionPolicy | None) -> Disposal:
+    """The disposal, if it promises an output that something else gives."""
+    found = make_disposal(disposal)
+    if not isinstance(found, (Drop, Recall)):
+        raise ValueError(
+            f"disposal={found.label!r}: what it keeps of evicted tokens changes the output on purpose, so there is "
+            "nothing to compare with. Use 'drop', or 'recall(blocks=all)'."
+        )
+    if isinstance(found, Recall) and policy is not None and make_policy(policy).needs.queries:
+        raise ValueError(
+            f"policy={policy!r}: recall asks the queries itself and takes no policy that does. Use one that reads keys "
+            "and values, such as 'keydiff'."
+        )
+    return found
+
+
+def _plan(session: Session, policies: tuple[EvictionPolicy, EvictionPolicy], disposal: Disposal) -> Plan:
+    plain, watching = (scorer.label for scorer in policies)
+    if isinstance(disposal, Recall):
+        return recall_plan(plain, disposal.label, disposal.blocks == "all")
+    return make_plan(session.own_attention, plain, watching)

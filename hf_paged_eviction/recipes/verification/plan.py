@@ -9,6 +9,7 @@ from .report import Budgets, CallNames, Mode, Question
 
 ROOMY: tuple[Question, ...] = ("same as DynamicCache",)
 BINDING: tuple[Question, ...] = ("exact for what it holds",)
+RETURNED: tuple[Question, ...] = ("same with what comes back",)
 BOTH: tuple[Question, ...] = ("exact for what it holds", "row as alone")
 
 
@@ -27,6 +28,7 @@ class Setting:
     policy: str
     mode: Mode = "dynamic"
     budgets: Budgets = "equal"
+    disposal: str = "drop"
 
 
 Plan = list[tuple[tuple[Question, ...], Setting]]
@@ -50,6 +52,23 @@ def make_plan(own: str, plain: str, watching: str) -> Plan:
         (BINDING, Setting(PAGED_EVICTION, "steps", "shared", plain, budgets="per layer")),
     ]
     return sorted(plan, key=lambda each: (_order(each[0]), each[1].budgets))
+
+
+def recall_plan(policy: str, disposal: str, everything: bool) -> Plan:
+    """All runs under a disposal that brings back what was evicted.
+
+    Args:
+        policy: one that reads no queries.
+        everything: each query brings back all blocks, so that a small budget, too, gives what `DynamicCache` gives.
+    """
+    questions = (ROOMY, RETURNED) if everything else (ROOMY,)
+    calls: tuple[CallNames, ...] = ("one forward", "chunks", "steps")
+    return [
+        ((question,), Setting(PAGED_EVICTION, call, heads, policy, disposal=disposal))
+        for (question,) in questions
+        for call in calls
+        for heads in _HEADS
+    ]
 
 
 def _order(questions: Sequence[Question]) -> bool:

@@ -9,7 +9,7 @@ from ...policies.scorer import Heads
 from .distances import Distances
 from .rotation import Rotation
 
-Question = Literal["same as DynamicCache", "exact for what it holds", "row as alone"]
+Question = Literal["same as DynamicCache", "exact for what it holds", "row as alone", "same with what comes back"]
 CallNames = Literal["one forward", "chunks", "steps"]
 Mode = Literal["dynamic", "static"]
 Budgets = Literal["equal", "per layer"]
@@ -28,12 +28,13 @@ class Check:
         heads: one decision for all KV heads of a layer, or one for each.
         mode: `static=True` or not (never compiled here).
         policy: what evicts.
+        disposal: what becomes of what is evicted.
         budgets: one budget for all layers, or a list that differs between them.
         outcome: "exact"; "refused", by an error of this package that says why; "wrong"; "not covered", where there
             is nothing to compare with.
         error: largest difference of a logit, in standard deviations of the logits; None where none was measured.
-        effect: how much the evictions themselves changed the logits, in the same unit: what an error has to be compared
-            with. None where it was not measured.
+        effect: how much the evictions themselves changed the logits (or would have, had the tokens been dropped), in
+            the same unit: what an error has to be compared with. None where it was not measured.
         reason: why the outcome is not "exact", or what there is to know if it is; may be empty.
     """
 
@@ -48,6 +49,7 @@ class Check:
     error: float | None = None
     effect: float | None = None
     reason: str = ""
+    disposal: str = "drop"
 
 
 @dataclass(frozen=True)
@@ -138,7 +140,8 @@ def _shown(outcome: Outcome) -> str:
 def _cells(check: Check, reasons: Sequence[str]) -> tuple[str, ...]:
     numbers = ["" if number is None else f"{number:.1e}" for number in (check.error, check.effect)]
     note = f"[{reasons.index(check.reason) + 1}]" if check.reason else ""
-    settings = (check.question, check.attention, check.calls, check.heads, check.mode, check.budgets, check.policy)
+    policy = check.policy if check.disposal == "drop" else f"{check.policy}, {check.disposal}"
+    settings = (check.question, check.attention, check.calls, check.heads, check.mode, check.budgets, policy)
     return (*settings, _shown(check.outcome), *numbers, note)
 
 

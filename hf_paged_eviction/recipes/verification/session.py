@@ -23,7 +23,7 @@ from .text import Text, calls_of, draw_text, row_alone, text_length, text_of, wh
 BLOCK_SIZE = 4
 #: The effect of evictions must stand out from what counts as rounding so much, or a comparison shows nothing.
 _STANDS_OUT = 5
-_PACKAGE = Path(__file__).parents[1]
+_PACKAGE = Path(__file__).parents[2]
 
 #: Error, effect, and what else there is to know.
 Answer = tuple[float, float | None, str]
@@ -55,6 +55,7 @@ class Session:
             "same as DynamicCache": self._same,
             "exact for what it holds": self._exact,
             "row as alone": self._alone,
+            "same with what comes back": self._returned,
         }
         found = Check(
             question=question,
@@ -63,6 +64,7 @@ class Session:
             heads=setting.heads,
             mode=setting.mode,
             policy=setting.policy,
+            disposal=setting.disposal,
             budgets=setting.budgets,
             outcome="exact",
         )
@@ -120,6 +122,16 @@ class Session:
         same = bool(own.chunks) or self._feeder.rounds_coarsely
         expected = self._baseline.masked(text, calls if same else whole(found.shape[1]), record.visible)
         return distance(found, expected, text.mask), distance(found, everything, text.mask), ""
+
+    def _returned(self, setting: Setting) -> Answer:
+        self._check_evicts(setting)
+        text, expected = self._expected(setting)
+        dropped = self._run(replace(setting, disposal="drop"), text)[0]
+        cache, paged = self._new_cache(setting)
+        found = self._feeder.feed(text, cache, self._calls(setting))
+        if not paged.stats().evicted_tokens:
+            raise NotCovered("nothing was evicted")
+        return distance(found, expected, text.mask), distance(dropped, expected, text.mask), ""
 
     def _alone(self, setting: Setting) -> Answer:
         self._check_evicts(setting)
@@ -195,6 +207,7 @@ class Session:
             block_size=BLOCK_SIZE,
             policy=self._policies.get(setting.policy, setting.policy),
             heads=setting.heads,
+            **({} if setting.disposal == "drop" else {"disposal": setting.disposal}),
             **({"static": True} if setting.mode == "static" else {}),
         )
 

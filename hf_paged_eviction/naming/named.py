@@ -1,0 +1,25 @@
+"""What is made of a text and tells that text."""
+
+from typing import ClassVar
+
+from .spelling import spell
+
+
+class Named:
+    """A policy, an allocator, a disposal or a replacement: parameters, and a name that its registry sets.
+
+    Class attributes:
+        name: as registered.
+        paper: arXiv id, or None.
+    """
+
+    name: ClassVar[str] = ""
+    paper: ClassVar[str | None] = None
+
+    @property
+    def label(self) -> str:
+        """The text that this is made of, without parameters at their default: `snapkv(window=16)`."""
+        return spell(self)
+
+    def __str__(self) -> str:
+        return self.label
