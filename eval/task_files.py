@@ -7,6 +7,7 @@ import gzip
 import hashlib
 import io
 import json
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -82,6 +83,15 @@ class TaskFile:
             given["template"] = _typed_template(given["template"])
         found = _from_yaml(path) if path.suffix in (".yaml", ".yml") else cls(_name_of(path), path)
         found = replace(found, **given)
+        if not found.name or found.name != Path(found.name).name or "\\" in found.name:
+            raise UserError(f"{path}: the task cannot be called {found.name!r}: give it a name without slashes")
+        if found.template is not None and not found.template.replace(SPLIT, "").strip():
+            raise UserError(f"{path}: the template is empty, so every prompt would be")
+        if found.template is not None and found.template.count(SPLIT) > 1:
+            raise UserError(
+                f"{path}: the template has {SPLIT} more than once; what stands before it is compressed, what stands "
+                "after it is the question"
+            )
         if found.metric is not None and found.metric not in METRICS and not is_library_metric(found.metric):
             raise UserError(
                 f"{path}: unknown metric {found.metric!r}; choose from {', '.join(METRICS)}, or write evaluate:NAME"
@@ -116,6 +126,8 @@ class TaskFile:
                 metric = metric or usual
             parts = [_render(where, part, record) for part in template.split(SPLIT)]
             classes = record.get("all_classes")
+            if metric == "classification" and not (classes and isinstance(classes, list)):
+                raise UserError(f"{where} has no all_classes, the list of all classes, which classification needs")
             found.append(
                 Sample(
                     id=f"{self.name}/{index}",
@@ -223,7 +235,7 @@ def _records(path: Path) -> Iterator[tuple[str, Any]]:
         name = path.name
         if name.endswith(".gz"):
             content, name = gzip.decompress(content), name.removesuffix(".gz")
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"cannot read {path}: {error}") from error
     if name.endswith(_TABLES):
         rows = _csv(path, content) if name.endswith(".csv") else _parquet(path, content)
@@ -237,9 +249,17 @@ def _records(path: Path) -> Iterator[tuple[str, Any]]:
 def _csv(path: Path, content: bytes) -> list[Record]:
     csv.field_size_limit(2**31 - 1)  # a context is longer than what the module takes for a field
     try:
-        return list(csv.DictReader(io.StringIO(content.decode("utf-8-sig"), newline="")))
+        table = csv.DictReader(io.StringIO(content.decode("utf-8-sig"), newline=""))
+        names, rows = list(table.fieldnames or ()), list(table)
     except (UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"{path} is not CSV in UTF-8: {error}") from error
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise UserError(f"{path} has two columns {twice!r}")
+    longer = next((number for number, row in enumerate(rows, 1) if None in row), None)
+    if longer is not None:
+        raise UserError(f"{path}, row {longer} has more fields than the {len(names)} columns: is a comma not quoted?")
+    return rows
 
 
 def _parquet(path: Path, content: bytes) -> list[Record]:
@@ -266,18 +286,31 @@ def _render(where: str, template: str, record: Record) -> str:
     import jinja2
 
     try:
-        return _compiled(template).render(**record)
+        text = _compiled(template).render(record)
+        text.encode()  # half of a surrogate pair is no text to any tokenizer
+        return text
+    except UnicodeEncodeError as error:
+        raise UserError(f"{where} is not Unicode ({error.reason} at character {error.start} of the prompt)") from error
     except jinja2.TemplateSyntaxError as error:
         raise UserError(f"the template cannot be read, line {error.lineno}: {error.message}") from error
-    except (jinja2.TemplateError, TypeError, ValueError) as error:
-        raise UserError(f"{where}: the template fails: {error}; its fields are {', '.join(record)}") from error
+    except Exception as error:  # a template is a program: it may fail in any way
+        what = str(error) if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: {error}"
+        raise UserError(f"{where}: the template fails: {what}; its fields are {', '.join(record)}") from error
 
 
 def _compiled(template: str) -> Template:
     from jinja2 import StrictUndefined
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    return ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True).from_string(template)
+    environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True, finalize=_shown)
+    return environment.from_string(template)
+
+
+def _shown(value: Any) -> Any:
+    """What a template prints."""
+    if value is None:
+        raise ValueError("a field that it prints is null; write {{ field | default('', true) }} if that may be")
+    return value
 
 
 def _answers(where: str, record: Record, field: str | None) -> tuple[str, ...]:

@@ -71,7 +71,7 @@ def _notes() -> Console:
 
 def say(console: Console, text: str) -> None:
     """One line, just as it is."""
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
+    console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
 def _note(notes: Console, text: str) -> None:

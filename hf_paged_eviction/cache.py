@@ -1,5 +1,6 @@
 """The cache that is handed to `generate`."""
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -243,6 +244,11 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
                 self._forwards.check_several(key_states.shape[0], self.get_seq_length())
         if self._needs_our_attention:
             self._options.check_attention(self._attention)
+        if self._cascade is not None and key_states.shape[2]:
+            # What waited makes layers share out anew, so all have to take theirs in before one of them gets more.
+            part = paged_part(self.layers[layer_idx])
+            for each in self._evicting if part is not None and part.contents.waiting else ():
+                each.commit()
         updated: tuple[Tensor, Tensor] = super().update(key_states, value_states, layer_idx, *args, **kwargs)
         if self._attention.shows_queries:
             layer = paged_part(self.layers[layer_idx])
@@ -383,6 +389,13 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             vars(self._padding).update(before)
 
     # ---- life -----------------------------------------------------------------------------------------------------
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "PagedEvictionCache":
+        """May be written to in and out of `torch.inference_mode`, wherever it was made."""
+        memo[id(self)] = made = type(self).__new__(type(self))
+        with torch.inference_mode(False):
+            made.__dict__ = copy.deepcopy(self.__dict__, memo)
+        return made
 
     def reset(self) -> None:
         """Forget all tokens and the attention mask; keep the storage for the next prompt of the same shape."""

@@ -585,7 +585,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     def _map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
         if self.compiled is not None:
             self.compiled.interrupt()
-        self.contents.map_rows(change)
+        with torch.inference_mode(False):  # what is made here is written to later, perhaps outside
+            self.contents.map_rows(change)
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Row `i` becomes what row `beam_idx[i]` was."""

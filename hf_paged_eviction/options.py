@@ -47,6 +47,11 @@ def check_instance(name: str, value: object, kind: type[Any]) -> None:
         raise TypeError(f"{name} must be a {kind.__name__} object or None, got {value!r}.")
 
 
+def _coded(**given: tuple[int | None, int | None]) -> str:
+    """The names of the options that ask for something."""
+    return " and ".join(f"{name}=" for name, pair in given.items() if pair != (None, None))
+
+
 @dataclass(frozen=True)
 class Options:
     """The arguments of `PagedEvictionCache` that say what its layers are like.
@@ -124,7 +129,7 @@ class Options:
                 uniform=isinstance(shares, Uniform) and scorer.needs.cutoff is None,
                 latent=is_latent_attention(config),
                 positions=positions,
-                coded=any(few is not None for few in (*precision, *ranks)),
+                coded=_coded(bits=precision, rank=ranks),
             )
         )
         reason = why_not_ours(config)

@@ -323,6 +323,24 @@ def test_in_and_out_of_inference_mode() -> None:
     same_state(cache, fresh)
 
 
+@pytest.mark.parametrize("settings", [{}, {"bits": 4}, {"policy": "keydiff", "disposal": "recall(blocks=1)"}], ids=str)
+def test_rows_chosen_and_copies_made_in_inference_mode(settings: dict[str, Any]) -> None:
+    """They go on outside of it, as those of any other cache."""
+    model = models.shared("llama", "paged_eviction")
+    cache = PagedEvictionCache(model.config, budget=BUDGET, block_size=4, **settings)
+    ids, mask = text()
+    with torch.inference_mode():
+        modes.forward(model, cache, ids, mask, 0, 40)
+        chosen = copy.deepcopy(cache)
+        chosen.reorder_cache(torch.tensor([0, 1, 2]))
+        copied = copy.deepcopy(cache)
+    fresh, *others = (
+        torch.cat([modes.forward(model, each, ids, mask, at, at + 1) for at in range(40, 44)], dim=1)
+        for each in (cache, chosen, copied)
+    )
+    assert all(torch.equal(fresh, other) for other in others)
+
+
 def test_gradients_flow_through_the_first_forward() -> None:
     model = models.build("llama")
     ids, mask = text()

@@ -22,7 +22,8 @@ def plain_errors() -> Iterator[None]:
         who = speaker(error)
         if who is not None:
             text = f"{who}error: {error}"
-            Console(stderr=True, soft_wrap=True).print(text, style="red", markup=False, highlight=False)
+            console = Console(stderr=True, soft_wrap=True)
+            console.print(text, style="red", markup=False, highlight=False, emoji=False)  # "fold:x:" is no picture
         raise typer.Exit(2) from None
     except KeyboardInterrupt:
         typer.echo("stopped; the same command continues where it was", err=True)

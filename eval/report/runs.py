@@ -126,6 +126,12 @@ def load_runs(folders: Sequence[Path]) -> list[Run]:
 def _load(folder: Path) -> tuple[Source, list[Row]]:
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder: give the folder that `paged-eviction eval --output` wrote to")
+    meta = read_meta(folder)
+    if meta is not None and "first_passage" in meta["settings"]:
+        raise UserError(
+            f"{folder} is a search of `paged-eviction recommend`, which has no answers to report: see its "
+            "front.png and summary.json; the same command shows its tables again"
+        )
     rows, notes = read_rows(folder, row_key)
     if not rows:
         inside = sorted({path.parent for pattern in (ROWS, SHARDS) for path in folder.glob(f"*/{pattern}")})
@@ -133,7 +139,6 @@ def _load(folder: Path) -> tuple[Source, list[Row]]:
         raise UserError(
             f"no finished row in {folder} ({ROWS} is absent or empty){hint or '; run `paged-eviction eval` first'}"
         )
-    meta = read_meta(folder)
     if meta is None:
         notes.append(f"{folder} has no {META}: its settings are unknown")
     return Source(folder, finite(meta or {}), tuple(notes)), [finite(row) for row in rows]

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..integration.models import named
 from ..recipes.monotone import bend
 from .features import SCALARS, Folded, Means
 
@@ -26,7 +27,7 @@ FINGERPRINT = (
 def fingerprint(config: Any) -> dict[str, str]:
     """What a model's configuration says of its shape."""
     text = config.get_text_config(decoder=True)
-    known = {name: getattr(text, name, None) for name in FINGERPRINT}
+    known = {name: named(text, name) for name in FINGERPRINT}
     return {name: str(value) for name, value in known.items() if value is not None}
 
 

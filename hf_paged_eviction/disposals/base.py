@@ -92,7 +92,8 @@ class Surroundings:
         uniform: whether all layers, rows and heads hold equally many tokens.
         latent: whether the model caches latents (MLA).
         positions: "text" or "cache", of the cache.
-        coded: whether keys or values are kept in fewer bits (`bits=`).
+        coded: the options by which keys or values are kept in fewer bits or numbers: "bits=", "rank=", "bits= and
+            rank=" or, where they are not, "".
     """
 
     config: Any
@@ -103,7 +104,7 @@ class Surroundings:
     uniform: bool
     latent: bool
     positions: str
-    coded: bool
+    coded: str
 
 
 class Outlet:

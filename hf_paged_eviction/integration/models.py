@@ -68,6 +68,14 @@ _OWN_MASKS = {
 }
 
 
+def named(config: Any, name: str) -> Any:
+    """A value of a configuration, or a list of those of all layers where they have their own; None = it has none."""
+    try:
+        return getattr(config, name, None)
+    except Exception:  # transformers has a class of its own for what only layers can answer
+        return [getattr(layer, name, None) for layer in config.per_layer_config]
+
+
 def check_model(config: Any, inside_encoder_decoder: bool = False, heads: str = "shared") -> None:
     """Refuse models in which eviction would be silently wrong.
 

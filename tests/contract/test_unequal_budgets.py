@@ -89,6 +89,28 @@ def test_rows_do_not_depend_on_their_batch(name: str, budget: int, turns: list[i
     assert rows.compare(model, [40, 33, 9, 2], turns, **settings) > 0
 
 
+@pytest.mark.parametrize("record_past", [False, True])
+@pytest.mark.parametrize("name", ["cake", "d2o"])
+def test_a_prompt_that_waited_shares_out_like_one_that_did_not(name: str, record_past: bool) -> None:
+    """The second row comes in the second chunk alone, and then grows past what it had when layers shared out."""
+    model = models.shared("llama", OURS)
+    texts = models.prompts([40, 15], seed=3)
+    ids, mask = models.left_pad(texts)
+    settings = {"budget": 24, "block_size": BLOCK, "policy": "keydiff", "record_past": record_past, **SHARED[name]}
+    batch, alone = (PagedEvictionCache(model.config, **settings) for _ in "ab")
+    for span in ((0, 23), (23, 30), *((at, at + 1) for at in range(30, 40))):
+        together = modes.forward(model, batch, ids, mask, *span)
+    own = torch.ones(1, 15, dtype=torch.long)
+    for span in ((0, 5), *((at, at + 1) for at in range(5, 15))):
+        single = modes.forward(model, alone, texts[1][None], own, *span)
+    assert (together[1] - single[0]).abs().max() <= 1e-4
+    for (_, layer), (_, ours) in zip(batch.paged_layers, alone.paged_layers, strict=True):
+        held, expected = (
+            [{*head} - {-1} for head in heads.tolist()] for heads in (layer.positions[1], ours.positions[0])
+        )
+        assert held == expected
+
+
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
 @pytest.mark.parametrize("name", SHARED)
 def test_the_total_is_that_of_equal_shares(name: str, padded: bool) -> None:

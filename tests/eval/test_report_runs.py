@@ -104,6 +104,14 @@ def test_a_folder_without_settings_is_read_with_a_note(tmp_path: Path) -> None:
     assert run.variants == VARIANTS and "run_meta.json" in run.sources[0].notes[0]
 
 
+def test_a_search_is_no_run(tmp_path: Path) -> None:
+    """Its rows are not damaged, and nobody is told to delete them."""
+    (tmp_path / "results.jsonl").write_text('{"size": "1MiB", "candidate": "keydiff", "passage": "a:0"}\n')
+    (tmp_path / "run_meta.json").write_text(json.dumps({"settings": {"first_passage": "0"}}))
+    with pytest.raises(UserError, match="is a search of `paged-eviction recommend`"):
+        load_runs([tmp_path])
+
+
 def test_no_folder_no_rows_no_report(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no folder of results given"):
         run_report([], None)

@@ -92,6 +92,7 @@ def test_a_yaml_file_and_options_over_it(tmp_path: Path) -> None:
         ("a.jsonl", "[1]\n", "line 1 is not a record"),
         ("a.jsonl", "x\n", "line 1: not JSON"),
         ("a.jsonl", "", "is empty"),
+        ("a.jsonl", '{"context": "half \\ud83d", "question": "q", "answer": "a"}\n', "line 1 is not Unicode"),
         ("a.txt", "x", "records are .jsonl"),
         ("a.jsonl.gz", "x", "cannot read"),
         ("a.parquet", "x", "is not Parquet"),
@@ -103,6 +104,11 @@ def test_a_yaml_file_and_options_over_it(tmp_path: Path) -> None:
         ("a.yaml", "data: none.jsonl", "data: no such file"),
         ("a.yaml", "a: [", "is not YAML"),
         ("a.yaml", "- a", "has no `data:`"),
+        ("a.csv", "context,question,answer\na,b,c,d\n", "row 1 has more fields than the 3 columns"),
+        ("a.csv", "context,question,answer,answer\na,b,c,d\n", "two columns 'answer'"),
+        ("a.yaml", "data: a.yaml\nname: ../a", "cannot be called '../a'"),
+        ("a.yaml", "data: a.yaml\nname: ''", "cannot be called ''"),
+        ("a.jsonl", '{"context": null, "question": "q", "answer": "a"}\n', "a field that it prints is null"),
     ],
 )
 def test_mistakes_are_named(tmp_path: Path, name: str, content: str, message: str) -> None:
@@ -120,12 +126,44 @@ def test_mistakes_are_named(tmp_path: Path, name: str, content: str, message: st
         ("{% for %}", "the template cannot be read, line 1"),
         ("{{ ''.__class__.__mro__ }}", "the template fails: access to attribute"),
         ("@/no/such/file", "cannot be read"),
+        ("{{ context }}|||{{ question }}|||Answer:", "more than once"),
+        ("|||", "the template is empty"),
+        ("{{ 1 / 0 }}", "the template fails: ZeroDivisionError: division by zero"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "the template fails: RecursionError"),
     ],
 )
 def test_templates_that_fail(tmp_path: Path, template: str, message: str) -> None:
     path = write(tmp_path / "mine.jsonl", RECORDS)
     with pytest.raises(UserError, match=message):
         TaskFile.read(path, TaskFileOptions(template=template)).samples(None)
+
+
+def test_classification_needs_classes(tmp_path: Path) -> None:
+    path = write(tmp_path / "mine.jsonl", [{**RECORDS[0], "all_classes": ["a", "b"]}, RECORDS[1]])
+    task = TaskFile.read(path, TaskFileOptions(metric="classification"))
+    assert task.samples(1)[0].all_classes == ("a", "b")
+    with pytest.raises(UserError, match="line 2 has no all_classes"):
+        task.samples(None)
+
+
+def test_names_in_errors_stay_as_they_are(tmp_path: Path) -> None:
+    said = CliRunner().invoke(app, ["eval", "--task-file", str(tmp_path / "a:x:b.jsonl")])
+    assert said.exit_code == 2
+    assert "a:x:b.jsonl" in "".join(said.output.split())
+
+
+def test_a_damaged_archive_is_named(tmp_path: Path) -> None:
+    path = write(tmp_path / "mine.jsonl.gz", RECORDS * 20)
+    content = path.read_bytes()
+    path.write_bytes(content[:12] + bytes([255] * 4) + content[16:])
+    with pytest.raises(UserError, match="cannot read"):
+        TaskFile.read(path, NONE).samples(None)
+
+
+def test_a_field_may_be_called_self(tmp_path: Path) -> None:
+    path = write(tmp_path / "mine.jsonl", [{**RECORDS[0], "self": "x"}])
+    (sample,) = TaskFile.read(path, TaskFileOptions(template="{{ answer }}: {{ question }}")).samples(None)
+    assert sample.context == "a: Which code?"
 
 
 def test_a_run_over_ones_own_records_and_its_file(model_folder: str, tmp_path: Path) -> None:

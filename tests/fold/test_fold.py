@@ -274,7 +274,7 @@ def test_a_context_of_other_kernels_is_refused(tmp_path: Path) -> None:
         ({"allocator": "pyramid"}, "allocator='uniform'"),
         ({"budget": [24, 28]}, "one number as budget"),
         ({"budget": None, "memory": "1MiB"}, "budget= in tokens"),
-        ({"bits": 4}, "bits=None"),
+        ({"bits": 4}, "Leave out bits="),
         ({"positions": "cache"}, "positions='text'"),
     ],
 )

@@ -84,10 +84,12 @@ def test_exact(mode: str, padded: bool, rank: Any, bits: Any, settings: dict[str
     assert_rounded(model, recorder)
 
 
-def test_sliding_layers_beside() -> None:
-    if reason := models.unavailable("gemma3"):
+@pytest.mark.parametrize("family", ["gemma3", "gemma4"])
+def test_sliding_layers_beside(family: str) -> None:
+    """Of gemma4 they have heads of another size."""
+    if reason := models.unavailable(family):
         pytest.skip(reason)
-    model, basis = shared("gemma3"), fitted("gemma3")
+    model, basis = shared(family), fitted(family)
     assert list(basis.layers) == [1]
     cache = binding(model, "direct", rank=3, basis=basis)
     with RankRecorder(model, cache, basis, (3, 3), (None, None)) as recorder:
@@ -108,6 +110,16 @@ def test_as_many_directions_as_channels_lose_nothing() -> None:
 def test_a_row_is_what_it_is_alone(positions: str) -> None:
     settings = {"budget": 24, "block_size": 4, "policy": "keydiff", "positions": positions}
     assert rows.compare(shared(), [40, 23, 9], None, rank=4, basis=fitted(), **settings) > 0
+
+
+@pytest.mark.parametrize("disposal", ["recall(blocks=1)", "merge", "demote"])
+def test_what_is_refused_is_called_by_its_name(disposal: str) -> None:
+    how: dict[str, Any] = {"policy": "keydiff", "disposal": disposal, "rank": 4, "basis": fitted()}
+    config = shared().config
+    with pytest.raises(ValueError, match=r"go together with rank=:.* Leave out rank="):
+        PagedEvictionCache(config, 24, 4, **how)
+    with pytest.raises(ValueError, match=r"go together with bits= and rank=:"):
+        PagedEvictionCache(config, 24, 4, bits=8, **how)
 
 
 @pytest.mark.skipif(models.VERSION < (5, 14), reason="static=True needs transformers 5.14 or later")
@@ -183,8 +195,8 @@ def test_refused(tmp_path: Path) -> None:
         ({"rank": 4, "basis": tmp_path / "none.safetensors"}, "there is no such file"),
         ({"rank": 4, "basis": Basis({0: basis.layers[0]}, basis.model)}, "knows nothing of layer 1"),
         ({"rank": 4, "basis": Basis(basis.layers, {**basis.model, "head_dim": "64", "num_hidden_layers": "7"})}, "7"),
-        ({"rank": 4, "basis": basis, "disposal": "recall(blocks=2)"}, "bits="),
-        ({"rank": 4, "basis": basis, "disposal": "demote"}, "bits="),
+        ({"rank": 4, "basis": basis, "disposal": "recall(blocks=2)"}, "rank="),
+        ({"rank": 4, "basis": basis, "disposal": "demote"}, "rank="),
     ]:
         with pytest.raises(ValueError, match=message):
             PagedEvictionCache(model.config, **{"budget": 24, "block_size": 4, "policy": "keydiff", **options})

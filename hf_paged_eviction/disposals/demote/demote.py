@@ -89,9 +89,9 @@ class Demote(Disposal):
                 "disposal='drop'",
             ),
             (
-                around.coded,
-                "bits=: tokens in the slots stay in full precision, that is what demoting is. Use bits=None, or bits= "
-                "with disposal='drop'",
+                around.coded != "",
+                f"{around.coded}: tokens in the slots stay in full precision, that is what demoting is. Leave out "
+                f"{around.coded}, or use disposal='drop'",
             ),
             (
                 around.positions != "text",

@@ -106,8 +106,8 @@ class Fold(Disposal):
                 "memory=: the state's bytes would come on top. Use budget= in tokens",
             ),
             (
-                around.coded,
-                "bits=: the kernels were fitted to keys as the model makes them. Use bits=None",
+                around.coded != "",
+                f"{around.coded}: the kernels were fitted to keys as the model makes them. Leave out {around.coded}",
             ),
             (
                 around.positions != "text",

@@ -73,8 +73,9 @@ class Merge(Disposal):
                 "disposal='drop'",
             ),
             (
-                around.coded,
-                "bits=: each merge would round the token that takes others in anew. Use bits=None, or disposal='drop'",
+                around.coded != "",
+                f"{around.coded}: each merge would round the token that takes others in anew. Leave out "
+                f"{around.coded}, or use disposal='drop'",
             ),
             (
                 around.static and self.values_only,
@@ -90,11 +91,6 @@ class Merge(Disposal):
                 around.positions != "text" and not self.values_only,
                 f"positions={around.positions!r}: a mean of keys has no position of its own from which it could be "
                 "turned. Use disposal='merge(values_only=True)', or positions='text'",
-            ),
-            (
-                around.coded,
-                "bits=: a token that takes another in would have to be rounded anew each time. Use disposal='drop', or "
-                "bits=None",
             ),
         ]
         for refused, reason in reasons:

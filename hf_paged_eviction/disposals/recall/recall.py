@@ -28,7 +28,8 @@ class Recall(Disposal):
 
     Differences: Quest (2406.10774) keeps everything on the device, chooses per query head and attends to the chosen
     blocks alone; here, as in ArkVale (NeurIPS 2024), the KV heads of a layer, or with heads="separate" each, choose by
-    the mean of their query heads, and attention sees all that is in the slots.
+    the mean of their query heads, and attention sees all that is in the slots. Blocks that a single token brought back
+    stay in the slots also where `crop` takes that token back.
 
     Args:
         blocks: how many blocks each query asks for, beside those that are always there; "all" reads the whole text at
@@ -126,9 +127,10 @@ class Recall(Disposal):
                 "recall(length=TOKENS)",
             ),
             (
-                around.coded,
-                "bits=: attention reads a decoded copy of the slots that is made before the query is known, so a block "
-                "that comes back would have to be encoded, and written to codes and copy. Use bits=None",
+                around.coded != "",
+                f"{around.coded}: attention reads a decoded copy of the slots that is made before the query is known, "
+                "so a block that comes back would have to be encoded, and written to codes and copy. Leave out "
+                f"{around.coded}",
             ),
             (
                 around.positions != "text",

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...integration.models import named
+
 #: What must be the same in two models for one to use what the other has cached, as named in a configuration.
 _NAMES = (
     "model_type",
@@ -28,19 +30,11 @@ _NAMES = (
 def model_facts(config: Any) -> dict[str, Any]:
     """What a model's configuration says of its shape and its positions, as JSON. Weights are not looked at."""
     text = config.get_text_config(decoder=True)
-    known = {name: _named(text, name) for name in _NAMES}
+    known = {name: named(text, name) for name in _NAMES}
     facts = {name: value for name, value in known.items() if value is not None}
     facts.update({f"rope {name}": value for name, value in _rope(text).items() if value is not None})
     plain: dict[str, Any] = json.loads(json.dumps(facts, default=str))
     return plain
-
-
-def _named(text: Any, name: str) -> Any:
-    """A value of a configuration, or those of all layers where they have their own."""
-    try:
-        return getattr(text, name, None)
-    except Exception:  # transformers has a class of its own for what only layers can answer
-        return [getattr(layer, name, None) for layer in text.per_layer_config]
 
 
 def _rope(text: Any) -> dict[str, Any]:
@@ -48,7 +42,7 @@ def _rope(text: Any) -> dict[str, Any]:
     given = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
     found = dict(given) if isinstance(given, Mapping) else {}
     for name in ("rope_theta", "partial_rotary_factor"):
-        found.setdefault(name, _named(text, name))
+        found.setdefault(name, named(text, name))
     kind = found.pop("type", None)
     if not any(isinstance(value, Mapping) for value in found.values()):  # else one table per type of layer
         found.setdefault("rope_type", kind or "default")
