@@ -4,7 +4,8 @@
 >>> model.generate(**inputs, past_key_values=cache)  # doctest: +SKIP
 
 The first name that is taken from the package loads it, torch and transformers with it, and makes the attention
-implementations "paged_eviction" and "query_memory" known to transformers. `import hf_paged_eviction` alone does neither.
+implementations "paged_eviction" and "query_memory" known to transformers. `import hf_paged_eviction` alone does
+neither.
 """
 
 from importlib import import_module
