@@ -146,3 +146,59 @@ class StringMatchPart(SampleMetric):
 
 class LongEval(SampleMetric):
     metric = "longeval"
+
+
+class MathVerify(SampleMetric):
+    metric = "math_verify"
+
+
+class FirstNumber(SampleMetric):
+    metric = "first_number"
+
+
+class WordMatch(SampleMetric):
+    metric = "word_match"
+
+
+class NameMatch(SampleMetric):
+    metric = "name_match"
+
+
+class LastNumber(SampleMetric):
+    metric = "last_number"
+
+
+class NumberFound(SampleMetric):
+    metric = "number_found"
+
+
+class NumbersInOrder(SampleMetric):
+    metric = "numbers_in_order"
+
+
+class LetterOrText(SampleMetric):
+    metric = "letter_or_text"
+
+
+class LetterOrFunction(SampleMetric):
+    metric = "letter_or_function"
+
+
+class CharacterF1Zh(SampleMetric):
+    metric = "character_f1_zh"
+
+
+class RougeLsum(SampleMetric):
+    metric = "rouge_lsum"
+
+
+class RougeLRecall(SampleMetric):
+    metric = "rouge_l_recall"
+
+
+class ClozeExact(SampleMetric):
+    metric = "cloze_exact"
+
+
+class ClozePartial(SampleMetric):
+    metric = "cloze_partial"

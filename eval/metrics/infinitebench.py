@@ -1,6 +1,6 @@
 """The metrics of InfiniteBench (Zhang et al. 2024, arXiv 2402.13718), as its `compute_scores.py` gives them.
 
-Each takes the prediction and all answers of a record, and gives 0 (wrong) to 1 (right).
+Each gives 0 (wrong) to 1 (right).
 """
 
 from __future__ import annotations
@@ -19,40 +19,40 @@ _BLANKS = re.compile(r" {2,}")
 _SENTENCE = "\n:\"'.,?!{}"
 
 
-def first_number(prediction: str, answers: Sequence[str]) -> float:
+def first_number(prediction: str, answer: str) -> float:
     """The first digits in a row are the answer."""
     found = _DIGITS.search(prediction)
-    return float(found is not None and found.group() == answers[0])
+    return float(found is not None and found.group() == answer)
 
 
-def word_match(prediction: str, answers: Sequence[str]) -> float:
+def word_match(prediction: str, answer: str) -> float:
     """The answer is one of the words."""
-    return float(answers[0] in _spaced(prediction, _SENTENCE).split())
+    return float(answer in _spaced(prediction, _SENTENCE).split())
 
 
-def name_match(prediction: str, answers: Sequence[str]) -> float:
+def name_match(prediction: str, answer: str) -> float:
     """The name, in capitals, is one of the words."""
-    return float(answers[0] in _spaced(prediction, _SENTENCE).upper().split())
+    return float(answer in _spaced(prediction, _SENTENCE).upper().split())
 
 
-def last_number(prediction: str, answers: Sequence[str]) -> float:
+def last_number(prediction: str, answer: str) -> float:
     """The last word is the number."""
     words = _spaced(prediction, "\n.`'\":").split()
     try:
-        return float(bool(words) and int(words[-1]) == int(answers[0]))
+        return float(bool(words) and int(words[-1]) == int(answer))
     except ValueError:
         return 0.0
 
 
-def number_found(prediction: str, answers: Sequence[str]) -> float:
+def number_found(prediction: str, answer: str) -> float:
     """The first number is the answer; a whole one where the answer is whole."""
     found = _NUMBER.search(prediction)
     if found is None:
         return 0.0
     try:
-        whole = int(answers[0])
+        whole = int(answer)
     except ValueError:
-        return float(float(found.group()) == float(answers[0]))
+        return float(float(found.group()) == float(answer))
     return float("." not in found.group() and int(found.group()) == whole)
 
 

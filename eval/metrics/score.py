@@ -36,18 +36,8 @@ def _of_all(score: Callable[[str, Sequence[str]], float]) -> Callable[[_Case], f
     return lambda case: score(case.prediction, case.answers)
 
 
-_INFINITEBENCH = (
-    "first_number",
-    "word_match",
-    "name_match",
-    "last_number",
-    "number_found",
-    "numbers_in_order",
-    "letter_or_text",
-    "letter_or_function",
-    "character_f1_zh",
-    "rouge_lsum",
-)
+_OF_ONE = ("first_number", "word_match", "name_match", "last_number", "number_found")
+_OF_ALL = ("numbers_in_order", "letter_or_text", "letter_or_function", "character_f1_zh", "rouge_lsum")
 
 _SCORES: dict[str, Callable[[_Case], float]] = {
     "qa_f1": _best(qa_f1),
@@ -64,7 +54,8 @@ _SCORES: dict[str, Callable[[_Case], float]] = {
     "string_match_part": _of_all(ruler.string_match_part),
     "longeval": _best(longeval),
     "math_verify": _best(math_verify),
-    **{name: _of_all(getattr(infinitebench, name)) for name in _INFINITEBENCH},
+    **{name: _best(getattr(infinitebench, name)) for name in _OF_ONE},
+    **{name: _of_all(getattr(infinitebench, name)) for name in _OF_ALL},
     "rouge_l_recall": _of_all(loogle.rouge_l_recall_or_none),
     "cloze_exact": _of_all(loogle.cloze_exact),
     "cloze_partial": _of_all(loogle.cloze_partial),

@@ -36,6 +36,7 @@ _METRICS = {
     "code_run": "last_number",
     "code_debug": "letter_or_function",
 }
+_FIRST = ("first_number", "word_match", "name_match", "last_number", "number_found")
 _CALL = re.compile(r"func_[0-9]+\(-?[0-9]+\)")
 _TARGET = re.compile(r"The .+ of")
 
@@ -85,7 +86,9 @@ def _answers(name: str, record: Record) -> tuple[str, ...]:
         return tuple(map(str, given))
     if name == "math_calc" and isinstance(answer[0], list):
         answer = answer[0]
-    return tuple(map(str, answer if isinstance(answer, list) else [answer]))
+    given = answer if isinstance(answer, list) else [answer]
+    # Officially only the first counts there: a name, a number, a key.
+    return tuple(map(str, given[:1] if _METRICS[name] in _FIRST else given))
 
 
 TASKS = tuple(

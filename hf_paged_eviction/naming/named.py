@@ -18,7 +18,7 @@ class Named:
 
     @property
     def label(self) -> str:
-        """The text that this is made of, without parameters at their default: `snapkv(window=16)`."""
+        """The text that this is made of, such as `snapkv(window=16)`; parameters at their default are left out."""
         return spell(self)
 
     def __str__(self) -> str:
