@@ -1,5 +1,6 @@
 """One thread per process: on a busy machine more threads make every small operator wait for the others."""
 
+import gc
 import sys
 from pathlib import Path
 
@@ -31,3 +32,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     chosen = covering_cases(items)
     config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
     items[:] = [item for item in items if item in chosen]
+
+
+def pytest_collection_finish() -> None:
+    """What is there by now stays: no search for unreachable circles need go through it again, a second each time."""
+    gc.collect()
+    gc.freeze()
