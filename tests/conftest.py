@@ -5,7 +5,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 sys.path.insert(0, str(Path(__file__).parent / "support"))
 
@@ -22,7 +21,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "contract: the contract suite, run on every supported transformers")
-    torch.set_num_threads(1)
+    if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):  # this process runs tests
+        import torch
+
+        torch.set_num_threads(1)
 
 
 @pytest.hookimpl(trylast=True)

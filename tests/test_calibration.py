@@ -365,8 +365,7 @@ def test_the_fit_does_not_depend_on_how_windows_are_put_together() -> None:
 
 
 def test_held_out_correlation_beats_every_single_feature() -> None:
-    windows = embedded_windows(embedded_model()[1], seed=78, questions=6, texts=2)
-    for report in fit(embedded_model()[0], windows).reports.values():
+    for report in fitted().reports.values():
         for alone in report.single.values():
             assert (report.spearman > alone).all()
 

@@ -100,7 +100,7 @@ def test_every_policy(model: Any, policy: Any, heads: str) -> None:
 
     def run(cache: PagedEvictionCache) -> Tensor:
         modes.forward(model, cache, ids, mask, 0, 50)
-        return steps(model, cache, ids, mask, 50, 72)
+        return steps(model, cache, ids, mask, 50, 65)
 
     compare(model, run, policy=policy, heads=heads)
 
