@@ -111,6 +111,7 @@ def test_all_modes(name: str, mode: str, padded: bool) -> None:
 
 
 @pytest.mark.skipif(models.VERSION < (5, 14), reason="static=True needs transformers 5.14 or later")
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 def test_static(compiled: bool, padded: bool) -> None:

@@ -56,7 +56,7 @@ def start(commands: Commands, model_folder: str, folder: Path) -> tuple[Child, l
     words = f"eval --model {model_folder} --tasks passkey --length 400 --limit 999 --batch-size 1 --block-size 8"
     words += f" --policies paged_eviction --budgets 10% --workers 2 --device cpu --output {folder}"
     child = commands.start(words.split())
-    wait_for(lambda: len(workers_of(child)) == 2, PATIENCE)
+    wait_for(lambda: len(workers_of(child)) == 2, PATIENCE, every=0.1)
     return child, workers_of(child)
 
 
@@ -80,7 +80,7 @@ def test_a_run_ends_with_a_worker_that_is_killed(commands: Commands, model_folde
     """In the middle of its work."""
     child, workers = start(commands, model_folder, tmp_path / "out")
     rows = tmp_path / "out" / "results.jsonl"
-    wait_for(lambda: rows.exists() and rows.stat().st_size, PATIENCE)
+    wait_for(lambda: rows.exists() and rows.stat().st_size, PATIENCE, every=0.1)
     workers[0].kill()
     assert child.wait() == 2
     assert "a worker process was killed" in child.output
