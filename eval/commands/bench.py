@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import typer
-
 from ..options.bench import BenchOptions
-from .command import add_command
 
 EPILOG = """[bold]What is compared[/], all in the same rounds; C is the budget
 
@@ -81,11 +78,6 @@ Where the time goes
 
   paged-eviction bench --contexts 8192 --variants paged,floor --profile trace.json
 """
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    add_command(app, "bench", BenchOptions, bench, EPILOG)
 
 
 def bench(options: BenchOptions) -> bool:

@@ -5,11 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar
 
-import typer
-
 from ..options.base import File, option
 from ..options.model import ModelOptions
-from .command import add_command
 
 EPILOG = """[bold]Examples[/]
 
@@ -35,11 +32,6 @@ class CalibrateOptions(ModelOptions):
     files: list[File] | None = option(None, "More of them.", metavar="[FILE...]", argument=True)
     tokens: int = option(65536, "To read, in all; a few thousand are enough.", at_least=1)
     window: int = option(1024, "Tokens per window: as long as the texts that matter.", at_least=1)
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    add_command(app, "calibrate", CalibrateOptions, calibrate, EPILOG)
 
 
 def calibrate(options: CalibrateOptions) -> None:

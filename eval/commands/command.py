@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 from pydantic import ValidationError
@@ -18,20 +19,16 @@ from .errors import plain_errors
 O = TypeVar("O", bound=Options)  # noqa: E741
 
 
-def add_command(
-    app: typer.Typer,
-    name: str,
-    options: type[O],
-    run: Callable[..., bool | None],
-    epilog: str | None = None,
-    others: bool = False,
-) -> None:
+def add_command(app: typer.Typer, name: str, run: Callable[..., bool | None]) -> None:
     """Add a command.
 
     Args:
-        run: called with what was given; its docstring is that of the command. False: exit status 1.
-        others: options that the command does not know are taken, and `run` is given them, too.
+        run: called with what was given, as the type of its argument says; its docstring is that of the command, and
+            what its module calls `EPILOG` stands below. False: exit status 1. With a second argument it is given the
+            options that the command does not know.
     """
+    options = get_type_hints(run)["options"]
+    others = len(inspect.signature(run).parameters) > 1
 
     def command(typer_context: typer.Context, **typed: Any) -> None:
         given = {each: value for each, value in typed.items() if _is_given(typer_context, each)}
@@ -51,7 +48,7 @@ def add_command(
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {each.name: each.annotation for each in parameters}
     settings = {"allow_extra_args": True, "ignore_unknown_options": True} if others else None
-    app.command(name, epilog=epilog, context_settings=settings)(command)
+    app.command(name, epilog=sys.modules[run.__module__].EPILOG, context_settings=settings)(command)
 
 
 def read(options: type[O], given: dict[str, Any]) -> O:

@@ -5,11 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar
 
-import typer
-
 from ..options.base import File, option
 from ..options.model import ModelOptions
-from .command import add_command
 
 EPILOG = """[bold]Examples[/]
 
@@ -35,11 +32,6 @@ class FitBasisOptions(ModelOptions):
     files: list[File] | None = option(None, "More of them.", metavar="[FILE...]", argument=True)
     tokens: int = option(65536, "To read, in all.", at_least=1)
     window: int = option(1024, "Tokens per window: as long as the texts that matter.", at_least=1)
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    add_command(app, "fit-basis", FitBasisOptions, fit_basis, EPILOG)
 
 
 def fit_basis(options: FitBasisOptions) -> None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import typer
-
 from ..options.fold import FoldOptions
-from .command import add_command
 
 EPILOG = """[bold]What it does[/]
 
@@ -23,11 +20,6 @@ done: the same command goes on behind them.
 
   paged-eviction eval --model Qwen/Qwen3-8B --policies keydiff --budgets 1024 --disposal fold:qwen-fold.safetensors
 """
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    add_command(app, "fit-fold", FoldOptions, fit_fold, EPILOG)
 
 
 def fit_fold(options: FoldOptions) -> None:

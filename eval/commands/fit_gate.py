@@ -5,11 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar, Literal
 
-import typer
-
 from ..options.base import File, option
 from ..options.model import ModelOptions
-from .command import add_command
 
 EPILOG = """[bold]Examples[/]
 
@@ -58,11 +55,6 @@ class FitGateOptions(ModelOptions):
     )
     epochs: int = option(6, "How often each token is looked at.", at_least=1, panel="The gates")
     seed: int = option(0, "Of the first weights and of the order.", panel="The gates")
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    add_command(app, "fit-gate", FitGateOptions, fit_gate, EPILOG)
 
 
 def fit_gate(options: FitGateOptions) -> None:

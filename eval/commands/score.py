@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import typer
-
 from ..options.base import option
 from ..options.evaluate import MetricOptions
-from .command import add_command
 
 EPILOG = """[bold]Examples[/]
 
@@ -39,11 +36,6 @@ class ScoreOptions(MetricOptions):
         False, "Of a file with more lines than its task has samples (pred.py appends), count the first ones only."
     )
     output: Path | None = option(None, "Write the scores here too, as JSON.", metavar="FILE.json")
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    add_command(app, "score", ScoreOptions, score, EPILOG)
 
 
 def score(options: ScoreOptions) -> bool:

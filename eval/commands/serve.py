@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import typer
-
 from ..options.serve import ServeOptions
-from .command import add_command
 
 EPILOG = """[bold]Examples[/]
 
@@ -13,11 +10,6 @@ EPILOG = """[bold]Examples[/]
 
   paged-eviction serve --model embedded --budget 256 --port 8001 --cb-num-blocks 64
 """
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    add_command(app, "serve", ServeOptions, serve, EPILOG, others=True)
 
 
 def serve(options: ServeOptions, others: list[str]) -> None:
