@@ -27,5 +27,5 @@ def fit_fold(options: FoldOptions) -> None:
     from ..calibrate import text_settings
     from ..fit_fold import make_plan, run_fit_fold
 
-    settings = text_settings([*(options.text or ()), *(options.files or ())], options.window, options)
+    settings = text_settings(options.read, options.window, options)
     run_fit_fold(settings, options.output, options.tokens, make_plan(options))
