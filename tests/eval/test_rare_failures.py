@@ -20,7 +20,8 @@ import typer
 from rich.console import Console
 
 import hf_paged_eviction_eval.cli
-from hf_paged_eviction_eval import commands, environment, models, results_page
+from benchmarks import results_page
+from hf_paged_eviction_eval import commands, environment, models
 from hf_paged_eviction_eval.commands.errors import plain_errors
 from hf_paged_eviction_eval.distributed import Team
 from hf_paged_eviction_eval.errors import UserError

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hf_paged_eviction_eval import results_page
+from benchmarks import results_page
 from hf_paged_eviction_eval.summaries.plot import plot_accuracy, plot_accuracy_by_task, plot_perplexity
 from hf_paged_eviction_eval.summaries.summary import Cell, Curve, over_tasks, summarise
 from hf_paged_eviction_eval.summaries.table import accuracy_grids, for_markdown, perplexity_grid

@@ -1,6 +1,6 @@
 """Write the tables and plots of a run into the page of results.
 
-    python -m hf_paged_eviction_eval.results_page results/demo
+    python benchmarks/results_page.py results/demo
 
 What stands between `<!-- results:begin -->` and `<!-- results:end -->` is replaced; for a run over texts the markers
 are `<!-- perplexity:begin -->` and `<!-- perplexity:end -->`. The plots are copied to `notebooks/images/`.
@@ -16,9 +16,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from .errors import UserError
-from .summaries.summary import Cell, Curve
-from .summaries.table import accuracy_grids, for_markdown, perplexity_grid
+from hf_paged_eviction_eval.errors import UserError
+from hf_paged_eviction_eval.summaries.summary import Cell, Curve
+from hf_paged_eviction_eval.summaries.table import accuracy_grids, for_markdown, perplexity_grid
 
 PAGE = Path("docs/results.md")
 IMAGES = Path("notebooks/images")
