@@ -20,6 +20,7 @@ from .run import Report, at, list_missing, run_bench
 from .settings import BenchSettings, Throughput, check
 from .shapes import choose_device
 from .sizes import tokens_of_sizes
+from .summary import one_budget
 from .table import reasons, tables
 from .throughput import VARIANTS_OF_THROUGHPUT
 from .variants import KVPRESS, VARIANTS, choose_variants
@@ -43,9 +44,8 @@ def read(options: BenchOptions) -> BenchSettings:
             raise UserError(f"{', '.join(wrong)}: about decode steps, leave it out with --preset {PAPER}")
         if options.memory is not None:
             raise UserError(f"--memory: --preset {PAPER} takes --budgets")
-        if len(options.budgets) > 1:
-            raise UserError(f"--budgets {','.join(map(str, options.budgets))}: --preset {PAPER} takes one")
-        changed |= {"budget": options.budgets[0]} if "budgets" in given else {}
+        budget = one_budget(options, PAPER)
+        changed |= {"budget": budget} if "budgets" in given else {}
         changed |= {"rounds": options.rounds} if "rounds" in given else {}
         allowed = VARIANTS_OF_THROUGHPUT
     if throughput is not None:

@@ -12,8 +12,9 @@ import torch
 
 from ..environment import commit, hardware, model_facts, versions
 from ..store.completion import Progress, Watch
+from ..store.journal import Journal, journal
 from ..store.lock import held
-from ..store.results import META, ROWS, ResultFolder, Row, read_meta, read_rows, refuse_other_settings
+from ..store.results import ResultFolder, Row, read_meta, read_rows, refuse_other_settings
 from .decoding import Group, decode_keys, ticks
 from .goals import COMMANDS, Verdict, judge
 from .rows import MISSING, BenchKey, make_row, row_key
@@ -128,16 +129,8 @@ def run_bench(settings: BenchSettings, output: Path, again: bool, trace: Path | 
         trace: file for a profile of the first group.
         watch: told of progress.
     """
-    with held(output):
-        if again:
-            for name in (ROWS, META, SUMMARY):
-                (output / name).unlink(missing_ok=True)
-        folder = _open(output, settings)
-        done, notes = folder.begin(row_key)
-        try:
-            return _measure(settings, folder, {BenchKey(*key): row for key, row in done.items()}, notes, trace, watch)
-        finally:
-            folder.close()
+    with journal(output, row_key, lambda path: _open(path, settings), again) as kept:
+        return _measure(settings, kept, trace, watch)
 
 
 def _open(output: Path, settings: BenchSettings) -> ResultFolder:
@@ -161,20 +154,13 @@ def _flat(settings: dict[str, Any]) -> dict[str, Any]:
     return {**settings, **(settings.get("machine") or {}), "machine": None}
 
 
-def _measure(
-    settings: BenchSettings,
-    folder: ResultFolder,
-    done: dict[BenchKey, Row],
-    notes: list[str],
-    trace: Path | None,
-    watch: Watch,
-) -> Report:
+def _measure(settings: BenchSettings, kept: Journal, trace: Path | None, watch: Watch) -> Report:
     _set_threads(settings)
     device, plan, started = Device(settings), jobs(settings), time.monotonic()
-    folder.write_meta({"versions": versions(), "hardware": hardware(1), "complete": False})
+    kept.folder.write_meta({"versions": versions(), "hardware": hardware(1), "complete": False})
     finished, total = 0, sum(job.ticks for job in plan)
     for job in plan:
-        if all(key in done for key in job.keys):
+        if all(key in kept.rows for key in job.keys):
             finished += job.ticks
             continue
 
@@ -185,17 +171,14 @@ def _measure(
 
         watch(Progress(finished, total, "model"))
         end = finished + job.ticks
-        rows = [row for row in job.run(device, tick) if row_key(row) not in done]
-        folder.append(rows)
-        done |= {row_key(row): row for row in rows}
+        kept.add(job.run(device, tick))
         finished = end
-        report = summarise(settings, folder, done, notes, device)
+        summarise(settings, kept, device)
     if trace is not None and settings.contexts:
         write_trace(device.model, settings, trace)
     watch(Progress(total, total))
-    folder.write_meta({"complete": True, "seconds": time.monotonic() - started, **device.facts()})
-    report = summarise(settings, folder, done, notes, device)
-    return report
+    kept.folder.write_meta({"complete": True, "seconds": time.monotonic() - started, **device.facts()})
+    return summarise(settings, kept, device)
 
 
 def _set_threads(settings: BenchSettings) -> None:
@@ -203,14 +186,12 @@ def _set_threads(settings: BenchSettings) -> None:
         torch.set_num_threads(settings.threads)
 
 
-def summarise(
-    settings: BenchSettings, folder: ResultFolder, done: dict[BenchKey, Row], notes: list[str], device: Device
-) -> Report:
+def summarise(settings: BenchSettings, kept: Journal, device: Device) -> Report:
     """Rows in the order of the plan, verdicts, and the file that holds both."""
-    rows = [done[key] for job in jobs(settings) for key in job.keys if key in done]
+    rows = [kept.rows[key] for job in jobs(settings) for key in job.keys if key in kept.rows]
     verdicts = [] if settings.goals is None else judge(settings.goals, rows, settings.model, settings.device)
-    folder.write_json(SUMMARY, content(settings, rows, verdicts, folder.meta | device.facts()))
-    return Report(rows, verdicts, notes)
+    kept.folder.write_json(SUMMARY, content(settings, rows, verdicts, kept.folder.meta | device.facts()))
+    return Report(rows, verdicts, kept.notes)
 
 
 def content(

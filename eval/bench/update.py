@@ -43,7 +43,7 @@ def measure_update(settings: BenchSettings, tick: Callable[[str], None]) -> list
     runs = {PAGED: _updates(paged, settings), FULL: _updates(DynamicCache(config=config), settings)}
     for run in runs.values():
         run()
-    times = interleaved(runs, settings.rounds, _give_up, lambda: tick("update"))
+    times = interleaved(runs, settings.rounds, tick=lambda: tick("update"))
     return [
         make_row(
             _KEYS[name],
@@ -70,7 +70,3 @@ def _updates(cache: Any, settings: BenchSettings) -> Callable[[], float]:
         return watch.lap()
 
     return run
-
-
-def _give_up(name: str, error: Exception) -> None:
-    raise error

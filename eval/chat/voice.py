@@ -40,7 +40,7 @@ class Voice:
         self.model, self.tokenizer = model, tokenizer
         self._sampling, self._chunk = sampling, chunk
         self._device = input_device(model)
-        self.ends = end_tokens(model, tokenizer, stop_at_newline=False)
+        self.ends = end_tokens(model, tokenizer)
 
     def read(self, ids: Sequence[int], cache: DynamicCache, listener: Listener, interrupt: Interrupt) -> bool:
         """Feed all new tokens but those of the last chunk, which `answer` feeds; False if Ctrl-C came first."""

@@ -19,12 +19,13 @@ from ..environment import timed_on
 from ..errors import UserError
 from ..options.base import flag
 from ..options.model import ModelOptions
-from ..options.recommend import RecommendOptions
+from ..options.recommend import GridOptions, RecommendOptions
 from ..requests import model_settings
+from ..running.generation import end_tokens
 from ..running.memory import free_memory
 from ..settings import Settings
 from ..sizes import tokens_held
-from ..store import lock
+from ..store.journal import journal
 from ..store.results import ResultFolder
 from ..terminal import progress, say
 from .candidates import Candidate, grid
@@ -41,19 +42,9 @@ TIMES, SHORTEST = 4, 256
 PLOT, SUMMARY, RUN_FILE = "front.png", "summary.json", "run.yaml"
 #: These say what is compared, not what a row means: a folder may go on with others.
 _GROWS = {
-    *(
-        "policies",
-        "allocators",
-        "bits",
-        "positions",
-        "disposals",
-        "memory",
-        "budgets",
-        "passages",
-        "share",
-        "batch_size",
-    ),
-    *("batch_size", "decide_by", "output", "config", "attn_implementation"),
+    *GridOptions.model_fields,
+    *("memory", "budgets", "passages", "share", "batch_size", "decide_by"),
+    *("output", "config", "attn_implementation"),
 }
 
 
@@ -78,22 +69,18 @@ def run_recommend(options: RecommendOptions) -> dict[str, Found]:
     else:
         passages = text_passages(texts, tokenizer, length, options.answer_tokens, options.passages)
     _check_evicts(model, options, sizes, passages)
-    with lock.held(options.output):
-        folder = ResultFolder(options.output, _meaning(options, settings, passages))
-        rows, repaired = folder.begin(row_key)
-        for note in repaired:
+    meaning = _meaning(options, settings, passages)
+    with journal(options.output, row_key, lambda path: ResultFolder(path, meaning)) as kept:
+        for note in kept.notes:
             say(notes, f"note: {note}")
-        folder.write_text(RUN_FILE, run_file(options))
+        kept.folder.write_text(RUN_FILE, run_file(options))
         compared, left_out = entries(model, options, sizes, candidates, passages[0].tokens)
         if not compared:
             raise UserError("no candidate is possible:\n" + "\n".join(reasons(left_out)))
         _tell(notes, compared, passages, options)
-        search = Search(model, options, compared, passages, folder, rows, _ends(model, tokenizer))
-        try:
-            with progress(notes, "readings") as watch:
-                search.run(watch)
-        finally:
-            folder.close()
+        search = Search(model, options, compared, passages, kept, end_tokens(model, tokenizer))
+        with progress(notes, "readings") as watch:
+            search.run(watch)
         return _finish(notes, search, left_out, settings.device)
 
 
@@ -173,13 +160,6 @@ def run_file(options: RecommendOptions) -> str:
     return f"# `paged-eviction recommend --config {options.output / RUN_FILE}` repeats or continues the search.\n{text}"
 
 
-def _ends(model: Any, tokenizer: Any) -> frozenset[int]:
-    found: list[Any] = [tokenizer.eos_token_id]
-    named = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    found += named if isinstance(named, list) else [named]
-    return frozenset(each for each in found if each is not None)
-
-
 def _tell(notes: Console, compared: Sequence[Entry], passages: Sequence[Passage], options: RecommendOptions) -> None:
     longest, shortest = (which(each.tokens for each in passages) for which in (max, min))
     tokens = f"{longest:,}" if longest == shortest else f"{shortest:,} to {longest:,}"
@@ -193,7 +173,7 @@ def _tell(notes: Console, compared: Sequence[Entry], passages: Sequence[Passage]
 
 
 def _finish(notes: Console, search: Search, left_out: list[LeftOut], device: str) -> dict[str, Found]:
-    options, folder = search.options, search.folder
+    options, folder = search.options, search.kept.folder
     compared = {name for _, name in search.entries}
     failed: dict[str, list[str]] = {}
     broken = len({key[:2] for key, row in search.rows.items() if row["failed"] and key[:2] in search.entries})

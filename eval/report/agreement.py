@@ -49,7 +49,7 @@ def agreement_table(runs: Sequence[Run]) -> Table | None:
     def values(line: Line) -> list[Value]:
         found = agreement_at(line.run, line.variant)
         if found is None:
-            return [None] * len(columns)
+            return []
         share = None if found.identical is None else 100 * found.identical
         return [share, found.kl, found.answers]
 

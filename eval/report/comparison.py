@@ -19,17 +19,8 @@ def comparison_tables(runs: Sequence[Run]) -> list[Table]:
 
 
 def _compare(number: int, first: Run, other: Run) -> Table | None:
-    columns = (
-        Column("task"),
-        Column("length"),
-        Column("budget"),
-        Column("policy"),
-        Column(f"{first.label} (%)"),
-        Column(f"{other.label} (%)"),
-        Column("difference"),
-        Column("same answers (%)", 1),
-        Column("questions"),
-    )
+    names = ("task", "length", "budget", "policy", f"{first.label} (%)", f"{other.label} (%)", "difference")
+    columns = (*map(Column, names), Column("same answers (%)", 1), Column("questions"))
     rows = tuple(
         row
         for task in first.tasks

@@ -12,6 +12,11 @@ from .comparison import flat
 from .runs import Run, Source, Variant
 from .table import Column, Table, Value, without_empty
 
+_COLUMNS = (
+    "run, task, length, questions, shortest prompt (tokens), prompt tokens (mean), longest prompt (tokens), truncated, "
+    "in the chat template, empty answers, missing answers"
+).split(", ")
+
 
 @dataclass(frozen=True)
 class Gap:
@@ -83,19 +88,7 @@ def _by_meta(source: Source, rows: int | None) -> list[str]:
 
 def count_table(runs: Sequence[Run]) -> Table | None:
     """Per task and length: questions, truncated prompts, missing answers."""
-    columns = (
-        Column("run"),
-        Column("task"),
-        Column("length"),
-        Column("questions"),
-        Column("shortest prompt (tokens)"),
-        Column("prompt tokens (mean)", 0),
-        Column("longest prompt (tokens)"),
-        Column("truncated"),
-        Column("in the chat template"),
-        Column("empty answers"),
-        Column("missing answers"),
-    )
+    columns = tuple(Column(name, 0) for name in _COLUMNS)
     rows = tuple(
         _counts(run, task, length, missing)
         for run in runs

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .examples import Example
-from .table import Table
 
 if TYPE_CHECKING:
     from markupsafe import Markup
+
+    from .contents import Section
 
 _TEMPLATES = Path(__file__).parent / "templates"
 
@@ -35,26 +36,6 @@ class Picture:
     def source(self) -> str:
         """The address of the picture: the picture itself."""
         return "data:image/svg+xml;base64," + b64encode(self.svg).decode("ascii")
-
-
-@dataclass(frozen=True)
-class Section:
-    """One part of the page.
-
-    Attributes:
-        anchor: where the table of contents points.
-        text: paragraphs.
-        leading: pictures before the tables.
-        folded: tables that open on demand.
-    """
-
-    anchor: str
-    title: str
-    text: tuple[str, ...] = ()
-    leading: tuple[Picture, ...] = ()
-    pictures: tuple[Picture, ...] = ()
-    tables: tuple[Table, ...] = ()
-    folded: tuple[Table, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -120,7 +120,7 @@ def filler(last: Sequence[int]) -> int:
     return next(token for token in range(len(last) + 1) if token not in last)
 
 
-def end_tokens(model: Any, tokenizer: Any, stop_at_newline: bool) -> frozenset[int]:
+def end_tokens(model: Any, tokenizer: Any, stop_at_newline: bool = False) -> frozenset[int]:
     """Ids that end an answer: the checkpoint's list, the tokenizer's own, and a new line where the task says so."""
     listed = model.generation_config.eos_token_id
     ends = {listed} if isinstance(listed, int) else set(listed or [])
