@@ -30,11 +30,10 @@ from ..store.results import ResultFolder
 from ..terminal import progress, say
 from .candidates import Candidate, grid
 from .passages import Passage, digest, make_texts, task_passages, text_passages
-from .paste import code, command
 from .plot import plot_front
 from .ranking import Found, cost, front, full_cache, rank
 from .search import Search, row_key
-from .show import cost_line, reasons, table
+from .show import code, command, cost_line, reasons, table
 from .sizes import Entry, LeftOut, entries
 
 #: How many times longer than what is held a passage is where nobody says, and the shortest such.

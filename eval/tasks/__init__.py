@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from .conversation import Conversation
 from .few_shot import FewShot
-from .held_out import held_out_texts
 from .kv_recall import KvRecall
 from .kv_recall_many import KvRecallMany
+from .library import held_out_texts
 from .longeval import LongEvalLines
 from .next_line import NextLine
 from .niah import NeedleInAHaystack

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from .. import essay
+from .. import haystack
 from ..keys import random_key
 from ..sized import Draft, Prefix, SizedTask
 from . import grass
@@ -115,7 +115,7 @@ class MagicValues(SizedTask):
         """From units of hay to hay with the needles in it."""
         if self.hay == "essay":
             depths = sorted(rng.sample(_DEPTHS, len(needles)))
-            words = Prefix(essay.words(rng))
+            words = Prefix(haystack.word_stream(rng))
             return lambda units: _in_sentences(" ".join(words(units)), needles, depths)
         depths = sorted(rng.random() for _ in needles)
         if self.hay == "grass":
@@ -138,7 +138,7 @@ def _in_lines(lines: list[str], needles: list[str], depths: list[float]) -> str:
 
 def _in_sentences(text: str, needles: list[str], depths: list[float]) -> str:
     """Needles between sentences."""
-    sentences = essay.split_sentences(text)
+    sentences = haystack.split_sentences(text)
     return _woven(sentences, needles, [int(depth * len(sentences)) for depth in depths], " ")
 
 
