@@ -23,7 +23,7 @@ from ..policy_names import needs_queries
 from ..running.efficiency import kv_bytes
 from ..running.prefill import input_device
 from ..sizes import tokens_of_memory
-from .footprint import Footprint
+from .figures import Footprint
 from .interrupt import Interrupt
 from .positions import Positions
 from .settings import ChatSettings

@@ -7,15 +7,13 @@ from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
 from time import perf_counter
-from types import TracebackType
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
 from ..errors import UserError
-from .figures import status_line, status_text
-from .footprint import Footprint
+from .figures import Footprint, status_line, status_text
 
 #: Seconds between two looks at the cache.
 _INTERVAL = 0.1
@@ -114,9 +112,7 @@ class Answering:
     def __enter__(self) -> Answering:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    def __exit__(self, kind: object, error: object, trace: object) -> None: ...
 
     def reading(self, done: int, total: int) -> None:
         """So many of the new tokens were read."""
@@ -141,9 +137,7 @@ class LineAnswer(Answering):
     def text(self, piece: str) -> None:
         self._pieces.append(piece)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         if error is None:
             self._print("\\n".join("".join(self._pieces).strip().splitlines()), "\n")
 
@@ -159,9 +153,7 @@ class StreamedAnswer(Answering):
         self._print(piece)
         self._console.file.flush()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         self._print("\n")
 
 
@@ -181,9 +173,7 @@ class LiveAnswer(Answering):
         self._draw()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         self._live.update(Text(""))
         self._live.stop()
         if self._paragraph:

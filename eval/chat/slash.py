@@ -19,8 +19,7 @@ from ..requests import attention_for
 from ..tasks.task import count_tokens
 from .blocks import show_blocks
 from .conversation import Conversation
-from .figures import layer_table, status_text
-from .footprint import Footprint
+from .figures import Footprint, layer_table, status_text
 from .screen import Screen
 from .settings import one_policy, read_text
 
