@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from .shapes import make_model
 from .throughput import TICKS, measure_throughput, throughput_keys
 from .trace import write_trace
 from .traffic import copy_bandwidth
-from .update import measure_update, update_keys
+from .update import UPDATE_KEYS, measure_update
 
 #: Everything of a run in one file: where it ran, what was asked, rows and verdicts.
 SUMMARY = "summary.json"
@@ -49,25 +50,20 @@ class Device:
 
     def __init__(self, settings: BenchSettings) -> None:
         self.settings = settings
-        self._model: Any = None
-        self._bandwidth: float | None = None
 
-    @property
+    @cached_property
     def model(self) -> Any:
-        if self._model is None:
-            self._model = make_model(self.settings)
-        return self._model
+        return make_model(self.settings)
 
-    @property
+    @cached_property
     def bandwidth(self) -> float:
-        if self._bandwidth is None:
-            self._bandwidth = copy_bandwidth(torch.device(self.settings.device))
-        return self._bandwidth
+        return copy_bandwidth(torch.device(self.settings.device))
 
     def facts(self) -> dict[str, Any]:
         """What was really used."""
-        bandwidth = {} if self._bandwidth is None else {"bandwidth": self._bandwidth}
-        return bandwidth | ({} if self._model is None else {"model": model_facts(self._model)})
+        made = vars(self)
+        bandwidth = {"bandwidth": self.bandwidth} if "bandwidth" in made else {}
+        return bandwidth | ({"model": model_facts(self.model)} if "model" in made else {})
 
 
 @dataclass(frozen=True)
@@ -100,7 +96,9 @@ def jobs(settings: BenchSettings) -> list[Job]:
         if settings.contexts
     ]
     if settings.update:
-        found.append(Job(tuple(update_keys()), 2 * settings.rounds, lambda _, tick: measure_update(settings, tick)))
+        found.append(
+            Job(tuple(UPDATE_KEYS.values()), 2 * settings.rounds, lambda _, tick: measure_update(settings, tick))
+        )
     if settings.throughput is not None:
         found += [_throughput_job(settings, key) for key in throughput_keys(settings)]
     return found

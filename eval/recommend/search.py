@@ -171,7 +171,8 @@ class Search:
             except (UserError, ValueError, RuntimeError, NotImplementedError, MemoryError) as error:
                 if is_out_of_memory(error) and rows > 1:
                     raise
-                return [_failure(entry, passage, _reason(error, entry)) for passage in passages]
+                reason = _reason(error, entry)
+                return [{**_identity(*entry.key, passage), "failed": reason} for passage in passages]
             stats = cache.stats()
             taken = (stats.storage_bytes + stats.summary_bytes) // rows
             if entry.size.memory is None or taken <= entry.size.memory:
@@ -188,14 +189,12 @@ class Search:
 
 
 def _row(size: str, candidate: str, passage: Passage, measured: Measured, held: dict[str, int]) -> Row:
-    identity = {"size": size, "candidate": candidate, "passage": passage.name, "failed": None}
     numbers = {name: value if value is None else round(value, 7) for name, value in asdict(measured).items()}
-    return {**identity, **numbers, "again": 0, **held}
+    return {**_identity(size, candidate, passage), "failed": None, **numbers, "again": 0, **held}
 
 
-def _failure(entry: Entry, passage: Passage, reason: str) -> Row:
-    size, candidate = entry.key
-    return {"size": size, "candidate": candidate, "passage": passage.name, "failed": reason}
+def _identity(size: str, candidate: str, passage: Passage) -> Row:
+    return {"size": size, "candidate": candidate, "passage": passage.name}
 
 
 def _reason(error: Exception, entry: Entry) -> str:

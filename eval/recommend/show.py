@@ -12,7 +12,7 @@ from rich.text import Text
 from hf_paged_eviction.stats import readable_bytes
 
 from ..options.recommend import RecommendOptions
-from .candidates import DROP, Candidate
+from .candidates import DROP
 from .ranking import Cost, Found
 from .sizes import Entry, LeftOut
 
@@ -87,10 +87,6 @@ def command(entry: Entry, options: RecommendOptions, held: int) -> str:
 
 def _size(entry: Entry, held: int) -> str:
     """In bytes where the cache takes bytes: with a disposal they would not count what it keeps beside the tokens."""
-    if entry.size.memory is None or not _by_bytes(entry.candidate):
+    if entry.size.memory is None or entry.candidate.disposal != DROP:
         return f"budget={held}"
     return f'memory="{entry.size.label}"'
-
-
-def _by_bytes(candidate: Candidate) -> bool:
-    return candidate.disposal == DROP

@@ -79,12 +79,8 @@ def _mean_cells(run: Run, lengths: Sequence[int | None]) -> list[Cell]:
 def _panel_title(run: Run, length: int | None, several: bool) -> str:
     tasks = sum(length in run.lengths(task) for task in run.tasks) if length in lengths_of(run) else len(run.tasks)
     size = "" if length is None else f"{length} tokens, "
-    title = f"{size}mean of {_tasks_word(tasks)}"
+    title = f"{size}mean of {tasks} task{'s' * (tasks != 1)}"
     return f"{run.label}\n{title}" if several else title
-
-
-def _tasks_word(count: int) -> str:
-    return f"{count} task{'s' * (count != 1)}"
 
 
 def score_over_length(run: Run) -> Plot | None:

@@ -132,14 +132,15 @@ class FewShot(NeedleTask):
         rng.shuffle(asked)
         needles = tuple(f"Example: {word} -> {labels[name]}" for word, name in shown)
         homes = {name: tuple(i for i, (_, owner) in enumerate(shown) if owner == name) for name in classes}
-        return Facts(needles, tuple(_labelled(word, labels[name], homes[name], len(classes)) for word, name in asked))
+        facts = {name: {"classes": len(classes), "shots": len(homes[name])} for name in classes}
+        queries = (
+            Query(f"Example: {word} ->", f" {labels[name]}", labels[name], homes[name], {**facts[name]})
+            for word, name in asked
+        )
+        return Facts(needles, tuple(queries))
 
     def score(self, sample: Sample, prediction: str) -> float:
         return _first_is(r"\w+", prediction, sample)
-
-
-def _labelled(word: str, label: str, home: tuple[int, ...], classes: int) -> Query:
-    return Query(f"Example: {word} ->", f" {label}", label, home, {"classes": classes, "shots": len(home)})
 
 
 class SpanCopy(NeedleTask):
