@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, StoppingCriteriaList, TextStreamer
 
-from ..running.generation import end_tokens, filler, without_sampling
+from ..running.generation import end_tokens, plain_settings, without_sampling
 from ..running.prefill import feed, input_device
 from .interrupt import Interrupt, StopWhenWanted
 from .settings import Sampling
@@ -79,16 +79,10 @@ class Voice:
             attention_mask=torch.ones_like(row),
             past_key_values=cache,
             do_sample=sampling.temperature > 0,
-            num_beams=1,
-            use_cache=True,
             max_new_tokens=sampling.max_new_tokens if room is None else min(sampling.max_new_tokens, room),
-            max_length=None,
-            cache_implementation=None,
-            return_dict_in_generate=False,
-            eos_token_id=sorted(self.ends) or None,
-            pad_token_id=filler(ids[-1:]),
             streamer=_Stream(self.tokenizer, listener),
             stopping_criteria=StoppingCriteriaList([StopWhenWanted(interrupt)]),
+            **plain_settings(self.ends, ids[-1:]),
             **choice,
         )
         answer: list[int] = output[0, len(ids) :].tolist()
