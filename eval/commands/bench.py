@@ -66,7 +66,7 @@ A decoded token at 8, 4 and 2 bits, at the same tokens and in the same bytes, ea
 
 The time to the first token of prompts of 2k to 64k tokens: full and bounded, chunk sizes, policies
 
-  paged-eviction bench --preset prefill --threads 2
+  paged-eviction bench --preset prefill --threads 1
 
 The goals of the project, each with a verdict: on any CPU, on one H200
 
