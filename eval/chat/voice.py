@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,8 +16,8 @@ from .interrupt import Interrupt, StopWhenWanted
 from .settings import Sampling
 
 
-class Listener(Protocol):
-    """Who wants to know how far an answer is."""
+class Listener:
+    """Who wants to know how far an answer is; this one does not."""
 
     def reading(self, done: int, total: int) -> None:
         """So many of the new tokens were read."""
