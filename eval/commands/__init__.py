@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -25,8 +26,7 @@ from . import (
     serve,
     verify,
 )
-from .command import add_command
-from .errors import plain_errors
+from .command import add_command, plain_errors
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -62,7 +62,7 @@ def root(
 
 
 #: In the order of `--help`.
-COMMANDS = {
+COMMANDS: dict[str, Callable[..., bool | None]] = {
     "eval": evaluate.evaluate,
     "chat": chat.chat,
     "score": score.score,

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
+from rich.console import Console
 
 from ..errors import UserError
 from ..options.base import Options, flag, plain_type, problem
-from .errors import plain_errors
 
 O = TypeVar("O", bound=Options)  # noqa: E741
 
@@ -105,3 +106,22 @@ def _annotation(options: type[Options], name: str, field: FieldInfo) -> Any:
             show_default=extra["shown"] or True,
         ),
     ]
+
+
+@contextmanager
+def plain_errors() -> Iterator[None]:
+    """Show a mistake of the user without a traceback, exit status 2."""
+    try:
+        yield
+    except UserError as error:
+        from ..distributed import speaker
+
+        who = speaker(error)
+        if who is not None:
+            text = f"{who}error: {error}"
+            console = Console(stderr=True, soft_wrap=True)
+            console.print(text, style="red", markup=False, highlight=False, emoji=False)  # "fold:x:" is no picture
+        raise typer.Exit(2) from None
+    except KeyboardInterrupt:
+        typer.echo("stopped; the same command continues where it was", err=True)
+        raise typer.Exit(130) from None
