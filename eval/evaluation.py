@@ -64,8 +64,8 @@ def evaluate_tasks(
     for note in long_prompts(facts.get("tasks", {}), longest_context(config, tokenizer)):
         say(note)
     known = task_facts(earlier, make_batches(earlier, tokenizer, config)) if team.is_main and earlier else facts
-    work = Work(run_batch, row_key, jobs, facts, known)
-    outcome = complete(team, settings, output, work, workers, watch, earlier)
+    work = Work(settings, output, run_batch, row_key, jobs, facts, known, earlier)
+    outcome = complete(team, work, workers, watch)
     if outcome is None:
         return None
     cells = summarise(outcome.rows)
@@ -99,8 +99,8 @@ def evaluate_texts(
     for note in long_texts(settings, found[0].length, window):
         say(note)
     facts = {**text_facts(found), "window": window}
-    work = Work(run_texts, text_row_key, jobs, facts, text_facts(there))
-    outcome = complete(team, settings, output, work, workers, watch, earlier)
+    work = Work(settings, output, run_texts, text_row_key, jobs, facts, text_facts(there), earlier)
+    outcome = complete(team, work, workers, watch)
     if outcome is None:
         return None
     summary = curves(outcome.rows)

@@ -21,20 +21,10 @@ def markdown_table(header: Sequence[str], numbers: Sequence[bool], rows: Iterabl
     return [first, rule, *rest]
 
 
+_WORDS = "backslash asciitilde asciicircum less greater bar".split()
 _LATEX = {
-    "\\": r"\textbackslash{}",
-    "{": r"\{",
-    "}": r"\}",
-    "&": r"\&",
-    "%": r"\%",
-    "$": r"\$",
-    "#": r"\#",
-    "_": r"\_",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "|": r"\textbar{}",
+    **{sign: f"\\{sign}" for sign in "{}&%$#_"},
+    **{sign: rf"\text{word}{{}}" for sign, word in zip("\\~^<>|", _WORDS, strict=True)},
     '"': "''",
     "±": r"$\pm$",
 }

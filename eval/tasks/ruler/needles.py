@@ -12,7 +12,7 @@ import random
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from .. import haystack
 from ..keys import random_key
@@ -151,30 +151,24 @@ def _woven(parts: list[str], needles: list[str], places: list[int], joint: str) 
     return joint.join([*mixed, *parts[start:]])
 
 
+def _in_text(name: str, description: str, **more: Any) -> MagicValues:
+    return MagicValues(f"ruler_niah_{name}", f"RULER: {description}", "essay", "words", **more)
+
+
+def _in_needles(name: str, description: str, **more: Any) -> MagicValues:
+    return MagicValues(f"ruler_niah_{name}", f"RULER: {description}", "needles", "lines", **more)
+
+
 NEEDLE_TASKS: tuple[MagicValues, ...] = (
     MagicValues("ruler_niah_single_1", "RULER: one magic number, in a line of noise repeated.", "grass", "sentences"),
-    MagicValues("ruler_niah_single_2", "RULER: one magic number, in running text.", "essay", "words"),
-    MagicValues("ruler_niah_single_3", "RULER: one magic uuid, in running text.", "essay", "words", value_kind="uuids"),
-    MagicValues(
-        "ruler_niah_multikey_1", "RULER: one of four magic numbers, in running text.", "essay", "words", keys=4
+    _in_text("single_2", "one magic number, in running text."),
+    _in_text("single_3", "one magic uuid, in running text.", value_kind="uuids"),
+    _in_text("multikey_1", "one of four magic numbers, in running text.", keys=4),
+    _in_needles("multikey_2", "one magic number, among nothing but its like."),
+    _in_needles(
+        "multikey_3", "the magic uuid of a uuid, among nothing but its like.", key_kind="uuids", value_kind="uuids"
     ),
-    MagicValues("ruler_niah_multikey_2", "RULER: one magic number, among nothing but its like.", "needles", "lines"),
-    MagicValues(
-        "ruler_niah_multikey_3",
-        "RULER: the magic uuid of a uuid, among nothing but its like.",
-        "needles",
-        "lines",
-        key_kind="uuids",
-        value_kind="uuids",
-    ),
-    MagicValues("ruler_niah_multivalue", "RULER: four magic numbers of one key, in text.", "essay", "words", values=4),
-    MagicValues(
-        "ruler_niah_multiquery",
-        "RULER: the magic numbers of four keys, in running text.",
-        "essay",
-        "words",
-        keys=4,
-        queries=4,
-    ),
+    _in_text("multivalue", "four magic numbers of one key, in text.", values=4),
+    _in_text("multiquery", "the magic numbers of four keys, in running text.", keys=4, queries=4),
 )
 """In the order of the paper's table."""
