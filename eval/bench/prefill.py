@@ -30,7 +30,7 @@ from ..options.bench import BenchOptions
 from ..running.efficiency import Stopwatch
 from ..store.completion import Progress
 from ..store.journal import Journal, journal
-from ..store.results import ResultFolder, Row
+from ..store.results import Row
 from ..terminal import progress, say
 from .prefill_tables import COMPARED, FULL, tables
 from .shapes import choose_device, make_model
@@ -116,7 +116,7 @@ def run(options: BenchOptions, output: Path) -> bool:
     with threads(options.threads):
         meaning = {**asdict(settings), "dtype": options.dtype, "machine": timed_on(device)}
         meaning = json.loads(json.dumps({name: meaning[name] for name in meaning if name not in ("lengths", "rounds")}))
-        with journal(output, row_key, lambda path: ResultFolder(path, meaning), options.again) as kept:
+        with journal(output, meaning, row_key, options.again) as kept:
             _measure(kept, make_model(options.but(model=settings.model, device=device)), settings, notes)
             ordered = [kept.rows[case.key] for case in cases(settings)]
             found = {"settings": asdict(settings), "rows": ordered, "environment": timed_on(device)}

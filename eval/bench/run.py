@@ -127,16 +127,14 @@ def run_bench(settings: BenchSettings, output: Path, again: bool, trace: Path | 
         trace: file for a profile of the first group.
         watch: told of progress.
     """
-    with journal(output, row_key, lambda path: _open(path, settings), again) as kept:
+    if not again:
+        _refuse_others(output, settings)
+    with journal(output, settings.as_json(), row_key, again) as kept:
         return _measure(settings, kept, trace, watch)
 
 
-def _open(output: Path, settings: BenchSettings) -> ResultFolder:
-    """The folder of results.
-
-    Raises:
-        UserError: it holds those of other settings, or of another machine or version.
-    """
+def _refuse_others(output: Path, settings: BenchSettings) -> None:
+    """Refuse a folder that holds results of other settings, or of another machine or version."""
     before, now = read_meta(output), settings.as_json()
     if before is not None:
         refuse_other_settings(
@@ -145,7 +143,6 @@ def _open(output: Path, settings: BenchSettings) -> ResultFolder:
             f"{output} holds results of other settings",
             "choose another --output, or measure anew with --again",
         )
-    return ResultFolder(output, now)
 
 
 def _flat(settings: dict[str, Any]) -> dict[str, Any]:
@@ -162,7 +159,7 @@ def _measure(settings: BenchSettings, kept: Journal, trace: Path | None, watch: 
             finished += job.ticks
             continue
 
-        def tick(last: str, before: int = finished) -> None:
+        def tick(last: str) -> None:
             nonlocal finished
             finished += 1
             watch(Progress(finished, total, last))
@@ -210,7 +207,8 @@ def list_missing(settings: BenchSettings, output: Path, reason: str) -> Report:
     goals = settings.goals or ""
     command = COMMANDS.get(goals, "")
     with held(output):
-        folder = _open(output, settings)
+        _refuse_others(output, settings)
+        folder = ResultFolder(output, settings.as_json())
         before = read_meta(output)
         known = {row_key(row): row for row in (read_rows(output, row_key)[0] if before else [])}
         keys = [key for job in jobs(settings) for key in job.keys]

@@ -21,12 +21,13 @@ from ..options.base import flag
 from ..options.model import ModelOptions
 from ..options.recommend import GridOptions, RecommendOptions
 from ..requests import model_settings
+from ..run_file import NAME as RUN_FILE
+from ..run_file import written
 from ..running.generation import end_tokens
 from ..running.memory import free_memory
 from ..settings import Settings
 from ..sizes import tokens_held
 from ..store.journal import journal
-from ..store.results import ResultFolder
 from ..terminal import progress, say
 from .candidates import Candidate, grid
 from .passages import Passage, digest, make_texts, task_passages, text_passages
@@ -38,7 +39,7 @@ from .sizes import Entry, LeftOut, entries
 
 #: How many times longer than what is held a passage is where nobody says, and the shortest such.
 TIMES, SHORTEST = 4, 256
-PLOT, SUMMARY, RUN_FILE = "front.png", "summary.json", "run.yaml"
+PLOT, SUMMARY = "front.png", "summary.json"
 #: These say what is compared, not what a row means: a folder may go on with others.
 _GROWS = {
     *GridOptions.model_fields,
@@ -68,8 +69,7 @@ def run_recommend(options: RecommendOptions) -> dict[str, Found]:
     else:
         passages = text_passages(texts, tokenizer, length, options.answer_tokens, options.passages)
     _check_evicts(model, options, sizes, passages)
-    meaning = _meaning(options, settings, passages)
-    with journal(options.output, row_key, lambda path: ResultFolder(path, meaning)) as kept:
+    with journal(options.output, _meaning(options, settings, passages), row_key) as kept:
         for note in kept.notes:
             say(notes, f"note: {note}")
         kept.folder.write_text(RUN_FILE, run_file(options))
@@ -148,15 +148,9 @@ def _meaning(options: RecommendOptions, settings: Settings, passages: Sequence[P
 
 def run_file(options: RecommendOptions) -> str:
     """The YAML that `--config` reads back."""
-    import yaml
-
-    given = {
-        name.replace("_", "-"): value
-        for name, value in options.model_dump(mode="json", exclude_unset=True, exclude={"config"}).items()
-        if value is not None
-    }
-    text: str = yaml.safe_dump(given, sort_keys=False, allow_unicode=True, width=110)
-    return f"# `paged-eviction recommend --config {options.output / RUN_FILE}` repeats or continues the search.\n{text}"
+    given = options.model_dump(mode="json", exclude_unset=True, exclude_none=True, exclude={"config"})
+    head = f"`paged-eviction recommend --config {options.output / RUN_FILE}` repeats or continues the search."
+    return written(head, given)
 
 
 def _tell(notes: Console, compared: Sequence[Entry], passages: Sequence[Passage], options: RecommendOptions) -> None:

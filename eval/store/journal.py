@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,13 +35,11 @@ class Journal:
 
 
 @contextmanager
-def journal(
-    path: Path, key_of: KeyOf, open_folder: Callable[[Path], ResultFolder], again: bool = False
-) -> Iterator[Journal]:
+def journal(path: Path, settings: dict[str, Any], key_of: KeyOf, again: bool = False) -> Iterator[Journal]:
     """The journal in a folder, which no other process may write to meanwhile.
 
     Args:
-        open_folder: its settings; refuses a folder of others.
+        settings: what decides the numbers; a folder of others is refused.
         again: forget what is there.
 
     Raises:
@@ -51,7 +49,7 @@ def journal(
         if again:
             for name in (ROWS, META, "summary.json"):
                 (path / name).unlink(missing_ok=True)
-        folder = open_folder(path)
+        folder = ResultFolder(path, settings)
         rows, notes = folder.begin(key_of)
         try:
             yield Journal(folder, dict(rows), notes, key_of)
