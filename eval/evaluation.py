@@ -22,7 +22,8 @@ from .settings import Settings, TaskSettings, TextSettings
 from .store.completion import Outcome, Watch, Work, complete
 from .store.facts import task_facts, text_facts
 from .store.results import ResultFolder
-from .summaries.plot import plot_accuracy, plot_accuracy_by_task, plot_perplexity
+from .summaries.plot import accuracy_by_task, mean_accuracy, perplexity_by_position
+from .summaries.plot_style import save
 from .summaries.summary import Cell, Curve, curves, summarise
 
 S = TypeVar("S", bound=Settings)
@@ -71,8 +72,8 @@ def evaluate_tasks(
     cells = summarise(outcome.rows)
     outcome.folder.write_json("summary.json", [asdict(cell) for cell in cells])
     if cells:
-        plot_accuracy(cells, output / "accuracy.png")
-        plot_accuracy_by_task(cells, output / "accuracy_by_task.png")
+        save(mean_accuracy(cells), output / "accuracy.png")
+        save(accuracy_by_task(cells), output / "accuracy_by_task.png")
     return outcome, cells
 
 
@@ -106,7 +107,7 @@ def evaluate_texts(
     summary = curves(outcome.rows)
     outcome.folder.write_json("summary.json", [asdict(curve) for curve in summary])
     if summary:
-        plot_perplexity(summary, found[0].length, output / "perplexity.png", window)
+        save(perplexity_by_position(summary, found[0].length, window), output / "perplexity.png")
     return outcome, summary
 
 

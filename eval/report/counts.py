@@ -22,7 +22,6 @@ _COLUMNS = (
 class Gap:
     """Questions that a policy and budget has not answered, though others have."""
 
-    run: Run
     task: str
     length: int | None
     variant: Variant
@@ -50,7 +49,7 @@ def gaps(run: Run) -> list[Gap]:
             for variant in expected_variants(run):
                 count = len(run.of(task, length, variant))
                 if count < len(ids):
-                    found.append(Gap(run, task, length, variant, count, len(ids)))
+                    found.append(Gap(task, length, variant, count, len(ids)))
     return found
 
 
