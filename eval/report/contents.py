@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 
 from ..grouping import grouped
 from ..longbench.tasks import TASKS
@@ -25,41 +24,11 @@ from .figures import (
     score_over_length,
 )
 from .leaderboard import leaderboard, model_table, standing_table
-from .page import Picture
+from .page import Section
 from .runs import Run
 from .scores import cells_of, every_score, score_tables
 from .table import Table
 from .texts import text_table
-
-MakePlots = Callable[[Run], Iterable[Plot | None]]
-MakeJointPlots = Callable[[Sequence[Run]], Iterable[Plot | None]]
-
-
-@dataclass(frozen=True)
-class Section:
-    """One part of the page.
-
-    Attributes:
-        name: its anchor.
-        folded: tables that open on demand.
-        plots: draws the plots of one run, one after the other, so that few figures are alive at a time.
-        joint: draws those of all runs together, which stand before the tables.
-        leading, pictures: all that was drawn, as files; before the tables and behind them.
-    """
-
-    name: str
-    title: str
-    tables: tuple[Table, ...] = ()
-    folded: tuple[Table, ...] = ()
-    plots: MakePlots = lambda run: ()
-    joint: MakeJointPlots = lambda runs: ()
-    text: str = ""
-    leading: tuple[Picture, ...] = ()
-    pictures: tuple[Picture, ...] = ()
-
-    @property
-    def is_empty(self) -> bool:
-        return not (self.tables or self.folded or self.text or self.leading or self.pictures)
 
 
 def sections(runs: Sequence[Run]) -> list[Section]:
