@@ -1,6 +1,7 @@
 """The cache that is handed to `generate`."""
 
 import copy
+import io
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -170,8 +171,9 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         parts = [paged_part(layer) or layer for layer in self.layers]
         self._steps = make_steps(parts, cohorts) if static else None
         window = Window(config, [index for index, _ in self.paged_layers], options.positions == "text")
+        counting = next((layer for layer in reversed(self.layers) if isinstance(layer, CacheLayerMixin)), None)
         self._forwards = Forwards(
-            *(config, self._evicting, self._padding, self._attention, window, options.uniform, self._steps)
+            *(config, self._evicting, counting, self._padding, self._attention, window, options.uniform, self._steps)
         )
         if record_past:
             self.activate_past_recording()
@@ -402,6 +404,12 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             made.__dict__ = copy.deepcopy(self.__dict__, memo)
         return made
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled by `torch.save`, which keeps tensors together that share memory: `pickle` makes copies of them."""
+        held = io.BytesIO()
+        torch.save(self.__dict__, held)
+        return _unpickled, (type(self), held.getvalue())
+
     def reset(self) -> None:
         """Forget all tokens and the attention mask; keep the storage for the next prompt of the same shape."""
         self._padding.reset()
@@ -547,3 +555,11 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             f"{len(self.layers) - len(paged)} other, seen={stats.seen}, held={stats.held}, "
             f"evicted={stats.evicted_tokens} tokens, storage={readable_bytes(stats.storage_bytes)})"
         )
+
+
+def _unpickled(kind: type[PagedEvictionCache], held: bytes) -> PagedEvictionCache:
+    """What `PagedEvictionCache.__reduce__` says."""
+    made = kind.__new__(kind)
+    with torch.inference_mode(False):
+        made.__dict__ = torch.load(io.BytesIO(held), weights_only=False)
+    return made
