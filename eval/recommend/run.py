@@ -69,13 +69,13 @@ def run_recommend(options: RecommendOptions) -> dict[str, Found]:
     else:
         passages = text_passages(texts, tokenizer, length, options.answer_tokens, options.passages)
     _check_evicts(model, options, sizes, passages)
+    compared, left_out = entries(model, options, sizes, candidates, passages[0].tokens)
+    if not compared:
+        raise UserError("no candidate is possible:\n" + "\n".join(reasons(left_out)))
     with journal(options.output, _meaning(options, settings, passages), row_key) as kept:
         for note in kept.notes:
             say(notes, f"note: {note}")
         kept.folder.write_text(RUN_FILE, run_file(options))
-        compared, left_out = entries(model, options, sizes, candidates, passages[0].tokens)
-        if not compared:
-            raise UserError("no candidate is possible:\n" + "\n".join(reasons(left_out)))
         _tell(notes, compared, passages, options)
         search = Search(model, options, compared, passages, kept, end_tokens(model, tokenizer))
         with progress(notes, "readings") as watch:
@@ -119,17 +119,24 @@ def _attention(settings: Settings, candidates: Sequence[Candidate], config: Any)
 
 def _length(model: Any, options: RecommendOptions, sizes: Sequence[Budget]) -> int:
     """Tokens of a passage where nobody says."""
-    plain = Candidate("recency").options(options)
-    counts = [tokens_held(size, model, plain, "recency", 1024) or 0 for size in sizes]
+    counts = [_plain_tokens(model, options, size, 1024) for size in sizes]
     window = trained_window(model.config) or 2**20
     return min(max(TIMES * max(counts), SHORTEST, 2 * options.answer_tokens), window)
 
 
+def _plain_tokens(model: Any, options: RecommendOptions, size: Budget, length: int) -> int:
+    """Tokens held as they come, of so many; 0 where too few fit: whether a candidate does, it says itself."""
+    try:
+        return tokens_held(size, model, Candidate("recency").options(options), "recency", length) or 0
+    except UserError:
+        return 0
+
+
 def _check_evicts(model: Any, options: RecommendOptions, sizes: Sequence[Budget], passages: Sequence[Passage]) -> None:
     """Refuse sizes that hold all there is to read."""
-    plain, longest = Candidate("recency").options(options), max(each.tokens for each in passages)
+    longest = max(each.tokens for each in passages)
     for size in sizes:
-        tokens = tokens_held(size, model, plain, "recency", longest) or 0
+        tokens = _plain_tokens(model, options, size, longest)
         if tokens >= longest:
             raise UserError(
                 f"{size.label} holds {tokens:,} tokens of this model, and the longest passage has {longest:,}: nothing "

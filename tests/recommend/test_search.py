@@ -203,6 +203,7 @@ def test_prompts_need_no_answers(tmp_path: Path) -> None:
         (["--memory", "1MiB", "--disposals", "burn"], "--disposals burn"),
         (["--memory", "1MiB", "--length", "64"], "is too short"),
         (["--memory", "1MiB", "--template", "x"], "say --task-file"),
+        (["--memory", "1KiB", "--policies", "keydiff"], "left out 6 (keydiff; keydiff, disposal=merge;"),
     ],
 )
 def test_mistakes_are_told_early(typed: list[str], words: str, tmp_path: Path) -> None:
