@@ -196,6 +196,42 @@ class RougeLRecall(SampleMetric):
     metric = "rouge_l_recall"
 
 
+class Rouge1Recall(SampleMetric):
+    metric = "rouge_1_recall"
+
+
+class Rouge2Recall(SampleMetric):
+    metric = "rouge_2_recall"
+
+
+class Bleu1(SampleMetric):
+    metric = "bleu_1"
+
+
+class Bleu4(SampleMetric):
+    metric = "bleu_4"
+
+
+class Meteor(SampleMetric):
+    metric = "meteor"
+
+
+class BertScore(SampleMetric):
+    metric = "bert_score"
+
+
+class AnswerWithin(SampleMetric):
+    metric = "answer_within"
+
+
+class ValueWithin(SampleMetric):
+    metric = "value_within"
+
+
+class Ndcg10(SampleMetric):
+    metric = "ndcg_10"
+
+
 class ClozeExact(SampleMetric):
     metric = "cloze_exact"
 

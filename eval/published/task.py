@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -13,6 +13,10 @@ from ..longbench.records import Kind, Located, Record, parse
 from ..longbench.sources import Source, dataset_rows, local_source
 from ..settings import TaskSettings
 from ..tasks import Sample
+
+
+#: Records of a task and those that are shown -> the records that are asked.
+Choose = Callable[[Sequence[Record], Sequence[Record]], Iterable[Record]]
 
 
 @dataclass(frozen=True)
@@ -25,6 +29,19 @@ class Hub:
 
     repositories: tuple[str, ...]
     files: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Demonstrations:
+    """Records that prompts show with their answers.
+
+    Attributes:
+        files: looked for in `--data-dir`; the first that is there is read.
+        columns: that a record must have.
+    """
+
+    files: tuple[str, ...]
+    columns: Mapping[str, Kind]
 
 
 @dataclass(frozen=True)
@@ -43,6 +60,9 @@ class PublishedTask:
         split: the records that one record of the file stands for; itself if None. May raise ValueError, for what is
             none of this task.
         long_answers: `--max-new-tokens` may cut answers short.
+        shown: what the prompts show, besides.
+        choose: the records that are asked, out of all of the file and those shown; all as they are if None. May raise
+            ValueError, for what is none of this task.
     """
 
     name: str
@@ -55,6 +75,8 @@ class PublishedTask:
     sample: Callable[[Record, int], Sample]
     long_answers: bool = False
     split: Callable[[Record], Iterable[Record]] | None = None
+    shown: Demonstrations | None = None
+    choose: Choose | None = None
 
     def samples(self, settings: TaskSettings) -> list[Sample]:
         """The first `settings.limit` samples; all if None.
@@ -78,17 +100,40 @@ class PublishedTask:
         if settings.dataset is not None:
             data.update(repr(list(self._records(settings))).encode())
         else:
-            for source in self._sources(settings):
+            for source in [*self._sources(settings), *self._shown_sources(settings)]:
                 data.update(source.content)
         return {"data": data.hexdigest(), "prompt": hashlib.sha256(self.prompt.encode()).hexdigest()}
 
     def _questions(self, settings: TaskSettings) -> Iterator[Record]:
+        if self.choose is not None:
+            yield from self._chosen(settings, self.choose)
+            return
         for where, found in self._records(settings):
-            record = self._checked(where, found)
+            record = self._checked(where, found, self.columns)
             try:
                 yield from [record] if self.split is None else self.split(record)
             except ValueError as error:
                 raise UserError(f"{where}: {error}, so this is not {self.name}") from error
+
+    def _chosen(self, settings: TaskSettings, choose: Choose) -> Iterator[Record]:
+        records = [self._checked(where, found, self.columns) for where, found in self._records(settings)]
+        shown = [
+            self._checked(where, found, self.shown.columns)
+            for source in self._shown_sources(settings)
+            for where, found in parse(source)
+            if self.shown is not None
+        ]
+        try:
+            yield from choose(records, shown)
+        except ValueError as error:
+            raise UserError(f"{self.name}: {error}") from error
+
+    def _shown_sources(self, settings: TaskSettings) -> list[Source]:
+        if self.shown is None:
+            return []
+        if settings.data_dir is None:
+            raise UserError(f"{self.name} shows demonstrations, which no --dataset has: {self.without}")
+        return [local_source(settings.data_dir, self.shown.files)]
 
     def _records(self, settings: TaskSettings) -> Iterable[Located]:
         if settings.dataset is not None:
@@ -109,13 +154,13 @@ class PublishedTask:
             raise UserError(f"{self.name}: {error}\n{self.without}") from error
         return [Source(str(path), path.read_bytes()) for path in paths]
 
-    def _checked(self, where: str, record: object) -> Record:
+    def _checked(self, where: str, record: object, columns: Mapping[str, Kind]) -> Record:
         if not isinstance(record, dict):
             raise UserError(f"{where} is not a record")
-        for name, kind in self.columns.items():
+        for name, kind in columns.items():
             if name not in record:
-                columns = ", ".join(self.columns)
-                raise UserError(f"{where}: no column {name!r}, so this is not {self.name}: its records have {columns}")
+                known = ", ".join(columns)
+                raise UserError(f"{where}: no column {name!r}, so this is not {self.name}: its records have {known}")
             if not kind.accepts(record[name]):
                 raise UserError(f"{where}: {name!r} is {record[name]!r:.40}, it must be {kind.what}")
         return record
