@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Sequence
 
+from .json_answer import json_answer
 from .qa import words_of
 
 _CUTOFF = 10
@@ -38,7 +38,7 @@ def ndcg_10(prediction: str, answers: Sequence[str]) -> float:
         prediction: the text generated.
         answers: one, the relevance of each document as JSON: `{"3": 2, "1": 0}`.
     """
-    relevance: dict[str, int] = json.loads(answers[0])
+    relevance = json_answer("ndcg_10", answers, lambda value: type(value) is int, """'{"3": 2, "1": 0}'""")
     gains = [relevance.get(document, 0) for document in _ranking(prediction.partition("\n")[0])]
     best = _gain(sorted(relevance.values(), reverse=True))
     return round(_gain(gains) / best, 5) if best else 0.0

@@ -8,7 +8,6 @@ METEOR is official but for the order of words, see `meteor`.
 from __future__ import annotations
 
 import ast
-import json
 import warnings
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -17,6 +16,7 @@ from typing import Any
 
 from ..errors import UserError
 from .extra import import_extra
+from .json_answer import json_answer
 from .rouge import rouge_l_recall, rouge_n_recall
 
 #: What `bert_score` takes for English.
@@ -129,20 +129,22 @@ def cloze_exact(prediction: str, answers: Sequence[str]) -> float:
         prediction: a dictionary of masks as Python or JSON writes it, and nothing else.
         answers: one, the right dictionary as JSON.
     """
-    return _share(prediction, answers, lambda said, right: bool(said == right))
+    return _share("cloze_exact", prediction, answers, lambda said, right: bool(said == right))
 
 
 def cloze_partial(prediction: str, answers: Sequence[str]) -> float:
     """The share of masks whose name has a word in common with the right one; arguments as of `cloze_exact`."""
     return _share(
+        "cloze_partial",
         prediction,
         answers,
         lambda said, right: isinstance(said, str) and not set(said.split()).isdisjoint(right.split()),
     )
 
 
-def _share(prediction: str, answers: Sequence[str], alike: Callable[[Any, str], bool]) -> float:
-    right: dict[str, str] = json.loads(answers[0])
+def _share(metric: str, prediction: str, answers: Sequence[str], alike: Callable[[Any, str], bool]) -> float:
+    like = """'{"<mask-0>": "a name"}'"""
+    right = json_answer(metric, answers, lambda name: isinstance(name, str), like)
     try:
         said = ast.literal_eval(prediction)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):

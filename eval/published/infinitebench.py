@@ -21,6 +21,7 @@ from .task import Hub, PublishedTask
 
 _TABLE: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "infinitebench.json").read_text("utf-8"))
 _ANY = Kind("a text, a number, or a list", lambda value: isinstance(value, str | int | float | list))
+_REVISION = "90f0394333616266d9fe85824ceaf505093cbaa5"
 #: Task -> metric.
 _METRICS = {
     "passkey": "first_number",
@@ -96,7 +97,7 @@ TASKS = tuple(
         name=f"infinite_{name}",
         description=f"InfiniteBench, {name}: texts of 100,000 tokens and more, {metric}.",
         files=(f"{name}.jsonl",),
-        hub=Hub(("xinrongzhang2022/InfiniteBench",), (f"{name}.jsonl",)),
+        hub=Hub(("xinrongzhang2022/InfiniteBench",), (f"{name}.jsonl",), _REVISION),
         without=f"get {name}.jsonl of the dataset xinrongzhang2022/InfiniteBench and give --data-dir its folder",
         columns={"context": TEXT, "input": TEXT, "answer": _ANY},
         prompt=_TABLE[name]["prompt"],

@@ -39,7 +39,7 @@ TASKS = (
         name="math500",
         description="MATH-500: 500 problems, long answers; what a budget costs while decoding.",
         files=("math500.jsonl", "MATH-500/test.jsonl", "test.jsonl"),
-        hub=Hub(("HuggingFaceH4/MATH-500",), ("test.jsonl",)),
+        hub=Hub(("HuggingFaceH4/MATH-500",), ("test.jsonl",), "6e4ed1a2a79af7d8630a6b768ec859cb5af4d3be"),
         without="get test.jsonl of the dataset HuggingFaceH4/MATH-500 and put it into --data-dir as math500.jsonl",
         columns={"problem": TEXT, "answer": _ANSWER},
         prompt=INSTRUCTION,
@@ -50,7 +50,11 @@ TASKS = (
         name="aime2025",
         description="AIME 2025: 30 problems, very long answers; what a budget costs while decoding.",
         files=("aime2025.jsonl", "aime25.jsonl"),
-        hub=Hub(("opencompass/AIME2025",), ("aime2025-I.jsonl", "aime2025-II.jsonl")),
+        hub=Hub(
+            ("opencompass/AIME2025",),
+            ("aime2025-I.jsonl", "aime2025-II.jsonl"),
+            "a6ad95f611d72cf628a80b58bd0432ef6638f958",
+        ),
         without="get both files of the dataset opencompass/AIME2025 and put them, one after the other, into --data-dir "
         "as aime2025.jsonl",
         columns={"question": TEXT, "answer": _ANSWER},

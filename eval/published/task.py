@@ -14,7 +14,6 @@ from ..longbench.sources import Source, dataset_rows, local_source
 from ..settings import TaskSettings
 from ..tasks import Sample
 
-
 #: Records of a task and those that are shown -> the records that are asked.
 Choose = Callable[[Sequence[Record], Sequence[Record]], Iterable[Record]]
 
@@ -23,12 +22,16 @@ Choose = Callable[[Sequence[Record], Sequence[Record]], Iterable[Record]]
 class Hub:
     """Where the authors put the records: files of the first of these dataset repositories that has them.
 
-    `--dataset-revision` pins a commit. Without one the newest is read; a run records the SHA-256 of what it read, and
-    is not continued with other records.
+    Attributes:
+        repositories: names of datasets.
+        files: read one after the other.
+        revision: the commit that is read unless `--dataset-revision` names another. A run also records the SHA-256 of
+            what it read, and is not continued with other records.
     """
 
     repositories: tuple[str, ...]
     files: tuple[str, ...]
+    revision: str
 
 
 @dataclass(frozen=True)
@@ -116,13 +119,13 @@ class PublishedTask:
                 raise UserError(f"{where}: {error}, so this is not {self.name}") from error
 
     def _chosen(self, settings: TaskSettings, choose: Choose) -> Iterator[Record]:
-        records = [self._checked(where, found, self.columns) for where, found in self._records(settings)]
         shown = [
             self._checked(where, found, self.shown.columns)
             for source in self._shown_sources(settings)
             for where, found in parse(source)
             if self.shown is not None
         ]
+        records = [self._checked(where, found, self.columns) for where, found in self._records(settings)]
         try:
             yield from choose(records, shown)
         except ValueError as error:
@@ -147,9 +150,8 @@ class PublishedTask:
         if self.hub is None:
             raise UserError(f"{self.name} needs records: {self.without}")
         try:
-            paths = [
-                download(self.hub.repositories, name, settings.dataset_revision or "main") for name in self.hub.files
-            ]
+            revision = settings.dataset_revision or self.hub.revision
+            paths = [download(self.hub.repositories, name, revision) for name in self.hub.files]
         except UserError as error:
             raise UserError(f"{self.name}: {error}\n{self.without}") from error
         return [Source(str(path), path.read_bytes()) for path in paths]
