@@ -44,8 +44,8 @@ class ScoreOptions(MetricOptions):
     )
     metric: Words = option(
         "",
-        "Score by these metrics instead of that of each task: for LooGLE meteor,bleu_1,bleu_4,rouge_1_recall,"
-        "bert_score; any of the metrics of this package.",
+        "Score by these metrics instead of that of each task: any metrics of this package, for LooGLE meteor, bleu_1, "
+        "bleu_4, rouge_1_recall, bert_score.",
         metavar="NAME,...",
         shown="the metric of each task",
     )

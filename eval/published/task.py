@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from ..errors import UserError
 from ..longbench.hub import download
-from ..longbench.records import Kind, Located, Record, parse
+from ..longbench.records import Kind, Located, Record, parse, shown
 from ..longbench.sources import Source, dataset_rows, local_source
 from ..settings import TaskSettings
 from ..tasks import Sample
@@ -58,8 +58,9 @@ class PublishedTask:
         hub: None where the authors publish a generator instead of records.
         without: what to do where there are no records.
         columns: that a record must have.
+        optional: columns that it may have, and that are used.
         prompt: all that the prompt has besides the record; its digest is remembered.
-        sample: a record and its number, from 0, to a sample.
+        sample: a record and its number, from 0, to a sample. May raise ValueError, for what is none of this task.
         split: the records that one record of the file stands for; itself if None. May raise ValueError, for what is
             none of this task.
         long_answers: `--max-new-tokens` may cut answers short.
@@ -76,6 +77,7 @@ class PublishedTask:
     columns: Mapping[str, Kind]
     prompt: str
     sample: Callable[[Record, int], Sample]
+    optional: Mapping[str, Kind] = field(default_factory=dict)
     long_answers: bool = False
     split: Callable[[Record], Iterable[Record]] | None = None
     shown: Demonstrations | None = None
@@ -88,8 +90,15 @@ class PublishedTask:
             UserError: there are no records, or one of them is not of this task.
         """
         found: list[Sample] = []
-        for index, record in enumerate(islice(self._questions(settings), settings.limit)):
-            sample = self.sample(record, index)
+        first: dict[str, str] = {}
+        for index, (where, record) in enumerate(islice(self._questions(settings), settings.limit)):
+            try:
+                sample = self.sample(record, index)
+            except ValueError as error:
+                raise UserError(f"{where}: {error}, so this is not {self.name}") from error
+            if sample.id in first:
+                raise UserError(f"{where}: the same id {sample.id!r} as in {first[sample.id]}; remove one of the two")
+            first[sample.id] = where
             if self.long_answers and settings.max_new_tokens is not None:
                 sample = replace(sample, max_new_tokens=settings.max_new_tokens)
             found.append(sample)
@@ -107,19 +116,20 @@ class PublishedTask:
                 data.update(source.content)
         return {"data": data.hexdigest(), "prompt": hashlib.sha256(self.prompt.encode()).hexdigest()}
 
-    def _questions(self, settings: TaskSettings) -> Iterator[Record]:
+    def _questions(self, settings: TaskSettings) -> Iterator[tuple[str, Record]]:
+        """Where a record stands, in words, and the record."""
         if self.choose is not None:
-            yield from self._chosen(settings, self.choose)
+            yield from ((self.name, record) for record in self._chosen(settings, self.choose))
             return
         for where, found in self._records(settings):
             record = self._checked(where, found, self.columns)
             try:
-                yield from [record] if self.split is None else self.split(record)
+                yield from ((where, each) for each in ([record] if self.split is None else self.split(record)))
             except ValueError as error:
                 raise UserError(f"{where}: {error}, so this is not {self.name}") from error
 
     def _chosen(self, settings: TaskSettings, choose: Choose) -> Iterator[Record]:
-        shown = [
+        examples = [
             self._checked(where, found, self.shown.columns)
             for source in self._shown_sources(settings)
             for where, found in parse(source)
@@ -127,7 +137,7 @@ class PublishedTask:
         ]
         records = [self._checked(where, found, self.columns) for where, found in self._records(settings)]
         try:
-            yield from choose(records, shown)
+            yield from choose(records, examples)
         except ValueError as error:
             raise UserError(f"{self.name}: {error}") from error
 
@@ -135,7 +145,7 @@ class PublishedTask:
         if self.shown is None:
             return []
         if settings.data_dir is None:
-            raise UserError(f"{self.name} shows demonstrations, which no --dataset has: {self.without}")
+            raise UserError(f"{self.name} needs records, and others to show, which no --dataset has: {self.without}")
         return [local_source(settings.data_dir, self.shown.files)]
 
     def _records(self, settings: TaskSettings) -> Iterable[Located]:
@@ -158,11 +168,12 @@ class PublishedTask:
 
     def _checked(self, where: str, record: object, columns: Mapping[str, Kind]) -> Record:
         if not isinstance(record, dict):
-            raise UserError(f"{where} is not a record")
-        for name, kind in columns.items():
+            raise UserError(f"{where}: {shown(record)} is not a record")
+        for name in columns:
             if name not in record:
                 known = ", ".join(columns)
                 raise UserError(f"{where}: no column {name!r}, so this is not {self.name}: its records have {known}")
-            if not kind.accepts(record[name]):
-                raise UserError(f"{where}: {name!r} is {record[name]!r:.40}, it must be {kind.what}")
+        for name, kind in {**columns, **self.optional}.items():
+            if name in record and not kind.accepts(record[name]):
+                raise UserError(f"{where}: {name!r} is {shown(record[name])}, it must be {kind.what}")
         return record
