@@ -20,8 +20,9 @@ import typer
 from rich.console import Console
 
 import hf_paged_eviction_eval.cli
-from hf_paged_eviction_eval import commands, environment, models, results_page
-from hf_paged_eviction_eval.commands.errors import plain_errors
+from benchmarks import results_page
+from hf_paged_eviction_eval import commands, environment, models
+from hf_paged_eviction_eval.commands.command import plain_errors
 from hf_paged_eviction_eval.distributed import Team
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.evaluation import same_batches
