@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 from transformers.models.auto import modeling_auto
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES
 
 from families.overrides import VARIANTS
 
@@ -53,7 +53,8 @@ def families() -> tuple[Family, ...]:
         names = getattr(modeling_auto, f"{table}_NAMES", {})  # older releases lack some tables
         for model_type, class_name in names.items():
             first = class_name if isinstance(class_name, str) else class_name[0]
-            found.setdefault((first, CONFIG_MAPPING[model_type].__name__), Family(model_type, task, first))
+            # Names rather than classes: those would be hundreds of modules to import, in every run of the tests.
+            found.setdefault((first, CONFIG_MAPPING_NAMES[model_type]), Family(model_type, task, first))
     families = list(found.values())
     for variant, model_type, settings in VARIANTS:
         families += [
