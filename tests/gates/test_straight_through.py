@@ -78,12 +78,13 @@ def test_what_is_near_is_let_through() -> None:
     torch.testing.assert_close(opened[0, 1, 0], 1 - far)
 
 
-def test_its_loss_falls_and_the_model_stays(tmp_path: Path) -> None:
+def test_its_loss_falls_and_the_model_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hf_paged_eviction.recipes.straight_through._RATE", 0.04)
     model = models.build("llama")
     before = {name: parameter.clone() for name, parameter in model.named_parameters()}
     learning = [parameter.requires_grad for parameter in model.parameters()]
     start, end = (
-        train_gates(model, windows(), StraightThrough(units=8, epochs=epochs, keep=0.25)) for epochs in (1, 24)
+        train_gates(model, windows(), StraightThrough(units=8, epochs=epochs, keep=0.25)) for epochs in (1, 10)
     )
     assert start.report.full == end.report.full
 
