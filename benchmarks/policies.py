@@ -17,12 +17,13 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from common import RESULTS, environment
+from common import RESULTS
 from policies_plot import plot_shares
 
 from hf_paged_eviction import available_policies
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
 from hf_paged_eviction_eval.budgets import FULL, ORACLE
+from hf_paged_eviction_eval.environment import timed_on
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.evaluation import evaluate_tasks
 from hf_paged_eviction_eval.policy_names import needs_queries
@@ -163,7 +164,7 @@ def collect(options: argparse.Namespace, target: Path, image: Path) -> None:
     """Everything that is in the work folder, as one file and one plot."""
     runs = summaries(options)
     content = {
-        "environment": environment(),
+        "environment": timed_on(),
         "command": command(options),
         "model": "embedded",
         "seeds": list(map(int, options.seeds.split(","))),

@@ -55,11 +55,10 @@ class FitGateOptions(ModelOptions):
         "and many times as long.",
         panel="The gates",
     )
-    target: Literal["attention", "peak", "output"] = option(
+    target: Literal["attention", "output"] = option(
         "attention",
-        "What a regression foretells: the largest attention that a token gets from afar, the mean over the query heads "
-        "of a group (attention) or the largest of them (peak), or its largest part in an attention output (output; "
-        "KVzip+).",
+        "What a regression foretells: the largest attention that a token gets from afar, or its largest part in an "
+        "attention output (KVzip+).",
         panel="The gates",
     )
     keep: float | None = option(

@@ -11,10 +11,9 @@ from ..queries.weights import Attention
 from .future import future_attention
 
 #: "attention": the largest weight that a token gets from afar, the mean over the query heads of a group.
-#: "peak": the same, the largest over the query heads of a group: one head that looks something up is enough.
 #: "output": the largest part that it has in an attention output, as KVzip+ counts it.
-Target = Literal["attention", "peak", "output"]
-TARGETS: tuple[Target, ...] = ("attention", "peak", "output")
+Target = Literal["attention", "output"]
+TARGETS: tuple[Target, ...] = ("attention", "output")
 
 #: Attention weights that exist at one time, in bytes.
 _PIECE = 64 * 2**20
@@ -38,8 +37,6 @@ def measure_of(
         raise ValueError(f"target must be one of {', '.join(TARGETS)}, got {target!r}.")
     if target == "attention":
         return lambda layer, queries, values, keys, asked, distance: future_attention(queries, keys, asked, distance)
-    if target == "peak":
-        return lambda layer, queries, values, keys, asked, distance: future_peak(queries, keys, asked, distance)
     projections = {index: _projection(module) for index, module in modules.items()}
 
     def measure(layer: int, queries: Queries, values: Tensor, keys: Tensor, asked: Tensor, distance: int) -> Tensor:
@@ -74,24 +71,6 @@ def projected_norms(values: Tensor, projection: Tensor, query_heads: int) -> Ten
     states = values.float()
     squares = torch.einsum("bhtd,hgde,bhte->bhgt", states, products, states)
     return squares.clamp_min(0).sqrt()
-
-
-def future_peak(queries: Queries, key_positions: Tensor, query_positions: Tensor, distance: int) -> Tensor:
-    """As `future_attention`, but of a group of query heads the largest counts.
-
-    Returns:
-        `[batch, kv_heads, tokens]` float32.
-    """
-    rows, heads, count, _ = queries.query.shape
-    step = max(1, _PIECE // (4 * rows * heads * queries.key.shape[2]))
-    largest = torch.zeros(key_positions.shape, device=key_positions.device)
-    for start in range(0, count, step):
-        asked = query_positions[:, start : start + step]
-        part = queries.query[:, :, start : start + step]
-        seen = Attention(part, queries.key, asked, key_positions, queries.logits)
-        away = asked[:, None, :, None] - key_positions[:, :, None, :] >= distance
-        largest = torch.maximum(largest, (seen.weights.amax(2) * away).amax(2))
-    return largest
 
 
 def future_output(

@@ -139,7 +139,7 @@ def test_a_run_that_was_cut_off_goes_on(tmp_path: Path, monkeypatch: pytest.Monk
     [
         ("deepseek_v3", 4, {}, "caches latents"),
         ("llama", 1, {}, "at least 2 windows"),
-        ("llama", 4, {"target": "size"}, "target must be one of attention, peak, output"),
+        ("llama", 4, {"target": "size"}, "target must be one of attention, output"),
         ("llama", 4, {"units": -1}, "units must be a whole number"),
         ("gpt2", 4, {"target": "output"}, "has no output projection"),
     ],
