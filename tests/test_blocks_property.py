@@ -132,8 +132,8 @@ class Play:
             attention_mask=self.mask.bool(),
             allow_is_causal_skip=False,
         )
+        assert self.cache.get_mask_sizes(count, LAYERS - 1) == (length, offset)
         for index in range(LAYERS):
-            assert self.cache.get_mask_sizes(count, index) == (length, offset)
             self._feed_layer(index, count, real, numbers, visible, length)
 
     def _feed_layer(self, index: int, count: int, real: Tensor, numbers: Tensor, visible: Tensor, length: int) -> None:
