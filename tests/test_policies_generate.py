@@ -49,6 +49,7 @@ def generate(rows: list[Tensor], policy: str, heads: Any) -> tuple[Tensor, Paged
     return found[:, ids.shape[1] :], held
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("heads", ["shared", "separate"])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_rows_are_as_alone(policy: str, heads: str) -> None:

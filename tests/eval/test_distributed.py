@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,36 +23,28 @@ ROWS = 2 * LIMIT * (1 + 2)
 
 
 @pytest.fixture(scope="module")
-def ranks(commands: Commands, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Commands, Commands]]:
-    """Two processes that no launcher watches over."""
-    other = Commands(tmp_path_factory.mktemp("other"))
-    yield commands, other
-    other.close()
-
-
-@pytest.fixture(scope="module")
 def words(model_folder: str) -> list[str]:
     text = f"eval --model {model_folder} --device cpu --tasks passkey,kv_recall --policies paged_eviction,recency"
     return f"{text} --limit {LIMIT} --length 400 --batch-size 2 --budgets 10%,full --block-size 8".split()
 
 
 @pytest.fixture(scope="module")
-def expected(ranks: tuple[Commands, Commands], words: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def expected(commands: Commands, words: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run of one process."""
     folder = tmp_path_factory.mktemp("expected")
-    status, output = ranks[0].run([*words, "--output", str(folder)])
+    status, output = commands.run([*words, "--output", str(folder)])
     assert status == 0, output
     return folder
 
 
-def start(ranks: tuple[Commands, Commands], command: list[str]) -> list[Child]:
+def start(commands: Commands, command: list[str]) -> list[Child]:
+    """Two processes that no launcher watches over."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     return [
-        commands.start(command, environment={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)})
-        for rank, commands in enumerate(ranks)
+        commands.start(command, environment={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(2)
     ]
 
 
@@ -75,11 +66,9 @@ def test_accelerate_launch_gives_the_rows_of_one_process(words: list[str], expec
     assert meta["hardware"]["processes"] == 2 and meta["complete"]
 
 
-def test_one_that_dies_is_not_waited_for(
-    ranks: tuple[Commands, Commands], words: list[str], expected: Path, tmp_path: Path
-) -> None:
+def test_one_that_dies_is_not_waited_for(commands: Commands, words: list[str], expected: Path, tmp_path: Path) -> None:
     command = [*words, "--output", str(tmp_path)]
-    main, other = start(ranks, command)
+    main, other = start(commands, command)
     shard = shards.rows_path(tmp_path, 1)
     wait_for(lambda: shard.exists() and shard.stat().st_size)
     other.kill()
@@ -89,16 +78,16 @@ def test_one_that_dies_is_not_waited_for(
     assert ROWS // 2 < len(rows_of(tmp_path)) < ROWS
     assert not shard.exists()
     assert not json.loads((tmp_path / "run_meta.json").read_text("utf-8"))["complete"]
-    status, output = ranks[0].run(command)
+    status, output = commands.run(command)
     assert status == 0, output
     assert rows_of(tmp_path) == rows_of(expected)
 
 
 def test_the_others_do_not_outlive_the_main_one(
-    ranks: tuple[Commands, Commands], words: list[str], expected: Path, tmp_path: Path
+    commands: Commands, words: list[str], expected: Path, tmp_path: Path
 ) -> None:
     command = [*words, "--output", str(tmp_path)]
-    main, other = start(ranks, command)
+    main, other = start(commands, command)
     shard = shards.rows_path(tmp_path, 1)
     wait_for(lambda: shard.exists() and shard.stat().st_size)
     main.kill()
@@ -106,27 +95,23 @@ def test_the_others_do_not_outlive_the_main_one(
     assert other.wait() == 2
     assert "process 1 of 2: error: the main process ended early" in other.output
     assert shard.stat().st_size
-    status, output = ranks[0].run(command)
+    status, output = commands.run(command)
     assert status == 0, output
     assert rows_of(tmp_path) == rows_of(expected) and not shard.exists()
 
 
-def test_what_the_main_one_refuses_it_says_alone(
-    ranks: tuple[Commands, Commands], words: list[str], expected: Path
-) -> None:
+def test_what_the_main_one_refuses_it_says_alone(commands: Commands, words: list[str], expected: Path) -> None:
     before = (expected / "results.jsonl").read_bytes()
-    children = start(ranks, [*words, "--output", str(expected), "--seed", "1"])
+    children = start(commands, [*words, "--output", str(expected), "--seed", "1"])
     assert [child.wait() for child in children] == [2, 2]
     assert "seed: 0 there, 1 now" in children[0].output
     assert "error" not in children[1].output and "Traceback" not in children[1].output
     assert (expected / "results.jsonl").read_bytes() == before
 
 
-def test_a_split_model_writes_once(
-    ranks: tuple[Commands, Commands], words: list[str], expected: Path, tmp_path: Path
-) -> None:
+def test_a_split_model_writes_once(commands: Commands, words: list[str], expected: Path, tmp_path: Path) -> None:
     changes = ["--policies", "recency", "--limit", "2", "--output", str(tmp_path), "--tensor-parallel"]
-    children = start(ranks, [*words, *changes])
+    children = start(commands, [*words, *changes])
     assert [child.wait() for child in children] == [0, 0], [child.output for child in children]
     names = {row["id"] for row in rows_of(tmp_path)}
     assert rows_of(tmp_path) == [

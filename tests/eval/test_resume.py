@@ -32,7 +32,7 @@ def expected(commands: Commands, words: list[str], tmp_path_factory: pytest.Temp
     return folder
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.all_cases)])
 def test_killed_again_and_again(
     commands: Commands, words: list[str], expected: Path, tmp_path: Path, seed: int
 ) -> None:

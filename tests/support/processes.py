@@ -20,6 +20,9 @@ torch.set_num_threads(1)
 from hf_paged_eviction_eval import commands, evaluation, terminal  # what costs seconds
 for line in sys.stdin:
     job = json.loads(line)
+    if "wait" in job:
+        print(os.waitstatus_to_exitcode(os.waitpid(job["wait"], 0)[1]), flush=True)
+        continue
     child = os.fork()
     if not child:
         log = os.open(job["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -40,18 +43,14 @@ for line in sys.stdin:
             sys.stdout.flush(), sys.stderr.flush()
             os._exit(status)
     print(child, flush=True)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
 
 
 class Child:
     """One run of the command."""
 
-    def __init__(self, parent: subprocess.Popen[str], log: Path) -> None:
-        assert parent.stdout is not None
-        self._answers = parent.stdout
-        self.pid = int(self._answers.readline())
-        self.log = log
+    def __init__(self, parent: Commands, pid: int, log: Path) -> None:
+        self._parent, self.pid, self.log = parent, pid, log
 
     def kill(self) -> None:
         """SIGKILL: nothing of it gets to say good-bye."""
@@ -59,7 +58,7 @@ class Child:
 
     def wait(self) -> int:
         """The exit status; negative for a signal."""
-        return int(self._answers.readline())
+        return self._parent.ask({"wait": self.pid})
 
     @property
     def output(self) -> str:
@@ -68,10 +67,10 @@ class Child:
 
 
 class Commands:
-    """Starts `paged-eviction`, one process at a time."""
+    """Starts `paged-eviction`, as often as one likes."""
 
     def __init__(self, folder: Path) -> None:
-        self.log = folder / "log"
+        self.folder, self.started = folder, 0
         self._parent = subprocess.Popen(
             [sys.executable, "-c", _PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -84,17 +83,23 @@ class Commands:
         main: str = "hf_paged_eviction_eval.commands:app",
     ) -> Child:
         """Start the command, or what `main` names; with `most_bytes`, no file may grow beyond."""
-        assert self._parent.stdin is not None
+        self.started += 1
+        log = self.folder / f"log{self.started}"
         job = {
             "arguments": list(arguments),
-            "log": str(self.log),
+            "log": str(log),
             "bytes": most_bytes,
             "environment": dict(environment),
             "main": main,
         }
+        return Child(self, self.ask(job), log)
+
+    def ask(self, job: dict[str, Any]) -> int:
+        """The parent's answer: the id of a child that was started, or its exit status."""
+        assert self._parent.stdin is not None and self._parent.stdout is not None
         self._parent.stdin.write(json.dumps(job) + "\n")
         self._parent.stdin.flush()
-        return Child(self._parent, self.log)
+        return int(self._parent.stdout.readline())
 
     def run(self, arguments: Sequence[str], most_bytes: int = 0) -> tuple[int, str]:
         """Exit status and output."""
