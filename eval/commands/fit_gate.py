@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import ClassVar, Literal
 
-import typer
-
-from ..options.base import File, option
+from ..options.base import Options, option
+from ..options.fit import FitOptions
 from ..options.model import ModelOptions
-from .command import add_command
 
 EPILOG = """[bold]Examples[/]
 
@@ -28,41 +25,29 @@ EPILOG = """[bold]Examples[/]
 """
 
 
-class FitGateOptions(ModelOptions):
-    """What was typed."""
+class GateOptions(Options):
+    """How gates are trained."""
 
-    panel: ClassVar[str] = "The text"
-    left_out: ClassVar[frozenset[str]] = frozenset({"attn_implementation"})
+    panel: ClassVar[str] = "The gates"
 
-    output: Path = option(..., "The file to write.", metavar="FILE.safetensors")
-    text: list[File] | None = option(
-        None,
-        "What the model reads: plain texts, or JSON lines with a field context or text. Best like that which it will "
-        "read later, questions and answers included.",
-        metavar="FILE...",
-    )
-    files: list[File] | None = option(None, "More of them.", metavar="[FILE...]", argument=True)
-    tokens: int = option(131072, "To read, in all; a quarter is kept for checking.", at_least=1)
-    window: int = option(1024, "Tokens per window: as long as the texts that matter.", at_least=1)
     target: Literal["attention", "output"] = option(
         "attention",
         "What is foretold: the largest attention that a token gets from afar, or its largest part in an attention "
         "output (KVzip+).",
-        panel="The gates",
     )
     units: int = option(
         64,
         "Of the layer between hidden state and score; 0 = none, a line in closed form.",
         at_least=0,
-        panel="The gates",
     )
-    epochs: int = option(6, "How often each token is looked at.", at_least=1, panel="The gates")
-    seed: int = option(0, "Of the first weights and of the order.", panel="The gates")
+    epochs: int = option(6, "How often each token is looked at.", at_least=1)
+    seed: int = option(0, "Of the first weights and of the order.")
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    add_command(app, "fit-gate", FitGateOptions, fit_gate, EPILOG)
+class FitGateOptions(FitOptions, GateOptions, ModelOptions):
+    """What was typed."""
+
+    tokens: int = option(131072, "To read, in all; a quarter is kept for checking.", at_least=1)
 
 
 def fit_gate(options: FitGateOptions) -> None:
@@ -70,5 +55,5 @@ def fit_gate(options: FitGateOptions) -> None:
     from ..calibrate import text_settings
     from ..fit_gate import run_fit_gate
 
-    settings = text_settings([*(options.text or ()), *(options.files or ())], options.window, options)
+    settings = text_settings(options.read, options.window, options)
     run_fit_gate(settings, options.output, options.tokens, options.target, options.units, options.epochs, options.seed)

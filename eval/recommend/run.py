@@ -19,41 +19,32 @@ from ..environment import timed_on
 from ..errors import UserError
 from ..options.base import flag
 from ..options.model import ModelOptions
-from ..options.recommend import RecommendOptions
+from ..options.recommend import GridOptions, RecommendOptions
 from ..requests import model_settings
+from ..run_file import NAME as RUN_FILE
+from ..run_file import written
+from ..running.generation import end_tokens
 from ..running.memory import free_memory
 from ..settings import Settings
 from ..sizes import tokens_held
-from ..store import lock
-from ..store.results import ResultFolder
+from ..store.journal import journal
 from ..terminal import progress, say
 from .candidates import Candidate, grid
 from .passages import Passage, digest, make_texts, task_passages, text_passages
-from .paste import code, command
 from .plot import plot_front
 from .ranking import Found, cost, front, full_cache, rank
 from .search import Search, row_key
-from .show import cost_line, reasons, table
+from .show import code, command, cost_line, reasons, table
 from .sizes import Entry, LeftOut, entries
 
 #: How many times longer than what is held a passage is where nobody says, and the shortest such.
 TIMES, SHORTEST = 4, 256
-PLOT, SUMMARY, RUN_FILE = "front.png", "summary.json", "run.yaml"
+PLOT, SUMMARY = "front.png", "summary.json"
 #: These say what is compared, not what a row means: a folder may go on with others.
 _GROWS = {
-    *(
-        "policies",
-        "allocators",
-        "bits",
-        "positions",
-        "disposals",
-        "memory",
-        "budgets",
-        "passages",
-        "share",
-        "batch_size",
-    ),
-    *("batch_size", "decide_by", "output", "config", "attn_implementation"),
+    *GridOptions.model_fields,
+    *("memory", "budgets", "passages", "share", "batch_size", "decide_by"),
+    *("output", "config", "attn_implementation"),
 }
 
 
@@ -81,19 +72,14 @@ def run_recommend(options: RecommendOptions) -> dict[str, Found]:
     compared, left_out = entries(model, options, sizes, candidates, passages[0].tokens)
     if not compared:
         raise UserError("no candidate is possible:\n" + "\n".join(reasons(left_out)))
-    with lock.held(options.output):
-        folder = ResultFolder(options.output, _meaning(options, settings, passages))
-        rows, repaired = folder.begin(row_key)
-        for note in repaired:
+    with journal(options.output, _meaning(options, settings, passages), row_key) as kept:
+        for note in kept.notes:
             say(notes, f"note: {note}")
-        folder.write_text(RUN_FILE, run_file(options))
+        kept.folder.write_text(RUN_FILE, run_file(options))
         _tell(notes, compared, passages, options)
-        search = Search(model, options, compared, passages, folder, rows, _ends(model, tokenizer))
-        try:
-            with progress(notes, "readings") as watch:
-                search.run(watch)
-        finally:
-            folder.close()
+        search = Search(model, options, compared, passages, kept, end_tokens(model, tokenizer))
+        with progress(notes, "readings") as watch:
+            search.run(watch)
         return _finish(notes, search, left_out, settings.device)
 
 
@@ -169,22 +155,9 @@ def _meaning(options: RecommendOptions, settings: Settings, passages: Sequence[P
 
 def run_file(options: RecommendOptions) -> str:
     """The YAML that `--config` reads back."""
-    import yaml
-
-    given = {
-        name.replace("_", "-"): value
-        for name, value in options.model_dump(mode="json", exclude_unset=True, exclude={"config"}).items()
-        if value is not None
-    }
-    text: str = yaml.safe_dump(given, sort_keys=False, allow_unicode=True, width=110)
-    return f"# `paged-eviction recommend --config {options.output / RUN_FILE}` repeats or continues the search.\n{text}"
-
-
-def _ends(model: Any, tokenizer: Any) -> frozenset[int]:
-    found: list[Any] = [tokenizer.eos_token_id]
-    named = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    found += named if isinstance(named, list) else [named]
-    return frozenset(each for each in found if each is not None)
+    given = options.model_dump(mode="json", exclude_unset=True, exclude_none=True, exclude={"config"})
+    head = f"`paged-eviction recommend --config {options.output / RUN_FILE}` repeats or continues the search."
+    return written(head, given)
 
 
 def _tell(notes: Console, compared: Sequence[Entry], passages: Sequence[Passage], options: RecommendOptions) -> None:
@@ -200,7 +173,7 @@ def _tell(notes: Console, compared: Sequence[Entry], passages: Sequence[Passage]
 
 
 def _finish(notes: Console, search: Search, left_out: list[LeftOut], device: str) -> dict[str, Found]:
-    options, folder = search.options, search.folder
+    options, folder = search.options, search.kept.folder
     compared = {name for _, name in search.entries}
     failed: dict[str, list[str]] = {}
     broken = len({key[:2] for key, row in search.rows.items() if row["failed"] and key[:2] in search.entries})
