@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
+from ..errors import UserError
 from ..options.base import Options, option
 from ..options.fit import FitOptions
 from ..options.model import ModelOptions
@@ -20,6 +21,8 @@ EPILOG = """[bold]Examples[/]
   OUTPUT.samples (tokens x hidden size x layers numbers in the model's type). Then each layer's gate is trained by
   itself. A command that was cut off goes on where it was; the folder is removed at the end.
 
+  With --loss straight_through the model computes each window forwards and backwards, and stays as it is.
+
   In Python: install_gates(model, "qwen-gates.safetensors"), then policy="gate:qwen-gates.safetensors". Commands
   install what their policies name.
 """
@@ -30,17 +33,32 @@ class GateOptions(Options):
 
     panel: ClassVar[str] = "The gates"
 
+    loss: Literal["regression", "straight_through"] = option(
+        "regression",
+        "What is learned from: regression foretells what later tokens do with each token, by forward passes only. "
+        "straight_through is Attention-Gate's own: gates shut out tokens in the model's attention and learn from the "
+        "loss of the language model. It needs gradients through the model, so memory for the activations of a window, "
+        "and many times as long.",
+    )
     target: Literal["attention", "output"] = option(
         "attention",
-        "What is foretold: the largest attention that a token gets from afar, or its largest part in an attention "
-        "output (KVzip+).",
+        "What a regression foretells: the largest attention that a token gets from afar, or its largest part in an "
+        "attention output (KVzip+).",
+    )
+    keep: float | None = option(
+        None,
+        "Of straight_through: the share of the tokens that gates are to let through (default: 0.0625).",
     )
     units: int = option(
         64,
-        "Of the layer between hidden state and score; 0 = none, a line in closed form.",
+        "Of the layer between hidden state and score; 0 = none, a line (a regression has it in closed form).",
         at_least=0,
     )
-    epochs: int = option(6, "How often each token is looked at.", at_least=1)
+    epochs: int | None = option(
+        None,
+        "How often each token is looked at (default: 6; of straight_through 2).",
+        at_least=1,
+    )
     seed: int = option(0, "Of the first weights and of the order.")
 
 
@@ -52,8 +70,21 @@ class FitGateOptions(FitOptions, GateOptions, ModelOptions):
 
 def fit_gate(options: FitGateOptions) -> None:
     """Train the policy gate:FILE for a model: which tokens will be needed, told from hidden states."""
-    from ..calibrate import text_settings
-    from ..fit_gate import run_fit_gate
+    from hf_paged_eviction.recipes.fit_gates import Training
+    from hf_paged_eviction.recipes.straight_through import StraightThrough
 
+    from ..calibrate import text_settings
+    from ..fit_gate import Ways, run_fit_gate
+
+    other = {"regression": "keep", "straight_through": "target"}[options.loss]
+    if other in options.model_fields_set:
+        raise UserError(f"--{other} is of no meaning with --loss {options.loss}")
+    given = {name: getattr(options, name) for name in ("units", "epochs", "seed", "keep")}
+    chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    training: Ways
+    try:
+        training = Training(options.target, **chosen) if options.loss == "regression" else StraightThrough(**chosen)
+    except ValueError as error:
+        raise UserError(f"cannot train gates: {error}") from error
     settings = text_settings(options.read, options.window, options)
-    run_fit_gate(settings, options.output, options.tokens, options.target, options.units, options.epochs, options.seed)
+    run_fit_gate(settings, options.output, options.tokens, training)
