@@ -19,6 +19,7 @@ from typing import Any
 
 from common import RESULTS
 from policies_plot import plot_shares
+from regret import ALL_TASKS, RANDOM, Share, shares
 
 from hf_paged_eviction import available_policies
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
@@ -31,7 +32,6 @@ from hf_paged_eviction_eval.running.variants import row_key
 from hf_paged_eviction_eval.settings import TaskSettings
 from hf_paged_eviction_eval.store.completion import Progress
 from hf_paged_eviction_eval.store.results import Row, read_meta, read_rows
-from hf_paged_eviction_eval.summaries.regret import ALL_TASKS, RANDOM, Share, shares
 from hf_paged_eviction_eval.summaries.summary import Cell, over_tasks, summarise
 from hf_paged_eviction_eval.tasks import TASK_GROUPS
 

@@ -17,13 +17,13 @@ from .budgets import FULL, ORACLE, Budget, parse_budgets, parse_memory
 from .environment import best_device
 from .errors import UserError
 from .metrics.library import check_library_metric, is_library_metric
-from .options.base import flag
+from .options.base import flag, words
 from .options.evaluate import EvalOptions, TaskFileOptions, whole_number
 from .options.model import ModelOptions
 from .policy_names import ALL, choose_policies, needs_queries, split_name
 from .presets import get_preset
 from .prompting.haystack_files import read_haystack
-from .prompting.suites import NIAH, expand, is_generated, own_names
+from .prompting.suites import NIAH, expand, is_generated, is_on_hub, own_names
 from .settings import EMBEDDED, Settings, TaskSettings, TextSettings
 from .task_files import TaskFile
 
@@ -70,6 +70,8 @@ def task_settings(options: EvalOptions) -> TaskSettings:
         given.discard("max_new_tokens")
     if given and not own:
         raise UserError(f"{', '.join(map(flag, sorted(given)))}: about records of your own, say --task-file")
+    if options.dataset_revision and not (options.dataset or any(map(is_on_hub, tasks))):
+        raise UserError("--dataset-revision goes with --dataset, or with tasks whose records are on the Hub")
     generated = [task for task in tasks if is_generated(task)]
     if options.length and not generated:
         raise UserError("--length is about generated tasks; the prompts of LongBench have their own: --max-length")
@@ -104,6 +106,8 @@ def text_request(options: EvalOptions) -> Request[TextSettings]:
     files = [str(file) for file in options.files or ()]
     if files and options.dataset:
         raise UserError(f"give files or --dataset {options.dataset}, not both")
+    if options.dataset_revision and not options.dataset:
+        raise UserError("--dataset-revision goes with --dataset")
     missing = [name for name in files if not Path(name).is_file()]
     if missing:
         raise UserError(f"no such file: {', '.join(missing)}")
@@ -124,8 +128,6 @@ def shared_settings(options: EvalOptions) -> dict[str, Any]:
     """Settings that are not what was typed, and that tasks and texts have in common."""
     if options.tensor_parallel and options.device_map:
         raise UserError("--tensor-parallel and --device-map both split the model: choose one")
-    if options.dataset_revision and not options.dataset:
-        raise UserError("--dataset-revision goes with --dataset")
     policies, budgets = choose_caches(options.policies, asked_budgets(options))
     return {
         "device": device_for(options),
@@ -203,11 +205,6 @@ def attention_for(policies: Sequence[str], typed: str | None, disposal: str = "d
             f"leave it out, or write {PAGED_EVICTION} (which computes as sdpa does)"
         )
     return PAGED_EVICTION if curious else typed
-
-
-def words(typed: str) -> list[str]:
-    """The parts of a comma-separated list."""
-    return [word.strip() for word in typed.split(",") if word.strip()]
 
 
 def lengths(typed: str) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from .errors import UserError
-from .metrics import first_line_of, score_sample
+from .longbench import TASKS
+from .metrics import METRICS, first_line_of, score_sample
 from .store.predictions import Group, Prediction, read_groups, runs
 from .summaries.aggregates import Aggregate, aggregates, bucket_scores, task_score, v2_scores
 from .tasks import Sample, get_task
@@ -72,6 +73,7 @@ def score_files(
     edit_similarity: str = "difflib",
     rouge: str = "official",
     keep_first_run: bool = False,
+    metrics: Sequence[str] = (),
     problems: list[str] | None = None,
 ) -> list[TaskScore]:
     """Score predictions of this package (`results.jsonl`), of LongBench's `pred.py` (`<task>.jsonl`) or of OpenCompass.
@@ -82,6 +84,7 @@ def score_files(
             a folder `pred_e`, are scored so anyway.
         edit_similarity: as for `metrics.score_sample`, and so is `rouge`.
         keep_first_run: see `read_groups`.
+        metrics: names in `METRICS`, each of which gives a score; empty: the metric of each task.
         problems: takes what is wrong with a file, and the others are scored; None raises.
 
     Returns:
@@ -94,12 +97,22 @@ def score_files(
     for files in (files for path in paths for files in runs(path)):
         try:
             groups = read_groups(files, longbench_e, keep_first_run)
-            found += [_score_group(group, edit_similarity, rouge) for group in groups]
+            found += [_score_group(group, edit_similarity, rouge) for group in _measured(groups, metrics)]
         except UserError as error:
             if problems is None:
                 raise
             problems.append(str(error))
     return found
+
+
+def _measured(groups: Iterable[Group], metrics: Sequence[str]) -> Iterator[Group]:
+    """The groups; with `metrics` each once per metric, without the scores that were recorded for another one."""
+    for group in groups:
+        if not metrics:
+            yield group
+        for metric in metrics:
+            others = (replace(each, metric=metric, recorded=None) for each in group.predictions)
+            yield replace(group, predictions=tuple(others))
 
 
 def _score_group(group: Group, edit_similarity: str, rouge: str) -> TaskScore:
@@ -170,9 +183,11 @@ def _kind(prediction: Prediction, name: str) -> str:
 
 
 def means(scores: Iterable[TaskScore]) -> list[Mean]:
-    """The official aggregates of every run that has all the tasks they are over."""
+    """The official aggregates of every run that has all the tasks they are over, each by the metric of the task."""
     runs: dict[tuple[str, str | None, str | None], dict[str, float | None]] = {}
     for score in scores:
+        if score.task in TASKS and score.metric != TASKS[score.task].metric:
+            continue
         runs.setdefault((_run(score), score.policy, score.budget), {})[score.task] = score.score
     found: list[tuple[tuple[str, str | None, str | None], Aggregate]] = []
     for run, numbers in runs.items():
@@ -192,6 +207,7 @@ def run_score(
     rouge: str,
     output: Path | None,
     keep_first_run: bool = False,
+    metrics: Sequence[str] = (),
 ) -> bool:
     """Print the scores of files of predictions; write them as JSON too if `output` is given; whether all were scored.
 
@@ -200,7 +216,15 @@ def run_score(
     """
     problems: list[str] = []
     backends = {"edit_similarity": edit_similarity, "rouge": rouge}
-    scores = score_files(paths, longbench_e=longbench_e, keep_first_run=keep_first_run, problems=problems, **backends)
+    _refuse_unknown(metrics)
+    scores = score_files(
+        paths,
+        longbench_e=longbench_e,
+        keep_first_run=keep_first_run,
+        metrics=metrics,
+        problems=problems,
+        **backends,
+    )
     if not scores:
         raise UserError(problems[0])
     console = Console()
@@ -215,6 +239,12 @@ def run_score(
     for note in notes:
         Console(stderr=True).print(note, highlight=False, markup=False, soft_wrap=True)
     return not problems
+
+
+def _refuse_unknown(metrics: Sequence[str]) -> None:
+    for name in metrics:
+        if name not in METRICS:
+            raise UserError(f"unknown metric {name!r} (--metric); choose from {', '.join(METRICS)}")
 
 
 def _notes(score: TaskScore) -> Iterator[str]:

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import typer
-
-from ..options.base import option
+from ..options.base import Words, option, words
 from ..options.evaluate import MetricOptions
-from .command import add_command
 
 EPILOG = """[bold]Examples[/]
 
@@ -21,6 +18,10 @@ EPILOG = """[bold]Examples[/]
 A published tree of several models, with files that hold several runs
 
   paged-eviction score pred_e --keep-first-run
+
+The other official metrics of LooGLE, from the answers of a run
+
+  paged-eviction score results/loogle --metric meteor,bleu_1,bleu_4
 """
 
 
@@ -38,12 +39,14 @@ class ScoreOptions(MetricOptions):
     keep_first_run: bool = option(
         False, "Of a file with more lines than its task has samples (pred.py appends), count the first ones only."
     )
+    metric: Words = option(
+        "",
+        "Score by these metrics instead of that of each task: any metrics of this package, for LooGLE meteor, bleu_1, "
+        "bleu_4, rouge_1_recall, bert_score.",
+        metavar="NAME,...",
+        shown="the metric of each task",
+    )
     output: Path | None = option(None, "Write the scores here too, as JSON.", metavar="FILE.json")
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    add_command(app, "score", ScoreOptions, score, EPILOG)
 
 
 def score(options: ScoreOptions) -> bool:
@@ -51,4 +54,11 @@ def score(options: ScoreOptions) -> bool:
     from ..scoring import run_score
 
     backends = (options.edit_similarity, options.rouge)
-    return run_score(options.paths, options.longbench_e, *backends, options.output, options.keep_first_run)
+    return run_score(
+        options.paths,
+        options.longbench_e,
+        *backends,
+        options.output,
+        options.keep_first_run,
+        words(options.metric),
+    )

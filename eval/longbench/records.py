@@ -11,6 +11,7 @@ from ..errors import UserError
 from .sources import Source
 
 Record = dict[str, Any]
+_GZIP = b"\x1f\x8b"
 Located = tuple[str, Any]
 """Where a value stands, in words, and the value."""
 
@@ -42,6 +43,8 @@ def _are_texts(value: Any) -> bool:
 TEXT = Kind("a text", _is_text)
 TEXTS = Kind("a list of texts, at least one", _are_texts)
 TEXTS_OR_NULL = Kind("a list of texts, or null", lambda value: value is None or _are_texts(value))
+#: What a record may be named by.
+IDENTITY = Kind("a text or a whole number", lambda value: (_is_text(value) and value != "") or type(value) is int)
 COUNT = Kind("a whole number", lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= 0)
 
 
@@ -61,6 +64,8 @@ def one_of(*values: str) -> Kind:
 
 def parse(source: Source) -> Iterator[Located]:
     """The values in a file of JSON lines or, where its name ends in `.json`, of one list."""
+    if source.content.startswith(_GZIP):
+        raise UserError(f"{source.name} is gzipped; unpack it first (gunzip)")
     if not source.content.strip(b"\xef\xbb\xbf \t\r\n"):
         raise UserError(f"{source.name} is empty")
     content = source.content.removeprefix(b"\xef\xbb\xbf")
@@ -81,7 +86,7 @@ def _json(content: bytes, where: str) -> Any:
     try:
         return json.loads(content.decode())
     except UnicodeDecodeError as error:
-        raise UserError(f"{where}: not UTF-8 ({error.reason} at byte {error.start})") from error
+        raise UserError(f"{where}: not UTF-8 ({error.reason} at byte {error.start}); save the file as UTF-8") from error
     except RecursionError as error:
         raise UserError(f"{where}: not a record (nested too deep)") from error
     except ValueError as error:
@@ -100,11 +105,11 @@ def check(
     first: dict[str, str] = {}
     for where, value in values:
         if not isinstance(value, dict):
-            raise UserError(f"{where}: {_shown(value)} is not a record")
+            raise UserError(f"{where}: {shown(value)} is not a record")
         _check_columns(where, value, required)
         for name, kind in {**required, **(optional or {})}.items():
             if name in value and not kind.accepts(value[name]):
-                raise UserError(f"{where}: {name!r} is {_shown(value[name])}, it must be {kind.what}")
+                raise UserError(f"{where}: {name!r} is {shown(value[name])}, it must be {kind.what}")
         identity = value["_id"]
         if identity in first:
             raise UserError(f"{where}: the same '_id' {identity!r} as in {first[identity]}; remove one of the two")
@@ -126,6 +131,7 @@ def _check_columns(where: str, record: Record, required: Mapping[str, Kind]) -> 
     raise UserError(message)
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """The beginning of a value, as JSON."""
     text = json.dumps(value, default=str)
     return text if len(text) <= 40 else f"{text[:40]}..."

@@ -38,10 +38,7 @@ def name_match(prediction: str, answer: str) -> float:
 def last_number(prediction: str, answer: str) -> float:
     """The last word is the number."""
     words = _spaced(prediction, "\n.`'\":").split()
-    try:
-        return float(bool(words) and int(words[-1]) == int(answer))
-    except ValueError:
-        return 0.0
+    return float(bool(words) and _whole(words[-1]) == int(answer))
 
 
 def number_found(prediction: str, answer: str) -> float:
@@ -53,14 +50,14 @@ def number_found(prediction: str, answer: str) -> float:
         whole = int(answer)
     except ValueError:
         return float(float(found.group()) == float(answer))
-    return float("." not in found.group() and int(found.group()) == whole)
+    return float("." not in found.group() and _whole(found.group()) == whole)
 
 
 def numbers_in_order(prediction: str, answers: Sequence[str]) -> float:
     """The share of numbers that are right before the first that is not. Signs do not count."""
     right = 0
     for said, answer in zip(_DIGITS.findall(prediction), answers, strict=False):
-        if int(said) != int(answer):
+        if _whole(said) != int(answer):
             break
         right += 1
     return right / len(answers)
@@ -114,6 +111,14 @@ def rouge_lsum(prediction: str, answers: Sequence[str]) -> float:
     scorer: Any = import_extra("rouge_score.rouge_scorer", "metrics", "scores of summaries of InfiniteBench")
     found = scorer.RougeScorer(["rougeLsum"], use_stemmer=False)
     return max(float(found.score(answer, prediction)["rougeLsum"].fmeasure) for answer in answers)
+
+
+def _whole(digits: str) -> int | None:
+    """The number; None for what is none, or for one of thousands of digits, which Python does not read."""
+    try:
+        return int(digits)
+    except ValueError:
+        return None
 
 
 def _characters(text: str) -> list[str]:

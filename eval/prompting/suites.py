@@ -81,6 +81,13 @@ def is_generated(task: str) -> bool:
     return task in available_tasks()
 
 
+def is_on_hub(task: str) -> bool:
+    """Whether its records are fetched from the Hub, where nothing else is said."""
+    if task in published.TASKS:
+        return published.TASKS[task].hub is not None
+    return task in longbench.TASKS or task == longbench.V2
+
+
 def description(task: str) -> str:
     """A line on what a task asks."""
     if is_generated(task):

@@ -9,18 +9,56 @@ here by a score of 0; and the first number of `math_calc` counts, which the offi
 from __future__ import annotations
 
 import json
+import math
 import re
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..errors import UserError
-from ..longbench.records import TEXT, Kind, Record
+from ..longbench.records import IDENTITY, TEXT, TEXTS, Kind, Record, shown
 from ..tasks import Sample
 from .task import Hub, PublishedTask
 
 _TABLE: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "infinitebench.json").read_text("utf-8"))
-_ANY = Kind("a text, a number, or a list", lambda value: isinstance(value, str | int | float | list))
+_CHOICES = ("code_debug", "longbook_choice_eng")
+
+
+def _is_value(value: Any) -> bool:
+    return TEXT.accepts(value) or _is_number(value)
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) is int or (type(value) is float and math.isfinite(value))
+
+
+def _is_whole(value: Any) -> bool:
+    return type(value) is int
+
+
+def _one_or_several(what: str, accepts: Callable[[Any], bool]) -> Kind:
+    return Kind(
+        f"{what} or a list of such, at least one",
+        lambda value: all(map(accepts, value)) and bool(value) if isinstance(value, list) else accepts(value),
+    )
+
+
+_WHOLE = _one_or_several("a whole number", _is_whole)
+#: What the answers of a task are, where they are not texts or numbers of any kind.
+_ANSWERS = {
+    "math_find": _one_or_several("a number", _is_number),
+    "code_run": _WHOLE,
+    "math_calc": Kind(
+        "a list of whole numbers, at least one, or a list of such lists",
+        lambda value: (
+            isinstance(value, list)
+            and bool(value)
+            and (_WHOLE.accepts(value) or all(isinstance(each, list) and _WHOLE.accepts(each) for each in value))
+        ),
+    ),
+}
+_OPTIONS = Kind("a list of four texts", lambda value: TEXTS.accepts(value) and len(value) == 4)
+_REVISION = "90f0394333616266d9fe85824ceaf505093cbaa5"
 #: Task -> metric.
 _METRICS = {
     "passkey": "first_number",
@@ -59,31 +97,31 @@ def _places(name: str, record: Record) -> dict[str, str]:
     """What the template has gaps for, besides the context."""
     asked = record["input"]
     places = {"input": asked, "question": asked}
-    if options := record.get("options"):
-        places |= {f"OPTION_{letter}": option for letter, option in zip("ABCD", options, strict=False)}
+    if name in _CHOICES:
+        places |= {f"OPTION_{letter}": option for letter, option in zip("ABCD", record["options"], strict=True)}
     if name == "code_run":
-        call = _found(_CALL, name, asked)
+        call = _found(_CALL, asked)
         places |= {"func_call": call, "func": call.partition("(")[0]}
     if name == "math_find":
-        target = _found(_TARGET, name, asked).lower()[: -len(" of")]
+        target = _found(_TARGET, asked).lower()[: -len(" of")]
         places["prefix"] = f"What is {target} in the following list?"
     return places
 
 
-def _found(pattern: re.Pattern[str], name: str, asked: str) -> str:
+def _found(pattern: re.Pattern[str], asked: str) -> str:
     match = pattern.search(asked)
     if match is None:
-        raise UserError(f"infinite_{name}: {asked!r:.60} in 'input' does not say what is asked")
+        raise ValueError(f"{asked!r:.60} in 'input' does not say what is asked")
     return match.group()
 
 
 def _answers(name: str, record: Record) -> tuple[str, ...]:
     answer = record["answer"]
-    if name in ("code_debug", "longbook_choice_eng"):
-        given = answer if isinstance(answer, list) else [answer]
-        if len(given) == 1:
-            given = [given[0], "ABCD"[record["options"].index(given[0])]]
-        return tuple(map(str, given))
+    if name in _CHOICES:
+        text, *letter = answer if isinstance(answer, list) else [answer]
+        if text not in record["options"] or letter not in ([], *([each] for each in "ABCD")):
+            raise ValueError(f"the answer {shown(answer)} is none of the options {shown(record['options'])}")
+        return (text, *(letter or "ABCD"[record["options"].index(text)]))
     if name == "math_calc" and isinstance(answer[0], list):
         answer = answer[0]
     given = answer if isinstance(answer, list) else [answer]
@@ -96,9 +134,15 @@ TASKS = tuple(
         name=f"infinite_{name}",
         description=f"InfiniteBench, {name}: texts of 100,000 tokens and more, {metric}.",
         files=(f"{name}.jsonl",),
-        hub=Hub(("xinrongzhang2022/InfiniteBench",), (f"{name}.jsonl",)),
+        hub=Hub(("xinrongzhang2022/InfiniteBench",), (f"{name}.jsonl",), _REVISION),
         without=f"get {name}.jsonl of the dataset xinrongzhang2022/InfiniteBench and give --data-dir its folder",
-        columns={"context": TEXT, "input": TEXT, "answer": _ANY},
+        columns={
+            "context": TEXT,
+            "input": TEXT,
+            "answer": _ANSWERS.get(name, _one_or_several("a text or a number", _is_value)),
+        }
+        | ({"options": _OPTIONS} if name in _CHOICES else {}),
+        optional={"id": IDENTITY},
         prompt=_TABLE[name]["prompt"],
         sample=partial(_sample, name),
     )

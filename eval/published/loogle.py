@@ -4,11 +4,11 @@ Prompts and lengths of answers are the official tables, shipped unchanged next t
 not put into a chat template. Every question of a document is a sample of its own, so with `--question-agnostic` all of
 them share one compressed context.
 
-Scores are the official automatic ones that need no model and no word list: for the three tasks with sentences as
-answers the recall of ROUGE-L (long answers are not punished, so compare runs of one length), for clozes the share of
-masks that were named exactly (`cloze_partial` counts a common word). The official number of clozes divides the sums
-over all questions; a mean here counts each question the same. BLEU, METEOR, BERTScore and GPT-4 as a judge are left
-out.
+Scores are official automatic ones: for the three tasks with sentences as answers the recall of ROUGE-L (long answers
+are not punished, so compare runs of one length), for clozes the share of masks that were named exactly. The others are
+got from the answers of a run by `paged-eviction score FOLDER --metric`: `rouge_1_recall`, `rouge_2_recall`, `bleu_1`,
+`bleu_4`, `meteor` and `bert_score`, and `cloze_partial`, which counts a common word. The official number of clozes
+divides the sums over all questions; a mean here counts each question the same. GPT-4 as a judge is left out.
 """
 
 from __future__ import annotations

@@ -10,14 +10,22 @@ from __future__ import annotations
 
 from functools import partial
 
-from ..longbench.records import TEXT, Kind, Record
+from ..longbench.records import IDENTITY, TEXT, Kind, Record
 from ..tasks import Sample
 from .task import Hub, PublishedTask
 
 MAX_NEW_TOKENS = 32_768
 INSTRUCTION = "\n\nReason step by step, and put your final answer within \\boxed{}."
 
-_ANSWER = Kind("a text or a number", lambda value: isinstance(value, str | int) and str(value).strip() != "")
+_ANSWER = Kind(
+    "a text or a whole number",
+    lambda value: type(value) is int or (TEXT.accepts(value) and value.strip() != ""),
+)
+_OPTIONAL = {
+    "unique_id": IDENTITY,
+    "subject": TEXT,
+    "level": Kind("a text or a number", lambda value: TEXT.accepts(value) or type(value) in (int, float)),
+}
 
 
 def _sample(task: str, column: str, record: Record, index: int) -> Sample:
@@ -39,9 +47,10 @@ TASKS = (
         name="math500",
         description="MATH-500: 500 problems, long answers; what a budget costs while decoding.",
         files=("math500.jsonl", "MATH-500/test.jsonl", "test.jsonl"),
-        hub=Hub(("HuggingFaceH4/MATH-500",), ("test.jsonl",)),
+        hub=Hub(("HuggingFaceH4/MATH-500",), ("test.jsonl",), "6e4ed1a2a79af7d8630a6b768ec859cb5af4d3be"),
         without="get test.jsonl of the dataset HuggingFaceH4/MATH-500 and put it into --data-dir as math500.jsonl",
         columns={"problem": TEXT, "answer": _ANSWER},
+        optional=_OPTIONAL,
         prompt=INSTRUCTION,
         sample=partial(_sample, "math500", "problem"),
         long_answers=True,
@@ -50,10 +59,15 @@ TASKS = (
         name="aime2025",
         description="AIME 2025: 30 problems, very long answers; what a budget costs while decoding.",
         files=("aime2025.jsonl", "aime25.jsonl"),
-        hub=Hub(("opencompass/AIME2025",), ("aime2025-I.jsonl", "aime2025-II.jsonl")),
+        hub=Hub(
+            ("opencompass/AIME2025",),
+            ("aime2025-I.jsonl", "aime2025-II.jsonl"),
+            "a6ad95f611d72cf628a80b58bd0432ef6638f958",
+        ),
         without="get both files of the dataset opencompass/AIME2025 and put them, one after the other, into --data-dir "
         "as aime2025.jsonl",
         columns={"question": TEXT, "answer": _ANSWER},
+        optional=_OPTIONAL,
         prompt=INSTRUCTION,
         sample=partial(_sample, "aime2025", "question"),
         long_answers=True,

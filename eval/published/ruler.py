@@ -64,6 +64,7 @@ TASKS = tuple(
         hub=None,
         without=_WITHOUT,
         columns={"index": COUNT, "input": TEXT, "outputs": TEXTS},
+        optional={"answer_prefix": TEXT, "length": COUNT},
         prompt="",
         sample=partial(_sample, name),
     )

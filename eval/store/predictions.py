@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,8 @@ from ..grouping import grouped
 from ..longbench.tasks import TASKS, LongBenchTask
 from .results import ROWS, SHARDS
 
+_BOM, _GZIP = b"\xef\xbb\xbf", b"\x1f\x8b"
+_HUGE = 1e9
 _KNOWN = ", ".join(name for name, task in TASKS.items() if not task.is_e)
 
 
@@ -79,6 +82,27 @@ class _Line:
                 f"{self.place}: {name!r} must be a list of texts with at least one in it, not {_show(texts)}"
             )
         return tuple(texts)
+
+    def name(self, name: str) -> str:
+        """A text that tables and files can show."""
+        value: str = self.field(name, str)
+        if any("\ud800" <= character <= "\udfff" for character in value):
+            raise UserError(f"{self.place}: {name!r} has half a character in it: {_show(value)}")
+        return value
+
+    def length(self, name: str, *, needed: bool) -> int | None:
+        """A whole number of words or tokens."""
+        value: int | None = self.field(name, int, *([] if needed else [type(None)]))
+        if value is not None and value < 0:
+            raise UserError(f"{self.place}: {name!r} is {_show(value)}, it must be 0 or more")
+        return value
+
+    def score(self, name: str) -> float | None:
+        """A finite number, if there is one."""
+        value = self.field(name, float, int, type(None))
+        if value is not None and not abs(value) < _HUGE:  # nor not-a-number
+            raise UserError(f"{self.place}: {name!r} is {_show(value)}, it must be a number from 0 to 1")
+        return None if value is None else float(value)
 
     def field(self, name: str, *kinds: type) -> Any:
         """A field of one of these types; `type(None)` among them lets it be absent."""
@@ -165,10 +189,18 @@ def _read(path: Path) -> Iterator[_Line]:
     try:
         with path.open("rb") as file:  # lines end at newlines only: str.splitlines would cut at U+2028 too
             for number, content in enumerate(file, 1):
+                if number == 1:
+                    _refuse_gzip(path, content)
+                    content = content.removeprefix(_BOM)
                 if content.strip():
                     yield _Line(path, number, content.strip(), _row(f"{path}, line {number}", content))
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def _refuse_gzip(path: Path, content: bytes) -> None:
+    if content.startswith(_GZIP):
+        raise UserError(f"{path} is gzipped; unpack it first (gunzip)")
 
 
 def _row(place: str, content: bytes) -> dict[str, Any]:
@@ -192,7 +224,9 @@ _REPAIR = "delete this line, or write the file anew"
 def _opencompass(path: Path) -> Iterator[_Line]:
     """The entries of a file of OpenCompass as the lines that `pred.py` would have written."""
     try:
-        content = json.loads(path.read_text("utf-8"))
+        read = path.read_bytes()
+        _refuse_gzip(path, read)
+        content = json.loads(read.removeprefix(_BOM).decode(), object_pairs_hook=_each_once)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
@@ -206,6 +240,15 @@ def _opencompass(path: Path) -> Iterator[_Line]:
         labels: Mapping[str, Any] = gold if isinstance(gold, dict) else {"answers": gold}
         row = {"pred": entry["prediction"], "answers": labels.get("answers"), "all_classes": labels.get("all_classes")}
         yield _Line(path, number, json.dumps(entry, sort_keys=True).encode(), {**row, "length": None})
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The object; an entry of a name that stands twice would be lost."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
+        raise ValueError(f"{twice!r} stands twice in one object")
+    return found
 
 
 def _official(lines: Sequence[_Line], longbench_e: bool, keep_first_run: bool) -> Group:
@@ -224,7 +267,7 @@ def _official(lines: Sequence[_Line], longbench_e: bool, keep_first_run: bool) -
             text=line.field("pred", str),
             answers=line.texts("answers"),
             all_classes=line.texts("all_classes") if line.row.get("all_classes") else None,
-            words=line.field("length", int, *([] if task.is_e else [type(None)])),
+            words=line.length("length", needed=task.is_e),
             metric=task.metric,
             recorded=None,
             metadata={},
@@ -289,10 +332,10 @@ def _own(source: Path, lines: Sequence[_Line], longbench_e: bool) -> Iterator[Gr
 
 def _group_key(line: _Line) -> tuple[str, int | None, str, str]:
     return (
-        line.field("task", str),
-        line.field("length", int, type(None)),
-        line.field("policy", str),
-        line.field("budget", str),
+        line.name("task"),
+        line.length("length", needed=False),
+        line.name("policy"),
+        line.name("budget"),
     )
 
 
@@ -302,9 +345,9 @@ def _own_prediction(line: _Line) -> Prediction:
         text=line.field("prediction", str),
         answers=line.texts("answers"),
         all_classes=line.texts("all_classes") if line.row.get("all_classes") else None,
-        words=line.field("record_length", int, type(None)),
+        words=line.length("record_length", needed=False),
         metric=line.field("metric", str, type(None)),
-        recorded=line.field("score", float, int, type(None)),
+        recorded=line.score("score"),
         metadata=line.field("metadata", dict),
     )
 

@@ -111,11 +111,15 @@ def test_nested_classes_are_passed_over_as_officially() -> None:
 #: Their answers are parts of one, or say which metric they are made for.
 OF_ALL = (
     *("string_match_all", "classification", "numbers_in_order", "letter_or_function"),
-    *("cloze_exact", "cloze_partial"),
+    *("cloze_exact", "cloze_partial", "ndcg_10"),
 )
+#: Not 1 for one right word.
+OF_SEVERAL_WORDS = ("rouge_2_recall", "bleu_4", "meteor")
+#: Need a model or a list of words that has to be downloaded.
+OF_DOWNLOADS = ("meteor", "bert_score")
 
 
-@pytest.mark.parametrize("metric", [name for name in METRICS if name not in OF_ALL])
+@pytest.mark.parametrize("metric", sorted({*METRICS} - {*OF_ALL, *OF_SEVERAL_WORDS, *OF_DOWNLOADS}))
 def test_best_answer_counts(metric: str) -> None:
     if metric.endswith("_zh"):
         pytest.importorskip("jieba")
@@ -257,6 +261,11 @@ def test_optional_packages_are_not_touched_by_default(monkeypatch: pytest.Monkey
         ({"metric": "retrieval"}, ValueError, "names no paragraph"),
         ({"metric": "retrieval_zh", "answers": ["Paragraph 3"]}, ValueError, "段落7"),
         ({"metric": "longeval", "answers": ["4.2"]}, ValueError, "whole number"),
+        ({"metric": "cloze_exact", "answers": ["{}"]}, ValueError, "'cloze_exact' needs one answer like .*mask-0"),
+        ({"metric": "cloze_partial", "answers": ["[1]"]}, ValueError, "'cloze_partial' needs one answer"),
+        ({"metric": "cloze_partial", "answers": ['{"a": 3}']}, ValueError, "'cloze_partial' needs one answer"),
+        ({"metric": "ndcg_10", "answers": ["no"]}, ValueError, r"'ndcg_10' needs one answer like .*3.*, not \['no'\]"),
+        ({"metric": "ndcg_10", "answers": ['{"a": 1}'] * 2}, ValueError, "'ndcg_10' needs one answer"),
     ],
 )
 def test_wrong_input(change: dict[str, Any], error: type[Exception], message: str) -> None:
@@ -289,7 +298,7 @@ def test_any_text_has_a_score() -> None:
     ]
     alphabet += [chr(code) for code in range(0x3000, 0x3020) if unicodedata.category(chr(code)) != "Cn"]
     for metric in METRICS:
-        if metric.endswith("_zh") and not _has_jieba():
+        if metric in OF_DOWNLOADS or (metric.endswith("_zh") and not _has_jieba()):
             continue
         for _ in range(100):
             prediction = "".join(rng.choices(alphabet, k=rng.randrange(30)))
@@ -298,6 +307,7 @@ def test_any_text_has_a_score() -> None:
                 "retrieval_zh": "段落9",
                 **dict.fromkeys(("longeval", "last_number", "number_found", "numbers_in_order"), "9"),
                 **dict.fromkeys(("cloze_exact", "cloze_partial"), '{"a": "9"}'),
+                "ndcg_10": '{"9": 1}',
             }
             answers = [fitting.get(metric) or "".join(rng.choices(alphabet, k=9))]
             if metric == "letter_or_function":

@@ -141,7 +141,7 @@ def test_what_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"vt.jsonl, line 1: no column 'outputs', so this is not ruler_data_vt"):
         TASKS["ruler_data_vt"].samples(settings(tmp_path, "ruler_data_vt"))
     put(tmp_path, "vt.jsonl", {"index": 0, "input": "x", "outputs": "y"})
-    with pytest.raises(UserError, match=r"'outputs' is 'y', it must be a list of texts"):
+    with pytest.raises(UserError, match=r"'outputs' is \"y\", it must be a list of texts"):
         TASKS["ruler_data_vt"].samples(settings(tmp_path, "ruler_data_vt"))
     put(tmp_path, "code_run.jsonl", {"context": "x", "input": "what?", "answer": 3})
     with pytest.raises(UserError, match=r"does not say what is asked"):

@@ -15,7 +15,7 @@ from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction_eval import embedded
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.prompting.prompts import Batch, encode
-from hf_paged_eviction_eval.running.generation import end_tokens, filler, until_end
+from hf_paged_eviction_eval.running.generation import end_tokens, plain_settings, until_end
 from hf_paged_eviction_eval.running.prefill import Inputs, feed, pad_left
 from hf_paged_eviction_eval.running.runner import batch_keys, row_key, run_batch
 from hf_paged_eviction_eval.settings import TaskSettings
@@ -49,6 +49,7 @@ def answers_of(output: torch.Tensor, batch: Batch, ends: set[int]) -> list[str]:
 # ---- what is said -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("lengths", [(150,), LENGTHS])
 @pytest.mark.parametrize("share", [True, False])
 def test_the_whole_prompt_at_once_is_a_plain_generate(model: Any, lengths: tuple[int, ...], share: bool) -> None:
@@ -125,6 +126,7 @@ def test_eviction_and_the_place_of_the_question_are_felt(model: Any) -> None:
 # ---- what changes nothing ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("question", [0, 20])
 @pytest.mark.parametrize("heads", ["shared", "separate"])
 def test_a_shared_prefill_gives_the_rows_of_separate_runs(model: Any, question: int, heads: Any) -> None:
@@ -144,6 +146,7 @@ def test_a_shared_prefill_gives_the_rows_of_separate_runs(model: Any, question: 
     assert without_costs(single) == [row for row in without_costs(shared) if row["budget"] == "10%"]
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("question", [0, 20])
 @pytest.mark.parametrize("length", [None, 150])
 def test_a_row_does_not_depend_on_its_batch(model: Any, question: int, length: int | None) -> None:
@@ -281,7 +284,7 @@ def test_an_answer_stops_at_its_first_end_or_its_limit() -> None:
     assert until_end([5, 6, 1, 7], 9, {1, 2}) == [5, 6, 1]
     assert until_end([5, 6, 1], 2, {1}) == [5, 6]
     assert until_end([5, 6], 9, set()) == [5, 6]
-    assert filler([0, 2, 1]) == 3 and filler([4]) == 0
+    assert plain_settings({1}, [0, 2, 1])["pad_token_id"] == 3 and plain_settings({1}, [4])["pad_token_id"] == 0
 
 
 @pytest.mark.parametrize("place", [0, 3])

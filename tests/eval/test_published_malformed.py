@@ -1,0 +1,116 @@
+"""Records of published suites that are not what they should be: each is refused by file, line and reason."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hf_paged_eviction_eval.errors import UserError
+from hf_paged_eviction_eval.metrics import score_sample
+from hf_paged_eviction_eval.prompting import suites
+from hf_paged_eviction_eval.settings import TaskSettings
+
+DATA = Path(__file__).parents[1] / "data"
+
+
+def _records() -> dict[str, tuple[str, dict[str, Any]]]:
+    """Task -> its file and a record of it."""
+    found: dict[str, tuple[str, dict[str, Any]]] = {}
+    for suite in ("infinitebench", "loogle"):
+        for case in json.loads((DATA / f"{suite}.json").read_text("utf-8")):
+            if "record" in case:
+                name = f"{suite.removesuffix('bench')}_{case['task']}"
+                found[name] = (f"{case['task']}.jsonl", case["record"])
+    needle = {"index": 4, "input": "x\nWhat are all?", "outputs": ["7"], "length": 40, "answer_prefix": " They"}
+    found["ruler_data_niah_multiquery"] = ("niah_multiquery.jsonl", needle)
+    found["math500"] = ("math500.jsonl", {"problem": "x?", "answer": "1/2", "unique_id": "a.json", "level": 1})
+    found["aime2025"] = ("aime2025.jsonl", {"question": "x?", "answer": 70})
+    return found
+
+
+RECORDS = _records()
+SUITES = ("infinite_passkey", "loogle_shortdep_qa", "ruler_data_niah_multiquery", "math500", "aime2025")
+
+
+def load(folder: Path, task: str, content: bytes) -> list[Any]:
+    (folder / RECORDS[task][0]).write_bytes(content)
+    settings = TaskSettings(policies=("recency",), budgets=("64",), tasks=(task,), data_dir=str(folder))
+    return suites.load_samples(task, settings, None, None)
+
+
+def line(record: Any) -> bytes:
+    return json.dumps(record).encode() + b"\n"
+
+
+_OPTIONS = {"options": ["p", "q"]}
+_NO_OPTION = r"the answer .* is none of the options \[\"p\", \"q\""
+WRONG: list[tuple[str, dict[str, Any], str]] = [
+    *(("infinite_" + name, _OPTIONS, "'options' is .*a list of four texts") for name in ("code_debug",)),
+    ("infinite_longbook_choice_eng", {"options": None}, "'options' is null"),
+    ("infinite_longbook_choice_eng", {"answer": "other"}, _NO_OPTION),
+    ("infinite_code_debug", {"answer": [["q"]]}, "'answer' is .*a text or a number or a list of such"),
+    ("infinite_code_debug", {"answer": ["q", "E"]}, _NO_OPTION),
+    ("infinite_passkey", {"answer": None}, "'answer' is null, it must be a text or a number"),
+    ("infinite_passkey", {"answer": []}, r"'answer' is \[\], it must be .*at least one"),
+    ("infinite_passkey", {"answer": True}, "'answer' is true"),
+    ("infinite_passkey", {"id": [3]}, r"'id' is \[3\], it must be a text or a whole number"),
+    ("infinite_math_calc", {"answer": "seven"}, "'answer' is \"seven\", it must be a list of whole numbers"),
+    ("infinite_math_calc", {"answer": [[]]}, "it must be a list of whole numbers"),
+    ("infinite_math_find", {"answer": ["x"]}, "it must be a number or a list"),
+    ("infinite_math_find", {"answer": float("nan")}, "'answer' is NaN"),
+    ("infinite_code_run", {"answer": 1.5}, "'answer' is 1.5, it must be a whole number"),
+    ("infinite_code_run", {"input": "?"}, "'\\?' in 'input' does not say what is asked"),
+    ("infinite_math_find", {"input": "?"}, "'\\?' in 'input' does not say what is asked"),
+    ("loogle_shortdep_qa", {"qa_pairs": None}, "'qa_pairs' is null"),
+    ("loogle_shortdep_qa", {"input": "\ud800"}, "'input' is .*ud800"),
+    ("ruler_data_niah_multiquery", {"answer_prefix": None}, "'answer_prefix' is null, it must be a text"),
+    ("ruler_data_niah_multiquery", {"length": "40"}, "'length' is \"40\", it must be a whole number"),
+    ("ruler_data_niah_multiquery", {"outputs": [7]}, "'outputs' is \\[7\\]"),
+    ("math500", {"answer": True}, "'answer' is true"),
+    ("math500", {"unique_id": None}, "'unique_id' is null"),
+    ("math500", {"level": []}, "'level' is \\[\\]"),
+    ("aime2025", {"answer": "\ud800"}, "'answer' is"),
+]
+
+
+@pytest.mark.parametrize(("task", "change", "said"), WRONG)
+def test_wrong_fields(tmp_path: Path, task: str, change: dict[str, Any], said: str) -> None:
+    file, record = RECORDS[task]
+    content = line(record) + line(record | {"id": 99, "unique_id": "b", "index": 99} | change)
+    with pytest.raises(UserError, match=f"{file}, line 2: .*{said}"):
+        load(tmp_path, task, content)
+
+
+@pytest.mark.parametrize("task", SUITES)
+def test_wrong_files(tmp_path: Path, task: str) -> None:
+    file, record = RECORDS[task]
+    good = line(record)
+    for content, said in (
+        (b"\xef\xbb\xbf\n \n", f"{file} is empty"),
+        (gzip.compress(good), f"{file} is gzipped; unpack it first"),
+        (good + b'{"a": "\xe9"}\n', f"{file}, line 2: not UTF-8 .*; save the file as UTF-8"),
+        (good[: len(good) // 2], f"{file}, line 1: not JSON"),
+        (good + b"null\n", f"{file}, line 2: null is not a record"),
+        (b"[" * 100_000, f"{file}, line 1: not a record \\(nested too deep\\)"),
+        (good + b'{"a": ' + b"9" * 5000 + b"}", f"{file}, line 2: not JSON"),
+    ):
+        with pytest.raises(UserError, match=said):
+            load(tmp_path, task, content)
+    assert len(load(tmp_path, task, b"\xef\xbb\xbf" + good.replace(b"\n", b"\r\n") + b"\r\n")) >= 1
+
+
+@pytest.mark.parametrize("task", ["infinite_passkey", "ruler_data_niah_multiquery", "math500"])
+def test_two_records_of_one_name(tmp_path: Path, task: str) -> None:
+    file, record = RECORDS[task]
+    with pytest.raises(UserError, match=f"{file}, line 3: the same id '.*' as in .*{file}, line 1; remove one"):
+        load(tmp_path, task, line(record) + b"\n" + line(record))
+
+
+@pytest.mark.parametrize("metric", ["number_found", "numbers_in_order", "last_number", "first_number"])
+def test_numbers_of_thousands_of_digits(metric: str) -> None:
+    assert score_sample(metric, "9" * 5000, ["9"]) == 0
+    assert score_sample(metric, "9", ["9"]) == 1

@@ -1,0 +1,47 @@
+"""Which commit of the Hub a published suite is read from."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from hf_paged_eviction_eval.errors import UserError
+from hf_paged_eviction_eval.options.evaluate import EvalOptions
+from hf_paged_eviction_eval.published import TASKS, task
+from hf_paged_eviction_eval.requests import task_settings
+from hf_paged_eviction_eval.settings import TaskSettings
+
+
+def test_every_suite_on_the_hub_is_pinned() -> None:
+    hubs = [each.hub for each in TASKS.values() if each.hub is not None]
+    assert len(hubs) == 14
+    assert all(re.fullmatch(r"[0-9a-f]{40}", hub.revision) for hub in hubs)
+
+
+@pytest.mark.parametrize(("given", "name"), [(None, "math500"), ("a1b2", "math500"), (None, "aime2025")])
+def test_the_commit_is_asked_for(given: str | None, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, str]] = []
+
+    def download(repositories: Sequence[str], filename: str, revision: str) -> Path:
+        asked.append((filename, revision))
+        path = tmp_path / filename
+        path.write_text(json.dumps({"problem": "a", "question": "a", "answer": "1"}) + "\n", "utf-8")
+        return path
+
+    monkeypatch.setattr(task, "download", download)
+    settings = TaskSettings(policies=("recency",), budgets=("64",), tasks=(name,), dataset_revision=given)
+    hub = TASKS[name].hub
+    assert hub is not None
+    assert len(TASKS[name].samples(settings)) == len(hub.files)
+    assert asked == [(filename, given or hub.revision) for filename in hub.files]
+
+
+def test_a_revision_needs_something_to_pin() -> None:
+    assert task_settings(EvalOptions(tasks="math500", dataset_revision="a1b2")).dataset_revision == "a1b2"
+    assert task_settings(EvalOptions(tasks="qasper", dataset_revision="a1b2")).dataset_revision == "a1b2"
+    with pytest.raises(UserError, match="goes with --dataset, or with tasks whose records are on the Hub"):
+        task_settings(EvalOptions(tasks="passkey,loogle", dataset_revision="a1b2"))
