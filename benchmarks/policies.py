@@ -4,6 +4,9 @@
 question known when the prompt is compressed and without. Rows are written as they are finished, a folder per block
 size, mode and seed; the same command continues, and adds the policies and seeds that were not there before. The results
 are those of all seeds together, with the shares of each seed beside them. `--quick` takes minutes.
+
+`--onto` adds the policies of `--policies` to the results there are, which must be of the same prompts: random eviction
+and the oracle are measured again, and have to come to the same.
 """
 
 import argparse
@@ -14,12 +17,14 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from common import RESULTS, environment
+from common import RESULTS
 from policies_plot import plot_shares
+from regret import ALL_TASKS, RANDOM, Share, shares
 
 from hf_paged_eviction import available_policies
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
 from hf_paged_eviction_eval.budgets import FULL, ORACLE
+from hf_paged_eviction_eval.environment import timed_on
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.evaluation import evaluate_tasks
 from hf_paged_eviction_eval.policy_names import needs_queries
@@ -27,13 +32,13 @@ from hf_paged_eviction_eval.running.variants import row_key
 from hf_paged_eviction_eval.settings import TaskSettings
 from hf_paged_eviction_eval.store.completion import Progress
 from hf_paged_eviction_eval.store.results import Row, read_meta, read_rows
-from hf_paged_eviction_eval.summaries.regret import ALL_TASKS, RANDOM, Share, shares
 from hf_paged_eviction_eval.summaries.summary import Cell, over_tasks, summarise
 from hf_paged_eviction_eval.tasks import TASK_GROUPS
 
 #: Policies with a file, policies around policies, and budgets shared out among layers and heads.
 COMPOSED = (
     "calibrated:embedded",
+    "gate:embedded",
     "caote(h2o)",
     "caote(tova)",
     "caote(snapkv)",
@@ -63,7 +68,9 @@ def main() -> None:
                     evaluate_tasks(part, path, options.workers, Printer(path.name))
     except UserError as error:
         raise SystemExit(str(error)) from error
-    if options.quick:
+    if options.onto:
+        add(options, RESULTS / "policies.json", IMAGE)
+    elif options.quick:
         collect(options, options.work / "policies.json", options.work / "policies.png")
     else:
         collect(options, RESULTS / "policies.json", IMAGE)
@@ -91,6 +98,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--modes", default="aware,agnostic", help="whether the question is in what is compressed")
     parser.add_argument("--seeds", default="0,1", help="which prompts are drawn; those of all seeds count")
     parser.add_argument("--policies", help="instead of all of them, with ; in between")
+    parser.add_argument("--onto", action="store_true", help="add to the results there are")
     options = parser.parse_args(words)
     options.budgets, options.tasks = ("6%", "12.5%", "25%", "50%"), TASK_GROUPS["suite"]
     if options.quick:
@@ -154,14 +162,9 @@ class Printer:
 
 def collect(options: argparse.Namespace, target: Path, image: Path) -> None:
     """Everything that is in the work folder, as one file and one plot."""
-    runs = []
-    for seeds in grid(options):
-        by_seed = {settings.seed: rows_of(options.work, name) for settings, name in seeds}
-        rows = [row for each in by_seed.values() for row in each]
-        if rows:
-            runs.append(summary(seeds[0][0], rows) | ({"by_seed": seed_shares(by_seed)} if len(by_seed) > 1 else {}))
+    runs = summaries(options)
     content = {
-        "environment": environment(),
+        "environment": timed_on(),
         "command": command(options),
         "model": "embedded",
         "seeds": list(map(int, options.seeds.split(","))),
@@ -175,6 +178,44 @@ def collect(options: argparse.Namespace, target: Path, image: Path) -> None:
     target.write_text(compact(content) + "\n")
     plot_shares(runs, image)
     print(f"written: {target}, {image}")
+
+
+def summaries(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """What is in the work folder, by mode and block size."""
+    runs = []
+    for seeds in grid(options):
+        by_seed = {settings.seed: rows_of(options.work, name) for settings, name in seeds}
+        rows = [row for each in by_seed.values() for row in each]
+        if rows:
+            runs.append(summary(seeds[0][0], rows) | ({"by_seed": seed_shares(by_seed)} if len(by_seed) > 1 else {}))
+    return runs
+
+
+def add(options: argparse.Namespace, target: Path, image: Path) -> None:
+    """Put the policies of the work folder into results of the same prompts."""
+    content = json.loads(target.read_text("utf-8"))
+    known = {(run["question_aware"], run["block_size"]): run for run in content["runs"]}
+    for run in summaries(options):
+        old = known.get((run["question_aware"], run["block_size"]))
+        if old is None:
+            raise SystemExit(f"{target} has no run with blocks of {run['block_size']}")
+        for budget, lines in run["budgets"].items():
+            if budget != FULL:
+                _put(old["budgets"][budget], lines, f"{budget} of {old['block_size']}")
+        for seed, budgets in run.get("by_seed", {}).items():
+            for budget, lines in budgets.items():
+                old["by_seed"][seed][budget] |= lines
+    target.write_text(compact(content) + "\n")
+    plot_shares(content["runs"], image)
+    print(f"added to: {target}, {image}")
+
+
+def _put(old: dict[str, list[float | None]], new: dict[str, list[float | None]], where: str) -> None:
+    """Add lines to those of a budget, if what both have says that they are of the same prompts."""
+    for name in (RANDOM, ORACLE):
+        if old[name] != new[name]:
+            raise SystemExit(f"budget {where}: {name} has {new[name]} now and had {old[name]}: other prompts or code")
+    old |= {name: line for name, line in new.items() if name not in (RANDOM, ORACLE)}
 
 
 def command(options: argparse.Namespace) -> str:

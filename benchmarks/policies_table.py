@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from common import RESULTS
+from results_page import PAGE, replace_section
 from tables import table
 
 from hf_paged_eviction_eval.budgets import FULL
-from hf_paged_eviction_eval.results_page import PAGE, replace_section
 
 BLOCK, BUDGETS, BLOCKS = 16, ("6%", "12.5%", "25%", "50%"), (1, 8, 32)
 

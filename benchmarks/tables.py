@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from common import RESULTS
+from results_page import PAGE, replace_section
 
 from hf_paged_eviction_eval.bench.goals import NOT_MEASURED
 from hf_paged_eviction_eval.bench.table import ratio_rows
-from hf_paged_eviction_eval.results_page import PAGE, replace_section
 
 
 def load(name: str) -> dict[str, Any]:

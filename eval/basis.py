@@ -20,12 +20,10 @@ from hf_paged_eviction.calibration.calibration import fingerprint
 from hf_paged_eviction.recipes.fit import Window
 from hf_paged_eviction.recipes.fit_basis import Sums, Worth, add_windows, solve
 
-from . import models
-from .calibrate import cut, token_bar
+from .calibrate import check_output, read_windows, token_bar
 from .errors import UserError
-from .running.prefill import input_device
 from .settings import TextSettings
-from .texts import documents
+from .terminal import say
 
 #: Seconds between two writings of what was found so far.
 _EVERY = 20.0
@@ -45,21 +43,17 @@ def run_fit_basis(settings: TextSettings, output: Path, tokens: int) -> Basis:
         UserError: the output cannot be written, the texts are too short, or the model has no use for a basis.
     """
     notes = Console(stderr=True)
-    _check_output(output)
-    tokenizer = models.load_tokenizer(settings)
-    texts = (text.content for text in documents(settings.files, settings.dataset, settings.dataset_revision))
-    windows = cut(tokenizer, texts, settings.length, tokens)
-    model = models.load(settings)[0]
+    check_output(output, "a basis")
+    model, windows = read_windows(settings, tokens)
     part = _Part(output.with_suffix(".part"), _digest(windows, settings, fingerprint(model.config)))
     sums, read = part.load()
-    placed = [Window(window.tokens.to(input_device(model))) for window in windows]
     try:
         with token_bar(notes) as bar:
             done = sum(window.count for window in windows[:read])
             task = bar.add_task("reading", total=sum(window.count for window in windows), completed=done)
             add_windows(
                 model,
-                placed[read:],
+                windows[read:],
                 sums,
                 lambda count: bar.advance(task, count),
                 lambda count: part.save(sums, read + count),
@@ -70,20 +64,9 @@ def run_fit_basis(settings: TextSettings, output: Path, tokens: int) -> Basis:
     save_basis(basis, output)
     part.remove()
     Console().print(report_table(worth))
-    notes.print(
-        f"{basis.facts['tokens']} tokens in {len(windows)} windows; written to {output}: rank=R, basis={output}",
-        highlight=False,
-        markup=False,
-        soft_wrap=True,
-    )
+    read_all = f"{basis.facts['tokens']} tokens in {len(windows)} windows"
+    say(notes, f"{read_all}; written to {output}: rank=R, basis={output}")
     return basis
-
-
-def _check_output(output: Path) -> None:
-    if output.suffix != ".safetensors":
-        raise UserError(f"--output {output}: the name of a basis ends in .safetensors")
-    if output.is_dir() or not output.parent.is_dir():
-        raise UserError(f"--output {output}: {output if output.is_dir() else output.parent} is no place for a file")
 
 
 def _digest(windows: list[Window], settings: TextSettings, model: Mapping[str, str]) -> str:

@@ -9,6 +9,7 @@ from fractions import Fraction
 from hf_paged_eviction.table.budget import BlockBudget
 
 from .errors import UserError
+from .options.base import words
 from .options.cache import CacheOptions
 
 FULL = "full"
@@ -80,9 +81,8 @@ def parse_memory(text: str) -> tuple[Budget, ...]:
     Raises:
         UserError: one of them is no number of bytes, or there is none.
     """
-    words = [word.strip() for word in text.split(",") if word.strip()]
     found = {}
-    for word in words:
+    for word in words(text):
         budget = Budget(FULL) if word.lower() == FULL else _memory(f"{word}B" if word.isdecimal() else word)
         if budget is None:
             raise UserError(f"--memory {word!r} is no number of bytes: write 2MiB, 512KiB, 1.5GB, or an int of bytes")

@@ -21,6 +21,7 @@ from .options.model import ModelOptions
 from .requests import model_settings
 from .running.prefill import input_device
 from .settings import TextSettings
+from .terminal import say
 from .texts import documents
 
 #: Windows of a text are at least this long: shorter ones have hardly a token that is far from a later one.
@@ -40,28 +41,32 @@ def run_calibrate(settings: TextSettings, output: Path, tokens: int) -> Fitted:
     """
     notes = Console(stderr=True)
     check_output(output)
-    tokenizer = models.load_tokenizer(settings)
-    length = min(settings.length, longest(models.load_config(settings)))
-    texts = (text.content for text in documents(settings.files, settings.dataset, settings.dataset_revision))
-    windows = cut(tokenizer, texts, length, tokens)
-    model = models.load(settings)[0]
-    placed = [Window(window.tokens.to(input_device(model))) for window in windows]
+    model, windows = read_windows(settings, tokens)
     try:
         with token_bar(notes) as bar:
-            task = bar.add_task("calibrating", total=read_tokens(placed))
-            fitted = fit(model, placed, lambda count: bar.advance(task, count))
+            task = bar.add_task("calibrating", total=read_tokens(windows))
+            fitted = fit(model, windows, lambda count: bar.advance(task, count))
     except ValueError as error:
         raise UserError(f"cannot calibrate {settings.model!r}: {error}") from error
     save_calibration(fitted.calibration, output)
     Console().print(report_table(fitted))
     read = sum(window.count for window in windows)
-    notes.print(
-        f"{read} tokens in {len(windows)} windows; written to {output}: --policies calibrated:{output}",
-        highlight=False,
-        markup=False,
-        soft_wrap=True,
-    )
+    say(notes, f"{read} tokens in {len(windows)} windows; written to {output}: --policies calibrated:{output}")
     return fitted
+
+
+def read_windows(settings: TextSettings, tokens: int) -> tuple[Any, list[Window]]:
+    """The model, and windows of the texts on its device, no longer than it may read.
+
+    Raises:
+        UserError: the texts are too short, or there is no such model.
+    """
+    tokenizer = models.load_tokenizer(settings)
+    length = min(settings.length, longest(models.load_config(settings)))
+    texts = (text.content for text in documents(settings.files, settings.dataset, settings.dataset_revision))
+    windows = cut(tokenizer, texts, length, tokens)
+    model = models.load_model(settings)
+    return model, [Window(window.tokens.to(input_device(model))) for window in windows]
 
 
 def text_settings(files: Sequence[Path], window: int, options: ModelOptions) -> TextSettings:

@@ -17,13 +17,14 @@ from hf_paged_eviction.stats import readable_bytes
 from . import models
 from .budgets import FULL, ORACLE
 from .caches import make_paged_cache
-from .calibrate import token_bar
+from .calibrate import check_output, token_bar
 from .errors import UserError
 from .gating import install_named
 from .options.compress import CompressOptions
 from .policy_names import ALL, choose_policies, needs_queries, split_name
 from .requests import attention_for, model_settings
 from .running.prefill import feed, input_device
+from .terminal import say
 
 
 def run_compress(options: CompressOptions) -> PagedEvictionCache:
@@ -35,7 +36,7 @@ def run_compress(options: CompressOptions) -> PagedEvictionCache:
     notes = Console(stderr=True)
     if (options.budget is None) == (options.memory is None):
         raise UserError("how much may be held? --budget TOKENS or --memory SIZE, one of them")
-    _check_output(options.output)
+    check_output(options.output, "a context")
     policy, text = _one_policy(options.policy), _read_text(options.text)
     attention = {"attn_implementation": attention_for([policy], options.attn_implementation, options.disposal)}
     model, tokenizer = models.load(model_settings(options).model_copy(update=attention))
@@ -60,14 +61,12 @@ def run_compress(options: CompressOptions) -> PagedEvictionCache:
         raise UserError(f"--output {options.output}: {error}") from error
     stats = cache.stats()
     evicting = stats.device_bytes - stats.other_bytes
-    notes.print(
+    say(
+        notes,
         f"{stats.seen} tokens read, {stats.held} held in a layer at most: {readable_bytes(evicting)}, and "
         f"{readable_bytes(stats.other_bytes)} in layers that evict nothing; "
         f"{readable_bytes(options.output.stat().st_size)} written to {options.output}. In Python: "
         f"PagedEvictionCache.load({str(options.output)!r}, model.config)",
-        highlight=False,
-        markup=False,
-        soft_wrap=True,
     )
     return cache
 
@@ -130,11 +129,3 @@ def _read_text(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"--text {path}: {error}") from error
-
-
-def _check_output(output: Path) -> None:
-    """Refuse, before anything is computed, a file that could not be written."""
-    if output.suffix != ".safetensors":
-        raise UserError(f"--output {output}: the name of a context ends in .safetensors")
-    if output.is_dir() or not output.parent.is_dir():
-        raise UserError(f"--output {output}: {output if output.is_dir() else output.parent} is no place for a file")

@@ -22,7 +22,8 @@ from .settings import Settings, TaskSettings, TextSettings
 from .store.completion import Outcome, Watch, Work, complete
 from .store.facts import task_facts, text_facts
 from .store.results import ResultFolder
-from .summaries.plot import plot_accuracy, plot_accuracy_by_task, plot_perplexity
+from .summaries.plot import accuracy_by_task, mean_accuracy, perplexity_by_position
+from .summaries.plot_style import save
 from .summaries.summary import Cell, Curve, curves, summarise
 
 S = TypeVar("S", bound=Settings)
@@ -64,15 +65,15 @@ def evaluate_tasks(
     for note in long_prompts(facts.get("tasks", {}), longest_context(config, tokenizer)):
         say(note)
     known = task_facts(earlier, make_batches(earlier, tokenizer, config)) if team.is_main and earlier else facts
-    work = Work(run_batch, row_key, jobs, facts, known)
-    outcome = complete(team, settings, output, work, workers, watch, earlier)
+    work = Work(settings, output, run_batch, row_key, jobs, facts, known, earlier)
+    outcome = complete(team, work, workers, watch)
     if outcome is None:
         return None
     cells = summarise(outcome.rows)
     outcome.folder.write_json("summary.json", [asdict(cell) for cell in cells])
     if cells:
-        plot_accuracy(cells, output / "accuracy.png")
-        plot_accuracy_by_task(cells, output / "accuracy_by_task.png")
+        save(mean_accuracy(cells), output / "accuracy.png")
+        save(accuracy_by_task(cells), output / "accuracy_by_task.png")
     return outcome, cells
 
 
@@ -99,14 +100,14 @@ def evaluate_texts(
     for note in long_texts(settings, found[0].length, window):
         say(note)
     facts = {**text_facts(found), "window": window}
-    work = Work(run_texts, text_row_key, jobs, facts, text_facts(there))
-    outcome = complete(team, settings, output, work, workers, watch, earlier)
+    work = Work(settings, output, run_texts, text_row_key, jobs, facts, text_facts(there), earlier)
+    outcome = complete(team, work, workers, watch)
     if outcome is None:
         return None
     summary = curves(outcome.rows)
     outcome.folder.write_json("summary.json", [asdict(curve) for curve in summary])
     if summary:
-        plot_perplexity(summary, found[0].length, output / "perplexity.png", window)
+        save(perplexity_by_position(summary, found[0].length, window), output / "perplexity.png")
     return outcome, summary
 
 

@@ -24,13 +24,11 @@ from hf_paged_eviction.recipes.fit_fold import (
 )
 from hf_paged_eviction.recipes.folding import Eviction
 
-from . import models
-from .calibrate import check_output, cut, longest
+from .calibrate import check_output, read_windows
 from .errors import UserError
 from .options.fold import FoldOptions
-from .running.prefill import input_device
 from .settings import TextSettings
-from .texts import documents
+from .terminal import say
 
 
 def make_plan(options: FoldOptions) -> Plan:
@@ -65,11 +63,8 @@ def run_fit_fold(settings: TextSettings, output: Path, tokens: int, plan: Plan) 
     """
     notes = Console(stderr=True)
     check_output(output)
-    tokenizer = models.load_tokenizer(settings)
-    length = min(settings.length, longest(models.load_config(settings)))
-    texts = (text.content for text in documents(settings.files, settings.dataset, settings.dataset_revision))
-    windows = [window.tokens for window in cut(tokenizer, texts, length, tokens)]
-    model = models.load(settings)[0]
+    model, found = read_windows(settings, tokens)
+    windows = [window.tokens for window in found]
     partial = output.with_name(f"{output.name}.partial")
     try:
         layers = paged_indices(model)
@@ -78,14 +73,13 @@ def run_fit_fold(settings: TextSettings, output: Path, tokens: int, plan: Plan) 
         if done:
             notes.print(f"going on behind {len(done)} of {len(layers)} layers in {partial}", highlight=False)
         left = [index for index in layers if index not in {each.index for each in done}]
-        placed = [window.to(input_device(model)) for window in windows]
         with progress_bar(notes) as bar:
-            task = bar.add_task("reading", total=units(plan, len(left), len(placed)))
+            task = bar.add_task("reading", total=units(plan, len(left), len(windows)))
 
             def advance(what: str) -> None:
                 bar.update(task, advance=1, description=what)
 
-            for each in fit_layers(model, placed, plan, left, advance):
+            for each in fit_layers(model, windows, plan, left, advance):
                 done.append(each)
                 write(make_kernels(model, plan.eviction.policy, done, facts, half=False), partial)
     except ValueError as error:
@@ -94,12 +88,10 @@ def run_fit_fold(settings: TextSettings, output: Path, tokens: int, plan: Plan) 
     write(kernels, output)
     partial.unlink(missing_ok=True)
     Console().print(report_table(done))
-    notes.print(
+    say(
+        notes,
         f"{facts['tokens']} tokens in {len(windows)} windows; written to {output}: --policies {plan.eviction.policy} "
         f"--disposal fold:{output}",
-        highlight=False,
-        markup=False,
-        soft_wrap=True,
     )
     return kernels
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
+from rich.progress import Progress
 from rich.table import Table
 
 from hf_paged_eviction.gates import save_gates
 from hf_paged_eviction.recipes.fit import Window
-from hf_paged_eviction.recipes.fit_gates import FittedGates, Training, fit_gates
-from hf_paged_eviction.recipes.gate_targets import Target
+from hf_paged_eviction.recipes.fit_gates import FittedGates, Training, fit_gates, numbers
+from hf_paged_eviction.recipes.straight_through import StraightThrough, TrainedGates, train_gates
 
 from . import models
 from .calibrate import check_output, cut, longest, token_bar
@@ -20,17 +23,18 @@ from .running.prefill import input_device
 from .settings import TextSettings
 from .texts import documents
 
+#: Either way of training.
+Ways = Training | StraightThrough
 
-def run_fit_gate(
-    settings: TextSettings, output: Path, tokens: int, target: Target, units: int, epochs: int, seed: int
-) -> FittedGates:
-    """Train gates on some texts, write the file, and print how well they foretell.
+
+def run_fit_gate(settings: TextSettings, output: Path, tokens: int, training: Ways) -> FittedGates | TrainedGates:
+    """Train gates on some texts, write the file, and print how well they do.
 
     Args:
         settings: model, device and texts; `length` is that of a window.
         output: the file to write, `*.safetensors`; samples lie beside it until it is written.
         tokens: how many to read, in all.
-        target, units, epochs, seed: see `Training`.
+        training: how; its class says by which loss.
 
     Raises:
         UserError: the output cannot be written, the texts are too short, or the model has no place for gates.
@@ -44,30 +48,40 @@ def run_fit_gate(
     windows = cut(tokenizer, texts, length, tokens)
     model = models.load(settings)[0]
     placed = [Window(window.tokens.to(input_device(model))) for window in windows]
-    read = sum(window.count for window in windows)
     try:
         with token_bar(notes) as bar:
-            reading = bar.add_task("reading", total=read)
-            fitted = fit_gates(
-                model,
-                placed,
-                Training(target, units, epochs, seed),
-                folder=folder,
-                progress=lambda count: bar.advance(reading, count),
-                layers=lambda found: bar.track(found, description="training layers"),
-            )
+            found = _train(model, placed, training, folder, bar)
     except ValueError as error:
         raise UserError(f"cannot train gates for {settings.model!r}: {error}") from error
-    save_gates(fitted.gates, output)
+    save_gates(found.gates, output)
     shutil.rmtree(folder)
-    Console().print(report_table(fitted))
+    Console().print(report_table(found) if isinstance(found, FittedGates) else loss_table(found))
+    read = sum(window.count for window in windows)
     notes.print(
         f"{read} tokens in {len(windows)} windows; written to {output}: --policies gate:{output}",
         highlight=False,
         markup=False,
         soft_wrap=True,
     )
-    return fitted
+    return found
+
+
+def _train(
+    model: Any, windows: Sequence[Window], training: Ways, folder: Path, bar: Progress
+) -> FittedGates | TrainedGates:
+    if isinstance(training, StraightThrough):
+        epoch = sum(windows[index].count for index in numbers(windows)[0])
+        steps = bar.add_task("training", total=epoch * training.epochs)
+        return train_gates(model, windows, training, folder=folder, progress=lambda count: bar.advance(steps, count))
+    reading = bar.add_task("reading", total=sum(window.count for window in windows))
+    return fit_gates(
+        model,
+        windows,
+        training,
+        folder=folder,
+        progress=lambda count: bar.advance(reading, count),
+        layers=lambda found: bar.track(found, description="training layers"),
+    )
 
 
 def report_table(fitted: FittedGates) -> Table:
@@ -78,4 +92,16 @@ def report_table(fitted: FittedGates) -> Table:
     for index, report in sorted(fitted.reports.items()):
         numbers = [float(n) for each in (report.spearman, report.found) for n in (each.mean(), each.min())]
         table.add_row(str(index), *(f"{number:.2f}" for number in numbers))
+    return table
+
+
+def loss_table(trained: TrainedGates) -> Table:
+    """What the gates cost the language model in windows that they were not trained on, and how much they keep."""
+    report = trained.report
+    losses = f"{report.full:.3f} nats per token with the full cache, {report.gated:.3f} with gates"
+    table = Table(title="Gates, on text that was held out", caption=losses)
+    for name in ("layer", "kept"):
+        table.add_column(name, justify="right")
+    for index, share in report.kept.items():
+        table.add_row(str(index), f"{share:.1%}")
     return table

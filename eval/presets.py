@@ -13,20 +13,18 @@ class Preset:
     """Options that belong together.
 
     Attributes:
-        description: what they are for.
         models: each runs in turn, with a folder of its own below the output.
         options: values by the name of the option.
     """
 
-    description: str
     models: tuple[str, ...] = ()
     options: dict[str, Any] = field(default_factory=dict)
 
 
 PRESETS = {
     "paper": Preset(
-        "the setup of PagedEviction (arXiv 2509.04377): three Llama models, five tasks of LongBench, four policies and "
-        "the full cache",
+        # The setup of PagedEviction (arXiv 2509.04377): three Llama models, five tasks of LongBench, four policies and
+        # the full cache.
         models=(
             "meta-llama/Llama-3.2-1B-Instruct",
             "meta-llama/Llama-3.2-3B-Instruct",
@@ -40,7 +38,7 @@ PRESETS = {
         },
     ),
     "thorough": Preset(
-        "the built-in suite at three lengths, 128 questions each",
+        # The built-in suite at three lengths, 128 questions each.
         options={"tasks": "suite", "length": "512,1024,2048", "limit": 128},
     ),
 }

@@ -17,7 +17,7 @@ from .budgets import FULL, ORACLE, Budget, parse_budgets, parse_memory
 from .environment import best_device
 from .errors import UserError
 from .metrics.library import check_library_metric, is_library_metric
-from .options.base import flag
+from .options.base import flag, words
 from .options.evaluate import EvalOptions, TaskFileOptions, whole_number
 from .options.model import ModelOptions
 from .policy_names import ALL, choose_policies, needs_queries, split_name
@@ -205,11 +205,6 @@ def attention_for(policies: Sequence[str], typed: str | None, disposal: str = "d
             f"leave it out, or write {PAGED_EVICTION} (which computes as sdpa does)"
         )
     return PAGED_EVICTION if curious else typed
-
-
-def words(typed: str) -> list[str]:
-    """The parts of a comma-separated list."""
-    return [word.strip() for word in typed.split(",") if word.strip()]
 
 
 def lengths(typed: str) -> tuple[int, ...]:

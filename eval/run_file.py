@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ from .options.base import Options, problem
 from .settings import Settings, TextSettings
 
 NAME = "run.yaml"
-_HEAD = "# All settings of a run: `paged-eviction eval --config {name}` repeats or continues it.\n"
 
 
 def read_run_file(path: Path, options: type[Options]) -> dict[str, Any]:
@@ -70,18 +69,25 @@ def _nearest(name: str, known: Collection[str]) -> str:
 
 def as_run_file(settings: Settings, output: Path) -> str:
     """The YAML that `--config` reads back as the same settings and the same folder."""
-    import yaml
-
     options: dict[str, Any] = {}
     if isinstance(settings, TextSettings):
         options["text"] = True
     for name, value in settings.as_json().items():
         if value is not None and value != []:
-            options[_OPTIONS.get(name, name).replace("_", "-")] = value
+            options[_OPTIONS.get(name, name)] = value
     options.setdefault("policies", ["full"])
     options["output"] = str(output)
-    content: str = yaml.safe_dump(options, sort_keys=False, allow_unicode=True, width=110)
-    return _HEAD.format(name=output / NAME) + content
+    head = f"All settings of a run: `paged-eviction eval --config {output / NAME}` repeats or continues it."
+    return written(head, options)
+
+
+def written(head: str, options: Mapping[str, Any]) -> str:
+    """Options in YAML, below a comment."""
+    import yaml
+
+    named = {name.replace("_", "-"): value for name, value in options.items()}
+    content: str = yaml.safe_dump(named, sort_keys=False, allow_unicode=True, width=110)
+    return f"# {head}\n{content}"
 
 
 #: Settings whose option has another name.

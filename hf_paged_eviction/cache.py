@@ -1,6 +1,7 @@
 """The cache that is handed to `generate`."""
 
 import copy
+import io
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +12,7 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from .allocators import BudgetAllocator
+from .allocators import BudgetAllocator, Given
 from .allocators.budgets import layer_budgets
 from .build import LayerBuilder, check_static, make_steps
 from .calibration.basis import Basis
@@ -23,7 +24,7 @@ from .integration.padding import Padding
 from .integration.window import Window
 from .layer import PagedLayer
 from .layers.forwards import Forwards
-from .layers.hybrid import HybridLayer, paged_part
+from .layers.hybrid import HybridLayer, paged_part, repeat_rows, select_rows
 from .options import Options, check_config, check_flag, check_instance
 from .policies import EvictionPolicy
 from .policies.scorer import Heads
@@ -79,7 +80,9 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             for the fastest step, "paged_eviction".
         pool: where storage comes from and `release` brings it back to; for services that make a cache per request.
         record_past: hold new tokens back until `crop` or the next forward, so that they can be taken back exactly.
-            transformers 5.14 and later switches this on by itself for assisted decoding; earlier ones do not.
+            (With disposal="recall", blocks that a single token brought back from host memory stay in the slots when
+            it is taken back; a forward of several tokens moves none.) transformers 5.14 and later switches this on by
+            itself for assisted decoding; earlier ones do not.
         positions: where the tokens held stand. "text" = at their place in the text, so that distances grow with it;
             "cache" = one after the other (StreamingLLM, arXiv 2309.17453), so that no distance exceeds the budget plus
             a block plus the forward, however long the text is. The model's queries keep their positions; the keys held
@@ -168,8 +171,9 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         parts = [paged_part(layer) or layer for layer in self.layers]
         self._steps = make_steps(parts, cohorts) if static else None
         window = Window(config, [index for index, _ in self.paged_layers], options.positions == "text")
+        counting = next((layer for layer in reversed(self.layers) if isinstance(layer, CacheLayerMixin)), None)
         self._forwards = Forwards(
-            *(config, self._evicting, self._padding, self._attention, window, options.uniform, self._steps)
+            *(config, self._evicting, counting, self._padding, self._attention, window, options.uniform, self._steps)
         )
         if record_past:
             self.activate_past_recording()
@@ -182,9 +186,10 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
 
     @property
     def budget(self) -> int | None:
-        """Tokens held per layer and row, on average over layers; None before the first forward where it is given as
-        `keep_ratio` or `memory`."""
-        if self._options.sizes.tokens is not None:
+        """Tokens held per layer and row, on average over layers (of a list: rounded down); None before the first
+        forward where it is given as `keep_ratio` or `memory`."""
+        given = self._options.allocator
+        if self._options.sizes.tokens is not None and not isinstance(given, Given):
             return self._options.sizes.tokens
         shares = [layer.budget.tokens for _, layer in self.paged_layers]
         known = [tokens for tokens in shares if tokens is not None]
@@ -304,12 +309,14 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Repeat every row `repeats` times in place."""
         self._map_padding(lambda rows: rows.repeat_interleave(repeats, dim=0))
-        super().batch_repeat_interleave(repeats)
+        for layer in self.layers:
+            repeat_rows(layer, repeats)
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep the rows `indices` (int64 or bool `[rows]`)."""
         self._map_padding(lambda rows: rows[indices.to(rows.device)])
-        super().batch_select_indices(indices)
+        for layer in self.layers:
+            select_rows(layer, indices)
 
     def _map_padding(self, change: Callable[[Tensor], Tensor]) -> None:
         batch = next((layer.table.rows for _, layer in self.paged_layers if layer.get_seq_length()), None)
@@ -396,6 +403,12 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         with torch.inference_mode(False):
             made.__dict__ = copy.deepcopy(self.__dict__, memo)
         return made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled by `torch.save`, which keeps tensors together that share memory: `pickle` makes copies of them."""
+        held = io.BytesIO()
+        torch.save(self.__dict__, held)
+        return _unpickled, (type(self), held.getvalue())
 
     def reset(self) -> None:
         """Forget all tokens and the attention mask; keep the storage for the next prompt of the same shape."""
@@ -542,3 +555,11 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             f"{len(self.layers) - len(paged)} other, seen={stats.seen}, held={stats.held}, "
             f"evicted={stats.evicted_tokens} tokens, storage={readable_bytes(stats.storage_bytes)})"
         )
+
+
+def _unpickled(kind: type[PagedEvictionCache], held: bytes) -> PagedEvictionCache:
+    """What `PagedEvictionCache.__reduce__` says."""
+    made = kind.__new__(kind)
+    with torch.inference_mode(False):
+        made.__dict__ = torch.load(io.BytesIO(held), weights_only=False)
+    return made

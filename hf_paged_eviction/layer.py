@@ -327,6 +327,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             table.check_rows(rows)
             return table
         self.quota.check(keys.shape[1], self.share)
+        self.store.dtype, self.store.device = keys.dtype, keys.device
         self._measure(keys, values)
         table = self.contents.start(keys, values)
         if rows > 1:
@@ -609,6 +610,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         if self.compiled is not None:
             self.compiled.clear()
         self.contents.clear()
+        self.store.dtype = None  # the model may have another by the next prompt
 
     def release(self) -> None:
         """Forget every token and give the storage up, to the pool if there is one."""

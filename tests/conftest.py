@@ -1,10 +1,10 @@
 """One thread per process: on a busy machine more threads make every small operator wait for the others."""
 
+import gc
 import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 sys.path.insert(0, str(Path(__file__).parent / "support"))
 
@@ -21,7 +21,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "contract: the contract suite, run on every supported transformers")
-    torch.set_num_threads(1)
+    if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):  # this process runs tests
+        import torch
+
+        torch.set_num_threads(1)
 
 
 @pytest.hookimpl(trylast=True)
@@ -31,3 +34,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     chosen = covering_cases(items)
     config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
     items[:] = [item for item in items if item in chosen]
+
+
+def pytest_collection_finish() -> None:
+    """What is there by now stays: no search for unreachable circles need go through it again, a second each time."""
+    gc.collect()
+    gc.freeze()

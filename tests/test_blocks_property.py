@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass
 from functools import cache as memoize
+from itertools import product
 from typing import Any
 
 import pytest
@@ -152,20 +153,21 @@ class Play:
         slow.feed(keys, values, real.bool().tolist())
         assert returned.shape[2] == length, "the mask has one column per key"
         after = self._held(slow) if count == 1 and was_full and not slow.recording else None
-        for row in range(self.rows):
-            for head in range(self.heads):
-                for query in range(count):
-                    if real[row, query]:
-                        new = [keys[row, head, i] for i in range(query + 1) if real[row, i]]
-                        expected = after[row][head] if after is not None else [*before[row][head], *new]
-                        sees = returned[row, head][visible[row, 0, query]]
-                        assert _as_set(sees) == _as_set(expected), "attention sees other tokens"
+        # Lists from here on: indexing tensors one by one would be most of the time of these tests.
+        is_real, came, returned, seen = real.tolist(), keys.tolist(), returned.tolist(), visible[:, 0].tolist()
+        for row, head in product(range(self.rows), range(self.heads)):
+            for query in range(count):
+                if is_real[row][query]:
+                    new = [came[row][head][i] for i in range(query + 1) if is_real[row][i]]
+                    expected = after[row][head] if after is not None else [*before[row][head], *new]
+                    sees = [key for key, whether in zip(returned[row][head], seen[row][query], strict=True) if whether]
+                    assert _as_set(sees) == _as_set(expected), "attention sees other tokens"
 
-    def _held(self, slow: SlowLayer) -> list[list[list[Tensor]]]:
+    def _held(self, slow: SlowLayer) -> list[list[list[list[float]]]]:
         if not slow.rows:
             return [[[] for _ in range(self.heads)] for _ in range(self.rows)]
         return [
-            [[torch.tensor(token.keys[head]) for token in slow.group(row, head).tokens] for head in range(self.heads)]
+            [[token.keys[head] for token in slow.group(row, head).tokens] for head in range(self.heads)]
             for row in range(self.rows)
         ]
 
@@ -229,14 +231,17 @@ class Play:
             assert layer.held == slow.held <= slow.budget
             assert slow.held <= layer.keys.shape[2] == layer.values.shape[2] <= slow.budget
             table, scores = self.cache.block_table(index), self.cache.block_scores(index)
+            states = layer.keys.tolist(), layer.values.tolist()
             for row in range(self.rows):
                 for head in range(self.heads):
-                    self._check_head(slow, layer, row, head, table, scores)
+                    self._check_head(slow, layer, row, head, table, scores, states)
                 waiting = sum(token is not None for token in slow.rows[row].pending)
                 evicted += sum(slow.rows[row].columns) - waiting - len(slow.group(row, 0).tokens)
         assert self.cache.stats().evicted_tokens == evicted
 
-    def _check_head(self, slow: SlowLayer, layer: Any, row: int, head: int, table: Tensor, scores: Tensor) -> None:
+    def _check_head(
+        self, slow: SlowLayer, layer: Any, row: int, head: int, table: Tensor, scores: Tensor, states: Any
+    ) -> None:
         group = slow.group(row, head)
         slots = layer.positions[row, head].tolist()
         assert slots.count(-1) == group.pads
@@ -244,8 +249,8 @@ class Play:
         assert sorted(p for p in slots if p >= 0) == sorted(by_position)
         for slot, position in enumerate(slots):
             if position >= 0:
-                assert layer.keys[row, head, slot].tolist() == by_position[position].keys[head]
-                assert layer.values[row, head, slot].tolist() == by_position[position].values[head]
+                token = by_position[position]
+                assert [kind[row][head][slot] for kind in states] == [token.keys[head], token.values[head]]
         if self.closing:
             shifts = dict(zip(slots, layer.shifts[row, head].tolist(), strict=True))
             assert {p: shifts[p] for p in by_position} == {p: group.shifts[p] for p in by_position}
@@ -257,8 +262,8 @@ class Play:
         assert scores[row, head, : len(filled)].tolist() == pytest.approx(filled, rel=1e-4, abs=1e-5)
 
 
-def _as_set(keys: Any) -> set[tuple[float, ...]]:
-    rows = [tuple(key.tolist()) for key in keys]
+def _as_set(keys: list[list[float]]) -> set[tuple[float, ...]]:
+    rows = [tuple(key) for key in keys]
     assert len(rows) == len(set(rows))
     return set(rows)
 

@@ -14,12 +14,18 @@ class Case(SimpleNamespace):
 
     __hash__ = object.__hash__
 
+    def get_closest_marker(self, name: str) -> object:
+        return name if name in self.marks else None
 
-def cases(test: str, *axes: int) -> list[Any]:
+
+def cases(test: str, *axes: int, marks: str = "") -> list[Any]:
     """Stand-ins for the items of one test."""
     values = [[object() for _ in range(count)] for count in axes]
     parameters = [dict(zip("abcd", chosen, strict=False)) for chosen in product(*values)]
-    return [Case(parent="file", name=test, callspec=SimpleNamespace(params=params)) for params in parameters]
+    return [
+        Case(parent="file", name=test, callspec=SimpleNamespace(params=params), marks=marks.split())
+        for params in parameters
+    ]
 
 
 def pairs(items: list[Any]) -> set[Any]:
@@ -42,3 +48,19 @@ def test_tests_do_not_stand_in_for_each_other() -> None:
 def test_products_of_two_are_left_whole() -> None:
     whole = [*cases("two", 6, 5), *cases("none")]
     assert covering_cases(whole) == set(whole)
+
+
+def test_each_value_once() -> None:
+    whole = cases("one", 5, 4, 2, marks="each_value_once")
+    chosen = covering_cases(whole)
+    assert len(chosen) == 5
+    assert {value for item in chosen for value in item.callspec.params.items()} == {
+        value for item in whole for value in item.callspec.params.items()
+    }
+    single = cases("single", 7, marks="each_value_once")
+    assert covering_cases(single) == set(single)
+
+
+def test_what_waits_for_all_cases() -> None:
+    now, later = cases("one", 3, 2), cases("one", 2, 2, marks="all_cases")
+    assert covering_cases([*now, *later]) == set(now)

@@ -19,7 +19,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from hf_paged_eviction_eval import embedded
 from hf_paged_eviction_eval.prompting.chat_template import render
 from hf_paged_eviction_eval.tasks import TASK_GROUPS, Sample, get_task, longeval, make_samples, niah
-from hf_paged_eviction_eval.tasks.essay import split_sentences
+from hf_paged_eviction_eval.tasks.haystack import split_sentences
 from hf_paged_eviction_eval.tasks.ruler import common_words
 from hf_paged_eviction_eval.tasks.sized import Prefix, TooSmallError, largest
 

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_paged_eviction_eval.embedded import path
-from hf_paged_eviction_eval.tasks import available_tasks, get_task, held_out_texts, make_samples
+from hf_paged_eviction_eval.tasks import TASK_GROUPS, get_task, held_out_texts, make_samples
 
 _WINDOW = 1024
 
@@ -50,7 +50,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, default=path())
     parser.add_argument("--lengths", type=int, nargs="+", default=[256, 512, 1024, 2048])
-    parser.add_argument("--tasks", nargs="+", default=available_tasks())
+    parser.add_argument("--tasks", nargs="+", default=TASK_GROUPS["suite"])
     parser.add_argument("--count", type=int, default=50)
     parser.add_argument("--seed", type=int, default=1234)
     arguments = parser.parse_args()

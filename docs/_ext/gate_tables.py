@@ -7,11 +7,19 @@ from typing import Any
 import measured
 from myst_text import table
 
+_MODELS = {"embedded": "The embedded model", "second": "A second model"}
+
 
 def gates(_: str) -> str:
-    """Accuracy and perplexity next to the calibrated scores."""
-    of = measured.load("gates")
-    settings = of["settings"]
+    """Accuracy and perplexity next to the calibrated scores, model by model."""
+    found = measured.load("gates")
+    return "## What they are worth\n\n" + "\n\n".join(
+        _of_model(name, of, "### " + _MODELS.get(name, name)) for name, of in found.items()
+    )
+
+
+def _of_model(name: str, of: dict[str, Any], heading: str) -> str:
+    settings, where = of["settings"], of["environment"]
     rows = [
         (
             *(row["question"], row["budget"], f"`{row['policy']}`", _percent(row, "score", "error"), _gain(row)),
@@ -19,20 +27,28 @@ def gates(_: str) -> str:
         )
         for row in of["tasks"]
     ]
-    texts = [
-        (str(row["budget"]), f"`{row['policy']}`", f"{row['perplexity']:.2f}", _ratio(row)) for row in of["perplexity"]
-    ]
-    seeds = " and ".join(map(str, settings["seeds"]))
     head = ("question", "budget", "policy", "mean", "over calibrated", *settings["tasks"])
-    return (
-        f"## What they are worth\n\nOn the embedded model, {settings['samples']} prompts of "
-        f"{settings['length']} tokens per task and seed, seeds {seeds}, by which nothing was chosen; scores in %, "
-        f"with standard errors over prompts, differences of the same prompts:\n\n"
-        f"{table(head, rows, numbers_from=3)}\n\n"
-        f"Perplexity of {settings['texts']} texts of 1536 tokens, read in chunks of 64, after the first eviction:\n\n"
-        f"{table(('budget', 'policy', 'perplexity', 'to calibrated'), texts, numbers_from=2)}\n\n"
-        f"(`python benchmarks/gates.py`; {measured.machine('gates')}.)"
+    seeds = " and ".join(map(str, settings["seeds"]))
+    parts = [
+        heading,
+        f"{settings['samples']} prompts of {settings['length']} tokens per task and seed, seeds {seeds}, by which "
+        f"nothing was chosen, blocks of {settings['block_size']}; scores in %, with standard errors over prompts, "
+        "differences of the same prompts:",
+        table(head, rows, numbers_from=3),
+    ]
+    if of["perplexity"]:
+        texts = [
+            (str(row["budget"]), f"`{row['policy']}`", f"{row['perplexity']:.2f}", _ratio(row))
+            for row in of["perplexity"]
+        ]
+        parts += [
+            f"Perplexity of {settings['texts']} texts of 1536 tokens, read in chunks of 64, after the first eviction:",
+            table(("budget", "policy", "perplexity", "to calibrated"), texts, numbers_from=2),
+        ]
+    machine = (
+        f"{where['cpu']}, {where['torch_threads']} thread, torch {where['torch']}, transformers {where['transformers']}"
     )
+    return "\n\n".join([*parts, f"(`{of['command']}`; {machine}.)"])
 
 
 def _percent(row: dict[str, Any], name: str, error: str) -> str:

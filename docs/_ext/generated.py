@@ -30,6 +30,7 @@ MARKER = re.compile(r"^<!-- generate: ([a-z-]+)(?: ([^\n]+?))? -->$", re.MULTILI
 GENERATORS: dict[str, Callable[[str], str]] = {
     "allocators": allocator_pages.sections,
     "calibrated": policy_pages.calibrated,
+    "gate": policy_pages.gate,
     "commands": command_pages.sections,
     "comparison": comparison_table.page,
     "decode": measured.decode,

@@ -15,6 +15,9 @@ from hf_paged_eviction.queries.attention import PAGED_EVICTION
 from hf_paged_eviction_eval import embedded
 
 PAGES = {"keys-and-values": "keys-values", "attention": "attention", "modifiers": "modifiers"}
+_EMBEDDED = embedded.path().parent.name
+#: Policies with a file, which no registry knows, and their pages.
+FITTED = {f"calibrated:{_EMBEDDED}": "calibrated", f"gate:{_EMBEDDED}": "gates"}
 
 
 def sections(group: str) -> str:
@@ -23,28 +26,38 @@ def sections(group: str) -> str:
 
 
 def calibrated(_: str) -> str:
-    """Facts and results of the calibration that ships with the package, which no registry knows."""
-    policy = make_policy(f"calibrated:{embedded.path().parent.name}")
+    """Facts and results of the calibration that ships with the package."""
+    return _fitted("calibrated")
+
+
+def gate(_: str) -> str:
+    """The same of the gates."""
+    return _fitted("gates")
+
+
+def _fitted(page: str) -> str:
+    policy = next(make_policy(name) for name in FITTED if FITTED[name] == page)
     return f"{_facts(policy.label, policy)}\n\n{_results(policy.label, policy)}"
 
 
 def overview(_: str) -> str:
     """A line for each policy, the best measured ones first."""
+    listed = {
+        name: (policy, f"{page}.md#{anchor(name)}") for group, page in PAGES.items() for name, policy in members(group)
+    }
+    listed |= {name: (make_policy(name), f"{page}.md") for name, page in FITTED.items()}
     rows = []
-    for group, page in PAGES.items():
-        for name, policy in members(group):
-            own = [
-                f"{found[0]:.0f}" if (found := measured.share(name, known, "12.5%")) else "" for known in (False, True)
+    for name, (policy, place) in listed.items():
+        own = [f"{found[0]:.0f}" if (found := measured.share(name, known, "12.5%")) else "" for known in (False, True)]
+        rows.append(
+            [
+                f"[`{name}`]({place})",
+                _reads(policy),
+                "once" if policy.needs.token_local else "at each decision",
+                paper_link(policy.paper, ""),
+                *own,
             ]
-            rows.append(
-                [
-                    f"[`{name}`]({page}.md#{anchor(name)})",
-                    _reads(policy),
-                    "once" if policy.needs.token_local else "at each decision",
-                    paper_link(policy.paper, ""),
-                    *own,
-                ]
-            )
+        )
     ranked = sorted(rows, key=lambda row: -float(row[4] or "-inf"))
     return table(("policy", "decides by", "scored", "paper", "unknown", "known"), ranked, numbers_from=4)
 
@@ -119,6 +132,8 @@ def _reads(policy: EvictionPolicy) -> str:
     found = [name for name in ("keys", "values") if {name, f"unrotated_{name}"} & scored]
     if isinstance(policy, Modifier):
         return ", ".join(["its parts", *found])
+    if policy.needs.gates:
+        found.append("hidden states")
     if policy.needs.queries:
         shown = _attributes_of("attention", cls)
         weighs = bool(shown & {"weights", "largest_weights"})
@@ -155,6 +170,8 @@ def _schedule(policy: EvictionPolicy) -> str:
 
 def _memory(policy: EvictionPolicy) -> str:
     tokens, rows = policy.needs.token_statistics, policy.needs.row_statistics
+    if policy.needs.gates:
+        return "one float32 per held token and KV head, its mark"
     if not tokens and not rows:
         return "none, but for its parts" if isinstance(policy, Modifier) else "none"
     parts = []

@@ -17,7 +17,7 @@ from hf_paged_eviction_eval.bench.prefill_tables import (
 )
 
 _MODELS = {"embedded": "the embedded model", "second": "a second model"}
-_PREFILL = "paged-eviction bench --preset prefill --threads 2 --output benchmarks/results/prefill"
+_PREFILL = "paged-eviction bench --preset prefill --threads 1 --output benchmarks/results/prefill"
 
 
 def recommend(_: str) -> str:
@@ -69,12 +69,13 @@ def prefill_time(_: str) -> str:
     found = load("prefill/summary")
     settings, where = found["settings"], found["environment"]
     longest = compared(found)
+    threads = "one thread" if where["torch_threads"] == 1 else f"{where['torch_threads']} threads"
     return "\n\n".join(
         [
             "Seconds until the first token:",
             table(heads(found), over_length(found), numbers_from=1),
             f"(`{_PREFILL}`: a Llama of the shape `{settings['model']}` with random weights, policy "
-            f"`{settings['policies'][0]}`; {where['cpu']}, {where['torch_threads']} threads, torch {where['torch']}, "
+            f"`{settings['policies'][0]}`; {where['cpu']}, {threads}, torch {where['torch']}, "
             f"transformers {where['transformers']}.)",
             f"Chunk sizes at {longest:,} tokens:",
             table(("chunk", "seconds"), over_chunks(found), numbers_from=1),

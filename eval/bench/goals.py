@@ -140,54 +140,29 @@ def _throughput_ratio(rows: Sequence[Row]) -> float | None:
     found = {row["variant"]: row for row in rows if row["kind"] == THROUGHPUT and row["status"] == MEASURED}
     sizes = {(row["input_tokens"], row["output_tokens"], row["requests"]) for row in found.values()}
     rates: list[Any] = [found[name]["tokens_per_second"] for name in (PAGED, *STATIC) if name in found]
-    return (
-        max(rates) / found[FULL]["tokens_per_second"]
-        if sizes == {(1024, 8192, 64)} and rates and FULL in found
-        else None
-    )
+    if sizes != {(1024, 8192, 64)} or not rates or FULL not in found:
+        return None
+    return float(max(rates) / found[FULL]["tokens_per_second"])
 
 
+_FLOOR = "static step / floor compiled the same way, batch {}"
+_LIMIT = "static step, share of the bandwidth limit, batch {}"
+_LONG = "full DynamicCache / static step at 128k, batch 1"
+_UPDATE = "update: DynamicCache at 4k / this cache at 2k, 8 KV heads of 128"
+_WHOLE = "throughput, 1,024 in and 8,192 out: this cache / full"
 GOALS: dict[str, tuple[Goal, ...]] = {
     CPU: (
         Goal(
-            "step of this cache at budget C / floor of C tokens",
-            *(1.02, True, (PAGED,)),
-            context=LONGEST,
-            against=(FLOOR, None),
+            "step of this cache at budget C / floor of C tokens", 1.02, True, (PAGED,), LONGEST, against=(FLOOR, None)
         ),
-        Goal("step of this cache, context 32k / 2k", 1.05, True, (PAGED,), context=32768, against=(PAGED, 2048)),
+        Goal("step of this cache, context 32k / 2k", 1.05, True, (PAGED,), 32768, against=(PAGED, 2048)),
         Goal("time of the step in choosing victims", 0.01, True, (PAGED,), column="eviction_share", unit="%"),
-        Goal("update: DynamicCache at 4k / this cache at 2k, 8 KV heads of 128", 50, False, other=_update_speedup),
+        Goal(_UPDATE, 50, False, other=_update_speedup),
     ),
     H200: (
-        *(
-            Goal(
-                f"static step / floor compiled the same way, batch {batch}",
-                *(1.0, True, STATIC),
-                context=LONGEST,
-                batch=batch,
-                against=(FLOOR_COMPILED, None),
-            )
-            for batch in (1, 32)
-        ),
-        *(
-            Goal(
-                f"static step, share of the bandwidth limit, batch {batch}",
-                *(0.6, False, STATIC),
-                batch=batch,
-                column="bandwidth_share",
-                unit="%",
-            )
-            for batch in (1, 32)
-        ),
-        Goal(
-            "full DynamicCache / static step at 128k, batch 1",
-            *(10, False, STATIC),
-            context=_128K,
-            batch=1,
-            against=(FULL, _128K),
-            inverse=True,
-        ),
-        Goal("throughput, 1,024 in and 8,192 out: this cache / full", 3, False, other=_throughput_ratio),
+        *(Goal(_FLOOR.format(n), 1.0, True, STATIC, LONGEST, n, against=(FLOOR_COMPILED, None)) for n in (1, 32)),
+        *(Goal(_LIMIT.format(n), 0.6, False, STATIC, batch=n, column="bandwidth_share", unit="%") for n in (1, 32)),
+        Goal(_LONG, 10, False, STATIC, _128K, 1, against=(FULL, _128K), inverse=True),
+        Goal(_WHOLE, 3, False, other=_throughput_ratio),
     ),
 }

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import NullLocator
 
 from ..store.results import Row
-from ..summaries.plot_style import COLOURS, MARKERS, finish, make_panels, save
+from ..summaries.plot_style import COLOURS, MARKERS, finish, logarithmic, make_panels, save
 from .rows import DECODE, MEASURED
 from .variants import FLOOR, FLOOR_COMPILED, FULL, FULL_COMPILED, KVPRESS, PAGED, PAGED_STATIC, PAGED_STATIC_OWN
 
@@ -72,6 +72,4 @@ def _step_axis(axes: Any, times: Sequence[float]) -> None:
         axes.set_ylim(bottom=0)
         return
     axes.set_yscale("log")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.yaxis.set_minor_locator(NullLocator())
+    logarithmic(axes.yaxis)

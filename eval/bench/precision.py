@@ -21,22 +21,21 @@ from rich.table import Table
 from hf_paged_eviction import PagedEvictionCache
 
 from ..caches import empty_cache
-from ..errors import UserError
 from ..options.bench import BenchOptions
 from ..terminal import say
 from .compiling import compiled, room_for_graphs
 from .decoder import Decoder
 from .filling import fill, layer_shapes
 from .peak import growth
-from .shapes import SHAPES, choose_device, make_model
-from .summary import SUMMARY, measure_once, refuse_others
+from .shapes import choose_device, make_model
+from .summary import SUMMARY, a_shape, measure_once, one_budget, refuse_others
 from .timing import interleaved, ratio
 from .variants import Held
 
 PRESET = "bits"
 BITS = (None, 8, 4, 2)
 #: Options that replace parts of the preset.
-_TAKEN = {"model", "dtype", "device", "budgets", "steps", "rounds", "threads", "preset", "output", "again"}
+_TAKEN = {"model", "dtype", "device", "steps", "rounds"}
 
 
 @dataclass(frozen=True)
@@ -63,13 +62,10 @@ def run(options: BenchOptions, output: Path) -> bool:
         UserError: an option that the preset does not take, or results that are there already.
     """
     refuse_others(options, _TAKEN, PRESET, "which measures all precisions")
-    if len(options.budgets) > 1:
-        raise UserError(f"--budgets {','.join(map(str, options.budgets))}: --preset {PRESET} takes one")
-    if options.model not in SHAPES:
-        raise UserError(f"--model {options.model}: --preset {PRESET} takes a shape, {', '.join(SHAPES)}")
+    budget, model = one_budget(options, PRESET), a_shape(options, PRESET)
     typed = {name: getattr(options, name) for name in ("steps", "rounds") if name in options.model_fields_set}
-    settings, notes = PrecisionSettings(budget=options.budgets[0], **typed), Console(stderr=True)
-    device = choose_device(options.device, options.model)
+    settings, notes = PrecisionSettings(budget=budget, **typed), Console(stderr=True)
+    device = choose_device(options.device, model)
     found = measure_once(
         *(options, output, device),
         lambda: measure_all(make_model(options.but(device=device)), settings, partial(say, notes)),
@@ -104,9 +100,8 @@ def measure(
     for name, decoder in decoders.items():
         tell(f"{way}, {name}: getting ready")
         decoder.run(settings.steps)
-    times = interleaved(
-        {name: partial(decoder.run, settings.steps) for name, decoder in decoders.items()}, settings.rounds, _raise
-    )
+    runs = {name: partial(decoder.run, settings.steps) for name, decoder in decoders.items()}
+    times = interleaved(runs, settings.rounds)
     found = {}
     for name, decoder in decoders.items():
         found[name] = {
@@ -142,10 +137,6 @@ def _decoder(model: Any, forward: Any, bits: int | None, tokens: int, static: bo
     cache = PagedEvictionCache(model.config, budget=tokens, bits=bits, static=static, attention_mask=mask)
     fill(cache, layer_shapes(model), 1, 2 * tokens, model)
     return Decoder(model, forward, Held(cache, 2 * tokens, 2 * tokens, rewinds=False), 1)
-
-
-def _raise(name: str, error: Exception) -> None:
-    raise error
 
 
 def _table(way: str, rows: dict[str, dict[str, Any]]) -> Table:

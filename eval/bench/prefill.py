@@ -26,20 +26,19 @@ from hf_paged_eviction.policies import make_policy
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
 
 from ..environment import timed_on
-from ..errors import UserError
 from ..options.bench import BenchOptions
 from ..running.efficiency import Stopwatch
-from ..store import lock
 from ..store.completion import Progress
-from ..store.results import ResultFolder, Row
+from ..store.journal import Journal, journal
+from ..store.results import Row
 from ..terminal import progress, say
 from .prefill_tables import COMPARED, FULL, tables
-from .shapes import SHAPES, choose_device, make_model
-from .summary import SUMMARY, refuse_others
+from .shapes import choose_device, make_model
+from .summary import SUMMARY, a_shape, one_budget, refuse_others, threads
 
 PRESET = "prefill"
 #: Options that replace parts of the preset.
-_TAKEN = {"model", "dtype", "device", "contexts", "budgets", "rounds", "threads", "preset", "output", "again"}
+_TAKEN = {"model", "dtype", "device", "contexts", "rounds"}
 
 
 @dataclass(frozen=True)
@@ -81,6 +80,10 @@ class Case:
     chunk: int | None
 
     @property
+    def key(self) -> tuple[int, str, int | None]:
+        return self.length, self.cache, self.chunk
+
+    @property
     def name(self) -> str:
         return f"{self.cache}, {'one forward' if self.chunk is None else f'chunks of {self.chunk}'}"
 
@@ -109,28 +112,15 @@ def run(options: BenchOptions, output: Path) -> bool:
         UserError: an option that the preset does not take, or results of other settings or another machine.
     """
     settings = read(options)
-    device, notes, before = choose_device(options.device, "100m"), Console(stderr=True), torch.get_num_threads()
-    torch.set_num_threads(options.threads or before)
-    try:
-        with lock.held(output):
-            meaning = {**asdict(settings), "dtype": options.dtype, "machine": timed_on(device)}
-            meaning = json.loads(
-                json.dumps({name: meaning[name] for name in meaning if name not in ("lengths", "rounds")})
-            )
-            if options.again:
-                for name in ("results.jsonl", "run_meta.json"):
-                    (output / name).unlink(missing_ok=True)
-            folder = ResultFolder(output, meaning)
-            rows, _ = folder.begin(row_key)
-            try:
-                _measure(folder, rows, make_model(options.but(model=settings.model, device=device)), settings, notes)
-            finally:
-                folder.close()
-            ordered = [rows[case.length, case.cache, case.chunk] for case in cases(settings)]
+    device, notes = choose_device(options.device, "100m"), Console(stderr=True)
+    with threads(options.threads):
+        meaning = {**asdict(settings), "dtype": options.dtype, "machine": timed_on(device)}
+        meaning = json.loads(json.dumps({name: meaning[name] for name in meaning if name not in ("lengths", "rounds")}))
+        with journal(output, meaning, row_key, options.again) as kept:
+            _measure(kept, make_model(options.but(model=settings.model, device=device)), settings, notes)
+            ordered = [kept.rows[case.key] for case in cases(settings)]
             found = {"settings": asdict(settings), "rows": ordered, "environment": timed_on(device)}
-            folder.write_json(SUMMARY, found)
-    finally:
-        torch.set_num_threads(before)
+            kept.folder.write_json(SUMMARY, found)
     for shown in tables(found):
         Console().print(shown)
     say(notes, f"written to {output}: results.jsonl, {SUMMARY}")
@@ -144,21 +134,16 @@ def read(options: BenchOptions) -> PrefillSettings:
         UserError: with the way out.
     """
     refuse_others(options, _TAKEN, PRESET, "which compares chunks and policies by itself")
-    if len(options.budgets) > 1:
-        raise UserError(f"--budgets {','.join(map(str, options.budgets))}: --preset {PRESET} takes one")
-    given, typed = options.model_fields_set, dict[str, Any]()
+    typed = {"budgets": ("budget", one_budget(options, PRESET)), "contexts": ("lengths", options.contexts)}
+    typed |= {"rounds": ("rounds", options.rounds), "model": ("model", options.model)}
+    given: dict[str, Any] = dict(typed[name] for name in typed if name in options.model_fields_set)
     if "model" in given:
-        if options.model not in SHAPES:
-            raise UserError(f"--model {options.model}: --preset {PRESET} takes a shape, {', '.join(SHAPES)}")
-        typed["model"] = options.model
-    typed |= {"budget": options.budgets[0]} if "budgets" in given else {}
-    typed |= {"lengths": options.contexts} if "contexts" in given else {}
-    typed |= {"rounds": options.rounds} if "rounds" in given else {}
-    return PrefillSettings(**typed)
+        a_shape(options, PRESET)
+    return PrefillSettings(**given)
 
 
-def _measure(folder: ResultFolder, rows: dict[Any, Row], model: Any, settings: PrefillSettings, notes: Console) -> None:
-    waiting = [case for case in cases(settings) if (case.length, case.cache, case.chunk) not in rows]
+def _measure(kept: Journal, model: Any, settings: PrefillSettings, notes: Console) -> None:
+    waiting = [case for case in cases(settings) if case.key not in kept.rows]
     total = len(list(cases(settings)))
     with progress(notes, "prompts") as watch:
         if waiting:
@@ -166,9 +151,7 @@ def _measure(folder: ResultFolder, rows: dict[Any, Row], model: Any, settings: P
             read_prompt(model, Case(min(settings.lengths), FULL, None), settings)
         for index, case in enumerate(waiting):
             watch(Progress(total - len(waiting) + index, total, f"{case.length}: {case.name}"))
-            row = measure(model, case, settings)
-            folder.append([row])
-            rows[row_key(row)] = row
+            kept.add([measure(model, case, settings)])
         watch(Progress(total, total))
 
 

@@ -8,9 +8,13 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from ..budgets import parse_memory
+from ..caches import empty_cache
 from ..errors import UserError
+from ..models import load_config
 from ..options.base import flag
 from ..options.bench import BenchOptions, StepOptions, ThroughputOptions
+from ..settings import Settings
 from ..terminal import progress, say
 from .goals import COMMANDS, H200
 from .plot import plot_steps
@@ -18,8 +22,8 @@ from .presets import PAPER, get_preset
 from .rows import FAILED, MEASURED, MISSING
 from .run import Report, at, list_missing, run_bench
 from .settings import BenchSettings, Throughput, check
-from .shapes import choose_device
-from .sizes import tokens_of_sizes
+from .shapes import SHAPES, choose_device, config_of, dtype_of
+from .summary import one_budget
 from .table import reasons, tables
 from .throughput import VARIANTS_OF_THROUGHPUT
 from .variants import KVPRESS, VARIANTS, choose_variants
@@ -43,9 +47,8 @@ def read(options: BenchOptions) -> BenchSettings:
             raise UserError(f"{', '.join(wrong)}: about decode steps, leave it out with --preset {PAPER}")
         if options.memory is not None:
             raise UserError(f"--memory: --preset {PAPER} takes --budgets")
-        if len(options.budgets) > 1:
-            raise UserError(f"--budgets {','.join(map(str, options.budgets))}: --preset {PAPER} takes one")
-        changed |= {"budget": options.budgets[0]} if "budgets" in given else {}
+        budget = one_budget(options, PAPER)
+        changed |= {"budget": budget} if "budgets" in given else {}
         changed |= {"rounds": options.rounds} if "rounds" in given else {}
         allowed = VARIANTS_OF_THROUGHPUT
     if throughput is not None:
@@ -103,3 +106,33 @@ def _fine(row: dict[str, Any]) -> bool:
     """Measured, or no part of this installation."""
     status, variant = row["status"], row["variant"]
     return bool(status == MEASURED or (status != FAILED and variant == KVPRESS))
+
+
+def tokens_of_sizes(settings: BenchSettings, typed: str) -> tuple[int, ...]:
+    """Tokens per layer and row of sizes such as "16MiB,32MiB". No weights are loaded.
+
+    Raises:
+        UserError: no size, `full`, or one that is too small.
+    """
+    return tuple(dict.fromkeys(_tokens(settings, label, size) for label, size in _sizes(typed)))
+
+
+def _sizes(typed: str) -> list[tuple[str, int]]:
+    found = []
+    for budget in parse_memory(typed):
+        if budget.memory is None:
+            raise UserError(f"--memory {typed}: sizes alone; a full cache is the variant full")
+        found.append((budget.label, budget.memory))
+    return found
+
+
+def _tokens(settings: BenchSettings, label: str, size: int) -> int:
+    shape = settings.model in SHAPES
+    loading = None if shape else Settings(**{**settings.common(Settings), "policies": (), "budgets": ()})
+    config = (config_of(settings.model) if loading is None else load_config(loading)).get_text_config(decoder=True)
+    try:
+        dtype = dtype_of(settings.dtype, settings.device, config if loading is not None else None)
+        cache = empty_cache(config, dtype, memory=size, policy=settings.policy, **settings.cache_arguments)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"--memory {label}: {error}") from error
+    return cache.budget or 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ import torch
 
 from ..environment import commit, hardware, model_facts, versions
 from ..store.completion import Progress, Watch
+from ..store.journal import Journal, journal
 from ..store.lock import held
-from ..store.results import META, ROWS, ResultFolder, Row, read_meta, read_rows, refuse_other_settings
+from ..store.results import ResultFolder, Row, read_meta, read_rows, refuse_other_settings
 from .decoding import Group, decode_keys, ticks
 from .goals import COMMANDS, Verdict, judge
 from .rows import MISSING, BenchKey, make_row, row_key
@@ -22,7 +24,7 @@ from .shapes import make_model
 from .throughput import TICKS, measure_throughput, throughput_keys
 from .trace import write_trace
 from .traffic import copy_bandwidth
-from .update import measure_update, update_keys
+from .update import UPDATE_KEYS, measure_update
 
 #: Everything of a run in one file: where it ran, what was asked, rows and verdicts.
 SUMMARY = "summary.json"
@@ -48,25 +50,20 @@ class Device:
 
     def __init__(self, settings: BenchSettings) -> None:
         self.settings = settings
-        self._model: Any = None
-        self._bandwidth: float | None = None
 
-    @property
+    @cached_property
     def model(self) -> Any:
-        if self._model is None:
-            self._model = make_model(self.settings)
-        return self._model
+        return make_model(self.settings)
 
-    @property
+    @cached_property
     def bandwidth(self) -> float:
-        if self._bandwidth is None:
-            self._bandwidth = copy_bandwidth(torch.device(self.settings.device))
-        return self._bandwidth
+        return copy_bandwidth(torch.device(self.settings.device))
 
     def facts(self) -> dict[str, Any]:
         """What was really used."""
-        bandwidth = {} if self._bandwidth is None else {"bandwidth": self._bandwidth}
-        return bandwidth | ({} if self._model is None else {"model": model_facts(self._model)})
+        made = vars(self)
+        bandwidth = {"bandwidth": self.bandwidth} if "bandwidth" in made else {}
+        return bandwidth | ({"model": model_facts(self.model)} if "model" in made else {})
 
 
 @dataclass(frozen=True)
@@ -99,7 +96,9 @@ def jobs(settings: BenchSettings) -> list[Job]:
         if settings.contexts
     ]
     if settings.update:
-        found.append(Job(tuple(update_keys()), 2 * settings.rounds, lambda _, tick: measure_update(settings, tick)))
+        found.append(
+            Job(tuple(UPDATE_KEYS.values()), 2 * settings.rounds, lambda _, tick: measure_update(settings, tick))
+        )
     if settings.throughput is not None:
         found += [_throughput_job(settings, key) for key in throughput_keys(settings)]
     return found
@@ -128,24 +127,14 @@ def run_bench(settings: BenchSettings, output: Path, again: bool, trace: Path | 
         trace: file for a profile of the first group.
         watch: told of progress.
     """
-    with held(output):
-        if again:
-            for name in (ROWS, META, SUMMARY):
-                (output / name).unlink(missing_ok=True)
-        folder = _open(output, settings)
-        done, notes = folder.begin(row_key)
-        try:
-            return _measure(settings, folder, {BenchKey(*key): row for key, row in done.items()}, notes, trace, watch)
-        finally:
-            folder.close()
+    if not again:
+        _refuse_others(output, settings)
+    with journal(output, settings.as_json(), row_key, again) as kept:
+        return _measure(settings, kept, trace, watch)
 
 
-def _open(output: Path, settings: BenchSettings) -> ResultFolder:
-    """The folder of results.
-
-    Raises:
-        UserError: it holds those of other settings, or of another machine or version.
-    """
+def _refuse_others(output: Path, settings: BenchSettings) -> None:
+    """Refuse a folder that holds results of other settings, or of another machine or version."""
     before, now = read_meta(output), settings.as_json()
     if before is not None:
         refuse_other_settings(
@@ -154,48 +143,37 @@ def _open(output: Path, settings: BenchSettings) -> ResultFolder:
             f"{output} holds results of other settings",
             "choose another --output, or measure anew with --again",
         )
-    return ResultFolder(output, now)
 
 
 def _flat(settings: dict[str, Any]) -> dict[str, Any]:
     return {**settings, **(settings.get("machine") or {}), "machine": None}
 
 
-def _measure(
-    settings: BenchSettings,
-    folder: ResultFolder,
-    done: dict[BenchKey, Row],
-    notes: list[str],
-    trace: Path | None,
-    watch: Watch,
-) -> Report:
+def _measure(settings: BenchSettings, kept: Journal, trace: Path | None, watch: Watch) -> Report:
     _set_threads(settings)
     device, plan, started = Device(settings), jobs(settings), time.monotonic()
-    folder.write_meta({"versions": versions(), "hardware": hardware(1), "complete": False})
+    kept.folder.write_meta({"versions": versions(), "hardware": hardware(1), "complete": False})
     finished, total = 0, sum(job.ticks for job in plan)
     for job in plan:
-        if all(key in done for key in job.keys):
+        if all(key in kept.rows for key in job.keys):
             finished += job.ticks
             continue
 
-        def tick(last: str, before: int = finished) -> None:
+        def tick(last: str) -> None:
             nonlocal finished
             finished += 1
             watch(Progress(finished, total, last))
 
         watch(Progress(finished, total, "model"))
         end = finished + job.ticks
-        rows = [row for row in job.run(device, tick) if row_key(row) not in done]
-        folder.append(rows)
-        done |= {row_key(row): row for row in rows}
+        kept.add(job.run(device, tick))
         finished = end
-        report = summarise(settings, folder, done, notes, device)
+        summarise(settings, kept, device)
     if trace is not None and settings.contexts:
         write_trace(device.model, settings, trace)
     watch(Progress(total, total))
-    folder.write_meta({"complete": True, "seconds": time.monotonic() - started, **device.facts()})
-    report = summarise(settings, folder, done, notes, device)
-    return report
+    kept.folder.write_meta({"complete": True, "seconds": time.monotonic() - started, **device.facts()})
+    return summarise(settings, kept, device)
 
 
 def _set_threads(settings: BenchSettings) -> None:
@@ -203,14 +181,12 @@ def _set_threads(settings: BenchSettings) -> None:
         torch.set_num_threads(settings.threads)
 
 
-def summarise(
-    settings: BenchSettings, folder: ResultFolder, done: dict[BenchKey, Row], notes: list[str], device: Device
-) -> Report:
+def summarise(settings: BenchSettings, kept: Journal, device: Device) -> Report:
     """Rows in the order of the plan, verdicts, and the file that holds both."""
-    rows = [done[key] for job in jobs(settings) for key in job.keys if key in done]
+    rows = [kept.rows[key] for job in jobs(settings) for key in job.keys if key in kept.rows]
     verdicts = [] if settings.goals is None else judge(settings.goals, rows, settings.model, settings.device)
-    folder.write_json(SUMMARY, content(settings, rows, verdicts, folder.meta | device.facts()))
-    return Report(rows, verdicts, notes)
+    kept.folder.write_json(SUMMARY, content(settings, rows, verdicts, kept.folder.meta | device.facts()))
+    return Report(rows, verdicts, kept.notes)
 
 
 def content(
@@ -231,7 +207,8 @@ def list_missing(settings: BenchSettings, output: Path, reason: str) -> Report:
     goals = settings.goals or ""
     command = COMMANDS.get(goals, "")
     with held(output):
-        folder = _open(output, settings)
+        _refuse_others(output, settings)
+        folder = ResultFolder(output, settings.as_json())
         before = read_meta(output)
         known = {row_key(row): row for row in (read_rows(output, row_key)[0] if before else [])}
         keys = [key for job in jobs(settings) for key in job.keys]

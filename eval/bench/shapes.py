@@ -13,62 +13,27 @@ from ..models import load
 from ..options.model import Loading
 from ..settings import EMBEDDED, Settings
 
-_LLAMA_3: dict[str, Any] = {
-    "vocab_size": 128256,
-    "rope_theta": 500000.0,
-    "max_position_embeddings": 131072,
-    "num_key_value_heads": 8,
-}
+_NAMES = (
+    "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads "
+    "max_position_embeddings"
+).split()
 
+
+def shape(*sizes: int, **more: Any) -> dict[str, Any]:
+    """What `LlamaConfig` takes: vocabulary, hidden and inner size, layers, heads, KV heads, positions; and `more`."""
+    return {**dict(zip(_NAMES, sizes, strict=True)), **more}
+
+
+_LLAMA_3: dict[str, Any] = {"rope_theta": 500000.0}
 #: Sizes as in the configurations that were published with the models.
 SHAPES: dict[str, dict[str, Any]] = {
     # About 100 M parameters with grouped-query attention: small enough for a CPU.
-    "100m": {
-        "vocab_size": 8192,
-        "hidden_size": 768,
-        "intermediate_size": 3072,
-        "num_hidden_layers": 10,
-        "num_attention_heads": 12,
-        "num_key_value_heads": 4,
-        "max_position_embeddings": 65536,
-    },
+    "100m": shape(8192, 768, 3072, 10, 12, 4, 65536),
     # Two layers: prompts of 64k tokens are read with a full cache in a minute or two.
-    "prefill": {
-        "vocab_size": 8192,
-        "hidden_size": 512,
-        "intermediate_size": 1536,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 131072,
-    },
-    "llama-3.2-1b": {
-        **_LLAMA_3,
-        "hidden_size": 2048,
-        "intermediate_size": 8192,
-        "num_hidden_layers": 16,
-        "num_attention_heads": 32,
-        "head_dim": 64,
-        "tie_word_embeddings": True,
-    },
-    "llama-3.2-3b": {
-        **_LLAMA_3,
-        "hidden_size": 3072,
-        "intermediate_size": 8192,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 24,
-        "head_dim": 128,
-        "tie_word_embeddings": True,
-    },
-    "llama-3.1-8b": {
-        **_LLAMA_3,
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "head_dim": 128,
-        "tie_word_embeddings": False,
-    },
+    "prefill": shape(8192, 512, 1536, 2, 8, 2, 131072),
+    "llama-3.2-1b": shape(128256, 2048, 8192, 16, 32, 8, 131072, head_dim=64, tie_word_embeddings=True, **_LLAMA_3),
+    "llama-3.2-3b": shape(128256, 3072, 8192, 28, 24, 8, 131072, head_dim=128, tie_word_embeddings=True, **_LLAMA_3),
+    "llama-3.1-8b": shape(128256, 4096, 14336, 32, 32, 8, 131072, head_dim=128, tie_word_embeddings=False, **_LLAMA_3),
 }
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterator, Set
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +14,54 @@ from ..environment import timed_on
 from ..errors import UserError
 from ..options.base import flag
 from ..options.bench import BenchOptions
+from .shapes import SHAPES
 
 SUMMARY = "summary.json"
+#: Options that every preset takes.
+_COMMON = {"budgets", "threads", "preset", "output", "again"}
 
 
 def refuse_others(options: BenchOptions, taken: Set[str], preset: str, reason: str) -> None:
-    """Refuse options that a preset does not take.
+    """Refuse options that a preset does not take, besides those that all take.
 
     Raises:
         UserError: one of them was given.
     """
-    if others := sorted(options.model_fields_set - taken):
+    if others := sorted(options.model_fields_set - taken - _COMMON):
         raise UserError(f"{', '.join(map(flag, others))}: not with --preset {preset}, {reason}")
+
+
+def one_budget(options: BenchOptions, preset: str) -> int:
+    """The budget of a preset that takes one.
+
+    Raises:
+        UserError: there are several.
+    """
+    if len(options.budgets) > 1:
+        raise UserError(f"--budgets {','.join(map(str, options.budgets))}: --preset {preset} takes one")
+    return options.budgets[0]
+
+
+def a_shape(options: BenchOptions, preset: str) -> str:
+    """The model of a preset that makes it.
+
+    Raises:
+        UserError: it would have to be loaded.
+    """
+    if options.model not in SHAPES:
+        raise UserError(f"--model {options.model}: --preset {preset} takes a shape, {', '.join(SHAPES)}")
+    return options.model
+
+
+@contextmanager
+def threads(count: int | None) -> Iterator[None]:
+    """So many threads of torch inside this block; None changes nothing."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def measure_once(
@@ -35,17 +72,15 @@ def measure_once(
     Raises:
         UserError: there are results already, or something cannot be measured.
     """
-    target, before = output / SUMMARY, torch.get_num_threads()
+    target = output / SUMMARY
     if target.exists() and not options.again:
         raise UserError(f"{target} is there already: --again measures anew, --output writes elsewhere")
-    torch.set_num_threads(options.threads or before)
-    try:
-        found = measure()
+    with threads(options.threads):
+        try:
+            found = measure()
+        except ValueError as error:
+            raise UserError(str(error)) from error
         written = {**found, "environment": timed_on(device)}
-    except ValueError as error:
-        raise UserError(str(error)) from error
-    finally:
-        torch.set_num_threads(before)
     output.mkdir(parents=True, exist_ok=True)
     target.write_text(json.dumps(written, indent=2) + "\n", "utf-8")
     return found

@@ -12,13 +12,14 @@ K = TypeVar("K", bound=Hashable)
 def interleaved(
     runs: Mapping[K, Callable[[], float]],
     rounds: int,
-    failed: Callable[[K, Exception], None],
+    failed: Callable[[K, Exception], None] | None = None,
     tick: Callable[[], None] = lambda: None,
 ) -> dict[K, list[float]]:
     """Seconds of every run in each round, as it tells them.
 
     Args:
-        failed: told of a run that raised; it takes no part in later rounds and none in the result.
+        failed: told of a run that raised; it takes no part in later rounds and none in the result. None: nobody is,
+            and the error is raised.
         tick: called after every run.
     """
     times: dict[K, list[float]] = {name: [] for name in runs}
@@ -28,6 +29,8 @@ def interleaved(
                 try:
                     times[name].append(run())
                 except Exception as error:
+                    if failed is None:
+                        raise
                     del times[name]
                     failed(name, error)
             tick()

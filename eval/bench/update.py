@@ -24,12 +24,8 @@ BUDGET, CONTEXT = 2048, 4096
 #: Updates in a row: enough that the processor's caches, full of the other's data at first, matter little.
 STEPS = 64
 
-_KEYS = {PAGED: BenchKey(UPDATE, PAGED, CONTEXT, BUDGET, 1), FULL: BenchKey(UPDATE, FULL, CONTEXT, BUDGET, 1)}
-
-
-def update_keys() -> list[BenchKey]:
-    """The rows that the measurement yields."""
-    return list(_KEYS.values())
+#: The rows that the measurement yields.
+UPDATE_KEYS = {PAGED: BenchKey(UPDATE, PAGED, CONTEXT, BUDGET, 1), FULL: BenchKey(UPDATE, FULL, CONTEXT, BUDGET, 1)}
 
 
 def measure_update(settings: BenchSettings, tick: Callable[[str], None]) -> list[Row]:
@@ -43,10 +39,10 @@ def measure_update(settings: BenchSettings, tick: Callable[[str], None]) -> list
     runs = {PAGED: _updates(paged, settings), FULL: _updates(DynamicCache(config=config), settings)}
     for run in runs.values():
         run()
-    times = interleaved(runs, settings.rounds, _give_up, lambda: tick("update"))
+    times = interleaved(runs, settings.rounds, tick=lambda: tick("update"))
     return [
         make_row(
-            _KEYS[name],
+            UPDATE_KEYS[name],
             MEASURED,
             update_us=1e6 * median(seconds) / STEPS,
             rounds_us=[1e6 * each / STEPS for each in seconds],
@@ -70,7 +66,3 @@ def _updates(cache: Any, settings: BenchSettings) -> Callable[[], float]:
         return watch.lap()
 
     return run
-
-
-def _give_up(name: str, error: Exception) -> None:
-    raise error

@@ -33,28 +33,27 @@ class Variant:
     """One line of the comparison.
 
     Attributes:
-        what: for help and tables.
         compiled: whether the model's forward is compiled for it.
         of_context: whether it is measured for each context; the floors hold C tokens whatever the context.
     """
 
     name: str
-    what: str
     compiled: bool = False
     of_context: bool = True
 
 
+#: What each of them is says `paged-eviction bench --help`.
 VARIANTS = {
     each.name: each
     for each in (
-        Variant(FULL, "DynamicCache of the whole context"),
-        Variant(FLOOR, "DynamicCache of C tokens: what a cache of this size costs at least", of_context=False),
-        Variant(PAGED, "PagedEvictionCache(budget=C)"),
-        Variant(KVPRESS, "kvpress, DecodingPress of key norms to C tokens once per block"),
-        Variant(FULL_COMPILED, "StaticCache of the whole context, compiled", compiled=True),
-        Variant(FLOOR_COMPILED, "StaticCache of C tokens, compiled the same way", compiled=True, of_context=False),
-        Variant(PAGED_STATIC, "PagedEvictionCache(budget=C, static=True), compiled the same way", compiled=True),
-        Variant(PAGED_STATIC_OWN, 'the same with the attention implementation "paged_eviction"', compiled=True),
+        Variant(FULL),
+        Variant(FLOOR, of_context=False),
+        Variant(PAGED),
+        Variant(KVPRESS),
+        Variant(FULL_COMPILED, compiled=True),
+        Variant(FLOOR_COMPILED, compiled=True, of_context=False),
+        Variant(PAGED_STATIC, compiled=True),
+        Variant(PAGED_STATIC_OWN, compiled=True),
     )
 }
 

@@ -23,7 +23,7 @@ from ..policy_names import needs_queries
 from ..running.efficiency import kv_bytes
 from ..running.prefill import input_device
 from ..sizes import tokens_of_memory
-from .footprint import Footprint
+from .figures import Footprint
 from .interrupt import Interrupt
 from .positions import Positions
 from .settings import ChatSettings
@@ -172,7 +172,7 @@ class Conversation:
     def _full_answer(self, prompt: int, tokens: list[int]) -> FullAnswer:
         """A new full cache reads the whole conversation: some layers of some models cannot take an answer back."""
         cache, ids = DynamicCache(config=self.model.config), self.ids[:prompt]
-        nobody, never = _Nobody(), Interrupt()
+        nobody, never = Listener(), Interrupt()
         self._voice.read(ids, cache, nobody, never)
         full = self._voice.answer(ids, cache, len(self.answers), nobody, never, self.positions.room(prompt))
         pairs = enumerate(zip(tokens, full, strict=False))
@@ -257,21 +257,15 @@ def _open_cache(model: Any, settings: ChatSettings, path: Path) -> tuple[PagedEv
     return cache, settings.but(loading=loading, budget=budget)
 
 
-class _Clock:
+class _Clock(Listener):
     """Passes everything on, and notes when the first token came."""
 
     def __init__(self, listener: Listener) -> None:
         self._listener = listener
         self.first: float | None = None
-        self.reading, self.text = listener.reading, listener.text
+        self.reading, self.text = listener.reading, listener.text  # type: ignore[method-assign]
 
     def token(self, count: int, seconds: float) -> None:
         if self.first is None:
             self.first = perf_counter()
         self._listener.token(count, seconds)
-
-
-class _Nobody:
-    def reading(self, done: int, total: int) -> None: ...
-    def token(self, count: int, seconds: float) -> None: ...
-    def text(self, piece: str) -> None: ...

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from ..tasks import get_task, haystack
-from ..tasks.task import NeedleTask, count_tokens
+from ..tasks import haystack
+from ..tasks.suite import KvRecall, Passkey
+from ..tasks.task import count_tokens
 from ..tasks.words import Words
 
 #: Tokens of filler in every message: six of them stay within what the embedded model was trained on.
@@ -37,7 +38,7 @@ def demo_turns(tokenizer: Any, seed: int) -> Iterator[DemoTurn]:
     """Five facts in the first message, then a question at the end of every message."""
     rng = random.Random(f"demo/{seed}")
     words = Words(rng)
-    codes, key = (_needles(name).draw(rng, words, 4) for name in ("kv_recall", "passkey"))
+    codes, key = (task.draw(rng, words, 4) for task in (KvRecall(), Passkey()))
     needles = [*codes.needles, *key.needles]
     rng.shuffle(needles)
     first, *others = codes.queries
@@ -57,10 +58,3 @@ def _without_filler(lines: Sequence[str], said: Set[str]) -> str:
         run = list(grouped)
         shown += run if is_said else [f"... {len(run)} {'line' if len(run) == 1 else 'lines'} of filler ..."]
     return "\n".join(shown)
-
-
-def _needles(name: str) -> NeedleTask:
-    task = get_task(name)
-    if not isinstance(task, NeedleTask):
-        raise TypeError(f"{name} hides no facts")
-    return task

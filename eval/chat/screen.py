@@ -7,15 +7,14 @@ from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
 from time import perf_counter
-from types import TracebackType
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
 from ..errors import UserError
-from .figures import status_line, status_text
-from .footprint import Footprint
+from .figures import Footprint, status_line, status_text
+from .voice import Listener
 
 #: Seconds between two looks at the cache.
 _INTERVAL = 0.1
@@ -105,30 +104,26 @@ class Screen:
             recorder.save_html(str(path))
 
 
-class Answering:
-    """Listens to one answer; the base shows nothing."""
+class Answering(Listener):
+    """Shows one answer; the base nothing of it."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
+        self._begun = False
 
     def __enter__(self) -> Answering:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-    def reading(self, done: int, total: int) -> None:
-        """So many of the new tokens were read."""
-
-    def token(self, count: int, seconds: float) -> None:
-        """So many tokens of the answer are there."""
-
-    def text(self, piece: str) -> None:
-        """The answer goes on like this."""
+    def __exit__(self, kind: object, error: object, trace: object) -> None: ...
 
     def _print(self, text: str, end: str = "") -> None:
         self._console.print(Text(text), end=end, soft_wrap=True)
+
+    def _opened(self, piece: str) -> str:
+        """The piece, without blanks at the beginning of the answer."""
+        piece = piece if self._begun else piece.lstrip()
+        self._begun = self._begun or bool(piece)
+        return piece
 
 
 class LineAnswer(Answering):
@@ -141,9 +136,7 @@ class LineAnswer(Answering):
     def text(self, piece: str) -> None:
         self._pieces.append(piece)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         if error is None:
             self._print("\\n".join("".join(self._pieces).strip().splitlines()), "\n")
 
@@ -151,17 +144,11 @@ class LineAnswer(Answering):
 class StreamedAnswer(Answering):
     """Words as they come."""
 
-    _begun = False
-
     def text(self, piece: str) -> None:
-        piece = piece if self._begun else piece.lstrip()
-        self._begun = self._begun or bool(piece)
-        self._print(piece)
+        self._print(self._opened(piece))
         self._console.file.flush()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         self._print("\n")
 
 
@@ -174,16 +161,13 @@ class LiveAnswer(Answering):
         # Drawn by this thread alone: another would read the cache in the middle of a forward.
         self._live = Live(console=console, auto_refresh=False, transient=True)
         self._paragraph, self._doing, self._rate, self._drawn = "", "reading", 0.0, 0.0
-        self._begun = False
 
     def __enter__(self) -> Answering:
         self._live.start()
         self._draw()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         self._live.update(Text(""))
         self._live.stop()
         if self._paragraph:
@@ -195,16 +179,16 @@ class LiveAnswer(Answering):
 
     def token(self, count: int, seconds: float) -> None:
         self._doing, self._rate = "", (count - 1) / seconds if seconds > 0 else 0.0
-        if perf_counter() - self._drawn >= _INTERVAL:
-            self._draw()
+        self._draw_now_and_then()
 
     def text(self, piece: str) -> None:
-        piece = piece if self._begun else piece.lstrip()
-        self._begun = self._begun or bool(piece)
-        *complete, self._paragraph = (self._paragraph + piece).split("\n")
+        *complete, self._paragraph = (self._paragraph + self._opened(piece)).split("\n")
         if complete:
             self._live.update(self._picture())
             self._console.print(Text("\n".join(complete), style=_ANSWER))
+        self._draw_now_and_then()
+
+    def _draw_now_and_then(self) -> None:
         if perf_counter() - self._drawn >= _INTERVAL:
             self._draw()
 

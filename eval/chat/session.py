@@ -14,7 +14,7 @@ from ..prompting.chat_template import has_template
 from ..settings import EMBEDDED
 from .conversation import Answer, Conversation, FullAnswer
 from .demo import demo_turns
-from .footprint import Footprint
+from .figures import Footprint
 from .interrupt import Interrupt
 from .screen import Screen
 from .settings import chat_settings, text_or_file

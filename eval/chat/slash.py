@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
 
 import torch
 from rich.table import Table
 
+from ..environment import model_facts, versions
 from ..errors import UserError
 from ..options.evaluate import whole_number
 from ..requests import attention_for
 from ..tasks.task import count_tokens
 from .blocks import show_blocks
 from .conversation import Conversation
-from .figures import layer_table, status_text
-from .footprint import Footprint
-from .saving import save
+from .figures import Footprint, layer_table, status_text
 from .screen import Screen
 from .settings import one_policy, read_text
 
@@ -113,7 +115,7 @@ class Commands:
 
     def save(self, rest: str) -> None:
         """Write a file."""
-        save(self.conversation, self.screen, rest)
+        _write(self.conversation, self.screen, rest)
         self.screen.say(f"written to {rest}")
 
     def exit(self, rest: str) -> None:
@@ -150,3 +152,40 @@ def _tokens(command: str, typed: str) -> int:
     if found is None:
         raise UserError(f"{command} {typed}: write a number of tokens, such as {command} 256")
     return found
+
+
+_PICTURES = frozenset({".svg", ".html"})
+
+
+def _write(conversation: Conversation, screen: Screen, name: str) -> None:
+    """Write what was shown as .svg or .html, else messages and figures as JSON.
+
+    Raises:
+        UserError: no name, or the file cannot be written.
+    """
+    if not name:
+        raise UserError("/save: name a file, such as /save chat.json or /save chat.svg")
+    path = Path(name).expanduser()
+    try:
+        if path.suffix.lower() in _PICTURES:
+            screen.export(path)
+        else:
+            path.write_text(json.dumps(_as_json(conversation), indent=2, ensure_ascii=False) + "\n", "utf-8")
+    except OSError as error:
+        raise UserError(f"/save: cannot write {name!r}: {error.strerror}") from error
+
+
+def _as_json(conversation: Conversation) -> dict[str, Any]:
+    """Settings, messages, tokens, and what every answer cost."""
+    return {
+        "settings": conversation.settings.as_json(),
+        "model": model_facts(conversation.model),
+        "versions": versions(),
+        "messages": list(conversation.turns.messages),
+        "context_tokens": conversation.context,
+        "ids": conversation.ids[conversation.context :],
+        "answers": [
+            {**asdict(answer), "tokens_per_second": answer.tokens_per_second} for answer in conversation.answers
+        ],
+        "stats": asdict(conversation.cache.stats()),
+    }

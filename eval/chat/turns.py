@@ -42,7 +42,7 @@ class Turns(ABC):
     def __init__(self, tokenizer: Any, system: str | None, follows: bool = False) -> None:
         self._tokenizer, self._follows = tokenizer, follows
         self._text = ""
-        self.messages: tuple[Message, ...] = _opening(system)
+        self.messages: tuple[Message, ...] = () if system is None else ({"role": "system", "content": system},)
 
     @abstractmethod
     def next(self, message: str) -> Turn:
@@ -127,10 +127,6 @@ class TemplateTurns(Turns):
         except Exception as error:  # a template is a program, it may fail in any way
             raise UserError(f"the chat template of this tokenizer fails: {error}; {_WAY_OUT}") from error
         return text
-
-
-def _opening(system: str | None) -> tuple[Message, ...]:
-    return () if system is None else ({"role": "system", "content": system},)
 
 
 def encode(tokenizer: Any, text: str, *, special: bool = False) -> list[int]:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import DynamicCache, StoppingCriteriaList, TextStreamer
 
-from ..running.generation import end_tokens, filler, without_sampling
+from ..running.generation import end_tokens, plain_settings, without_sampling
 from ..running.prefill import feed, input_device
 from .interrupt import Interrupt, StopWhenWanted
 from .settings import Sampling
 
 
-class Listener(Protocol):
-    """Who wants to know how far an answer is."""
+class Listener:
+    """Who wants to know how far an answer is; this one does not."""
 
     def reading(self, done: int, total: int) -> None:
         """So many of the new tokens were read."""
@@ -40,7 +40,7 @@ class Voice:
         self.model, self.tokenizer = model, tokenizer
         self._sampling, self._chunk = sampling, chunk
         self._device = input_device(model)
-        self.ends = end_tokens(model, tokenizer, stop_at_newline=False)
+        self.ends = end_tokens(model, tokenizer)
 
     def read(self, ids: Sequence[int], cache: DynamicCache, listener: Listener, interrupt: Interrupt) -> bool:
         """Feed all new tokens but those of the last chunk, which `answer` feeds; False if Ctrl-C came first."""
@@ -79,16 +79,10 @@ class Voice:
             attention_mask=torch.ones_like(row),
             past_key_values=cache,
             do_sample=sampling.temperature > 0,
-            num_beams=1,
-            use_cache=True,
             max_new_tokens=sampling.max_new_tokens if room is None else min(sampling.max_new_tokens, room),
-            max_length=None,
-            cache_implementation=None,
-            return_dict_in_generate=False,
-            eos_token_id=sorted(self.ends) or None,
-            pad_token_id=filler(ids[-1:]),
             streamer=_Stream(self.tokenizer, listener),
             stopping_criteria=StoppingCriteriaList([StopWhenWanted(interrupt)]),
+            **plain_settings(self.ends, ids[-1:]),
             **choice,
         )
         answer: list[int] = output[0, len(ids) :].tolist()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -9,21 +10,23 @@ import typer
 import hf_paged_eviction
 
 from ..plugins import load_plugins
-from .bench import register as add_bench
-from .calibrate import register as add_calibrate
-from .chat import register as add_chat
-from .compress import register as add_compress
-from .errors import plain_errors
-from .evaluate import register as add_eval
-from .fit_basis import register as add_fit_basis
-from .fit_fold import register as add_fit_fold
-from .fit_gate import register as add_fit_gate
-from .lists import register as add_lists
-from .recommend import register as add_recommend
-from .report import register as add_report
-from .score import register as add_score
-from .serve import register as add_serve
-from .verify import register as add_verify
+from . import (
+    bench,
+    calibrate,
+    chat,
+    compress,
+    evaluate,
+    fit_basis,
+    fit_fold,
+    fit_gate,
+    lists,
+    recommend,
+    report,
+    score,
+    serve,
+    verify,
+)
+from .command import add_command, plain_errors
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -58,22 +61,25 @@ def root(
         load_plugins(plugin or ())
 
 
-for register in (
-    add_eval,
-    add_chat,
-    add_score,
-    add_recommend,
-    add_report,
-    add_verify,
-    add_calibrate,
-    add_fit_gate,
-    add_fit_basis,
-    add_fit_fold,
-    add_compress,
-    add_bench,
-    add_serve,
-    add_lists,
-):
-    register(app)
+#: In the order of `--help`.
+COMMANDS: dict[str, Callable[..., bool | None]] = {
+    "eval": evaluate.evaluate,
+    "chat": chat.chat,
+    "score": score.score,
+    "recommend": recommend.recommend,
+    "report": report.report,
+    "verify": verify.verify,
+    "calibrate": calibrate.calibrate,
+    "fit-gate": fit_gate.fit_gate,
+    "fit-basis": fit_basis.fit_basis,
+    "fit-fold": fit_fold.fit_fold,
+    "compress": compress.compress,
+    "bench": bench.bench,
+    "serve": serve.serve,
+}
+for name, run in COMMANDS.items():
+    add_command(app, name, run)
+app.command("tasks")(lists.tasks)
+app.command("policies")(lists.policies)
 
 __all__ = ["app"]

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import typer
-
 from ..options.bench import BenchOptions
-from .command import add_command
 
 EPILOG = """[bold]What is compared[/], all in the same rounds; C is the budget
 
@@ -69,7 +66,7 @@ A decoded token at 8, 4 and 2 bits, at the same tokens and in the same bytes, ea
 
 The time to the first token of prompts of 2k to 64k tokens: full and bounded, chunk sizes, policies
 
-  paged-eviction bench --preset prefill --threads 2
+  paged-eviction bench --preset prefill --threads 1
 
 The goals of the project, each with a verdict: on any CPU, on one H200
 
@@ -81,11 +78,6 @@ Where the time goes
 
   paged-eviction bench --contexts 8192 --variants paged,floor --profile trace.json
 """
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    add_command(app, "bench", BenchOptions, bench, EPILOG)
 
 
 def bench(options: BenchOptions) -> bool:

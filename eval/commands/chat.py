@@ -5,7 +5,6 @@ from __future__ import annotations
 import typer
 
 from ..options.chat import ChatOptions
-from .command import add_command
 
 EPILOG = """[bold]Examples[/]
 
@@ -29,11 +28,6 @@ One answer per line
 
   paged-eviction chat --model Qwen/Qwen3-4B < questions.txt > answers.txt
 """
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    add_command(app, "chat", ChatOptions, chat, EPILOG)
 
 
 def chat(options: ChatOptions) -> None:

@@ -3,35 +3,33 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
+from rich.console import Console
 
 from ..errors import UserError
 from ..options.base import Options, flag, plain_type, problem
-from .errors import plain_errors
 
 O = TypeVar("O", bound=Options)  # noqa: E741
 
 
-def add_command(
-    app: typer.Typer,
-    name: str,
-    options: type[O],
-    run: Callable[..., bool | None],
-    epilog: str | None = None,
-    others: bool = False,
-) -> None:
+def add_command(app: typer.Typer, name: str, run: Callable[..., bool | None]) -> None:
     """Add a command.
 
     Args:
-        run: called with what was given; its docstring is that of the command. False: exit status 1.
-        others: options that the command does not know are taken, and `run` is given them, too.
+        run: called with what was given, as the type of its argument says; its docstring is that of the command, and
+            what its module calls `EPILOG` stands below. False: exit status 1. With a second argument it is given the
+            options that the command does not know.
     """
+    options = get_type_hints(run)["options"]
+    others = len(inspect.signature(run).parameters) > 1
 
     def command(typer_context: typer.Context, **typed: Any) -> None:
         given = {each: value for each, value in typed.items() if _is_given(typer_context, each)}
@@ -51,7 +49,7 @@ def add_command(
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {each.name: each.annotation for each in parameters}
     settings = {"allow_extra_args": True, "ignore_unknown_options": True} if others else None
-    app.command(name, epilog=epilog, context_settings=settings)(command)
+    app.command(name, epilog=sys.modules[run.__module__].EPILOG, context_settings=settings)(command)
 
 
 def read(options: type[O], given: dict[str, Any]) -> O:
@@ -108,3 +106,22 @@ def _annotation(options: type[Options], name: str, field: FieldInfo) -> Any:
             show_default=extra["shown"] or True,
         ),
     ]
+
+
+@contextmanager
+def plain_errors() -> Iterator[None]:
+    """Show a mistake of the user without a traceback, exit status 2."""
+    try:
+        yield
+    except UserError as error:
+        from ..distributed import speaker
+
+        who = speaker(error)
+        if who is not None:
+            text = f"{who}error: {error}"
+            console = Console(stderr=True, soft_wrap=True)
+            console.print(text, style="red", markup=False, highlight=False, emoji=False)  # "fold:x:" is no picture
+        raise typer.Exit(2) from None
+    except KeyboardInterrupt:
+        typer.echo("stopped; the same command continues where it was", err=True)
+        raise typer.Exit(130) from None

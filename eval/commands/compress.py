@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import typer
-
 from ..options.compress import CompressOptions
-from .command import add_command
 
 EPILOG = """[bold]Examples[/]
 
@@ -22,11 +19,6 @@ The same in Python
   cache = PagedEvictionCache.load("book.safetensors", model.config, device=model.device)
   model.generate(**cache.follow_up(question_ids), past_key_values=cache)
 """
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    add_command(app, "compress", CompressOptions, compress, EPILOG)
 
 
 def compress(options: CompressOptions) -> None:

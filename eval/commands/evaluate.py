@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import typer
-
 from ..errors import UserError
 from ..options.base import flag
 from ..options.evaluate import EvalOptions, MetricOptions, TaskOptions, TextOptions
-from .command import add_command
 
 EPILOG = """[bold]Examples[/]
 
@@ -54,11 +51,6 @@ Text that streams far past the model's window, held tokens at their places in th
 #: Options that mean nothing with, or without, --text.
 TASKS_ONLY = {"preset", "tasks", "task_file", "haystack", *TaskOptions.model_fields, *MetricOptions.model_fields}
 TEXTS_ONLY = {*TextOptions.model_fields}
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    add_command(app, "eval", EvalOptions, evaluate, EPILOG)
 
 
 def evaluate(options: EvalOptions) -> bool:

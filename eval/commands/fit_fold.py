@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import typer
-
 from ..options.fold import FoldOptions
-from .command import add_command
 
 EPILOG = """[bold]What it does[/]
 
@@ -25,15 +22,10 @@ done: the same command goes on behind them.
 """
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    add_command(app, "fit-fold", FoldOptions, fit_fold, EPILOG)
-
-
 def fit_fold(options: FoldOptions) -> None:
     """Fit the kernels of --disposal fold:FILE to a model: a small state that stands for the tokens a policy lets go."""
     from ..calibrate import text_settings
     from ..fit_fold import make_plan, run_fit_fold
 
-    settings = text_settings([*(options.text or ()), *(options.files or ())], options.window, options)
+    settings = text_settings(options.read, options.window, options)
     run_fit_fold(settings, options.output, options.tokens, make_plan(options))

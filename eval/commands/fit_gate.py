@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-import typer
-
-from ..options.base import File, option
+from ..errors import UserError
+from ..options.base import Options, option
+from ..options.fit import FitOptions
 from ..options.model import ModelOptions
-from .command import add_command
 
 EPILOG = """[bold]Examples[/]
 
@@ -23,52 +21,70 @@ EPILOG = """[bold]Examples[/]
   OUTPUT.samples (tokens x hidden size x layers numbers in the model's type). Then each layer's gate is trained by
   itself. A command that was cut off goes on where it was; the folder is removed at the end.
 
+  With --loss straight_through the model computes each window forwards and backwards, and stays as it is.
+
   In Python: install_gates(model, "qwen-gates.safetensors"), then policy="gate:qwen-gates.safetensors". Commands
   install what their policies name.
 """
 
 
-class FitGateOptions(ModelOptions):
-    """What was typed."""
+class GateOptions(Options):
+    """How gates are trained."""
 
-    panel: ClassVar[str] = "The text"
-    left_out: ClassVar[frozenset[str]] = frozenset({"attn_implementation"})
+    panel: ClassVar[str] = "The gates"
 
-    output: Path = option(..., "The file to write.", metavar="FILE.safetensors")
-    text: list[File] | None = option(
-        None,
-        "What the model reads: plain texts, or JSON lines with a field context or text. Best like that which it will "
-        "read later, questions and answers included.",
-        metavar="FILE...",
+    loss: Literal["regression", "straight_through"] = option(
+        "regression",
+        "What is learned from: regression foretells what later tokens do with each token, by forward passes only. "
+        "straight_through is Attention-Gate's own: gates shut out tokens in the model's attention and learn from the "
+        "loss of the language model. It needs gradients through the model, so memory for the activations of a window, "
+        "and many times as long.",
     )
-    files: list[File] | None = option(None, "More of them.", metavar="[FILE...]", argument=True)
-    tokens: int = option(131072, "To read, in all; a quarter is kept for checking.", at_least=1)
-    window: int = option(1024, "Tokens per window: as long as the texts that matter.", at_least=1)
     target: Literal["attention", "output"] = option(
         "attention",
-        "What is foretold: the largest attention that a token gets from afar, or its largest part in an attention "
-        "output (KVzip+).",
-        panel="The gates",
+        "What a regression foretells: the largest attention that a token gets from afar, or its largest part in an "
+        "attention output (KVzip+).",
+    )
+    keep: float | None = option(
+        None,
+        "Of straight_through: the share of the tokens that gates are to let through (default: 0.0625).",
     )
     units: int = option(
         64,
-        "Of the layer between hidden state and score; 0 = none, a line in closed form.",
+        "Of the layer between hidden state and score; 0 = none, a line (a regression has it in closed form).",
         at_least=0,
-        panel="The gates",
     )
-    epochs: int = option(6, "How often each token is looked at.", at_least=1, panel="The gates")
-    seed: int = option(0, "Of the first weights and of the order.", panel="The gates")
+    epochs: int | None = option(
+        None,
+        "How often each token is looked at (default: 6; of straight_through 2).",
+        at_least=1,
+    )
+    seed: int = option(0, "Of the first weights and of the order.")
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    add_command(app, "fit-gate", FitGateOptions, fit_gate, EPILOG)
+class FitGateOptions(FitOptions, GateOptions, ModelOptions):
+    """What was typed."""
+
+    tokens: int = option(131072, "To read, in all; a quarter is kept for checking.", at_least=1)
 
 
 def fit_gate(options: FitGateOptions) -> None:
     """Train the policy gate:FILE for a model: which tokens will be needed, told from hidden states."""
-    from ..calibrate import text_settings
-    from ..fit_gate import run_fit_gate
+    from hf_paged_eviction.recipes.fit_gates import Training
+    from hf_paged_eviction.recipes.straight_through import StraightThrough
 
-    settings = text_settings([*(options.text or ()), *(options.files or ())], options.window, options)
-    run_fit_gate(settings, options.output, options.tokens, options.target, options.units, options.epochs, options.seed)
+    from ..calibrate import text_settings
+    from ..fit_gate import Ways, run_fit_gate
+
+    other = {"regression": "keep", "straight_through": "target"}[options.loss]
+    if other in options.model_fields_set:
+        raise UserError(f"--{other} is of no meaning with --loss {options.loss}")
+    given = {name: getattr(options, name) for name in ("units", "epochs", "seed", "keep")}
+    chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    training: Ways
+    try:
+        training = Training(options.target, **chosen) if options.loss == "regression" else StraightThrough(**chosen)
+    except ValueError as error:
+        raise UserError(f"cannot train gates: {error}") from error
+    settings = text_settings(options.read, options.window, options)
+    run_fit_gate(settings, options.output, options.tokens, training)

@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-import typer
 from rich.console import Console
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    app.command("tasks")(tasks)
-    app.command("policies")(policies)
 
 
 def tasks() -> None:

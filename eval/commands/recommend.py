@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import typer
-
 from ..options.recommend import RecommendOptions
-from .command import add_command
 
 EPILOG = """[bold]How[/]
 
@@ -35,11 +32,6 @@ Fewer choices, more passages
 
   paged-eviction recommend --text book.txt --memory 64MiB --bits none,8 --positions text --disposals drop --passages 80
 """
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    add_command(app, "recommend", RecommendOptions, recommend, EPILOG)
 
 
 def recommend(options: RecommendOptions) -> None:

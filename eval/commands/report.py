@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import typer
-
 from ..options.base import Options, option
-from .command import add_command
 
 EPILOG = """[bold]Examples[/]
 
@@ -22,11 +19,6 @@ class ReportOptions(Options):
 
     folders: list[Path] = option(..., "Result folders, one or many.", metavar="FOLDER...", argument=True)
     output: Path | None = option(None, "Folder of the report.", shown="report in the first result folder")
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    add_command(app, "report", ReportOptions, report, EPILOG)
 
 
 def report(options: ReportOptions) -> None:

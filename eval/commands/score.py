@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import typer
-
-from ..options.base import Words, option
+from ..options.base import Words, option, words
 from ..options.evaluate import MetricOptions
-from .command import add_command
 
 EPILOG = """[bold]Examples[/]
 
@@ -52,15 +49,16 @@ class ScoreOptions(MetricOptions):
     output: Path | None = option(None, "Write the scores here too, as JSON.", metavar="FILE.json")
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    add_command(app, "score", ScoreOptions, score, EPILOG)
-
-
 def score(options: ScoreOptions) -> bool:
     """Score predictions, or score them again, without a model. Exit status 1 if a file could not be scored."""
     from ..scoring import run_score
 
     backends = (options.edit_similarity, options.rouge)
-    metrics = [name.strip() for name in options.metric.split(",") if name.strip()]
-    return run_score(options.paths, options.longbench_e, *backends, options.output, options.keep_first_run, metrics)
+    return run_score(
+        options.paths,
+        options.longbench_e,
+        *backends,
+        options.output,
+        options.keep_first_run,
+        words(options.metric),
+    )

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import typer
-
 from ..options.base import File, option
 from ..options.model import EMBEDDED, ModelOptions
-from .command import add_command
 
 EPILOG = """[bold]What the table says[/]
 
@@ -57,11 +54,6 @@ class VerifyOptions(ModelOptions):
     )
     seed: int = option(0, "Of the tokens, which are random.")
     json_file: File | None = option(None, "Also write all checks, as JSON.", metavar="FILE", flags="--json")
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    add_command(app, "verify", VerifyOptions, verify, EPILOG)
 
 
 def verify(options: VerifyOptions) -> bool:

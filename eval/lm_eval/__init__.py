@@ -7,8 +7,6 @@ with the module imported:
         --model_args pretrained=meta-llama/Llama-3.1-8B-Instruct,budget=1024,policy=keydiff --tasks gsm8k
 """
 
-from __future__ import annotations
-
 try:
     import lm_eval.models.huggingface as _harness  # noqa: F401
 except ModuleNotFoundError as error:

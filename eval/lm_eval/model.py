@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -148,7 +148,8 @@ class PagedEvictionLM(HFLM):  # type: ignore[misc]
         rows = _rows(requests, self.max_length)
         hidden = disable_tqdm or self.rank != 0
         progress = tqdm(total=len(requests), disable=hidden, desc="Running loglikelihood requests")
-        for batch in _batches(list(rows), self._likelihood_batch(requests, override_bs)):
+        waiting, size = list(rows), self._likelihood_batch(requests, override_bs)
+        for batch in (waiting[first : first + size] for first in range(0, len(waiting), size)):
             for row, found in zip(batch, self._score(batch), strict=True):
                 for index, answer in zip(rows[row], found, strict=True):
                     answers[index] = answer
@@ -216,7 +217,3 @@ def _rows(requests: Sequence[Request], max_length: int) -> dict[Row, list[int]]:
         for (context, middle), indices in shared.items()
     }
     return dict(sorted(rows.items(), key=lambda item: -len(item[0].context) - len(item[0].middle)))
-
-
-def _batches(rows: list[Row], size: int) -> Iterator[list[Row]]:
-    return (rows[first : first + size] for first in range(0, len(rows), size))

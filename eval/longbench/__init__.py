@@ -1,7 +1,5 @@
 """LongBench, LongBench-E and LongBench v2: tasks, prompts, records."""
 
-from __future__ import annotations
-
 from . import v2
 from .data import data_digest, data_note, load_samples, prompt_digest
 from .tasks import CATEGORIES, PRESETS, PROMPTS, TASKS, LongBenchTask

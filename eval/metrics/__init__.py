@@ -1,7 +1,5 @@
 """Metrics of LongBench, LongBench v2, RULER and LongEval: pure functions of a prediction and its answers."""
 
-from __future__ import annotations
-
 from .code import EDIT_SIMILARITIES
 from .prediction import first_line_of
 from .rouge import ROUGES

@@ -13,7 +13,7 @@ from typing import Any
 import datasets
 import evaluate
 
-from .score import score_sample
+from .score import METRICS, score_sample
 
 _INPUTS = """
 Args:
@@ -96,145 +96,15 @@ def _reference(item: Any) -> dict[str, Any]:
     return {"answers": item["answers"], "all_classes": item.get("all_classes")}
 
 
-class QaF1(SampleMetric):
-    metric = "qa_f1"
+#: Names that are not those of the metric, in capitals.
+_NAMES = {"longeval": "LongEval"}
 
+# One class of each metric: `QaF1` of `qa_f1`, and so on. A name of the module, so that processes can send it.
+for _metric in METRICS:
+    _name = _NAMES.get(_metric) or "".join(word.capitalize() for word in _metric.split("_"))
+    globals()[_name] = type(_name, (SampleMetric,), {"metric": _metric, "__module__": __name__})
 
-class QaF1Zh(SampleMetric):
-    metric = "qa_f1_zh"
 
-
-class Rouge(SampleMetric):
-    metric = "rouge"
-
-
-class RougeZh(SampleMetric):
-    metric = "rouge_zh"
-
-
-class Classification(SampleMetric):
-    metric = "classification"
-
-
-class Count(SampleMetric):
-    metric = "count"
-
-
-class Retrieval(SampleMetric):
-    metric = "retrieval"
-
-
-class RetrievalZh(SampleMetric):
-    metric = "retrieval_zh"
-
-
-class CodeSim(SampleMetric):
-    metric = "code_sim"
-
-
-class MultipleChoice(SampleMetric):
-    metric = "multiple_choice"
-
-
-class StringMatchAll(SampleMetric):
-    metric = "string_match_all"
-
-
-class StringMatchPart(SampleMetric):
-    metric = "string_match_part"
-
-
-class LongEval(SampleMetric):
-    metric = "longeval"
-
-
-class MathVerify(SampleMetric):
-    metric = "math_verify"
-
-
-class FirstNumber(SampleMetric):
-    metric = "first_number"
-
-
-class WordMatch(SampleMetric):
-    metric = "word_match"
-
-
-class NameMatch(SampleMetric):
-    metric = "name_match"
-
-
-class LastNumber(SampleMetric):
-    metric = "last_number"
-
-
-class NumberFound(SampleMetric):
-    metric = "number_found"
-
-
-class NumbersInOrder(SampleMetric):
-    metric = "numbers_in_order"
-
-
-class LetterOrText(SampleMetric):
-    metric = "letter_or_text"
-
-
-class LetterOrFunction(SampleMetric):
-    metric = "letter_or_function"
-
-
-class CharacterF1Zh(SampleMetric):
-    metric = "character_f1_zh"
-
-
-class RougeLsum(SampleMetric):
-    metric = "rouge_lsum"
-
-
-class RougeLRecall(SampleMetric):
-    metric = "rouge_l_recall"
-
-
-class Rouge1Recall(SampleMetric):
-    metric = "rouge_1_recall"
-
-
-class Rouge2Recall(SampleMetric):
-    metric = "rouge_2_recall"
-
-
-class Bleu1(SampleMetric):
-    metric = "bleu_1"
-
-
-class Bleu4(SampleMetric):
-    metric = "bleu_4"
-
-
-class Meteor(SampleMetric):
-    metric = "meteor"
-
-
-class BertScore(SampleMetric):
-    metric = "bert_score"
-
-
-class AnswerWithin(SampleMetric):
-    metric = "answer_within"
-
-
-class ValueWithin(SampleMetric):
-    metric = "value_within"
-
-
-class Ndcg10(SampleMetric):
-    metric = "ndcg_10"
-
-
-class ClozeExact(SampleMetric):
-    metric = "cloze_exact"
-
-
-class ClozePartial(SampleMetric):
-    metric = "cloze_partial"
+def __getattr__(name: str) -> type[SampleMetric]:
+    """Says what kind of names are made here."""
+    raise AttributeError(f"no metric is called {name}")

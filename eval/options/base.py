@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
 
 O = TypeVar("O", bound="Options")  # noqa: E741
@@ -78,6 +79,21 @@ def option(
     shape = {"panel": panel, "flags": flags, "metavar": metavar, "shown": shown, "argument": argument}
     extra: Any = {**shape, "min": at_least, "max": at_most}
     return Field(default, description=help, ge=at_least, le=at_most, json_schema_extra=extra)
+
+
+def words(typed: str) -> list[str]:
+    """The parts of a comma-separated list, each once."""
+    return list(dict.fromkeys(word.strip() for word in typed.split(",") if word.strip()))
+
+
+def readable(read: Callable[[str], Any]) -> AfterValidator:
+    """A text that `read` takes, which raises ValueError for others; it stays as it is."""
+
+    def check(text: str) -> str:
+        read(text)
+        return text
+
+    return AfterValidator(check)
 
 
 def flag(name: str) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator
 
-from .base import Options, option
+from .base import Options, option, words
 from .cache import CacheOptions
 from .model import Loading
 
@@ -18,19 +18,18 @@ def _names(value: Any) -> Any:
     """The words of a comma-separated list, each once."""
     if not isinstance(value, str):
         return value
-    words = tuple(dict.fromkeys(word.strip() for word in value.split(",") if word.strip()))
-    if not words:
+    if not words(value):
         raise ValueError("no variant given: for example floor,paged")
-    return words
+    return tuple(words(value))
 
 
 def _numbers(value: Any) -> Any:
     if not isinstance(value, str):
         return value
-    words = [word.strip() for word in value.split(",") if word.strip()]
-    if not words or not all(word.isascii() and word.isdigit() and int(word) > 0 for word in words):
+    typed = words(value)
+    if not typed or not all(word.isascii() and word.isdigit() and int(word) > 0 for word in typed):
         raise ValueError("write whole numbers such as 1024,4096")
-    return tuple(dict.fromkeys(map(int, words)))
+    return tuple(dict.fromkeys(map(int, typed)))
 
 
 Sizes = Annotated[tuple[int, ...], BeforeValidator(_numbers)]

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator
-
-from .base import Numbers, Options, option
+from .base import Numbers, Options, option, readable
 
 
 def precision(text: str | int | Sequence[int | None] | None) -> int | tuple[int | None, int | None] | None:
@@ -21,13 +19,12 @@ def precision(text: str | int | Sequence[int | None] | None) -> int | tuple[int 
     from hf_paged_eviction.store.codec import check_bits  # asked for rarely, and brings torch
 
     typed = text if isinstance(text, str) else ",".join(map(str, [text] if isinstance(text, int) else text))
-    words = [word.strip().lower() for word in typed.split(",")]
     try:
-        counts = [None if word == "none" else int(word) for word in words]
+        counts = _counts(typed)
         pair = check_bits(counts[0] if len(counts) == 1 else counts)
     except ValueError:
         raise ValueError("write 8, 4 or 2, or two of these or none for keys and values, such as 8,4") from None
-    return pair[0] if len(words) == 1 else pair
+    return pair[0] if len(counts) == 1 else pair
 
 
 def ranks(text: str | None) -> int | tuple[int | None, int | None] | None:
@@ -38,9 +35,8 @@ def ranks(text: str | None) -> int | tuple[int | None, int | None] | None:
     """
     if text is None:
         return None
-    words = [word.strip().lower() for word in text.split(",")]
     try:
-        counts = [None if word == "none" else int(word) for word in words]
+        counts = _counts(text)
     except ValueError:
         counts = []
     if len(counts) not in (1, 2) or any(count is not None and count < 1 for count in counts):
@@ -48,20 +44,14 @@ def ranks(text: str | None) -> int | tuple[int | None, int | None] | None:
     return counts[0] if len(counts) == 1 else (counts[0], counts[1])
 
 
-def _checked(text: str) -> str:
-    precision(text)
-    return text
-
-
-def _checked_ranks(text: str) -> str:
-    ranks(text)
-    return text
+def _counts(text: str) -> list[int | None]:
+    return [None if word.strip().lower() == "none" else int(word) for word in text.split(",")]
 
 
 #: As `precision` reads it.
-Bits = Annotated[Numbers, AfterValidator(_checked)]
+Bits = Annotated[Numbers, readable(precision)]
 #: As `ranks` reads it.
-Ranks = Annotated[Numbers, AfterValidator(_checked_ranks)]
+Ranks = Annotated[Numbers, readable(ranks)]
 
 
 class CacheOptions(Options):

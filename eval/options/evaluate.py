@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator
 
-from .base import File, Numbers, Options, Words, option
+from .base import File, Numbers, Options, Words, option, words
 from .cache import CacheOptions
 from .model import ModelOptions
 
@@ -24,7 +24,7 @@ POSITIONS = ("text", "cache")
 
 
 def _positions(value: str) -> str:
-    found = list(dict.fromkeys(word.strip() for word in value.split(",") if word.strip()))
+    found = words(value)
     if not found or not set(found) <= set(POSITIONS):
         raise ValueError("write text or cache; with --text both can run: text,cache")
     return ",".join(found)

@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import ClassVar, Literal
 
-from .base import File, Numbers, option
+from .base import Numbers, Options, option
+from .fit import FitOptions
 from .model import ModelOptions
 
 
-class FoldOptions(ModelOptions):
-    """What was typed."""
+class KernelOptions(Options):
+    """How kernels are fitted."""
 
     panel: ClassVar[str] = "What is folded"
-    left_out: ClassVar[frozenset[str]] = frozenset({"attn_implementation"})
 
-    output: Path = option(..., "The file to write.", metavar="FILE.safetensors", panel="The text")
-    text: list[File] | None = option(
-        None,
-        "What the model reads: plain texts, or JSON lines with a field context or text. Best like that which it will "
-        "read later, questions and answers included.",
-        metavar="FILE...",
-        panel="The text",
-    )
-    files: list[File] | None = option(None, "More of them.", metavar="[FILE...]", argument=True)
-    tokens: int = option(65536, "To read, in all; more make better maps.", at_least=1, panel="The text")
-    window: int = option(
-        1024, "Tokens per window: as long as the texts that matter, and longer than the budgets.", panel="The text"
-    )
     policy: str = option("paged_eviction", "Whose losers are folded: the file serves this policy only.", metavar="NAME")
     budgets: Numbers = option("64,128", "Tokens that the cache holds; the windows take turns.", metavar="N,...")
     block_size: int = option(16, "Tokens per block.", at_least=1)
@@ -40,3 +26,10 @@ class FoldOptions(ModelOptions):
     layers_at_once: int = option(
         4, "Fitted after one reading of the text: more are faster and take more memory.", at_least=1
     )
+
+
+class FoldOptions(FitOptions, KernelOptions, ModelOptions):
+    """What was typed."""
+
+    tokens: int = option(65536, "To read, in all; more make better maps.", at_least=1)
+    window: int = option(1024, "Tokens per window: as long as the texts that matter, and longer than the budgets.")

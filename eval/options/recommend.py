@@ -7,17 +7,13 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator
 
-from .base import File, Numbers, Options, Words, option
+from .base import File, Numbers, Options, Words, option, readable, words
 from .cache import CacheOptions, precision
 from .evaluate import POSITIONS, TaskFileOptions
 from .model import ModelOptions
 
 POLICIES = "paged_eviction,keydiff,lagkv,recency,snapkv,h2o,tova,attention_mean,expected_attention,r_kv"
 TRIED, SEARCH = "What is tried", "The search"
-
-
-def _words(text: str) -> list[str]:
-    return list(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
 
 
 def precisions(text: str) -> tuple[str | None, ...]:
@@ -27,7 +23,7 @@ def precisions(text: str) -> tuple[str | None, ...]:
         ValueError: a part is no precision.
     """
     found: list[str | None] = []
-    for word in _words(text):
+    for word in words(text):
         pair = None if word.lower() == "none" else word.replace("/", ",")
         try:
             precision(pair)
@@ -39,13 +35,8 @@ def precisions(text: str) -> tuple[str | None, ...]:
     return tuple(found)
 
 
-def _checked_bits(text: str) -> str:
-    precisions(text)
-    return text
-
-
 def _checked_positions(text: str) -> str:
-    found = _words(text)
+    found = words(text)
     if not found or not set(found) <= set(POSITIONS):
         raise ValueError("write text, cache, or both with a comma")
     return ",".join(found)
@@ -68,7 +59,7 @@ class GridOptions(Options):
         "tokens, not to bytes: try them with --budget.",
         metavar="A,B,...",
     )
-    bits: Annotated[Numbers, AfterValidator(_checked_bits)] = option(
+    bits: Annotated[Numbers, readable(precisions)] = option(
         "none,8,4",
         "Bits of a number that is kept: none, 8, 4, 2, or keys/values such as 8/4.",
         metavar="N,...",

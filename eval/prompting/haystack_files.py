@@ -39,8 +39,7 @@ def _files(places: Sequence[str]) -> list[Path]:
     for place in map(Path, places):
         if not place.exists():
             raise UserError(f"--haystack {place}: there is no such file or folder")
-        inside = (
-            sorted(path for path in place.iterdir() if path.suffix in (".txt", ".md")) if place.is_dir() else [place]
+        found += (
+            sorted(path for path in place.glob("*.*") if path.suffix in (".txt", ".md")) if place.is_dir() else [place]
         )
-        found += inside
     return found

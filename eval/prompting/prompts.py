@@ -8,6 +8,7 @@ from itertools import groupby
 from typing import Any, Literal
 
 from ..errors import UserError
+from ..grouping import grouped
 from ..running.batching import start_size
 from ..settings import TaskSettings
 from ..tasks import Sample
@@ -186,13 +187,13 @@ def refuse_long(batches: Sequence[Batch], context: int | None) -> None:
     Raises:
         UserError: how many of which tasks.
     """
-    tasks: dict[str, list[bool]] = {}
-    for batch in batches:
-        tasks.setdefault(batch.task, []).extend(
-            each.truncated or (context is not None and each.tokens + each.sample.max_new_tokens > context)
-            for each in batch.prompts
-        )
-    found = [f"{sum(long)} of {len(long)} prompts of {task}" for task, long in tasks.items() if any(long)]
+
+    def too_long(each: Prompt) -> bool:
+        return each.truncated or (context is not None and each.tokens + each.sample.max_new_tokens > context)
+
+    tasks = grouped(((batch.task, too_long(each)) for batch in batches for each in batch.prompts), lambda pair: pair[0])
+    counts = [(sum(long for _, long in pairs), len(pairs), task) for task, pairs in tasks.items()]
+    found = [f"{long} of {count} prompts of {task}" for long, count, task in counts if long]
     if found:
         raise UserError(
             f"--over-long refuse: {', '.join(found)} exceed --max-length, or the model's context"

@@ -10,11 +10,11 @@ from typing import Any
 from hf_paged_eviction.allocators import HeadAllocator, make_allocator
 from hf_paged_eviction.disposals.registry import make_disposal
 
-from ..budgets import ORACLE
+from ..budgets import FULL, ORACLE
 from ..errors import UserError
 from ..options.cache import CacheOptions
 from ..options.recommend import GridOptions, precisions
-from ..policy_names import UNIFORM, choose_policies, needs_queries, split_list, split_name
+from ..policy_names import ALL, UNIFORM, choose_policies, needs_queries, split_list, split_name
 
 DROP, TEXT = "drop", "text"
 
@@ -84,7 +84,7 @@ def grid(options: GridOptions) -> tuple[Candidate, ...]:
     """
     policies = choose_policies(options.policies)
     for name in policies:
-        if split_name(name)[0] == ORACLE or not _is_policy(name):
+        if name in (FULL, ALL) or split_name(name)[0] == ORACLE:
             raise UserError(f"--policies {name}: not a policy that a cache can be given")
         if split_name(name)[1] != UNIFORM:
             raise UserError(f"--policies {name}: name allocators in --allocators, {split_name(name)[1]} there")
@@ -93,10 +93,6 @@ def grid(options: GridOptions) -> tuple[Candidate, ...]:
     positions = options.positions.split(",")
     choices = product(policies, allocators, precisions(options.bits), positions, disposals)
     return tuple(dict.fromkeys(Candidate(*each) for each in choices))
-
-
-def _is_policy(name: str) -> bool:
-    return name not in ("full", "all")
 
 
 def _checked(option: str, names: Sequence[str], make: Any) -> list[str]:

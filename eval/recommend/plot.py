@@ -6,9 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
-
-from ..summaries.plot_style import COLOURS, finish, make_panels, save
+from ..summaries.plot_style import COLOURS, finish, logarithmic, make_panels, save
 from .ranking import Found
 
 _PANEL = (5.0, 3.8)
@@ -32,9 +30,8 @@ def plot_front(found: Sequence[Found], numbered: Sequence[Found], chosen: Sequen
         ("time of a decode step (ms)", lambda each: each.step_ms),
     )
     figure, panels = make_panels(2, 2, _PANEL, share_y=True)
-    for axes, (name, value) in zip(panels, axes_of, strict=True):
+    for axes, (_, value) in zip(panels, axes_of, strict=True):
         _draw(axes, value, found, numbered, chosen)
-        axes.set_xlabel(name)
     finish(figure, panels, 2, "", "")
     for axes, (name, _) in zip(panels, axes_of, strict=True):
         axes.set_xlabel(name)
@@ -69,6 +66,4 @@ def _draw(
     axes.set_xlim(left=0)
     if shown and max(each.divergence for each in shown) > 4 * min(each.divergence for each in shown):
         axes.set_yscale("log")
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda height, _: f"{height:g}"))
-        axes.yaxis.set_minor_locator(NullLocator())
+        logarithmic(axes.yaxis)

@@ -19,41 +19,32 @@ from ..environment import timed_on
 from ..errors import UserError
 from ..options.base import flag
 from ..options.model import ModelOptions
-from ..options.recommend import RecommendOptions
+from ..options.recommend import GridOptions, RecommendOptions
 from ..requests import model_settings
+from ..run_file import NAME as RUN_FILE
+from ..run_file import written
+from ..running.generation import end_tokens
 from ..running.memory import free_memory
 from ..settings import Settings
 from ..sizes import tokens_held
-from ..store import lock
-from ..store.results import ResultFolder
+from ..store.journal import journal
 from ..terminal import progress, say
 from .candidates import Candidate, grid
 from .passages import Passage, digest, make_texts, task_passages, text_passages
-from .paste import code, command
 from .plot import plot_front
 from .ranking import Found, cost, front, full_cache, rank
 from .search import Search, row_key
-from .show import cost_line, reasons, table
+from .show import code, command, cost_line, reasons, table
 from .sizes import Entry, LeftOut, entries
 
 #: How many times longer than what is held a passage is where nobody says, and the shortest such.
 TIMES, SHORTEST = 4, 256
-PLOT, SUMMARY, RUN_FILE = "front.png", "summary.json", "run.yaml"
+PLOT, SUMMARY = "front.png", "summary.json"
 #: These say what is compared, not what a row means: a folder may go on with others.
 _GROWS = {
-    *(
-        "policies",
-        "allocators",
-        "bits",
-        "positions",
-        "disposals",
-        "memory",
-        "budgets",
-        "passages",
-        "share",
-        "batch_size",
-    ),
-    *("batch_size", "decide_by", "output", "config", "attn_implementation"),
+    *GridOptions.model_fields,
+    *("memory", "budgets", "passages", "share", "batch_size", "decide_by"),
+    *("output", "config", "attn_implementation"),
 }
 
 
@@ -78,22 +69,17 @@ def run_recommend(options: RecommendOptions) -> dict[str, Found]:
     else:
         passages = text_passages(texts, tokenizer, length, options.answer_tokens, options.passages)
     _check_evicts(model, options, sizes, passages)
-    with lock.held(options.output):
-        folder = ResultFolder(options.output, _meaning(options, settings, passages))
-        rows, repaired = folder.begin(row_key)
-        for note in repaired:
+    compared, left_out = entries(model, options, sizes, candidates, passages[0].tokens)
+    if not compared:
+        raise UserError("no candidate is possible:\n" + "\n".join(reasons(left_out)))
+    with journal(options.output, _meaning(options, settings, passages), row_key) as kept:
+        for note in kept.notes:
             say(notes, f"note: {note}")
-        folder.write_text(RUN_FILE, run_file(options))
-        compared, left_out = entries(model, options, sizes, candidates, passages[0].tokens)
-        if not compared:
-            raise UserError("no candidate is possible:\n" + "\n".join(reasons(left_out)))
+        kept.folder.write_text(RUN_FILE, run_file(options))
         _tell(notes, compared, passages, options)
-        search = Search(model, options, compared, passages, folder, rows, _ends(model, tokenizer))
-        try:
-            with progress(notes, "readings") as watch:
-                search.run(watch)
-        finally:
-            folder.close()
+        search = Search(model, options, compared, passages, kept, end_tokens(model, tokenizer))
+        with progress(notes, "readings") as watch:
+            search.run(watch)
         return _finish(notes, search, left_out, settings.device)
 
 
@@ -133,17 +119,24 @@ def _attention(settings: Settings, candidates: Sequence[Candidate], config: Any)
 
 def _length(model: Any, options: RecommendOptions, sizes: Sequence[Budget]) -> int:
     """Tokens of a passage where nobody says."""
-    plain = Candidate("recency").options(options)
-    counts = [tokens_held(size, model, plain, "recency", 1024) or 0 for size in sizes]
+    counts = [_plain_tokens(model, options, size, 1024) for size in sizes]
     window = trained_window(model.config) or 2**20
     return min(max(TIMES * max(counts), SHORTEST, 2 * options.answer_tokens), window)
 
 
+def _plain_tokens(model: Any, options: RecommendOptions, size: Budget, length: int) -> int:
+    """Tokens held as they come, of so many; 0 where too few fit: whether a candidate does, it says itself."""
+    try:
+        return tokens_held(size, model, Candidate("recency").options(options), "recency", length) or 0
+    except UserError:
+        return 0
+
+
 def _check_evicts(model: Any, options: RecommendOptions, sizes: Sequence[Budget], passages: Sequence[Passage]) -> None:
     """Refuse sizes that hold all there is to read."""
-    plain, longest = Candidate("recency").options(options), max(each.tokens for each in passages)
+    longest = max(each.tokens for each in passages)
     for size in sizes:
-        tokens = tokens_held(size, model, plain, "recency", longest) or 0
+        tokens = _plain_tokens(model, options, size, longest)
         if tokens >= longest:
             raise UserError(
                 f"{size.label} holds {tokens:,} tokens of this model, and the longest passage has {longest:,}: nothing "
@@ -162,22 +155,9 @@ def _meaning(options: RecommendOptions, settings: Settings, passages: Sequence[P
 
 def run_file(options: RecommendOptions) -> str:
     """The YAML that `--config` reads back."""
-    import yaml
-
-    given = {
-        name.replace("_", "-"): value
-        for name, value in options.model_dump(mode="json", exclude_unset=True, exclude={"config"}).items()
-        if value is not None
-    }
-    text: str = yaml.safe_dump(given, sort_keys=False, allow_unicode=True, width=110)
-    return f"# `paged-eviction recommend --config {options.output / RUN_FILE}` repeats or continues the search.\n{text}"
-
-
-def _ends(model: Any, tokenizer: Any) -> frozenset[int]:
-    found: list[Any] = [tokenizer.eos_token_id]
-    named = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    found += named if isinstance(named, list) else [named]
-    return frozenset(each for each in found if each is not None)
+    given = options.model_dump(mode="json", exclude_unset=True, exclude_none=True, exclude={"config"})
+    head = f"`paged-eviction recommend --config {options.output / RUN_FILE}` repeats or continues the search."
+    return written(head, given)
 
 
 def _tell(notes: Console, compared: Sequence[Entry], passages: Sequence[Passage], options: RecommendOptions) -> None:
@@ -193,7 +173,7 @@ def _tell(notes: Console, compared: Sequence[Entry], passages: Sequence[Passage]
 
 
 def _finish(notes: Console, search: Search, left_out: list[LeftOut], device: str) -> dict[str, Found]:
-    options, folder = search.options, search.folder
+    options, folder = search.options, search.kept.folder
     compared = {name for _, name in search.entries}
     failed: dict[str, list[str]] = {}
     broken = len({key[:2] for key, row in search.rows.items() if row["failed"] and key[:2] in search.entries})

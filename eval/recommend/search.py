@@ -13,7 +13,8 @@ from ..options.recommend import RecommendOptions
 from ..running.efficiency import kv_bytes
 from ..running.memory import free_memory, is_out_of_memory
 from ..store.completion import Progress
-from ..store.results import ResultFolder, Row
+from ..store.journal import Journal
+from ..store.results import Row
 from .halving import Round, plan, survivors
 from .passages import Passage
 from .reading import Measured, Reader, Reference
@@ -43,8 +44,7 @@ class Search:
     Args:
         entries: what is compared.
         passages: in the order in which they are read.
-        folder: begun.
-        rows: those that it has.
+        kept: rows of earlier calls; takes those of this one.
     """
 
     def __init__(
@@ -53,13 +53,12 @@ class Search:
         options: RecommendOptions,
         entries: Sequence[Entry],
         passages: Sequence[Passage],
-        folder: ResultFolder,
-        rows: dict[Any, Row],
+        kept: Journal,
         ends: frozenset[int] = frozenset(),
     ) -> None:
         self.model, self.options, self.passages = model, options, passages
         self.entries = {entry.key: entry for entry in entries}
-        self.folder, self.rows, self.ends = folder, rows, ends
+        self.kept, self.rows, self.ends = kept, kept.rows, ends
         self.sizes = list(dict.fromkeys(entry.size.label for entry in entries))
         self.plans = {size: plan(len(self._of(size)), len(passages), options.share) for size in self.sizes}
         self.batch_size = options.batch_size or (_ROWS if options.model == EMBEDDED else 1)
@@ -156,11 +155,11 @@ class Search:
         held = {"held": cache.get_seq_length(), "bytes": kv_bytes(cache) // len(passages), "host_bytes": 0}
         full = [_row(FULL, FULL, *each, held) for each in zip(passages, measured, strict=True)]
         del cache
-        self._write([row for row in full if row_key(row) not in self.rows])
+        self.kept.add(full)
         for key in keys:
             self._tell(0, key[1])
             rows = self._measure(reader, reference, self.entries[key], passages)
-            self._write([row for row in rows if row_key(row) not in self.rows])
+            self.kept.add(rows)
             self._tell(len(rows), key[1])
 
     def _measure(self, reader: Reader, reference: Reference, entry: Entry, passages: Sequence[Passage]) -> list[Row]:
@@ -172,7 +171,8 @@ class Search:
             except (UserError, ValueError, RuntimeError, NotImplementedError, MemoryError) as error:
                 if is_out_of_memory(error) and rows > 1:
                     raise
-                return [_failure(entry, passage, _reason(error, entry)) for passage in passages]
+                reason = _reason(error, entry)
+                return [{**_identity(*entry.key, passage), "failed": reason} for passage in passages]
             stats = cache.stats()
             taken = (stats.storage_bytes + stats.summary_bytes) // rows
             if entry.size.memory is None or taken <= entry.size.memory:
@@ -187,20 +187,14 @@ class Search:
         row = self.rows.get((*entry.key, self.passages[0].name))
         return entry.tokens if row is None or row["failed"] else int(row["held"])
 
-    def _write(self, rows: Sequence[Row]) -> None:
-        self.folder.append(rows)
-        self.rows.update((row_key(row), row) for row in rows)
-
 
 def _row(size: str, candidate: str, passage: Passage, measured: Measured, held: dict[str, int]) -> Row:
-    identity = {"size": size, "candidate": candidate, "passage": passage.name, "failed": None}
     numbers = {name: value if value is None else round(value, 7) for name, value in asdict(measured).items()}
-    return {**identity, **numbers, "again": 0, **held}
+    return {**_identity(size, candidate, passage), "failed": None, **numbers, "again": 0, **held}
 
 
-def _failure(entry: Entry, passage: Passage, reason: str) -> Row:
-    size, candidate = entry.key
-    return {"size": size, "candidate": candidate, "passage": passage.name, "failed": reason}
+def _identity(size: str, candidate: str, passage: Passage) -> Row:
+    return {"size": size, "candidate": candidate, "passage": passage.name}
 
 
 def _reason(error: Exception, entry: Entry) -> str:

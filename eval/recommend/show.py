@@ -1,7 +1,8 @@
-"""What a person is shown of a search."""
+"""What a person is shown of a search, the choice as code and as options of commands among it."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 
 from rich.console import RenderableType
@@ -10,8 +11,10 @@ from rich.text import Text
 
 from hf_paged_eviction.stats import readable_bytes
 
+from ..options.recommend import RecommendOptions
+from .candidates import DROP
 from .ranking import Cost, Found
-from .sizes import LeftOut
+from .sizes import Entry, LeftOut
 
 _COLUMNS = ("", "divergence", "passages", "tokens", "bytes", "step, ms")
 #: Lines per size besides those of the front.
@@ -54,3 +57,36 @@ def reasons(left_out: Sequence[LeftOut]) -> list[str]:
         names = "; ".join(each.candidates[:3]) + (" ..." if len(each.candidates) > 3 else "")
         found.append(f"left out {len(each.candidates)} ({names}): {each.reason}")
     return found
+
+
+def code(entry: Entry, options: RecommendOptions, held: int) -> str:
+    """Lines to paste into a program that has a `model` and `inputs`.
+
+    Args:
+        held: tokens per layer that were found to fit.
+    """
+    candidate = entry.candidate
+    words = [_size(entry, held), *(f"{name}={value!r}" for name, value in candidate.arguments(options).items())]
+    lines = ["from hf_paged_eviction import PagedEvictionCache", ""]
+    if candidate.needs_queries:
+        lines.append('model.set_attn_implementation("paged_eviction")')
+    lines += [
+        f"cache = PagedEvictionCache(model.config, {', '.join(words)})",
+        f"model.generate(**inputs, past_key_values=cache, prefill_chunk_size={options.prefill_chunk_size})",
+    ]
+    return "\n".join(lines)
+
+
+def command(entry: Entry, options: RecommendOptions, held: int) -> str:
+    """A conversation with such a cache."""
+    size = _size(entry, held).replace("memory=", "--memory ").replace("budget=", "--budget ").replace('"', "")
+    return f"paged-eviction chat --model {shlex.quote(options.model)} {size} " + " ".join(
+        map(shlex.quote, entry.candidate.flags(options))
+    )
+
+
+def _size(entry: Entry, held: int) -> str:
+    """In bytes where the cache takes bytes: with a disposal they would not count what it keeps beside the tokens."""
+    if entry.size.memory is None or entry.candidate.disposal != DROP:
+        return f"budget={held}"
+    return f'memory="{entry.size.label}"'

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,7 +58,6 @@ def entries(
     sizes: Sequence[Budget],
     candidates: Iterable[Candidate],
     longest: int,
-    tell: Callable[[], object] = lambda: None,
 ) -> tuple[list[Entry], list[LeftOut]]:
     """What can be compared, and what cannot.
 
@@ -75,7 +74,6 @@ def entries(
                 found.append(entry)
             except UserError as error:
                 reasons.setdefault(reason_of(error, candidate, size), []).append(candidate.label)
-        tell()
     return found, [LeftOut(reason, tuple(dict.fromkeys(names))) for reason, names in reasons.items()]
 
 

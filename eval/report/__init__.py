@@ -1,7 +1,5 @@
 """`paged-eviction report`: tables, plots and one page out of result folders."""
 
-from __future__ import annotations
-
 from .report import run_report
 
 __all__ = ["run_report"]

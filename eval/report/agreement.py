@@ -30,11 +30,9 @@ class Agreement:
 def agreement_of(rows: Iterable[Row]) -> Agreement | None:
     """None if no answer was compared."""
     found = [row["agreement"] for row in rows if row.get("agreement")]
-    if not found:
-        return None
-    identical = [one["identical"] for one in found if one.get("identical") is not None]
-    kl = [one["kl"] for one in found if one.get("kl") is not None]
-    return Agreement(fmean(identical) if identical else None, fmean(kl) if kl else None, len(found))
+    known = [[one[name] for one in found if one.get(name) is not None] for name in ("identical", "kl")]
+    identical, kl = (fmean(numbers) if numbers else None for numbers in known)
+    return Agreement(identical, kl, len(found)) if found else None
 
 
 def agreement_at(run: Run, variant: Variant) -> Agreement | None:
@@ -49,7 +47,7 @@ def agreement_table(runs: Sequence[Run]) -> Table | None:
     def values(line: Line) -> list[Value]:
         found = agreement_at(line.run, line.variant)
         if found is None:
-            return [None] * len(columns)
+            return []
         share = None if found.identical is None else 100 * found.identical
         return [share, found.kl, found.answers]
 

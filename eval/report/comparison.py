@@ -19,17 +19,8 @@ def comparison_tables(runs: Sequence[Run]) -> list[Table]:
 
 
 def _compare(number: int, first: Run, other: Run) -> Table | None:
-    columns = (
-        Column("task"),
-        Column("length"),
-        Column("budget"),
-        Column("policy"),
-        Column(f"{first.label} (%)"),
-        Column(f"{other.label} (%)"),
-        Column("difference"),
-        Column("same answers (%)", 1),
-        Column("questions"),
-    )
+    names = ("task", "length", "budget", "policy", f"{first.label} (%)", f"{other.label} (%)", "difference")
+    columns = (*map(Column, names), Column("same answers (%)", 1), Column("questions"))
     rows = tuple(
         row
         for task in first.tasks
@@ -76,16 +67,13 @@ def difference_table(runs: Sequence[Run]) -> Table | None:
     ]
     every = dict.fromkeys(name for fact in facts for name in fact)
     # Of the data its digest counts: how much of it was read, the rows say.
-    names = [name for name in every if _differs(name, facts) and (name[:6] != "tasks." or name.endswith(".sha256"))]
+    names = [name for name in every if name[:6] != "tasks." or name.endswith(".sha256")]
+    names = [name for name in names if any(fact.get(name) != facts[0].get(name) for fact in facts[1:])]
     if not names:
         return None
     columns = (Column("what"), *(Column(run.label) for run in runs))
     rows = tuple((name, *(_shown(fact.get(name)) for fact in facts)) for name in names)
     return Table("differences", "Where the runs differ", columns, rows, "As written down in run_meta.json.")
-
-
-def _differs(name: str, facts: Sequence[dict[str, Any]]) -> bool:
-    return any(fact.get(name) != facts[0].get(name) for fact in facts[1:])
 
 
 def _shown(value: Any) -> str | None:

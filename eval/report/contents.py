@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 
 from ..grouping import grouped
 from ..longbench.tasks import TASKS
@@ -25,60 +24,54 @@ from .figures import (
     score_over_length,
 )
 from .leaderboard import leaderboard, model_table, standing_table
+from .page import Section
 from .runs import Run
 from .scores import cells_of, every_score, score_tables
 from .table import Table
 from .texts import text_table
 
-MakePlots = Callable[[Run], Iterable[Plot | None]]
-MakeJointPlots = Callable[[Sequence[Run]], Iterable[Plot | None]]
 
-
-@dataclass(frozen=True)
-class Part:
-    """A section before its plots are files.
-
-    Attributes:
-        name: its anchor.
-        plots: draws the plots of one run, one after the other, so that few figures are alive at a time.
-        joint: draws those of all runs together, which stand before the tables.
-    """
-
-    name: str
-    title: str
-    tables: tuple[Table, ...] = ()
-    folded: tuple[Table, ...] = ()
-    plots: MakePlots | None = None
-    joint: MakeJointPlots | None = None
-    text: str = ""
-
-
-def parts(runs: Sequence[Run]) -> list[Part]:
-    """All sections that have a table or a plot."""
+def sections(runs: Sequence[Run]) -> list[Section]:
+    """All sections, before anything is drawn; some may turn out to be empty."""
     answered = [run for run in runs if run.rows]
     standings = (*_some(leaderboard(answered)), *_some(model_table(answered)))
     found = [
-        Part("overview", "Overview", standings, _some(standing_table(answered)), joint=lambda runs: (overview(runs),)),
-        Part("scores", "Scores", tuple(score_tables(runs)), _some(every_score(runs)), _score_plots),
-        Part("length", "Score over length", plots=lambda run: (score_over_length(run), score_over_buckets(run))),
-        Part("needles", "Needles by depth", plots=lambda run: (heat_map(run, task) for task in needle_tasks(run))),
-        Part("perplexity", "Perplexity", _some(text_table(runs)), plots=_text_plots),
-        Part("agreement", "Agreement with the full cache", _some(agreement_table(runs)), plots=_agreement_plots),
+        Section(
+            "overview", "Overview", standings, _some(standing_table(answered)), joint=lambda runs: (overview(runs),)
+        ),
+        Section("scores", "Scores", tuple(score_tables(runs)), _some(every_score(runs)), _score_plots),
+        Section("length", "Score over length", plots=lambda run: (score_over_length(run), score_over_buckets(run))),
+        Section("needles", "Needles by depth", plots=lambda run: (heat_map(run, task) for task in needle_tasks(run))),
+        Section("perplexity", "Perplexity", _some(text_table(runs)), plots=_text_plots),
+        Section(
+            "agreement",
+            "Agreement with the full cache",
+            _some(agreement_table(runs)),
+            plots=lambda run: (agreement_plot(run),),
+        ),
         _efficiency(runs),
     ]
     if len(runs) > 1:
         tables = tuple(comparison_tables(runs))
         text = "" if tables else "The runs have no question under the same policy and budget in common."
         folded, shown = (tables, ()) if sum(len(table.rows) for table in tables) > 60 else ((), tables)
-        found.append(Part("comparison", "Runs compared", (*_some(difference_table(runs)), *shown), folded, text=text))
-    found.append(Part("counts", "Questions and answers", _some(count_table(runs))))
+        found.append(
+            Section("comparison", "Runs compared", (*_some(difference_table(runs)), *shown), folded, text=text)
+        )
+    found.append(Section("counts", "Questions and answers", _some(count_table(runs))))
     return found
 
 
-def _efficiency(runs: Sequence[Run]) -> Part:
+def _efficiency(runs: Sequence[Run]) -> Section:
     tables = tuple(efficiency_tables(runs))
     shown, folded = (tables, ()) if len(tables) == 1 else ((), tables)
-    return Part("efficiency", "Latency and memory", shown, folded, _efficiency_plots)
+    return Section(
+        "efficiency",
+        "Latency and memory",
+        shown,
+        folded,
+        lambda run: (efficiency_plot(run, length) for length in lengths_of(run)),
+    )
 
 
 def _some(table: Table | None) -> tuple[Table, ...]:
@@ -109,12 +102,3 @@ def _window(run: Run) -> int | None:
     """Tokens that the model was made for, where the run noted it."""
     found = run.sources[0].meta.get("window") if run.sources else None
     return found if isinstance(found, int) else None
-
-
-def _agreement_plots(run: Run) -> Iterable[Plot | None]:
-    yield agreement_plot(run)
-
-
-def _efficiency_plots(run: Run) -> Iterable[Plot | None]:
-    for length in lengths_of(run):
-        yield efficiency_plot(run, length)

@@ -12,12 +12,16 @@ from .comparison import flat
 from .runs import Run, Source, Variant
 from .table import Column, Table, Value, without_empty
 
+_COLUMNS = (
+    "run, task, length, questions, shortest prompt (tokens), prompt tokens (mean), longest prompt (tokens), truncated, "
+    "in the chat template, empty answers, missing answers"
+).split(", ")
+
 
 @dataclass(frozen=True)
 class Gap:
     """Questions that a policy and budget has not answered, though others have."""
 
-    run: Run
     task: str
     length: int | None
     variant: Variant
@@ -45,7 +49,7 @@ def gaps(run: Run) -> list[Gap]:
             for variant in expected_variants(run):
                 count = len(run.of(task, length, variant))
                 if count < len(ids):
-                    found.append(Gap(run, task, length, variant, count, len(ids)))
+                    found.append(Gap(task, length, variant, count, len(ids)))
     return found
 
 
@@ -83,19 +87,7 @@ def _by_meta(source: Source, rows: int | None) -> list[str]:
 
 def count_table(runs: Sequence[Run]) -> Table | None:
     """Per task and length: questions, truncated prompts, missing answers."""
-    columns = (
-        Column("run"),
-        Column("task"),
-        Column("length"),
-        Column("questions"),
-        Column("shortest prompt (tokens)"),
-        Column("prompt tokens (mean)", 0),
-        Column("longest prompt (tokens)"),
-        Column("truncated"),
-        Column("in the chat template"),
-        Column("empty answers"),
-        Column("missing answers"),
-    )
+    columns = tuple(Column(name, 0) for name in _COLUMNS)
     rows = tuple(
         _counts(run, task, length, missing)
         for run in runs

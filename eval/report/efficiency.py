@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
 from ..store.results import Row
 from .runs import Run, Variant, prompts_of
-from .scores import lines_of, table_of_lines
+from .scores import Line, lines_of, table_of_lines
 from .table import Column, Table, Value
 
 MIB = 1024 * 1024
@@ -102,39 +102,23 @@ def efficiency_tables(runs: Sequence[Run]) -> list[Table]:
 def _table(runs: Sequence[Run], length: int | None) -> Table | None:
     lines = [line for line in lines_of(runs) if cost_at(line.run, length, line.variant)]
     host = host_column(cost_at(line.run, length, line.variant) for line in lines)
-    columns = [
-        Column("prefill (s)", 3),
-        Column("compression (s)", 4),
-        Column("time per token (ms)", 2),
-        Column("tokens/s", 1),
-        Column("in the cache (%)", 1),
-        Column("peak memory (MiB)", 0),
-        Column("KV held (MiB per row)", 2),
-        *host,
-        Column("evicted tokens", 0),
-        Column("blocks evicted while answering", 1),
-        Column("rows per batch", 1),
-    ]
+    columns: Sequence[tuple[Column, Callable[[Any], float | None]]] = (
+        (Column("prefill (s)", 3), lambda cost: cost.prefill),
+        (Column("compression (s)", 4), lambda cost: cost.compression),
+        (Column("time per token (ms)", 2), lambda cost: scaled(cost.step, 1000)),
+        (Column("tokens/s", 1), lambda cost: cost.rate),
+        (Column("in the cache (%)", 1), lambda cost: scaled(cost.cache_share, 100)),
+        (Column("peak memory (MiB)", 0), lambda cost: scaled(cost.peak, 1 / MIB)),
+        (Column("KV held (MiB per row)", 2), lambda cost: scaled(cost.held, 1 / MIB)),
+        *((column, lambda cost: scaled(cost.host, 1 / MIB)) for column in host),
+        (Column("evicted tokens", 0), lambda cost: cost.evicted_tokens),
+        (Column("blocks evicted while answering", 1), lambda cost: cost.evicted_blocks),
+        (Column("rows per batch", 1), lambda cost: cost.batch),
+    )
 
-    def values(line: Any) -> list[Value]:
+    def values(line: Line) -> list[Value]:
         cost = cost_at(line.run, length, line.variant)
-        return (
-            []
-            if cost is None
-            else [
-                cost.prefill,
-                cost.compression,
-                scaled(cost.step, 1000),
-                cost.rate,
-                scaled(cost.cache_share, 100),
-                scaled(cost.peak, 1 / MIB),
-                scaled(cost.held, 1 / MIB),
-                *(scaled(cost.host, 1 / MIB) for _ in host),
-                cost.evicted_tokens,
-                cost.evicted_blocks,
-                cost.batch,
-            ]
-        )
+        return [of(cost) for _, of in columns]
 
     size = prompts_of(runs, length)
     name = f"efficiency_{length or 'own'}"
@@ -145,7 +129,7 @@ def _table(runs: Sequence[Run], length: int | None) -> Table | None:
         "was shared, prefill is the time of the one that all caches continued from, and compression what this cache "
         "added. KV held is on the model's device, what a disposal keeps there included."
     )
-    return table_of_lines(name, f"Efficiency, {size}", lines, columns, values, note)
+    return table_of_lines(name, f"Efficiency, {size}", lines, [column for column, _ in columns], values, note)
 
 
 def host_column(costs: Iterable[Cost | None]) -> list[Column]:

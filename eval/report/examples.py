@@ -46,11 +46,8 @@ def examples(run: Run, task: str) -> list[Example]:
     worst = _distinct(losses, WORST, set())
     best = _distinct(gains, BEST, {row["id"] for row in worst})
     picked = [("worst", row) for row in worst] + [("best", row) for row in best]
-    return [_example(kind, row, full.get((row["length"], row["id"]))) for kind, row in picked or _any(others)]
-
-
-def _any(rows: Sequence[Row]) -> list[tuple[str, Row]]:
-    return [("as the full cache", row) for row in rows[:1]]
+    picked = picked or [("as the full cache", row) for row in others[:1]]
+    return [_example(kind, row, full.get((row["length"], row["id"]))) for kind, row in picked]
 
 
 def _distinct(rows: Sequence[Row], count: int, seen: set[str]) -> list[Row]:

@@ -79,12 +79,8 @@ def _mean_cells(run: Run, lengths: Sequence[int | None]) -> list[Cell]:
 def _panel_title(run: Run, length: int | None, several: bool) -> str:
     tasks = sum(length in run.lengths(task) for task in run.tasks) if length in lengths_of(run) else len(run.tasks)
     size = "" if length is None else f"{length} tokens, "
-    title = f"{size}mean of {_tasks_word(tasks)}"
+    title = f"{size}mean of {tasks} task{'s' * (tasks != 1)}"
     return f"{run.label}\n{title}" if several else title
-
-
-def _tasks_word(count: int) -> str:
-    return f"{count} task{'s' * (count != 1)}"
 
 
 def score_over_length(run: Run) -> Plot | None:
@@ -101,9 +97,9 @@ def score_over_length(run: Run) -> Plot | None:
             100 * fmean(fmean(row["score"] for row in rows) for rows in groups) for _, groups in whole
         ]
 
-    figure, columns = _decay(run, curve, "length of the prompt (tokens)", lengths, list(map(str, lengths)))
     caption = f"Score over the length of the prompt, mean of {_tasks(tasks)}; one panel per budget."
-    return Plot("score_over_length", caption, figure, columns)
+    x_name, names = "length of the prompt (tokens)", list(map(str, lengths))
+    return Plot("score_over_length", caption, *_decay(run, curve, x_name, lengths, names))
 
 
 def score_over_buckets(run: Run) -> Plot | None:
@@ -117,10 +113,9 @@ def score_over_buckets(run: Run) -> Plot | None:
         whole = [at for at, name in enumerate(BUCKETS) if all(scores[name] is not None for scores in found)]
         return [float(at) for at in whole], [fmean(scores[BUCKETS[at]] or 0.0 for scores in found) for at in whole]
 
-    places = list(range(len(BUCKETS)))
-    figure, columns = _decay(run, curve, "length of the record (words)", places, BUCKETS)
     caption = f"LongBench-E: score over the length of the record, mean of {_tasks(tasks)}; one panel per budget."
-    return Plot("score_over_buckets", caption, figure, columns)
+    places, x_name = list(range(len(BUCKETS))), "length of the record (words)"
+    return Plot("score_over_buckets", caption, *_decay(run, curve, x_name, places, BUCKETS))
 
 
 def _tasks(tasks: Sequence[str]) -> str:
@@ -161,14 +156,8 @@ def efficiency_plot(run: Run, length: int | None) -> Plot | None:
         ("peak memory (MiB)", lambda cost: scaled(cost.peak, 1 / MIB)),
     ]
     costs = {variant: cost for variant in run.variants if (cost := cost_at(run, length, variant))}
-    known = [(name, of) for name, of in measures if any(of(cost) is not None for cost in costs.values())]
-    if not known:
-        return None
-    values = [(name, {variant: of(cost) for variant, cost in costs.items()}) for name, of in known]
-    figure = _over_budget(run, length, values)
-    size = prompts_of([run], length)
-    caption = f"Latency and memory over the budget, {size}."
-    return Plot(f"efficiency_{length or 'own'}", caption, figure, min(3, len(known)))
+    caption = f"Latency and memory over the budget, {prompts_of([run], length)}."
+    return _over_budget(run, length, f"efficiency_{length or 'own'}", caption, measures, costs)
 
 
 def score_over_bytes(run: Run) -> Plot | None:
@@ -211,29 +200,35 @@ def agreement_plot(run: Run) -> Plot | None:
         ("KL divergence (nats per token)", lambda found: found.kl),
     ]
     found = {variant: one for variant in run.variants if variant[0] != FULL and (one := agreement_at(run, variant))}
-    known = [(name, of) for name, of in measures if any(of(one) is not None for one in found.values())]
+    return _over_budget(
+        run, ..., "agreement", "Agreement with the full cache over the budget, all tasks.", measures, found
+    )
+
+
+def _over_budget(
+    run: Run,
+    length: Any,
+    plot: str,
+    caption: str,
+    measures: Sequence[tuple[str, Callable[[Any], float | None]]],
+    found: Mapping[Variant, Any],
+) -> Plot | None:
+    """One panel per measure that has a number; all lengths if `length` is an ellipsis."""
+    every = [(name, {variant: of(one) for variant, one in found.items()}) for name, of in measures]
+    known = [(name, values) for name, values in every if any(value is not None for value in values.values())]
     if not known:
         return None
-    figure = _over_budget(
-        run, ..., [(name, {variant: of(one) for variant, one in found.items()}) for name, of in known]
-    )
-    caption = "Agreement with the full cache over the budget, all tasks."
-    return Plot("agreement", caption, figure, len(known))
-
-
-def _over_budget(run: Run, length: Any, measures: Sequence[tuple[str, dict[Variant, float | None]]]) -> Any:
-    """One panel per measure; all lengths if `length` is an ellipsis."""
-    columns = min(3, len(measures))
-    figure, panels = make_panels(len(measures), columns, WIDE)
+    columns = min(3, len(known))
+    figure, panels = make_panels(len(known), columns, WIDE)
     styles = policy_styles(_policies(run))
     places = {variant: _held(run, length, variant) for variant in run.variants if variant[0] != FULL}
-    for axes, (name, values) in zip(panels, measures, strict=True):
+    for axes, (name, values) in zip(panels, known, strict=True):
         _lines(axes, styles, places, values)
         axes.set_title(name, fontsize=11)
         axes.set_ylim(0, (axes.get_ylim()[1] or 1) * 1.05)
         axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
         budget_axis(axes, [place for place in places.values() if place is not None])
-    return finish(figure, panels, columns, TOKEN_AXIS)
+    return Plot(plot, caption, finish(figure, panels, columns, TOKEN_AXIS), columns)
 
 
 def _lines(

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Iterable, Sequence
 
-from ..markdown import markdown_table
 from .table import Spread, Table
 
+
+def markdown_table(header: Sequence[str], numbers: Sequence[bool], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Its lines.
+
+    Args:
+        header, rows: cells as they are written.
+        numbers: which columns stand on the right.
+    """
+    rule = "|" + "".join("---:|" if right else "---|" for right in numbers)
+    first, *rest = (f"| {' | '.join(cells)} |" for cells in (header, *rows))
+    return [first, rule, *rest]
+
+
+_WORDS = "backslash asciitilde asciicircum less greater bar".split()
 _LATEX = {
-    "\\": r"\textbackslash{}",
-    "{": r"\{",
-    "}": r"\}",
-    "&": r"\&",
-    "%": r"\%",
-    "$": r"\$",
-    "#": r"\#",
-    "_": r"\_",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "|": r"\textbar{}",
+    **{sign: f"\\{sign}" for sign in "{}&%$#_"},
+    **{sign: rf"\text{word}{{}}" for sign, word in zip("\\~^<>|", _WORDS, strict=True)},
     '"': "''",
     "±": r"$\pm$",
 }

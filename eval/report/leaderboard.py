@@ -157,7 +157,7 @@ def standing_table(runs: Sequence[Run]) -> Table | None:
         found = standing_of.get(line.variant)
         full = next((one for (policy, _), one in standing_of.items() if policy == FULL), None)
         if found is None:
-            return [None] * len(columns)
+            return []
         share = 100 * found.bytes / full.bytes if found.bytes and full and full.bytes and line.group else None
         besides = [scaled(found.host, 1 / MIB) for _ in host]
         return [found.mean, found.kept, found.tokens, scaled(found.bytes, 1 / MIB), share, *besides]

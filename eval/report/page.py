@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .examples import Example
+from .figures import Plot
+from .runs import Run
 from .table import Table
 
 if TYPE_CHECKING:
     from markupsafe import Markup
+
 
 _TEMPLATES = Path(__file__).parent / "templates"
 
@@ -37,24 +40,35 @@ class Picture:
         return "data:image/svg+xml;base64," + b64encode(self.svg).decode("ascii")
 
 
+MakePlots = Callable[[Run], Iterable[Plot | None]]
+MakeJointPlots = Callable[[Sequence[Run]], Iterable[Plot | None]]
+
+
 @dataclass(frozen=True)
 class Section:
     """One part of the page.
 
     Attributes:
-        anchor: where the table of contents points.
-        text: paragraphs.
-        leading: pictures before the tables.
+        name: its anchor.
         folded: tables that open on demand.
+        plots: draws the plots of one run, one after the other, so that few figures are alive at a time.
+        joint: draws those of all runs together, which stand before the tables.
+        leading, pictures: all that was drawn, as files; before the tables and behind them.
     """
 
-    anchor: str
+    name: str
     title: str
-    text: tuple[str, ...] = ()
-    leading: tuple[Picture, ...] = ()
-    pictures: tuple[Picture, ...] = ()
     tables: tuple[Table, ...] = ()
     folded: tuple[Table, ...] = ()
+    plots: MakePlots = lambda run: ()
+    joint: MakeJointPlots = lambda runs: ()
+    text: str = ""
+    leading: tuple[Picture, ...] = ()
+    pictures: tuple[Picture, ...] = ()
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.tables or self.folded or self.text or self.leading or self.pictures)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from ..errors import UserError
 from ..store.results import finite
 from ..summaries.plot_style import save
 from .comparison import flat
-from .contents import Part, parts
+from .contents import sections
 from .counts import unfinished
 from .examples import Example, examples
 from .figures import Plot
@@ -72,14 +73,13 @@ def write_report(runs: Sequence[Run], target: Path) -> Page:
     """Write everything into the folder `target`; returns what the page shows."""
     for folder in ("tables", "plots"):
         (target / folder).mkdir(parents=True, exist_ok=True)
-    written = [_write_part(part, runs, target) for part in parts(runs)]
-    sections = [one for one in written if one.tables or one.pictures or one.folded or one.text or one.leading]
+    written = [_write_section(section, runs, target) for section in sections(runs)]
     page = Page(
         title=_title(runs),
         headlines=headlines(runs),
         facts=_facts(runs),
         warnings=_warnings(runs),
-        sections=sections,
+        sections=[section for section in written if not section.is_empty],
         examples=list(_examples(runs)),
         rules=rules(runs),
         metadata=[(str(source.folder), _entries(source.meta)) for run in runs for source in run.sources],
@@ -91,20 +91,20 @@ def write_report(runs: Sequence[Run], target: Path) -> Page:
     return page
 
 
-def _write_part(part: Part, runs: Sequence[Run], target: Path) -> Section:
-    for table in (*part.tables, *part.folded):
+def _write_section(section: Section, runs: Sequence[Run], target: Path) -> Section:
+    """The section with its pictures, written like its tables."""
+    for table in (*section.tables, *section.folded):
         for ending, make in (("csv", to_csv), ("tex", to_latex)):
             path = target / "tables" / f"{table.name}.{ending}"
             path.write_text(make(table), "utf-8", errors="backslashreplace")
-    leading = tuple(_picture(plot, None, 0, target) for plot in (part.joint(runs) if part.joint else ()) if plot)
+    leading = tuple(_picture(plot, None, 0, target) for plot in section.joint(runs) if plot)
     pictures = tuple(
         _picture(plot, run, number if len(runs) > 1 else 0, target)
         for number, run in enumerate(runs, 1)
-        for plot in (part.plots(run) if part.plots else ())
+        for plot in section.plots(run)
         if plot
     )
-    text = (part.text,) if part.text else ()
-    return Section(part.name, part.title, text, leading, pictures, part.tables, part.folded)
+    return replace(section, leading=leading, pictures=pictures)
 
 
 def _picture(plot: Plot, run: Run | None, number: int, target: Path) -> Picture:
@@ -181,7 +181,7 @@ def _markdown(page: Page) -> str:
     lines += [f"- {name}: {markdown(value)}" for name, value in page.facts] + [""]
     lines += [f"> {markdown(warning)}\n" for warning in page.warnings]
     for section in page.sections:
-        lines += [f"## {section.title}", "", *(f"{markdown(text)}\n" for text in section.text)]
+        lines += [f"## {section.title}", "", *([f"{markdown(section.text)}\n"] if section.text else [])]
         lines += [f"![{markdown(picture.caption)}](plots/{picture.name}.png)\n" for picture in section.leading]
         lines += [to_markdown(table) for table in (*section.tables, *section.folded)]
         lines += [f"![{markdown(picture.caption)}](plots/{picture.name}.png)\n" for picture in section.pictures]

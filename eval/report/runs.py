@@ -146,11 +146,9 @@ def _load(folder: Path) -> tuple[Source, list[Row]]:
 
 def _unite(found: Sequence[tuple[str, Source, list[Row]]]) -> list[Run]:
     """Folders of one label are one run, unless they have rows in common: then their names tell them apart."""
-    groups: dict[str, list[tuple[Source, list[Row]]]] = {}
-    for label, source, rows in found:
-        groups.setdefault(label, []).append((source, rows))
     runs = []
-    for label, members in groups.items():
+    for label, all_of in grouped(found, lambda each: each[0]).items():
+        members = [(source, rows) for _, source, rows in all_of]
         keys = [row_key(row) for _, rows in members for row in rows]
         unknown = any(not source.meta for source, _ in members)
         if len(members) == 1 or (len(set(keys)) == len(keys) and not unknown):

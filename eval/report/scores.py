@@ -205,17 +205,7 @@ def missing_tasks(lines: Sequence[Line]) -> str:
 
 def every_score(runs: Sequence[Run]) -> Table | None:
     """One row per run, task, length, policy and budget."""
-    columns = (
-        Column("run"),
-        Column("task"),
-        Column("length"),
-        Column("policy"),
-        Column("budget"),
-        Column("budget in tokens"),
-        Column("score in %"),
-        Column("standard error"),
-        Column("answers"),
-    )
+    names = "run, task, length, policy, budget, budget in tokens, score in %, standard error, answers"
     rows = tuple(
         (
             run.label or None,
@@ -231,7 +221,7 @@ def every_score(runs: Sequence[Run]) -> Table | None:
         for run in runs
         for cell in cells_of(run)
     )
-    return without_empty(Table("scores", "Every score", columns, rows)) if rows else None
+    return without_empty(Table("scores", "Every score", tuple(map(Column, names.split(", "))), rows)) if rows else None
 
 
 def cells_of(run: Run) -> list[Cell]:

@@ -20,7 +20,7 @@ def text_table(runs: Sequence[Run]) -> Table | None:
         found = curve_of(line)
         full = next((curve_of(other) for other in lines if other.run is line.run and other.group is None), None)
         if found is None:
-            return [None] * len(columns)
+            return []
         more = 100 * (found.perplexity / full.perplexity - 1) if full and line.group else None
         return [found.tokens, found.perplexity, more, found.predicted]
 

@@ -96,14 +96,7 @@ class Generator:
             attention_mask=mask,
             past_key_values=cache,
             do_sample=False,
-            num_beams=1,
-            use_cache=True,
-            # A checkpoint may ask for another length, for another cache, or for more than the tokens.
-            max_length=None,
-            cache_implementation=None,
-            return_dict_in_generate=False,
-            eos_token_id=sorted(self.ends) or None,
-            pad_token_id=filler(ids[:, -1].tolist()),
+            **plain_settings(self.ends, ids[:, -1].tolist()),
             **without_sampling(self.model.generation_config),
             **settings,
         )
@@ -115,12 +108,26 @@ class Generator:
         return text
 
 
-def filler(last: Sequence[int]) -> int:
-    """An id for the columns after a row's end. No prompt ends in it, or `generate` would warn of right padding."""
-    return next(token for token in range(len(last) + 1) if token not in last)
+def plain_settings(ends: Set[int], last: Sequence[int]) -> dict[str, Any]:
+    """Settings of `generate` for one answer per row, as tokens, that stops at `ends`.
+
+    Args:
+        last: id of each row.
+    """
+    return {
+        "num_beams": 1,
+        "use_cache": True,
+        # A checkpoint may ask for another length, for another cache, or for more than the tokens.
+        "max_length": None,
+        "cache_implementation": None,
+        "return_dict_in_generate": False,
+        "eos_token_id": sorted(ends) or None,
+        # For the columns after a row's end. No prompt ends in it, or `generate` would warn of right padding.
+        "pad_token_id": next(token for token in range(len(last) + 1) if token not in last),
+    }
 
 
-def end_tokens(model: Any, tokenizer: Any, stop_at_newline: bool) -> frozenset[int]:
+def end_tokens(model: Any, tokenizer: Any, stop_at_newline: bool = False) -> frozenset[int]:
     """Ids that end an answer: the checkpoint's list, the tokenizer's own, and a new line where the task says so."""
     listed = model.generation_config.eos_token_id
     ends = {listed} if isinstance(listed, int) else set(listed or [])

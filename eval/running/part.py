@@ -12,6 +12,7 @@ from transformers import DynamicCache
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.disposals import make_disposal
 
+from ..grouping import grouped
 from ..prompting.prompts import Batch
 from ..settings import TaskSettings
 from ..store.results import Row
@@ -24,7 +25,7 @@ from .oracle import Oracle, look_ahead
 from .prefill import Inputs, can_share, input_device
 from .recording import shows_queries
 from .remembering import Memory
-from .rows import Answer, finished_row
+from .rows import finished_row
 from .start import First, Reader, Source
 from .variants import RowKey, Variant, make_cache, row_key, variants
 
@@ -94,12 +95,12 @@ class Part:
 
     def _groups(self, variant: Variant, rows: Sequence[int]) -> list[Group]:
         """What a variant has to answer; prompts whose budgets differ stay apart."""
-        groups: dict[int | None, list[int]] = {}
-        for row in rows:
-            # Agreement needs the full cache's answer again, even if its row is there.
-            if self._misses(variant, row) or (self.settings.agreement and variant.budget.is_full):
-                tokens = variant.budget_tokens(self.model, self.settings, self.batch, self.batch.prompts[row])
-                groups.setdefault(tokens, []).append(row)
+        # Agreement needs the full cache's answer again, even if its row is there.
+        again = self.settings.agreement and variant.budget.is_full
+        groups = grouped(
+            (row for row in rows if again or self._misses(variant, row)),
+            lambda row: variant.budget_tokens(self.model, self.settings, self.batch, self.batch.prompts[row]),
+        )
         return [Group(variant, tokens, tuple(members)) for tokens, members in groups.items()]
 
     def results(self) -> Iterator[list[Row]]:
@@ -156,7 +157,10 @@ class Part:
                 group.variant,
                 prompt,
                 group.tokens,
-                Answer(self.generator.text(tokens), len(tokens), cost | peak, compared),
+                self.generator.text(tokens),
+                len(tokens),
+                cost | peak,
+                compared,
             )
             for prompt, tokens, cost, compared in zip(prompts, decoding.answers, decoding.costs, agreement, strict=True)
         ]

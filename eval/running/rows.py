@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import Any
 
 from ..prompting.prompts import Batch, Prompt
 from ..prompting.suites import score
@@ -12,27 +12,26 @@ from ..store.results import Row
 from .variants import Variant
 
 
-@dataclass(frozen=True)
-class Answer:
-    """What a variant said to a prompt.
+def finished_row(
+    settings: TaskSettings,
+    batch: Batch,
+    variant: Variant,
+    prompt: Prompt,
+    tokens: int | None,
+    text: str,
+    new_tokens: int,
+    efficiency: Mapping[str, Any],
+    agreement: Mapping[str, float] | None,
+) -> Row:
+    """The line of one prompt under one variant.
 
-    Attributes:
-        text: as it is scored.
+    Args:
+        tokens: its budget.
+        text: the answer as it is scored.
         new_tokens: tokens generated, the one that ended it included.
         efficiency: what it cost.
         agreement: with the full cache; None where nobody asks.
     """
-
-    text: str
-    new_tokens: int
-    efficiency: Mapping[str, float | int | bool | None]
-    agreement: Mapping[str, float] | None
-
-
-def finished_row(
-    settings: TaskSettings, batch: Batch, variant: Variant, prompt: Prompt, tokens: int | None, answer: Answer
-) -> Row:
-    """The line of one prompt under one variant, with its budget in `tokens`."""
     sample = prompt.sample
     return {
         "task": batch.task,
@@ -46,14 +45,14 @@ def finished_row(
         "prompt_tokens": prompt.tokens,
         "truncated": prompt.truncated,
         "chat": prompt.chat,
-        "prediction": answer.text,
+        "prediction": text,
         "answers": list(sample.answers),
         "all_classes": None if sample.all_classes is None else list(sample.all_classes),
         "record_length": sample.length,
         "metric": sample.metric,
-        "score": float(score(sample, answer.text, settings)),
+        "score": float(score(sample, text, settings)),
         "metadata": dict(sample.metadata),
-        "new_tokens": answer.new_tokens,
-        "efficiency": dict(answer.efficiency),
-        "agreement": None if answer.agreement is None else dict(answer.agreement),
+        "new_tokens": new_tokens,
+        "efficiency": dict(efficiency),
+        "agreement": None if agreement is None else dict(agreement),
     }

@@ -1,3 +1,1 @@
 """`transformers serve` with eviction on."""
-
-from __future__ import annotations

@@ -40,21 +40,27 @@ Watch = Callable[[Progress], None]
 
 @dataclass(frozen=True)
 class Work:
-    """Everything that a run computes.
+    """Everything that a run computes, and where.
 
     Attributes:
+        settings: of the run; a folder of other settings is refused.
+        output: folder of results.
         run: computes the rows of a job.
         key_of: tells rows apart.
         jobs: each with the keys of its rows.
         facts: for `run_meta.json`.
         known: those of what the folder may have already; one with other `tasks` or `texts` in it is refused.
+        earlier: settings that the folder may have instead, if this run adds to it.
     """
 
+    settings: Settings
+    output: Path
     run: RunJob[Any, Any]
     key_of: KeyOf
     jobs: Sequence[tuple[Any, Sequence[Key]]]
     facts: Mapping[str, Any]
     known: Mapping[str, Any]
+    earlier: Settings | None = None
 
     @property
     def keys(self) -> list[Key]:
@@ -84,25 +90,13 @@ class Outcome:
     notes: list[str]
 
 
-def complete(
-    team: Team,
-    settings: Settings,
-    output: Path,
-    work: Work,
-    workers: int | None,
-    watch: Watch,
-    earlier: Settings | None = None,
-) -> Outcome | None:
-    """Compute what is missing in the folder `output`.
+def complete(team: Team, work: Work, workers: int | None, watch: Watch) -> Outcome | None:
+    """Compute what is missing in the folder.
 
     Args:
         team: the processes of this run.
-        settings: of the run; a folder of other settings is refused.
-        output: folder of results.
-        work: what is computed.
         workers: processes that this one starts; None chooses.
         watch: told of progress, in the main process.
-        earlier: settings that the folder may have instead, if this run adds to it.
 
     Returns:
         None in all processes but the main one.
@@ -110,17 +104,17 @@ def complete(
     Raises:
         UserError: also for a mistake that the main process noticed.
     """
-    lead = _Lead(team, settings, output, work, watch, earlier) if team.is_main else None
+    lead = _Lead(team, work, watch) if team.is_main else None
     with ExitStack() as stack:
         found = team.agree(lambda: lead.begin(stack) if lead else set())
         jobs = team.share(work.missing(found))
-        count = (workers or default_workers(settings, len(jobs))) if team.size == 1 else 1
+        count = (workers or default_workers(work.settings, len(jobs))) if team.size == 1 else 1
         if lead:
             return lead.finish(jobs, count)
         if team.split:
-            _follow(team, settings, output, work, jobs)
+            _follow(team, work, jobs)
         else:
-            for _ in run_jobs(work.run, settings, jobs, 1):
+            for _ in run_jobs(work.run, work.settings, jobs, 1):
                 pass  # this process holds a part of the model; the main one writes
     return None
 
@@ -128,14 +122,13 @@ def complete(
 class _Lead:
     """The process that answers for the folder."""
 
-    def __init__(
-        self, team: Team, settings: Settings, output: Path, work: Work, watch: Watch, earlier: Settings | None
-    ) -> None:
-        self.team, self.settings, self.work, self.watch = team, settings, work, watch
-        self.folder = ResultFolder(output, settings.as_json(), earlier.as_json() if earlier else None)
-        self.others = Others(output, tuple(range(1, team.size)) if team.split else ())
+    def __init__(self, team: Team, work: Work, watch: Watch) -> None:
+        self.team, self.settings, self.work, self.watch = team, work.settings, work, watch
+        earlier = work.earlier
+        self.folder = ResultFolder(work.output, self.settings.as_json(), earlier.as_json() if earlier else None)
+        self.others = Others(work.output, tuple(range(1, team.size)) if team.split else ())
         self.finished: set[Key] = set()
-        self.notes = [describe(earlier, settings)] if earlier else []
+        self.notes = [describe(earlier, self.settings)] if earlier else []
         self.failures: list[tuple[str, int]] = []
         self.total = len(work.keys)
         self.started = self.written = time.perf_counter()
@@ -246,13 +239,13 @@ class _Lead:
         self.watch(Progress(finished, self.total, last, min(begun, self.total - finished)))
 
 
-def _follow(team: Team, settings: Settings, output: Path, work: Work, jobs: Sequence[Any]) -> None:
+def _follow(team: Team, work: Work, jobs: Sequence[Any]) -> None:
     """A process that has jobs of its own and is not the main one."""
     failures: list[tuple[str, int]] = []
-    with Shard(output, team.rank) as shard:
+    with Shard(work.output, team.rank) as shard:
         team.meet()
         team.agree(lambda: None)
-        for event in run_jobs(work.run, settings, jobs, 1):
+        for event in run_jobs(work.run, work.settings, jobs, 1):
             if isinstance(event, Failed):
                 failures.append((event.reason, len(event.keys)))
             elif not isinstance(event, (Loaded, Reading)):

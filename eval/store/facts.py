@@ -36,11 +36,11 @@ def task_facts(settings: TaskSettings, batches: Sequence[Batch]) -> dict[str, An
     `ids_sha256` is over the token ids that the model reads and the length of the answer, in the order of the samples'
     names: equal for two runs whose models were asked the same, whatever the batches.
     """
-    prompts: dict[str, list[Prompt]] = {}
-    for batch in batches:
-        prompts.setdefault(batch.task, []).extend(batch.prompts)
     return {
-        "tasks": {task: _prompt_facts(settings, task, found) for task, found in prompts.items()},
+        "tasks": {
+            task: _prompt_facts(settings, task, [prompt for batch in found for prompt in batch.prompts])
+            for task, found in grouped(batches, lambda batch: batch.task).items()
+        },
         "metrics": {"edit_similarity": settings.edit_similarity, "rouge": settings.rouge},
     }
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from ..errors import UserError
@@ -67,9 +66,7 @@ class Shard:
             ) from error
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._rows.close()
         self._held.close()
         lock_path(self.folder, self.rank).unlink(missing_ok=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import matplotlib
@@ -13,26 +12,21 @@ from matplotlib.ticker import NullLocator
 from ..budgets import FULL, parse_budget
 from ..errors import UserError
 from ..grouping import grouped
-from .plot_style import COLUMNS, FULL_STYLE, PANEL, finish, make_panels, policy_styles, save
+from .plot_style import COLUMNS, FULL_STYLE, PANEL, finish, make_panels, policy_styles
 from .summary import BINS, Cell, Curve, over_tasks
 
 SHARE_AXIS, TOKEN_AXIS = "budget (share of the prompt)", "budget (tokens per layer)"
 SINGLE = (7.2, 4.6)
 
 
-def plot_accuracy(cells: Sequence[Cell], path: Path) -> None:
-    """Mean accuracy over tasks against the budget: one panel per length."""
+def mean_accuracy(cells: Sequence[Cell]) -> Any:
+    """The figure: mean accuracy over tasks against the budget, one panel per length."""
     groups = {}
     for length in dict.fromkeys(cell.length for cell in cells):
         here = [cell for cell in cells if cell.length == length]
         size = "own lengths" if length is None else f"{length} tokens"
         groups[f"{size}, mean of {len({cell.task for cell in here})} tasks"] = over_tasks(here)
-    save(accuracy_panels(groups, len(groups), SINGLE if len(groups) == 1 else PANEL), path)
-
-
-def plot_accuracy_by_task(cells: Sequence[Cell], path: Path) -> None:
-    """Accuracy against the budget: one panel per task and length."""
-    save(accuracy_by_task(cells), path)
+    return accuracy_panels(groups, len(groups), SINGLE if len(groups) == 1 else PANEL)
 
 
 def accuracy_by_task(cells: Sequence[Cell]) -> Any:
@@ -109,18 +103,13 @@ def score_axis(axes: Any, scores: Sequence[float]) -> None:
     axes.yaxis.set_major_locator(matplotlib.ticker.MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]))
 
 
-def plot_perplexity(curves: Sequence[Curve], length: int, path: Path, window: int | None = None) -> None:
-    """Perplexity against the position in the text: one panel per budget.
+def perplexity_by_position(curves: Sequence[Curve], length: int, window: int | None = None) -> Any:
+    """The figure: perplexity against the position in the text, one panel per budget.
 
     Args:
         length: tokens of the longest text.
         window: tokens that the model was made for, marked where a text passes them.
     """
-    save(perplexity_by_position(curves, length, window), path)
-
-
-def perplexity_by_position(curves: Sequence[Curve], length: int, window: int | None = None) -> Any:
-    """The figure of `plot_perplexity`."""
     full = [curve for curve in curves if curve.policy == FULL]
     budgets = list(dict.fromkeys(curve.budget for curve in curves if curve.policy != FULL)) or [FULL]
     styles = policy_styles(_policies(curves))

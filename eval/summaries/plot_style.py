@@ -9,6 +9,7 @@ from zlib import crc32
 
 import matplotlib
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from ..budgets import IN_CACHE
 
@@ -63,6 +64,13 @@ def make_panels(
     for axes in grid.flat[count:]:
         axes.remove()
     return figure, list(grid.flat[:count])
+
+
+def logarithmic(axis: Any) -> None:
+    """Ticks at 1, 2, 5, 10, ... on a logarithmic axis, as plain numbers."""
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_locator(NullLocator())
 
 
 def finish(figure: Any, panels: Sequence[Any], columns: int, x_name: str, y_name: str = "") -> Any:

@@ -1,4 +1,4 @@
-"""Tables for the terminal and for Markdown."""
+"""Tables for the terminal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 
 from ..budgets import FULL
-from ..markdown import markdown_table
 from .summary import Cell, Curve, over_tasks
 
 
@@ -106,16 +105,10 @@ def _rich(grid: Grid) -> Table:
     for name in grid.columns:
         table.add_column(name, justify="right", no_wrap=True)
     for index, (policy, cells) in enumerate(grid.rows):
-        table.add_row(policy, *_marked(grid, index, cells, "[bold]{}[/]"))
+        table.add_row(policy, *marked(grid, index, cells, "[bold]{}[/]"))
     return table
 
 
-def for_markdown(grid: Grid) -> str:
-    """The same table for a README."""
-    rows = [[f"`{policy}`", *_marked(grid, index, cells, "**{}**")] for index, (policy, cells) in enumerate(grid.rows)]
-    table = markdown_table(["policy", *grid.columns], [False, *(True for _ in grid.columns)], rows)
-    return "\n".join([f"*{grid.title}*", "", *table])
-
-
-def _marked(grid: Grid, row: int, cells: Sequence[str], bold: str) -> list[str]:
+def marked(grid: Grid, row: int, cells: Sequence[str], bold: str) -> list[str]:
+    """The cells of a row, the best ones in bold."""
     return [bold.format(text) if row in grid.best[column] else text for column, text in enumerate(cells)]

@@ -7,19 +7,14 @@ part of the filler text.
 from __future__ import annotations
 
 from .conversation import Conversation
-from .few_shot import FewShot
-from .held_out import held_out_texts
-from .kv_recall import KvRecall
-from .kv_recall_many import KvRecallMany
+from .library import held_out_texts
 from .longeval import LongEvalLines
 from .next_line import NextLine
 from .niah import NeedleInAHaystack
-from .passkey import Passkey
 from .ruler import RULER
 from .sample import MAX_QUESTION_TOKENS, Sample
-from .span_copy import SpanCopy
+from .suite import FewShot, KvRecall, KvRecallMany, Passkey, SpanCopy, VariableTracking
 from .task import NeedleTask, Task, Tokenizer
-from .variable_tracking import VariableTracking
 
 _GROUPS: dict[str, tuple[Task, ...]] = {
     "suite": (Passkey(), KvRecall(), KvRecallMany(), VariableTracking(), FewShot(), SpanCopy(), NextLine()),

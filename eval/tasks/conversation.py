@@ -14,12 +14,9 @@ from dataclasses import dataclass
 from itertools import cycle
 
 from . import haystack, library
-from .kv_recall import KvRecall
-from .kv_recall_many import KvRecallMany
-from .passkey import Passkey
 from .sample import Sample
+from .suite import KvRecall, KvRecallMany, Passkey, VariableTracking
 from .task import SPARE_TOKENS, Facts, NeedleTask, Query, Task, Tokenizer, count_tokens, default_load, special_tokens
-from .variable_tracking import VariableTracking
 from .words import Words
 
 SYSTEM = "The user and the agent talk. Remember what is said."

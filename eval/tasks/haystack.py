@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
@@ -100,3 +101,14 @@ def bury(lines: Sequence[str], needles: Sequence[str], depths: Sequence[float]) 
         mixed += places.get(index, [])
         mixed += lines[index : index + 1]
     return mixed
+
+
+def word_stream(rng: random.Random) -> Iterator[str]:
+    """Endless words of the filler text: made-up sentences and lines of the standard library in turns."""
+    for line in stream(rng):
+        yield from line.split()
+
+
+def split_sentences(text: str) -> list[str]:
+    """Sentences without the space between them: a sentence ends with `.`, `!` or `?` before a space."""
+    return re.split(r"(?<=[.!?]) ", text) if text else []

@@ -55,3 +55,8 @@ def split_lines(text: str) -> list[str]:
 def filler_lines(module: str) -> tuple[str, ...]:
     """Lines of one module that are short enough to be filler."""
     return tuple(line for line in split_lines(source(module)) if len(line) <= _LONGEST_LINE)
+
+
+def held_out_texts() -> dict[str, str]:
+    """Source of the held-out standard library modules by name (it differs a little between Python versions)."""
+    return {module: source(module) for module in HELD_OUT}

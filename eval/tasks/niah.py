@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import cycle
 
-from . import essay
+from . import haystack
 from .sized import Draft, Prefix, SizedTask
 
 DEPTHS = tuple(place / 10 for place in range(11))
@@ -44,7 +44,7 @@ class NeedleInAHaystack(SizedTask):
 
     def draw(self, rng: random.Random, length: int, index: int) -> Draft:
         depth = DEPTHS[index % len(DEPTHS)]
-        words = Prefix(self._from(rng, index) if self._words else (f"{word} " for word in essay.words(rng)))
+        words = Prefix(self._from(rng, index) if self._words else (f"{word} " for word in haystack.word_stream(rng)))
         return Draft(
             context=lambda units: f"{bury(''.join(words(units)).rstrip(), depth)}\n",
             question="What is the best thing to do in San Francisco? Answer from the text above alone.\nAnswer:",

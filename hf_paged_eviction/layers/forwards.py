@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.cache_utils import CacheLayerMixin
 
 from ..build import check_static_attention
 from ..integration.masks import MaskWatch, TellingOffset
@@ -26,6 +27,7 @@ class Forwards:
     Args:
         config: of the model.
         layers: those that evict.
+        counting: the last of all layers that counts the tokens it has seen; None where none does.
         padding: what is known of the batch's pads.
         attention: of the model.
         window: the longest distance that the model was made for.
@@ -37,6 +39,7 @@ class Forwards:
         self,
         config: Any,
         layers: Sequence[PagedLayer],
+        counting: CacheLayerMixin | None,
         padding: Padding,
         attention: ModelAttention,
         window: Window,
@@ -47,6 +50,7 @@ class Forwards:
         self.model_masks_itself = not asks_for_mask_sizes(config)
         self._layers = layers
         self._padding, self._attention, self._window = padding, attention, window
+        self._counting = counting
         self._uniform, self._steps = uniform, steps
         self._masks = MaskWatch()
         self._mask_was_made = False
@@ -62,8 +66,19 @@ class Forwards:
         self._masks.begin()
 
     def ask_sizes(self, seen: int) -> None:
-        """The sizes of a mask are asked for, with so many columns seen."""
+        """The sizes of a mask are asked for, with so many columns seen.
+
+        Raises:
+            RuntimeError: a layer has seen more than another.
+        """
         self._masks.ask(seen)
+        last = seen if self._counting is None else self._counting.get_seq_length()
+        if last != seen:
+            raise RuntimeError(
+                f"The first layer of this cache has seen {seen} tokens and the last one {last}. Either a forward "
+                "failed in the middle: call cache.reset() and begin anew. Or the model has fewer layers than the one "
+                "that this cache was made for: make it from the config of this model."
+            )
 
     def mask_sizes(self, layer: PagedLayer, query_length: int | Tensor, seen: int) -> tuple[int, int]:
         """`(kv_length, kv_offset)` of what the next `update` of this layer returns, `seen` being the columns before it.

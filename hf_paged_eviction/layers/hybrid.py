@@ -119,13 +119,12 @@ class HybridLayer(LinearAttentionAndFullAttentionLayer):  # type: ignore[misc]
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         if self.get_seq_length():
-            rows = torch.arange(self.paged.table.rows).repeat_interleave(repeats)
-            LinearAttentionLayer.reorder_cache(self, rows)
+            LinearAttentionLayer.reorder_cache(self, _repeated(self.paged.table.rows, repeats))
         self.paged.batch_repeat_interleave(repeats)
 
     def batch_select_indices(self, indices: Tensor) -> None:
         self.paged.batch_select_indices(indices)
-        LinearAttentionLayer.reorder_cache(self, indices.nonzero()[:, 0] if indices.dtype == torch.bool else indices)
+        LinearAttentionLayer.reorder_cache(self, _numbers(indices))
 
 
 def paged_part(layer: Any) -> PagedLayer | None:
@@ -133,3 +132,40 @@ def paged_part(layer: Any) -> PagedLayer | None:
     if isinstance(layer, PagedLayer):
         return layer
     return layer.paged if isinstance(layer, HybridLayer) else None
+
+
+# ---- rows of any layer -----------------------------------------------------------------------------------------------
+
+
+def repeat_rows(layer: Any, repeats: int) -> None:
+    """Repeat every row of a layer; those that hold a linear state alone have no method for it."""
+    if hasattr(layer, "batch_repeat_interleave"):
+        layer.batch_repeat_interleave(repeats)
+    else:
+        layer.reorder_cache(_repeated(_rows(layer), repeats))
+
+
+def select_rows(layer: Any, indices: Tensor) -> None:
+    """Keep the rows `indices` (int64 or bool `[rows]`) of a layer, see `repeat_rows`."""
+    if hasattr(layer, "batch_select_indices"):
+        layer.batch_select_indices(indices)
+    else:
+        layer.reorder_cache(_numbers(indices))
+
+
+def _rows(layer: Any) -> int:
+    """Of a layer with linear states; 0 where it has met no token."""
+    for states in (layer.conv_states, layer.recurrent_states):
+        given = states.values() if isinstance(states, dict) else states if isinstance(states, list) else [states]
+        for state in given:
+            if state is not None:
+                return int(state.shape[0])
+    return 0
+
+
+def _repeated(rows: int, repeats: int) -> Tensor:
+    return torch.arange(rows).repeat_interleave(repeats)
+
+
+def _numbers(indices: Tensor) -> Tensor:
+    return indices.nonzero()[:, 0] if indices.dtype == torch.bool else indices

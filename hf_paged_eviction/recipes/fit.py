@@ -20,7 +20,7 @@ from ..calibration.features import SCALARS, Means, features, unit
 from ..integration.models import is_latent_attention
 from ..queries.attention import PAGED_EVICTION
 from .correlation import pearson, spearman
-from .future import Seen, shows_queries, watch
+from .future import Seen, watch
 from .moments import Line, Moments
 from .monotone import fit_curve
 
@@ -131,11 +131,18 @@ def fit(model: Any, windows: Sequence[Window], progress: Progress = lambda token
 @contextmanager
 def watched(model: Any) -> Iterator[None]:
     """Within, the model uses the attention implementation that shows its queries."""
-    if shows_queries(model):
+    with using(model, PAGED_EVICTION):
+        yield
+
+
+@contextmanager
+def using(model: Any, implementation: str) -> Iterator[None]:
+    """Within, the model uses this attention implementation."""
+    before = model.config.get_text_config(decoder=True)._attn_implementation
+    if before == implementation:
         yield
         return
-    before = model.config.get_text_config(decoder=True)._attn_implementation
-    model.set_attn_implementation(PAGED_EVICTION)
+    model.set_attn_implementation(implementation)
     try:
         yield
     finally:

@@ -4,7 +4,7 @@ import json
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,10 +52,18 @@ class Training:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, least in (("units", 0), ("epochs", 1)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}.")
+        check_numbers(self.units, self.epochs)
+
+
+def check_numbers(units: int, epochs: int) -> None:
+    """Refuse units and epochs that mean nothing.
+
+    Raises:
+        ValueError: a number is out of range.
+    """
+    for name, value, least in (("units", units, 0), ("epochs", epochs, 1)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}.")
 
 
 @dataclass(frozen=True)
@@ -106,19 +114,19 @@ def fit_gates(
         ValueError: no layer of this model can have a gate; too little text; the folder is that of another run.
     """
     training = training or Training()
-    train, checks = _numbers(windows)
-    with _place(folder) as place:
-        samples = Samples(place, model, windows, training.target)
+    train, checks = numbers(windows)
+    with place(folder) as where:
+        samples = Samples(where, model, windows, training.target)
         samples.collect(progress)
         gates, reports = {}, {}
         for index in layers(samples.layers):
-            path = place / f"layer-{index}-{_label(training)}.safetensors"
+            path = where / f"layer-{index}-{_label(training)}.safetensors"
             gates[index] = _known(path, samples, index, train, training)
             reports[index] = _report(gates[index], samples, index, checks)
     return FittedGates(Gates(gates, fingerprint(model.config), _facts(windows, training, reports)), reports)
 
 
-def _numbers(windows: Sequence[Window]) -> tuple[list[int], list[int]]:
+def numbers(windows: Sequence[Window]) -> tuple[list[int], list[int]]:
     """Of the windows to train on, and to check with."""
     split(windows)  # refuses too few
     numbers = range(len(windows))
@@ -126,7 +134,8 @@ def _numbers(windows: Sequence[Window]) -> tuple[list[int], list[int]]:
 
 
 @contextmanager
-def _place(folder: Path | None) -> Iterator[Path]:
+def place(folder: Path | None) -> Iterator[Path]:
+    """A folder to work in: this one, or a temporary one."""
     if folder is not None:
         yield folder
         return
@@ -162,7 +171,7 @@ def fit_line(hidden: Tensor, target: Tensor) -> GateLayer:
         hidden: `[n, hidden]` float32.
         target: `[n, kv_heads]` float32, not negative.
     """
-    mean, deviation = _scale(hidden)
+    mean, deviation = scale(hidden)
     states = ((hidden - mean) / deviation).double()
     wanted = target.clamp_min(_SMALLEST).log().double()
     middle = wanted.mean(0)
@@ -183,7 +192,7 @@ def fit_network(hidden: Tensor, target: Tensor, training: Training) -> GateLayer
         hidden, target: see `fit_line`.
     """
     generator = torch.Generator().manual_seed(training.seed)
-    mean, deviation = _scale(hidden)
+    mean, deviation = scale(hidden)
     size = target.mean(0).clamp_min(_SMALLEST)
     with torch.random.fork_rng(devices=[]), torch.inference_mode(False), torch.enable_grad():
         torch.manual_seed(training.seed)
@@ -201,16 +210,21 @@ def fit_network(hidden: Tensor, target: Tensor, training: Training) -> GateLayer
                 loss.backward()
                 optimizer.step()
                 schedule.step()
-    weights = inner.weight.detach() / deviation
-    return GateLayer(
-        outer.weight.detach().clone(),
-        outer.bias.detach() + size.log(),
-        weights.contiguous(),
-        inner.bias.detach() - weights @ mean,
-    )
+    found = folded(inner, outer, mean, deviation)
+    return replace(found, offset=found.offset + size.log())
 
 
-def _scale(hidden: Tensor) -> tuple[Tensor, Tensor]:
+def folded(inner: nn.Linear | None, outer: nn.Linear, mean: Tensor, deviation: Tensor) -> GateLayer:
+    """A gate of what was trained on hidden states of mean 0 and deviation 1."""
+    first = outer if inner is None else inner
+    weights = first.weight.detach() / deviation
+    offset = first.bias.detach() - weights @ mean
+    if inner is None:
+        return GateLayer(weights.contiguous(), offset)
+    return GateLayer(outer.weight.detach().clone(), outer.bias.detach().clone(), weights.contiguous(), offset)
+
+
+def scale(hidden: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and deviation of each number; of one that hardly varies 1, so that it is not blown up."""
     deviation = hidden.std(0, unbiased=False)
     return hidden.mean(0), torch.where(deviation > 1e-6, deviation, 1.0)

@@ -39,15 +39,8 @@ class Samples:
     def __init__(self, folder: Path, model: Any, windows: Sequence[Window], target: Target) -> None:
         self.folder, self.windows, self.target = folder, windows, target
         self._model = model
-        folder.mkdir(exist_ok=True)
         about = {"model": fingerprint(model.config), "windows": digest(windows), "target": target}
-        known = folder / _ABOUT
-        if known.exists() and json.loads(known.read_text("utf-8")) != about:
-            raise ValueError(
-                f"{folder} has samples of another run (another model, text or target): remove it, or choose another "
-                "output."
-            )
-        known.write_text(json.dumps(about), "utf-8")
+        claim(folder, about, "model, text or target")
 
     @property
     def missing(self) -> list[int]:
@@ -96,6 +89,23 @@ class Samples:
 
     def _path(self, index: int) -> Path:
         return self.folder / f"window-{index}.safetensors"
+
+
+def claim(folder: Path, about: dict[str, Any], what: str) -> None:
+    """Make a folder the one of this run, or see that it is.
+
+    Args:
+        about: what tells this run from others.
+        what: the same in words, for the message.
+
+    Raises:
+        ValueError: it is another run's.
+    """
+    folder.mkdir(exist_ok=True)
+    known = folder / _ABOUT
+    if known.exists() and json.loads(known.read_text("utf-8")) != about:
+        raise ValueError(f"{folder} has samples of another run (another {what}): remove it, or choose another output.")
+    known.write_text(json.dumps(about), "utf-8")
 
 
 def digest(windows: Sequence[Window]) -> str:

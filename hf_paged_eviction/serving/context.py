@@ -76,6 +76,7 @@ def paged_batching(
     recent_tokens: int | None = None,
     positions: str = "text",
     prefill_chunk_size: int = 512,
+    **others: Any,
 ) -> Iterator[PagedBatching]:
     """Bound every request of this model's continuous batching to `budget` tokens per layer.
 
@@ -97,6 +98,7 @@ def paged_batching(
             `PagedEvictionCache`.
         positions: "text" only. "cache" is refused: pages hold keys as they came, at their places in the text.
         prefill_chunk_size: prompts are cut every so many tokens. `max_batch_tokens` must be at least as large.
+        **others: of the other arguments of `PagedEvictionCache` (`bits`, `disposal`, ...) only their defaults.
 
     Yields:
         An object whose `stats()` says what live requests hold.
@@ -116,7 +118,9 @@ def paged_batching(
             "model.destroy_cached_continuous_batching_manager() first."
         )
     protection = (sink_tokens, protected_prefix, recent_tokens)
-    options = ServingOptions.check(model, budget, policy, block_size, *protection, positions, prefill_chunk_size)
+    options = ServingOptions.check(
+        model, budget, policy, block_size, *protection, positions, prefill_chunk_size, others
+    )
     batching = PagedBatching(model, options)
     # Found by `generate_batch` and by the server on the model itself, before the method of its class.
     setattr(model, _ENTRY, batching.init_continuous_batching)

@@ -1,8 +1,10 @@
 """What a user asks of `paged_batching`, checked before anything is made of it."""
 
 import warnings
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
+from inspect import signature
 from math import ceil
 from typing import Any
 
@@ -48,8 +50,12 @@ class ServingOptions:
         recent_tokens: int | None,
         positions: str,
         prefill_chunk_size: int,
+        others: Mapping[str, Any],
     ) -> "ServingOptions":
         """Check what the user asked for, as `PagedEvictionCache` does.
+
+        Args:
+            others: arguments of `PagedEvictionCache` that are not served here, by name.
 
         Raises:
             TypeError, ValueError: with the reason and the way out.
@@ -57,6 +63,7 @@ class ServingOptions:
         if budget is None:
             raise ValueError("budget= (tokens held per request and layer) is needed: pages are reserved for it.")
         _refuse_positions(positions)
+        _refuse_others(others)
         scorer = make_policy(policy)
         _refuse_queries(scorer)
         _refuse_parallel(model)
@@ -221,6 +228,35 @@ def _refuse_positions(positions: str) -> None:
         )
     if positions != "text":
         raise ValueError(f'positions must be "text", got {positions!r}.')
+
+
+#: Arguments of `PagedEvictionCache` that pages cannot serve, and why.
+_UNSERVED = {
+    "bits": "pages hold keys and values in the model's own type",
+    "rank": "pages hold keys and values as they came",
+    "basis": "pages hold keys and values as they came",
+    "heads": "the KV heads of a token share its place in a page",
+    "allocator": "all layers share the pages of a request",
+    "disposal": "what leaves a page is overwritten",
+    "keep_ratio": "pages are reserved before a prompt is read: give budget= in tokens",
+    "memory": "pages are reserved by tokens: give budget= in tokens, and num_blocks in ContinuousBatchingConfig",
+    "static": "steps are not compiled",
+    "pool": "pages belong to transformers",
+    "record_past": "nothing is taken back",
+    "attention_mask": "requests have no pads",
+}
+
+
+def _refuse_others(others: Mapping[str, Any]) -> None:
+    known = signature(PagedEvictionCache).parameters
+    for name, value in others.items():
+        if name not in _UNSERVED:
+            raise TypeError(f"paged_batching() got an unexpected keyword argument {name!r}.")
+        if value is not known[name].default and value != known[name].default:
+            raise ValueError(
+                f"{name}={value!r} is not there in continuous batching: {_UNSERVED[name]}. Leave {name}= out, or use "
+                f"PagedEvictionCache(..., {name}=...) with generate."
+            )
 
 
 def _refuse_parallel(model: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 
 import pytest
@@ -27,6 +27,7 @@ class Token:
     value: Tensor
     rounded: bool = False
     codes: list[Tensor] | None = None
+    few: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)  # per head, once it is rounded
 
 
 class Slow:
@@ -53,18 +54,21 @@ class Slow:
         assert keys is not None and values is not None
         for row, per_head in enumerate(layer.positions.tolist()):
             for head, positions in enumerate(per_head):
-                for slot, position in enumerate(positions):
-                    if position >= 0:
-                        token = self.rows[row][position]
-                        key, value = token.key[head], token.value[head]
-                        if token.rounded:
-                            few = slow_round(key, BITS, True, self.channels[row][head])
-                            key, value = few, slow_round(value, BITS, False)
-                        place = f"row {row}, head {head}, token {position}"
-                        assert torch.allclose(keys[row, head, slot], key, rtol=0, atol=1e-9), place
-                        assert torch.allclose(values[row, head, slot], value, rtol=0, atol=1e-9), place
+                slots = [slot for slot, position in enumerate(positions) if position >= 0]
+                wanted = [self._states(row, head, self.rows[row][positions[slot]]) for slot in slots]
+                for states, expected in zip((keys, values), zip(*wanted, strict=True), strict=False):
+                    place = f"row {row}, head {head}, tokens {positions}"
+                    assert torch.allclose(states[row, head, slots], torch.stack(expected), rtol=0, atol=1e-9), place
                 if head == 0:
                     self._same_codes(store, row, positions)
+
+    def _states(self, row: int, head: int, token: Token) -> tuple[Tensor, Tensor]:
+        key, value = token.key[head], token.value[head]
+        if not token.rounded:
+            return key, value
+        if head not in token.few:
+            token.few[head] = slow_round(key, BITS, True, self.channels[row][head]), slow_round(value, BITS, False)
+        return token.few[head]
 
     def _same_codes(self, store: CodedStore, row: int, positions: list[int]) -> None:
         for slot, position in enumerate(positions):

@@ -16,7 +16,7 @@ from test_no_synchronisation import Watch, no_lists
 import models
 import modes
 import rows
-from evicting import FOLLOWED, binding
+from evicting import KINDS, binding
 from hf_paged_eviction import PagedEvictionCache, StoragePool
 from hf_paged_eviction.store.coded import CodedStore
 from reference import assert_evicted
@@ -49,7 +49,7 @@ def check(family: str, mode: str, padded: bool, bits: Any, attention: str = "sdp
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
 @pytest.mark.parametrize("heads", ["shared", "separate"])
 @pytest.mark.parametrize("policy", ["paged_eviction", "keydiff", "h2o"])
-@pytest.mark.parametrize("mode", FOLLOWED)
+@pytest.mark.parametrize("mode", KINDS)
 @pytest.mark.parametrize("bits", [4, (8, 2)], ids=str)
 def test_every_mode(mode: str, padded: bool, bits: Any, policy: str, heads: str) -> None:
     check("llama", mode, padded, bits, "paged_eviction", policy=policy, heads=heads)
@@ -76,6 +76,7 @@ def test_allocators(allocator: str) -> None:
     check("llama", "two_turns", True, 4, "paged_eviction", allocator=allocator, heads="separate", policy=policy)
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize(
     "settings",
     [
@@ -91,6 +92,7 @@ def test_sizes(mode: str, bits: Any, settings: dict[str, int]) -> None:
     check("llama", mode, True, bits, **settings)
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize(("budget", "turns"), [(24, None), (48, [9, 2, 5])], ids=["full", "growing, ragged turns"])
 @pytest.mark.parametrize("policy", ["paged_eviction", "keydiff", "h2o"])
 def test_a_row_does_not_depend_on_its_batch(policy: str, budget: int, turns: list[int] | None) -> None:

@@ -34,6 +34,7 @@ def test_llama_every_policy(mode: str, padded: bool, policy: str, heads: str) ->
 PAGED_FAMILIES = [family for family in models.FAMILIES if family not in ("llama", "mistral_sliding")]
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
 @pytest.mark.parametrize("mode", ["greedy", "direct", "prompt_lookup"])
 @pytest.mark.parametrize("family", PAGED_FAMILIES)
@@ -46,6 +47,7 @@ def test_family(family: str, mode: str, padded: bool) -> None:
     check(family, attention, mode, padded, 2e-4 if family in models.HYBRID else 2e-5, heads="separate")
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize(
     "settings",
     [

@@ -28,6 +28,7 @@ def cache_of(model: Any, budget: int = 24, **settings: Any) -> PagedEvictionCach
     return PagedEvictionCache(model.config, budget=budget, block_size=4, **settings)
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
 @pytest.mark.parametrize("mode", ["greedy", "beam", "direct", "two_turns", "chunked_prefill"])
 def test_whole_in_the_budget_is_dynamic_cache(family: str, mode: str, padded: bool) -> None:
@@ -49,6 +50,7 @@ def test_exact(family: str, mode: str, padded: bool) -> None:
     assert_exact(model, recorder, 1e-4, replayed=True)
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
 def test_beams_move_both_halves(family: str, padded: bool) -> None:
     model = models.shared(family)
@@ -72,6 +74,7 @@ def test_a_state_left_behind_would_be_noticed(family: str) -> None:
         assert_exact(model, recorder, 1e-1, replayed=True)
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize(
     "settings",
     [{"policy": "h2o"}, {"budget": [20, 36]}, {"allocator": "cake"}, {"allocator": "ada_kv", "heads": "separate"}],
@@ -177,6 +180,7 @@ def test_a_recurrent_state_cannot_be_taken_back(family: str) -> None:
     assert cache.get_seq_length() == ids.shape[1]
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
 def test_static(family: str, padded: bool) -> None:
     model = models.shared(family)

@@ -92,6 +92,7 @@ def text(padded: bool = True, width: int = 80) -> tuple[Tensor, Tensor]:
     return models.left_pad(models.prompts([width, width - 9, width - 37] if padded else [width] * 3, seed=2))
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("heads", ["shared", "separate"])
 @pytest.mark.parametrize("policy", [*POLICIES, ByLayer()], ids=lambda policy: getattr(policy, "name", policy))
 def test_every_policy(model: Any, policy: Any, heads: str) -> None:
@@ -99,7 +100,7 @@ def test_every_policy(model: Any, policy: Any, heads: str) -> None:
 
     def run(cache: PagedEvictionCache) -> Tensor:
         modes.forward(model, cache, ids, mask, 0, 50)
-        return steps(model, cache, ids, mask, 50, 72)
+        return steps(model, cache, ids, mask, 50, 65)
 
     compare(model, run, policy=policy, heads=heads)
 

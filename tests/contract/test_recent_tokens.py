@@ -13,7 +13,7 @@ import torch
 import models
 import modes
 import rows
-from evicting import FOLLOWED, binding, check
+from evicting import KINDS, binding, check
 from hf_paged_eviction import PagedEvictionCache, make_policy
 from reference import Recorder, assert_evicted, assert_exact
 
@@ -25,7 +25,7 @@ RECENT = (0, 3, 9, 16)
 
 
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
-@pytest.mark.parametrize("mode", FOLLOWED)
+@pytest.mark.parametrize("mode", KINDS)
 @pytest.mark.parametrize("heads", ["shared", "separate"])
 @pytest.mark.parametrize("policy", ["keydiff", "random", "h2o(recent=0)", "lazy_eviction(lag=8)"])
 @pytest.mark.parametrize("recent", RECENT)

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.contract
 
 OURS = "paged_eviction"
 BLOCK = 4
-STEPS = 30
+STEPS = 17
 #: Every kind of layer there is.
 KINDS: dict[str, dict[str, Any]] = {
     "shared": {"policy": "keydiff"},
@@ -74,6 +74,7 @@ def test_exact(kind: str, lengths: list[int], before: int) -> None:
     assert_exact(model, recorder)
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("record", [False, True])
 @pytest.mark.parametrize("lengths", [[40, 40], [40, 33, 9]], ids=["full", "padded"])
 @pytest.mark.parametrize("kind", KINDS)
@@ -104,6 +105,7 @@ def test_after_the_prompt_it_is_a_smaller_cache(kind: str, lengths: list[int], r
         assert large.stats() == small.stats()
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("before", [0, 3, 21])
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_do_not_depend_on_their_batch(kind: str, before: int) -> None:

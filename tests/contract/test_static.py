@@ -110,9 +110,9 @@ def prompt_and_steps(prompt: int, stop: int) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
 @pytest.mark.parametrize("mode", MODES)
-def test_every_mode(mode: str, padded: bool) -> None:
-    for attention in ("sdpa", "eager", "paged_eviction"):
-        compare(models.shared("llama", attention), mode, padded)
+@pytest.mark.parametrize("attention", ["sdpa", "eager", "paged_eviction"])
+def test_every_mode(mode: str, padded: bool, attention: str) -> None:
+    compare(models.shared("llama", attention), mode, padded)
 
 
 # transformers 5.14 calls llama4's mask function with an argument that it does not take.
@@ -120,13 +120,13 @@ BROKEN = ("llama4",) if models.VERSION < (5, 20) else ()
 FAMILIES = [family for family in models.FAMILIES if family not in ("llama", "mistral_sliding", *BROKEN)]
 
 
+@pytest.mark.each_value_once
+@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
+@pytest.mark.parametrize("mode", ["beam", "direct", "two_turns", "chunked_prefill", "greedy"])
+@pytest.mark.parametrize("attention", ["sdpa", "eager", "paged_eviction"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_family(family: str) -> None:
-    attentions = ["sdpa", "eager", "paged_eviction"] * 2
-    cases = [("greedy", True), ("beam", False), ("chunked_prefill", True), ("two_turns", False), ("direct", True)]
-    start = FAMILIES.index(family) % 3
-    for attention, (mode, padded) in zip(attentions[start:], cases, strict=False):
-        compare(models.shared(family, attention), mode, padded, heads="separate")
+def test_every_family(family: str, attention: str, mode: str, padded: bool) -> None:
+    compare(models.shared(family, attention), mode, padded, heads="separate")
 
 
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
@@ -150,7 +150,7 @@ def test_every_policy(policy: str) -> None:
     model, heads = models.shared("llama", "paged_eviction"), ("shared", "separate")[len(policy) % 2]
     compare(model, "greedy", True, policy=policy, heads=heads)
     caches = pair(model, policy=policy, heads=heads)
-    plan = prompt_and_steps(9, 45)
+    plan = prompt_and_steps(17, 34)
     assert_same_logits(*(feed(model, cache, plan) for cache in caches))
     assert_same_state(*caches)
 
@@ -158,17 +158,20 @@ def test_every_policy(policy: str) -> None:
 SIZES = [(1, 3, 1), (1, 8, 0), (3, 15, 3), (4, 12, 4), (4, 24, 13), (16, 48, 16)]
 
 
-@pytest.mark.parametrize(("block_size", "budget", "protected"), SIZES)
+@pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("policy", ["paged_eviction", "keydiff", "lazy_eviction"])
-def test_sizes_and_prompts_around_the_budget(block_size: int, budget: int, protected: int, policy: str) -> None:
+@pytest.mark.parametrize("prompt", ["1", "2", "budget - 1", "budget", "budget + 1", "60"])
+def test_sizes_and_prompts_around_the_budget(size: tuple[int, int, int], policy: str, prompt: str) -> None:
+    block_size, budget, protected = size
     model = models.shared("llama", "paged_eviction" if policy == "lazy_eviction" else "sdpa")
-    for prompt in (1, 2, budget - 1, budget, budget + 1, 60):
-        caches = pair(model, block_size=block_size, budget=budget, sink_tokens=protected, policy=policy)
-        plan = prompt_and_steps(prompt, prompt + 2 * block_size + budget // 2 + 3)
-        assert_same_logits(*(feed(model, cache, plan) for cache in caches))
-        assert_same_state(*caches)
+    length = {"budget - 1": budget - 1, "budget": budget, "budget + 1": budget + 1}.get(prompt) or int(prompt)
+    caches = pair(model, block_size=block_size, budget=budget, sink_tokens=protected, policy=policy)
+    plan = prompt_and_steps(length, length + 2 * block_size + budget // 2 + 3)
+    assert_same_logits(*(feed(model, cache, plan) for cache in caches))
+    assert_same_state(*caches)
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("attention", ["sdpa", "eager", "paged_eviction"])
 @pytest.mark.parametrize("family", ["llama", "gemma3", "gpt_oss"])
 def test_a_budget_never_reached_and_a_prompt_of_one_token(family: str, attention: str) -> None:

@@ -95,10 +95,10 @@ def test_one_graph_for_everything(family: str, attention: str, settings: dict[st
     model = models.shared(family, attention)
     cache = make(model, **settings)
     for padded, (ids, mask) in inputs().items():
-        expected = say(model, make(model, static=False, **settings), ids, mask, 26)
-        assert_same(expected, say(model, cache, ids, mask, 26, compile_config=compilation()))
+        expected = say(model, make(model, static=False, **settings), ids, mask, 10)
+        assert_same(expected, say(model, cache, ids, mask, 10, compile_config=compilation()))
         cache = make(model, **settings)
-        assert_same(expected, say(model, cache, ids, mask, 26, compile_config=compilation()))
+        assert_same(expected, say(model, cache, ids, mask, 10, compile_config=compilation()))
         cache.reset()
         assert graphs() == 1, padded
     ids, mask = inputs()[True]
@@ -112,23 +112,23 @@ def test_one_graph_for_everything(family: str, attention: str, settings: dict[st
     assert graphs() == 1
 
 
-def test_three_hundred_tokens() -> None:
+def test_many_tokens() -> None:
     """The prompt is short: first the storage fills, then blocks are evicted again and again."""
     model = models.shared("gemma3", "paged_eviction")
     ids, mask = inputs(prompt=9)[False]
     cache = make(model, budget=48)
-    said = say(model, cache, ids, mask, 300, compile_config=compilation())
-    assert_same(say(model, make(model, static=False, budget=48), ids, mask, 300), said)
+    said = say(model, cache, ids, mask, 130, compile_config=compilation())
+    assert_same(say(model, make(model, static=False, budget=48), ids, mask, 130), said)
     assert graphs() == 1
-    assert cache.stats().evicted_blocks >= 60 * 3
+    assert cache.stats().evicted_blocks >= 22 * 3
 
 
 @pytest.mark.parametrize("policy", ["paged_eviction", "h2o"])
 def test_a_storage_that_fills_in_compiled_steps(policy: str) -> None:
-    model = models.shared("llama", "paged_eviction")
+    model = models.build("llama", "paged_eviction", num_hidden_layers=1)
     for padded, (ids, mask) in inputs(prompt=38).items():
-        expected = say(model, make(model, static=False, policy=policy, budget=48), ids, mask, 30)
-        said = say(model, make(model, policy=policy, budget=48), ids, mask, 30, compile_config=compilation())
+        expected = say(model, make(model, static=False, policy=policy, budget=48), ids, mask, 20)
+        said = say(model, make(model, policy=policy, budget=48), ids, mask, 20, compile_config=compilation())
         assert_same(expected, said)
         assert graphs() == 1, padded
 
@@ -191,7 +191,7 @@ def test_a_loop_of_ones_own(family: str, attention: str, made: int) -> None:
         plain, cache = make(model, static=False), make(model)
         for one in (plain, cache):
             feed(model, one, 0, prompt)
-        for at in range(prompt, prompt + 40):
+        for at in range(prompt, prompt + 30):
             cache.prepare_step()
             ours, theirs = feed(step, cache, at, at + 1), feed(model, plain, at, at + 1)
             assert (ours - theirs).abs().max() <= TOLERANCE
@@ -201,7 +201,7 @@ def test_a_loop_of_ones_own(family: str, attention: str, made: int) -> None:
 
 @pytest.mark.parametrize(
     ("forgotten", "family", "attention"),
-    [(0, "llama", "sdpa"), (4, "llama", "sdpa"), (0, "gemma3", "paged_eviction")],
+    [(0, "llama", "sdpa"), (4, "gemma3", "paged_eviction")],
 )
 def test_a_step_that_was_not_prepared(forgotten: int, family: str, attention: str) -> None:
     """An error that says what to call, and after that call everything is as if nothing had happened."""
@@ -220,23 +220,25 @@ def test_a_step_that_was_not_prepared(forgotten: int, family: str, attention: st
         assert (ours - theirs).abs().max() <= TOLERANCE
 
 
-@pytest.mark.parametrize("change", ["reorder", "reset", "several"])
-def test_what_happens_after_prepare_step_undoes_it(change: str) -> None:
-    model = models.shared("llama", "paged_eviction")
-    step, cache = step_of(model), make(model)
-    feed(model, cache, 0, 40)
-    cache.prepare_step()
-    feed(step, cache, 40, 41)
-    cache.prepare_step()
-    if change == "reorder":
-        cache.reorder_cache(torch.tensor([1, 0]))
-    elif change == "several":
-        feed(model, cache, 41, 45)
-    else:
-        cache.reset()
-        feed(model, cache, 0, 9)
-    with pytest.raises(RuntimeError, match="prepare_step"):
-        feed(step, cache, cache.get_seq_length(), cache.get_seq_length() + 1)
+def test_what_happens_after_prepare_step_undoes_it() -> None:
+    model = models.build("llama", "paged_eviction", num_hidden_layers=1)
+    step = step_of(model)
+    for change in ("reorder", "several", "reset"):
+        cache = make(model)
+        feed(model, cache, 0, 40)
+        cache.prepare_step()
+        feed(step, cache, 40, 41)
+        cache.prepare_step()
+        if change == "reorder":
+            cache.reorder_cache(torch.tensor([1, 0]))
+        elif change == "several":
+            feed(model, cache, 41, 45)
+        else:
+            cache.reset()
+            feed(model, cache, 0, 9)
+        with pytest.raises(RuntimeError, match="prepare_step"):
+            feed(step, cache, cache.get_seq_length(), cache.get_seq_length() + 1)
+            pytest.fail(change)
 
 
 def test_without_fullgraph_a_step_is_right_even_if_not_prepared() -> None:
@@ -258,7 +260,7 @@ def test_eager_and_compiled_steps_by_turns() -> None:
     plain, cache = make(model, static=False, policy="h2o"), make(model, policy="h2o")
     for one in (plain, cache):
         feed(model, one, 0, 9)
-    for at in range(9, 70):
+    for at in range(9, 50):
         compiled = at % 5 < 3
         if compiled:
             cache.prepare_step()
@@ -270,7 +272,7 @@ def test_eager_and_compiled_steps_by_turns() -> None:
 @pytest.mark.parametrize("policy", ["paged_eviction", "attention_mean"])
 def test_a_cache_and_its_copy_by_turns(policy: str) -> None:
     """One graph serves both, and neither sees what the other is told."""
-    model = models.shared("llama", "paged_eviction")
+    model = models.build("llama", "paged_eviction", num_hidden_layers=1)
     step, plain, cache = step_of(model), make(model, static=False, policy=policy), make(model, policy=policy)
     for one in (plain, cache):
         feed(model, one, 0, 40)
@@ -279,7 +281,7 @@ def test_a_cache_and_its_copy_by_turns(policy: str) -> None:
         feed(step, cache, at, at + 1)
         feed(model, plain, at, at + 1)
     runs = [(cache, plain, 43), (copy.deepcopy(cache), copy.deepcopy(plain), 70)]
-    for at in range(20):
+    for at in range(10):
         for own, expected, start in runs:
             own.prepare_step()
             ours, theirs = (

@@ -10,7 +10,7 @@ import torch
 import models
 import modes
 import rows
-from evicting import FOLLOWED, check
+from evicting import KINDS, check
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.allocators import Cake, Pyramid
 from reference import Recorder
@@ -42,18 +42,20 @@ def shares(cache: PagedEvictionCache) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
-@pytest.mark.parametrize("mode", FOLLOWED)
+@pytest.mark.parametrize("mode", KINDS)
 @pytest.mark.parametrize("name", SHARED)
 def test_exact(name: str, mode: str, padded: bool) -> None:
     check("llama", OURS, mode, padded, policy="h2o", **SHARED[name])
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("policy", ["paged_eviction", "keydiff", "random"])
 @pytest.mark.parametrize("name", SHARED)
 def test_any_policy(name: str, policy: str) -> None:
     check("llama", OURS, "direct", True, policy=policy, **SHARED[name])
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("mode", ["greedy", "direct"])
 @pytest.mark.parametrize("family", ["qwen3", "gpt_neox", "gpt2", "phi3", "llama4", "deepseek_v3", "lfm2", "gemma2"])
 def test_family(family: str, mode: str) -> None:
@@ -63,6 +65,7 @@ def test_family(family: str, mode: str) -> None:
     check(family, OURS, mode, True, tolerance, policy="h2o", allocator="ada_kv", heads="separate")
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
 @pytest.mark.parametrize("mode", modes.MODES)
 @pytest.mark.parametrize("name", [name for name in SHARED if name != "list"])
@@ -79,6 +82,7 @@ def test_same_as_dynamic(name: str, mode: str, padded: bool) -> None:
     assert cache.stats().evicted_tokens == 0
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("budget", [16, 24, 52])
 @pytest.mark.parametrize("turns", [None, [10, 2, 6, 3]], ids=["one turn", "ragged second turn"])
 @pytest.mark.parametrize("name", [name for name in SHARED if name != "list"])

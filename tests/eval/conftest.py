@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ pytest.importorskip("typer", reason="the extra `eval` is not installed")
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from processes import Commands
 
 VOCABULARY = 600
 
@@ -59,3 +62,11 @@ def model_folder(model: Any, tokenizer: Any, tmp_path_factory: pytest.TempPathFa
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return str(folder)
+
+
+@pytest.fixture(scope="session")
+def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
+    """One for all files: what it imports takes seconds."""
+    found = Commands(tmp_path_factory.mktemp("log"))
+    yield found
+    found.close()

@@ -22,7 +22,7 @@ from hf_paged_eviction_eval.chat import session as session_module
 from hf_paged_eviction_eval.chat.blocks import BlockMap, LayerBlocks, strip
 from hf_paged_eviction_eval.chat.conversation import Conversation
 from hf_paged_eviction_eval.chat.demo import demo_turns
-from hf_paged_eviction_eval.chat.footprint import Footprint
+from hf_paged_eviction_eval.chat.figures import Footprint
 from hf_paged_eviction_eval.chat.interrupt import Interrupt
 from hf_paged_eviction_eval.chat.screen import LineAnswer
 from hf_paged_eviction_eval.chat.settings import chat_settings

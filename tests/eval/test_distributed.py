@@ -19,17 +19,16 @@ from hf_paged_eviction_eval.settings import TaskSettings
 from hf_paged_eviction_eval.store import lock, shards
 from processes import Child, Commands, rows_of, wait_for
 
-LIMIT = 24
+LIMIT = 12
 ROWS = 2 * LIMIT * (1 + 2)
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Commands, Commands]]:
+def ranks(commands: Commands, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Commands, Commands]]:
     """Two processes that no launcher watches over."""
-    found = (Commands(tmp_path_factory.mktemp("main")), Commands(tmp_path_factory.mktemp("other")))
-    yield found
-    for commands in found:
-        commands.close()
+    other = Commands(tmp_path_factory.mktemp("other"))
+    yield commands, other
+    other.close()
 
 
 @pytest.fixture(scope="module")

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -26,6 +23,7 @@ from hf_paged_eviction import (
     register_policy,
 )
 from hf_paged_eviction.policies import registry
+from processes import Commands
 
 for package in ("sphinx", "myst_nb", "furo", "sphinx_copybutton"):
     pytest.importorskip(package, reason="the extra `docs` is not installed")
@@ -43,17 +41,11 @@ def load(path: Path) -> ModuleType:
 
 
 @pytest.fixture(scope="module")
-def html(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def html(commands: Commands, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("docs")
-    command = [sys.executable, "-m", "sphinx", "-W", "-n", "--keep-going", "-q"]
-    done = subprocess.run(
-        [*command, "-d", str(folder / "doctrees"), str(DOCS), str(folder / "html")],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    words = ["-W", "-n", "--keep-going", "-q", "-d", str(folder / "doctrees"), str(DOCS), str(folder / "html")]
+    child = commands.start(words, main="sphinx.cmd.build:main")
+    assert child.wait() == 0, child.output
     return folder / "html"
 
 

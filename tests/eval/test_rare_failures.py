@@ -20,8 +20,9 @@ import typer
 from rich.console import Console
 
 import hf_paged_eviction_eval.cli
-from hf_paged_eviction_eval import commands, environment, models, results_page
-from hf_paged_eviction_eval.commands.errors import plain_errors
+from benchmarks import results_page
+from hf_paged_eviction_eval import commands, environment, models
+from hf_paged_eviction_eval.commands.command import plain_errors
 from hf_paged_eviction_eval.distributed import Team
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.evaluation import same_batches
@@ -284,7 +285,8 @@ def test_a_list_longer_than_its_vocabulary() -> None:
     assert all(word.isalpha() for word in words)
 
 
-def test_no_place_for_a_question(tokenizer: Any) -> None:
+def test_no_place_for_a_question(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hf_paged_eviction_eval.tasks.next_line._TRIES", 3)
     with pytest.raises(ValueError, match="no place in the held-out modules for a next_line sample of 1000000 tokens"):
         get_task("next_line").make(tokenizer, 1_000_000, 0)
 

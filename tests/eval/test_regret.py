@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hf_paged_eviction_eval.summaries.regret import ALL_TASKS, Share, shares
+from benchmarks.regret import ALL_TASKS, Share, shares
 
 
 def rows_of(policy: str, scores: list[float], task: str = "passkey", budget: str = "10%") -> list[dict[str, Any]]:

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
-from hf_paged_eviction_eval import results_page
-from hf_paged_eviction_eval.summaries.plot import plot_accuracy, plot_accuracy_by_task, plot_perplexity
+from benchmarks import results_page
+from benchmarks.results_page import for_markdown
+from hf_paged_eviction_eval.summaries.plot import accuracy_by_task, mean_accuracy, perplexity_by_position
+from hf_paged_eviction_eval.summaries.plot_style import save
 from hf_paged_eviction_eval.summaries.summary import Cell, Curve, over_tasks, summarise
-from hf_paged_eviction_eval.summaries.table import accuracy_grids, for_markdown, perplexity_grid
+from hf_paged_eviction_eval.summaries.table import accuracy_grids, perplexity_grid
 
 
 def row(task: str, policy: str, budget: str, tokens: int | None, score: float) -> dict[str, Any]:
@@ -58,9 +60,10 @@ def test_plots_with_one_line_or_many(tmp_path: Path) -> None:
     ]
     only_full = [Cell("a", 100, "full", "full", None, 0.5, 0.0, 4)]
     for number, cells in enumerate([many, only_full]):
-        plot_accuracy(cells, tmp_path / f"{number}.png")
-        plot_accuracy_by_task(cells, tmp_path / f"{number}_by_task.png")
-    plot_perplexity([Curve("full", "full", None, 3.0, [3.0] * 15 + [None], 9)], 160, tmp_path / "text.png")
+        save(mean_accuracy(cells), tmp_path / f"{number}.png")
+        save(accuracy_by_task(cells), tmp_path / f"{number}_by_task.png")
+    curve = Curve("full", "full", None, 3.0, [3.0] * 15 + [None], 9)
+    save(perplexity_by_position([curve], 160), tmp_path / "text.png")
     assert len(list(tmp_path.glob("*.png"))) == 5
 
 

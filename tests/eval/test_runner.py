@@ -49,6 +49,7 @@ def answers_of(output: torch.Tensor, batch: Batch, ends: set[int]) -> list[str]:
 # ---- what is said -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("lengths", [(150,), LENGTHS])
 @pytest.mark.parametrize("share", [True, False])
 def test_the_whole_prompt_at_once_is_a_plain_generate(model: Any, lengths: tuple[int, ...], share: bool) -> None:
@@ -125,6 +126,7 @@ def test_eviction_and_the_place_of_the_question_are_felt(model: Any) -> None:
 # ---- what changes nothing ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("question", [0, 20])
 @pytest.mark.parametrize("heads", ["shared", "separate"])
 def test_a_shared_prefill_gives_the_rows_of_separate_runs(model: Any, question: int, heads: Any) -> None:
@@ -144,6 +146,7 @@ def test_a_shared_prefill_gives_the_rows_of_separate_runs(model: Any, question: 
     assert without_costs(single) == [row for row in without_costs(shared) if row["budget"] == "10%"]
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("question", [0, 20])
 @pytest.mark.parametrize("length", [None, 150])
 def test_a_row_does_not_depend_on_its_batch(model: Any, question: int, length: int | None) -> None:

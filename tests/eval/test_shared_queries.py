@@ -40,6 +40,7 @@ def showing(model: Any) -> Any:
     return other
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("heads", ["shared", "separate"])
 @pytest.mark.parametrize("question", [0, 20])
 def test_a_shared_prefill_gives_the_rows_of_separate_runs(showing: Any, question: int, heads: Any) -> None:

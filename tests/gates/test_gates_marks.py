@@ -54,6 +54,7 @@ def test_a_gate_is_what_the_loops_say() -> None:
         assert layer(hidden.bfloat16()).dtype == torch.float32
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("heads", ["shared", "separate"])
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
 @pytest.mark.parametrize("mode", modes.MODES)
@@ -68,6 +69,7 @@ def test_the_same_tokens_go(world: tuple[Any, Gates, str], mode: str, padded: bo
     assert ours.stats().evicted_tokens > 0
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("heads", ["shared", "separate"])
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
 @pytest.mark.parametrize("mode", modes.MODES)
@@ -83,6 +85,7 @@ def test_the_same_tokens_score_above(world: tuple[Any, Gates, str], mode: str, p
     assert held(ours) == held(slow)
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize(
     "settings",
     [

@@ -18,7 +18,8 @@ from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.options.recommend import RecommendOptions
 from hf_paged_eviction_eval.recommend import search as searching
 from hf_paged_eviction_eval.recommend.run import run_recommend
-from hf_paged_eviction_eval.recommend.search import Search, decides, row_key
+from hf_paged_eviction_eval.recommend.search import decides, row_key
+from hf_paged_eviction_eval.store.journal import Journal
 from hf_paged_eviction_eval.store.results import read_lines
 
 SIZE = "124KiB"
@@ -111,16 +112,16 @@ def test_a_search_that_was_stopped_goes_on(searched: Path, tmp_path: Path, monke
     class StoppedError(BaseException):
         pass
 
-    count, write = 0, Search._write
+    count, write = 0, Journal.add
 
-    def stop(self: Search, found: Any) -> None:
+    def stop(self: Journal, found: Any) -> None:
         nonlocal count
         count += 1
         if count == 9:
             raise StoppedError
         write(self, found)
 
-    monkeypatch.setattr(Search, "_write", stop)
+    monkeypatch.setattr(Journal, "add", stop)
     with pytest.raises(StoppedError):
         run_recommend(options(tmp_path))
     with (tmp_path / "results.jsonl").open("ab") as file:
@@ -202,6 +203,7 @@ def test_prompts_need_no_answers(tmp_path: Path) -> None:
         (["--memory", "1MiB", "--disposals", "burn"], "--disposals burn"),
         (["--memory", "1MiB", "--length", "64"], "is too short"),
         (["--memory", "1MiB", "--template", "x"], "say --task-file"),
+        (["--memory", "1KiB", "--policies", "keydiff"], "left out 6 (keydiff; keydiff, disposal=merge;"),
     ],
 )
 def test_mistakes_are_told_early(typed: list[str], words: str, tmp_path: Path) -> None:

@@ -142,6 +142,7 @@ def test_every_policy_goes_on(tmp_path: Path, policy: str) -> None:
     )
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("static", [False, True])
 @pytest.mark.parametrize("family", [*models.FAMILIES, *models.SHARED, *models.LINEAR_AND_FULL])
 def test_every_family_goes_on(tmp_path: Path, family: str, static: bool) -> None:
@@ -167,6 +168,7 @@ def test_bfloat16(tmp_path: Path) -> None:
     run(model, tmp_path, True, BEFORE["decoding"], AFTER["question"], policy="h2o")
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("policy", ["paged_eviction", "h2o"])
 @pytest.mark.parametrize("mode", modes.MODES)
 def test_after_every_mode(tmp_path: Path, mode: str, policy: str) -> None:

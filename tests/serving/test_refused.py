@@ -80,6 +80,9 @@ def test_options_of_transformers(changes: dict[str, Any], reason: str) -> None:
         ({"policy": "no_such"}, "no_such"),
         ({"positions": "cache"}, "pages hold keys as they came"),
         ({"positions": "none"}, "positions must be"),
+        ({"bits": 4}, "bits=4 is not there in continuous batching: pages hold"),
+        ({"disposal": "recall"}, "what leaves a page is overwritten"),
+        ({"memory": "1GiB"}, "give budget= in tokens"),
         ({"budget": 30}, "not a multiple"),
         ({"budget": None}, "is needed"),
         ({"prefill_chunk_size": 0}, "prefill_chunk_size must be at least 1"),
@@ -91,6 +94,12 @@ def test_options_of_ours(changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValueError, match=reason), paged_batching(model, **(OPTIONS | changes)):
         pass
     assert "init_continuous_batching" not in vars(model)
+
+
+@served
+def test_what_is_no_option() -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument 'bitts'"):
+        paged_batching(model_of(), **OPTIONS, bitts=4).__enter__()
 
 
 @served

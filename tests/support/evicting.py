@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 import models
 import modes
 from hf_paged_eviction import PagedEvictionCache
@@ -19,6 +21,10 @@ FOLLOWED = (
     "prompt_lookup",
     "assisted",
 )
+#: One of each kind; the others are made of the same calls.
+DISTINCT = ("beam", "three_turns", "direct", "assisted")
+#: `FOLLOWED` for rooms other than that of the promises themselves: all of them under `--all-cases`.
+KINDS = [pytest.param(mode, marks=() if mode in DISTINCT else pytest.mark.all_cases) for mode in FOLLOWED]
 TOLERANCE = ROUNDING
 
 

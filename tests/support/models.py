@@ -6,9 +6,11 @@ usual initialisation of 0.02 every cache would pass.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from functools import cache
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import transformers
@@ -237,7 +239,24 @@ def build(family: str, attention: str = "sdpa", seed: int = 0, **changes: Any) -
 @cache
 def shared(family: str, attention: str = "sdpa", seed: int = 0) -> PreTrainedModel:
     """As `build`, built once per process: callers must leave it as it is."""
-    return build(family, attention, seed)
+    model = build(family, attention, seed)
+    _eager_twins[model] = None
+    return model
+
+
+#: Of the models that `shared` hands out; None until one is asked for.
+_eager_twins: WeakKeyDictionary[PreTrainedModel, PreTrainedModel | None] = WeakKeyDictionary()
+
+
+def eager(model: PreTrainedModel) -> PreTrainedModel:
+    """A copy that computes attention in the open; that of a shared model is made once."""
+    twin = _eager_twins.get(model)
+    if twin is None:
+        twin = copy.deepcopy(model)
+        twin.set_attn_implementation("eager")
+        if model in _eager_twins:
+            _eager_twins[model] = twin
+    return twin
 
 
 @cache

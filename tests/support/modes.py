@@ -11,7 +11,8 @@ from transformers import DynamicCache
 import models
 
 CHUNKS = (11, 9, 7, 5, 3, 3, 2)
-STEPS = 14
+#: Enough for three blocks of four to be chosen, the last of them among blocks that were overwritten.
+STEPS = 10
 LENGTHS = [40, 33, 9]
 
 #: Modes that crop: one row only, and every layer must be able to undo a forward.

@@ -1,4 +1,4 @@
-"""The command in processes of its own that start at once: a parent that has imported everything forks them."""
+"""Commands in processes of their own that start at once: a parent that has imported everything forks them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 _PARENT = """
-import json, os, sys, traceback
+import importlib, json, os, sys, traceback
 import torch
 torch.set_num_threads(1)
 from hf_paged_eviction_eval import commands, evaluation, terminal  # what costs seconds
@@ -30,7 +30,8 @@ for line in sys.stdin:
             resource.setrlimit(resource.RLIMIT_FSIZE, (job["bytes"], job["bytes"]))
         status = 1
         try:
-            commands.app(job["arguments"])
+            module, _, name = job["main"].partition(":")
+            status = getattr(importlib.import_module(module), name)(job["arguments"]) or 0
         except SystemExit as end:
             status = end.code or 0
         except BaseException:
@@ -76,15 +77,20 @@ class Commands:
         )
 
     def start(
-        self, arguments: Sequence[str], most_bytes: int = 0, environment: Mapping[str, str] = MappingProxyType({})
+        self,
+        arguments: Sequence[str],
+        most_bytes: int = 0,
+        environment: Mapping[str, str] = MappingProxyType({}),
+        main: str = "hf_paged_eviction_eval.commands:app",
     ) -> Child:
-        """Start the command; with `most_bytes`, no file may grow beyond."""
+        """Start the command, or what `main` names; with `most_bytes`, no file may grow beyond."""
         assert self._parent.stdin is not None
         job = {
             "arguments": list(arguments),
             "log": str(self.log),
             "bytes": most_bytes,
             "environment": dict(environment),
+            "main": main,
         }
         self._parent.stdin.write(json.dumps(job) + "\n")
         self._parent.stdin.flush()

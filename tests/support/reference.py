@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache
 
 import models
@@ -53,7 +54,7 @@ class Column:
             self.embeds[index],
             [self.real[row] for row in index],
             self.position[index],
-            {layer: [copy.deepcopy(rows[row]) for row in index] for layer, rows in self.visible.items()},
+            {layer: [rows[row] for row in index] for layer, rows in self.visible.items()},
             {layer: [rows[row] for row in index] for layer, rows in self.shifts.items()},
             {layer: keys[index] for layer, keys in self.keys.items()},
             {layer: values[index] for layer, values in self.values.items()},
@@ -222,21 +223,32 @@ def check_layer(layer: Any, columns: list[Column], index: int, *, as_they_came: 
     assert values.shape[2] <= budget
     positions = layer.positions
     assert positions.shape == (*keys.shape[:2], held)
-    for row in range(positions.shape[0]):
-        own = [column for column in columns if column.real[row]]
-        for head in range(positions.shape[1]):
-            slots = positions[row, head].tolist()
-            real = [p for p in slots if p >= 0]
-            assert len(real) == len(set(real)), "a token is held twice"
+    own = [[at for at, column in enumerate(columns) if column.real[row]] for row in range(positions.shape[0])]
+    for heads, real in zip(positions.tolist(), own, strict=True):
+        for slots in heads:
+            found = [p for p in slots if p >= 0]
+            assert len(found) == len(set(found)), "a token is held twice"
+            assert max(found, default=-1) < len(real), "a token is held that never came"
             if not layer.record_past:
-                must_hold = set(range(min(sizes.protected, len(own))))
-                must_hold |= set(range(max(0, len(own) - sizes.recent), len(own)))
-                assert must_hold <= set(real), "a protected token was evicted"
-            for slot, position in enumerate(slots):
-                if position < 0 or not as_they_came:
-                    continue
-                assert torch.equal(keys[row, head, slot], own[position].keys[index][row, head])
-                assert torch.equal(values[row, head, slot], own[position].values[index][row, head])
+                must_hold = set(range(min(sizes.protected, len(real))))
+                must_hold |= set(range(max(0, len(real) - sizes.recent), len(real)))
+                assert must_hold <= set(found), "a protected token was evicted"
+    if as_they_came and any(own):
+        _check_states(layer, columns, index, own)
+
+
+def _check_states(layer: Any, columns: list[Column], index: int, own: list[list[int]]) -> None:
+    """Every slot has the keys and values that the token of its position came with; `own[row]` are the real columns."""
+    positions = layer.positions
+    stands_at = pad_sequence([torch.tensor(real, dtype=torch.long) for real in own], batch_first=True)
+    stands_at = stands_at[:, None].expand(-1, positions.shape[1], -1).gather(2, positions.clamp(min=0))
+    for kind in ("keys", "values"):
+        held = getattr(layer, kind)[:, :, : layer.held]
+        came = torch.stack([getattr(column, kind)[index] for column in columns], dim=2)
+        came = came.gather(2, stands_at[..., None].expand(-1, -1, -1, came.shape[3]))
+        assert came.dtype == held.dtype
+        wrong = (came != held).any(-1) & (positions >= 0)
+        assert not wrong.any(), f"[row, head, slot] {wrong.nonzero().tolist()}: {kind} of another token"
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -255,8 +267,7 @@ def replayed_logits(model: torch.nn.Module, recorder: Recorder) -> Tensor:
 
     For models whose recurrent layers say something else in one forward than in several, whatever the cache.
     """
-    reference = copy.deepcopy(model)
-    reference.set_attn_implementation("eager")
+    reference = models.eager(model)
     text, cache, logits, start = _recorded(model, recorder), DynamicCache(config=model.config), [], 0
     masks = {layer: _additive_mask(model, sees, text.embeds.dtype) for layer, sees in text.visible.items()}
     for count in recorder.forwards:
@@ -326,8 +337,7 @@ def masked_logits(
     Args:
         ids: instead of `embeds`, for models that look tokens up more than once.
     """
-    reference = copy.deepcopy(model)
-    reference.set_attn_implementation("eager")
+    reference = models.eager(model)
     masks = {layer: _additive_mask(model, sees, embeds.dtype) for layer, sees in visible.items()}
     fed = {"inputs_embeds": embeds} if ids is None else {"input_ids": ids}
     with torch.no_grad(), _forced_masks(reference, masks):
@@ -337,11 +347,15 @@ def masked_logits(
 def _additive_mask(model: torch.nn.Module, sees: list[Visible], dtype: torch.dtype) -> Tensor:
     length, rows, heads = len(sees), len(sees[0]), len(sees[0][0])
     mask = torch.full((rows, heads, length, length), torch.finfo(dtype).min, dtype=dtype)
-    for query, per_row in enumerate(sees):
-        for row, per_head in enumerate(per_row):
-            for head, columns in enumerate(per_head):
-                # A pad sees itself, or its softmax would have nothing to share out; nobody sees the pad.
-                mask[row, head, query, sorted(columns) or [query]] = 0
+    seen = [
+        (row, head, query, column)
+        for query, per_row in enumerate(sees)
+        for row, per_head in enumerate(per_row)
+        for head, columns in enumerate(per_head)
+        # A pad sees itself, or its softmax would have nothing to share out; nobody sees the pad.
+        for column in (columns or [query])
+    ]
+    mask[torch.tensor(seen).unbind(1)] = 0
     return mask.repeat_interleave(model.config.num_attention_heads // heads, dim=1)
 
 
@@ -425,6 +439,9 @@ class Token:
     position: int
     keys: tuple[Vector, ...]  # per KV head
     values: tuple[Vector, ...]
+
+    def __deepcopy__(self, memo: Any) -> Token:
+        return self  # never changes
 
 
 #: keys, values, positions of all valid tokens of one head -> their scores

@@ -44,7 +44,7 @@ def slow_channels(keys: list[Tensor]) -> Tensor:
     divided = torch.ones_like(keys[0])
     if len(keys) > 1:
         for head in range(len(divided)):
-            size = sum(key[head] ** 2 for key in keys) / len(keys)
+            size = torch.stack([key[head] for key in keys]).square().mean(0)
             size = size * len(keys) + 8 * size.median()
             for channel, ratio in enumerate((size / size.median()).sqrt().tolist()):
                 divided[head, channel] = 2.0 ** max(round(math.log2(ratio)), 0)

@@ -11,7 +11,7 @@ import models
 import modes
 from hf_paged_eviction import PagedEvictionCache
 
-STEPS = 26
+STEPS = 18
 
 
 def steps(model: Any, cache: Any, rows: list[Tensor], forced: Tensor, turn: list[Tensor] | None = None) -> list[Any]:

@@ -1,4 +1,4 @@
-"""What each process of a tensor-parallel run, or one process alone, answers. Started by torchrun:
+"""What each process of a tensor-parallel run, or one process alone, answers. Started by torchrun, or as it would:
 
 torchrun --nproc-per-node 2 tests/support/tensor_parallel.py FOLDER
 
@@ -20,7 +20,7 @@ import models
 import modes
 from hf_paged_eviction import PagedEvictionCache, available_policies, make_policy
 
-STEPS = 13
+STEPS = 6
 #: Keys split over the processes; copied to each (its key norm spans all heads); latents (MLA) or keys made of them.
 FAMILIES = ("llama", "olmo2", "deepseek_v3")
 BUDGET = {"budget": 24, "block_size": 4}
@@ -44,11 +44,12 @@ Case = tuple[str, str, str]
 
 def cases(family: str) -> list[Case]:
     """Policies, heads and allocators to try: all that look at keys and values alone, some that look at attention."""
-    policies, mixing = ["keydiff", "random"], []
+    found = [(policy, heads, "uniform") for policy in ("keydiff", "random") for heads in ("shared", "separate")]
     if family == "llama":
         policies = [name for name in available_policies() if not make_policy(name).needs.queries] + ["h2o"]
-        mixing = MIXING
-    return [(policy, heads, "uniform") for policy in policies for heads in ("shared", "separate")] + mixing
+        found += [(policy, "shared", "uniform") for policy in policies if policy not in ("keydiff", "random")]
+        found += [("paged_eviction", "separate", "uniform"), ("h2o", "separate", "uniform"), *MIXING]
+    return found
 
 
 def save_models(folder: Path) -> None:

@@ -3,8 +3,6 @@
 The preset `serving` of `paged-eviction bench`.
 """
 
-from __future__ import annotations
-
 from .answering import run_serving
 from .bookkeeping import run_bookkeeping
 from .trace import ServingSettings, trace

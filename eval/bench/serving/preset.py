@@ -22,7 +22,7 @@ from .trace import ServingSettings
 
 PRESET = "serving"
 #: Options that replace parts of the preset.
-_TAKEN = {"budgets", "policy", "block_size", "requests", "threads", "preset", "output", "again"}
+_TAKEN = {"policy", "block_size", "requests"}
 _COLUMNS = {
     "live_mean_while_others_wait": "live",
     "preempted": "preempted",
@@ -45,7 +45,7 @@ def read(options: BenchOptions) -> ServingSettings:
         check_transformers()
     except UnsupportedTransformersError as error:
         raise UserError(str(error)) from error
-    names = options.model_fields_set & {"budgets", "policy", "block_size", "requests"}
+    names = options.model_fields_set & {"budgets", *_TAKEN}
     return ServingSettings(**{name: getattr(options, name) for name in names})
 
 

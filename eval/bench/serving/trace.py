@@ -8,17 +8,10 @@ from typing import Any
 
 import torch
 
+from ..shapes import shape
+
 #: Small enough for a CPU: what is compared is scheduling, and attention to a pool that is equally full.
-SHAPE: dict[str, Any] = {
-    "vocab_size": 4096,
-    "hidden_size": 256,
-    "intermediate_size": 768,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "max_position_embeddings": 8192,
-    "eos_token_id": None,
-}
+SHAPE = shape(4096, 256, 768, 4, 8, 4, 8192, eos_token_id=None)
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ import random
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from .. import essay
+from .. import haystack
 from ..keys import random_key
 from ..sized import Draft, Prefix, SizedTask
 from . import grass
@@ -115,7 +115,7 @@ class MagicValues(SizedTask):
         """From units of hay to hay with the needles in it."""
         if self.hay == "essay":
             depths = sorted(rng.sample(_DEPTHS, len(needles)))
-            words = Prefix(essay.words(rng))
+            words = Prefix(haystack.word_stream(rng))
             return lambda units: _in_sentences(" ".join(words(units)), needles, depths)
         depths = sorted(rng.random() for _ in needles)
         if self.hay == "grass":
@@ -138,7 +138,7 @@ def _in_lines(lines: list[str], needles: list[str], depths: list[float]) -> str:
 
 def _in_sentences(text: str, needles: list[str], depths: list[float]) -> str:
     """Needles between sentences."""
-    sentences = essay.split_sentences(text)
+    sentences = haystack.split_sentences(text)
     return _woven(sentences, needles, [int(depth * len(sentences)) for depth in depths], " ")
 
 
@@ -151,30 +151,24 @@ def _woven(parts: list[str], needles: list[str], places: list[int], joint: str) 
     return joint.join([*mixed, *parts[start:]])
 
 
+def _in_text(name: str, description: str, **more: Any) -> MagicValues:
+    return MagicValues(f"ruler_niah_{name}", f"RULER: {description}", "essay", "words", **more)
+
+
+def _in_needles(name: str, description: str, **more: Any) -> MagicValues:
+    return MagicValues(f"ruler_niah_{name}", f"RULER: {description}", "needles", "lines", **more)
+
+
 NEEDLE_TASKS: tuple[MagicValues, ...] = (
     MagicValues("ruler_niah_single_1", "RULER: one magic number, in a line of noise repeated.", "grass", "sentences"),
-    MagicValues("ruler_niah_single_2", "RULER: one magic number, in running text.", "essay", "words"),
-    MagicValues("ruler_niah_single_3", "RULER: one magic uuid, in running text.", "essay", "words", value_kind="uuids"),
-    MagicValues(
-        "ruler_niah_multikey_1", "RULER: one of four magic numbers, in running text.", "essay", "words", keys=4
+    _in_text("single_2", "one magic number, in running text."),
+    _in_text("single_3", "one magic uuid, in running text.", value_kind="uuids"),
+    _in_text("multikey_1", "one of four magic numbers, in running text.", keys=4),
+    _in_needles("multikey_2", "one magic number, among nothing but its like."),
+    _in_needles(
+        "multikey_3", "the magic uuid of a uuid, among nothing but its like.", key_kind="uuids", value_kind="uuids"
     ),
-    MagicValues("ruler_niah_multikey_2", "RULER: one magic number, among nothing but its like.", "needles", "lines"),
-    MagicValues(
-        "ruler_niah_multikey_3",
-        "RULER: the magic uuid of a uuid, among nothing but its like.",
-        "needles",
-        "lines",
-        key_kind="uuids",
-        value_kind="uuids",
-    ),
-    MagicValues("ruler_niah_multivalue", "RULER: four magic numbers of one key, in text.", "essay", "words", values=4),
-    MagicValues(
-        "ruler_niah_multiquery",
-        "RULER: the magic numbers of four keys, in running text.",
-        "essay",
-        "words",
-        keys=4,
-        queries=4,
-    ),
+    _in_text("multivalue", "four magic numbers of one key, in text.", values=4),
+    _in_text("multiquery", "the magic numbers of four keys, in running text.", keys=4, queries=4),
 )
 """In the order of the paper's table."""

@@ -1,6 +1,6 @@
 """Write the tables and plots of a run into the page of results.
 
-    python -m hf_paged_eviction_eval.results_page results/demo
+    python benchmarks/results_page.py results/demo
 
 What stands between `<!-- results:begin -->` and `<!-- results:end -->` is replaced; for a run over texts the markers
 are `<!-- perplexity:begin -->` and `<!-- perplexity:end -->`. The plots are copied to `notebooks/images/`.
@@ -16,9 +16,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from .errors import UserError
-from .summaries.summary import Cell, Curve
-from .summaries.table import accuracy_grids, for_markdown, perplexity_grid
+from hf_paged_eviction_eval.errors import UserError
+from hf_paged_eviction_eval.report.formats import markdown_table
+from hf_paged_eviction_eval.summaries.summary import Cell, Curve
+from hf_paged_eviction_eval.summaries.table import Grid, accuracy_grids, marked, perplexity_grid
 
 PAGE = Path("docs/results.md")
 IMAGES = Path("notebooks/images")
@@ -41,6 +42,13 @@ def results_section(folder: Path) -> tuple[str, str, list[Path]]:
         )
     table = for_markdown(perplexity_grid([Curve(**curve) for curve in summary]))
     return "perplexity", f"{caption(meta)}\n\n{table}", [folder / "perplexity.png"]
+
+
+def for_markdown(grid: Grid) -> str:
+    """The table of a grid."""
+    rows = [[f"`{policy}`", *marked(grid, index, cells, "**{}**")] for index, (policy, cells) in enumerate(grid.rows)]
+    table = markdown_table(["policy", *grid.columns], [False, *(True for _ in grid.columns)], rows)
+    return "\n".join([f"*{grid.title}*", "", *table])
 
 
 def caption(meta: dict[str, Any]) -> str:

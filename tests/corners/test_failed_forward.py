@@ -1,0 +1,94 @@
+"""A forward that fails in the middle leaves layers that have seen different numbers of tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import models
+from hf_paged_eviction import PagedEvictionCache
+
+TEXT = torch.stack(models.prompts([40]))
+OURS = "paged_eviction"
+WAYS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "observing": {"policy": "h2o"},
+    "recording": {"record_past": True},
+    "static": {"static": True},
+    "sharing out": {"allocator": "cake"},
+}
+
+
+def forward(model: Any, cache: Any, start: int, stop: int) -> Tensor:
+    """Without a mask, so that nothing else tells how many tokens were seen."""
+    with torch.no_grad():
+        return model(TEXT[:, start:stop], past_key_values=cache).logits
+
+
+def fail(model: Any, cache: Any, start: int, stop: int) -> None:
+    """Run out of memory between the two layers."""
+
+    def out_of_memory(*_: object) -> None:
+        raise torch.OutOfMemoryError("as if")
+
+    hook = model.model.layers[1].register_forward_pre_hook(out_of_memory)
+    try:
+        with pytest.raises(torch.OutOfMemoryError):
+            forward(model, cache, start, stop)
+    finally:
+        hook.remove()
+
+
+@pytest.mark.parametrize(
+    ("way", "stop"), [(way, stop) for way in WAYS for stop in (25, 31) if way + str(stop) != "static25"]
+)
+def test_the_next_forward_is_refused(way: str, stop: int) -> None:
+    model = models.shared("llama", OURS)
+    cache = PagedEvictionCache(model.config, budget=16, block_size=4, **WAYS[way])
+    forward(model, cache, 0, 24)
+    fail(model, cache, 24, stop)
+    with pytest.raises(RuntimeError, match=rf"seen {stop} tokens and the last one 24.*a forward failed"):
+        forward(model, cache, 24, stop)
+    cache.reset()
+    fresh = PagedEvictionCache(model.config, budget=16, block_size=4, **WAYS[way])
+    for span in ((0, 24), (24, 25), (25, 31)):
+        assert torch.equal(forward(model, cache, *span), forward(model, fresh, *span))
+
+
+def test_a_compiled_step_can_be_repeated() -> None:
+    """Its token is counted when the last layer has it."""
+    model = models.shared("llama", OURS)
+    cache, straight = (PagedEvictionCache(model.config, budget=16, block_size=4, static=True) for _ in range(2))
+    for one in (cache, straight):
+        forward(model, one, 0, 24)
+    fail(model, cache, 24, 25)
+    for at in range(24, 34):
+        assert torch.equal(forward(model, cache, at, at + 1), forward(model, straight, at, at + 1))
+
+
+def test_at_the_first_forward() -> None:
+    model = models.shared("llama")
+    cache = PagedEvictionCache(model.config, budget=16, block_size=4)
+    fail(model, cache, 0, 24)
+    with pytest.raises(RuntimeError, match="seen 24 tokens and the last one 0"):
+        forward(model, cache, 0, 24)
+
+
+def test_a_sliding_layer_that_is_ahead() -> None:
+    model = models.shared("gemma3")
+    cache = PagedEvictionCache(model.config, budget=16, block_size=4)
+    forward(model, cache, 0, 24)
+    fail(model, cache, 24, 25)
+    with pytest.raises(RuntimeError, match="seen 25 tokens and the last one 24"):
+        forward(model, cache, 24, 25)
+
+
+def test_a_model_with_fewer_layers() -> None:
+    model = models.build("llama", num_hidden_layers=1)
+    cache = PagedEvictionCache(models.shared("llama").config, budget=16, block_size=4)
+    forward(model, cache, 0, 24)
+    with pytest.raises(RuntimeError, match="the model has fewer layers"):
+        forward(model, cache, 24, 25)

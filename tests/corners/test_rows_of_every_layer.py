@@ -1,0 +1,75 @@
+"""Rows are selected and repeated in all layers, those that evict nothing included."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import models
+import modes
+from hf_paged_eviction import PagedEvictionCache
+
+pytestmark = pytest.mark.skipif(not models.HAS_HYBRID_CACHE, reason="such models bring caches of their own")
+CHANGES: dict[str, tuple[Callable[[Any], None], list[int]]] = {
+    "select": (lambda cache: cache.batch_select_indices(torch.tensor([2, 0])), [2, 0]),
+    "select by mask": (lambda cache: cache.batch_select_indices(torch.tensor([True, False, True])), [0, 2]),
+    "repeat": (lambda cache: cache.batch_repeat_interleave(2), [0, 0, 1, 1, 2, 2]),
+    "reorder": (lambda cache: cache.reorder_cache(torch.tensor([1, 1, 2])), [1, 1, 2]),
+}
+
+
+def follow(family: str, change: Callable[[Any], None], rows: list[int]) -> tuple[Tensor, Tensor]:
+    """Logits of four more tokens for these rows, of a cache that was changed and of one that read these rows."""
+    model = models.shared(family)
+    ids, mask = models.left_pad(models.prompts([30, 21, 26]))
+    changed, straight = (PagedEvictionCache(model.config, budget=16, block_size=4) for _ in range(2))
+    modes.forward(model, changed, ids, mask, 0, 26)
+    change(changed)
+    modes.forward(model, straight, ids[rows], mask[rows], 0, 26)
+    said = [modes.forward(model, cache, ids[rows], mask[rows], 26, 30) for cache in (changed, straight)]
+    return said[0], said[1]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("family", ["qwen3_next", "lfm2", "falcon_h1"])
+def test_linear_states_follow(family: str, change: str) -> None:
+    if reason := models.unavailable(family):
+        pytest.skip(reason)
+    changed, straight = follow(family, *CHANGES[change])
+    torch.testing.assert_close(changed, straight, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("change", ["select", "repeat"])
+def test_a_layer_that_has_met_nothing(change: str) -> None:
+    model = models.shared("qwen3_next")
+    cache = PagedEvictionCache(model.config, budget=16, block_size=4)
+    CHANGES[change][0](cache)
+    assert cache.get_seq_length() == 0
+    assert modes.run(model, cache, "greedy", *modes.batch("greedy", padded=False)).shape == (3, modes.STEPS)
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "gemma3"])
+def test_rows_that_are_not_there_change_nothing(family: str) -> None:
+    """No layer has other rows than the rest afterwards."""
+    if reason := models.unavailable(family):
+        pytest.skip(reason)
+    model = models.shared(family)
+    ids, mask = models.left_pad(models.prompts([30, 21, 26]))
+    cache = PagedEvictionCache(model.config, budget=16, block_size=4)
+    modes.forward(model, cache, ids, mask, 0, 26)
+    for change in (
+        lambda: cache.batch_select_indices(torch.tensor([0, 7])),
+        lambda: cache.batch_select_indices(torch.tensor([True, False])),
+        lambda: cache.reorder_cache(torch.tensor([3, 0, 0])),
+        lambda: cache.batch_repeat_interleave(-1),
+    ):
+        with pytest.raises((IndexError, RuntimeError)):
+            change()
+    straight = PagedEvictionCache(model.config, budget=16, block_size=4)
+    modes.forward(model, straight, ids, mask, 0, 26)
+    said = [modes.forward(model, one, ids, mask, 26, 30) for one in (cache, straight)]
+    assert torch.equal(*said)
