@@ -9,6 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+pytest.importorskip("lm_eval.models.huggingface", reason="the extra `lm-eval` is not installed")
+
 from lm_eval import tasks
 
 from hf_paged_eviction import PagedEvictionCache
