@@ -15,7 +15,7 @@ from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction_eval import embedded
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.prompting.prompts import Batch, encode
-from hf_paged_eviction_eval.running.generation import end_tokens, filler, until_end
+from hf_paged_eviction_eval.running.generation import end_tokens, plain_settings, until_end
 from hf_paged_eviction_eval.running.prefill import Inputs, feed, pad_left
 from hf_paged_eviction_eval.running.runner import batch_keys, row_key, run_batch
 from hf_paged_eviction_eval.settings import TaskSettings
@@ -284,7 +284,7 @@ def test_an_answer_stops_at_its_first_end_or_its_limit() -> None:
     assert until_end([5, 6, 1, 7], 9, {1, 2}) == [5, 6, 1]
     assert until_end([5, 6, 1], 2, {1}) == [5, 6]
     assert until_end([5, 6], 9, set()) == [5, 6]
-    assert filler([0, 2, 1]) == 3 and filler([4]) == 0
+    assert plain_settings({1}, [0, 2, 1])["pad_token_id"] == 3 and plain_settings({1}, [4])["pad_token_id"] == 0
 
 
 @pytest.mark.parametrize("place", [0, 3])
