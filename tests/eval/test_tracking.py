@@ -53,11 +53,12 @@ def options(folder: Path, **how: Any) -> EvalOptions:
     )
 
 
-@pytest.mark.parametrize("name", ["wandb", "trackio"])
-def test_a_run_is_logged_once_it_is_over(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tracker = Tracker(name)
-    monkeypatch.setitem(sys.modules, name, tracker)
-    assert evaluate.run(options(tmp_path, log_to=name))
+def test_a_run_is_logged_once_it_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tracker, other = Tracker("wandb"), Tracker("trackio")
+    monkeypatch.setitem(sys.modules, "wandb", tracker)
+    monkeypatch.setitem(sys.modules, "trackio", other)
+    assert evaluate.run(options(tmp_path, log_to="wandb"))
+    assert other.told == []
     (first, how), (second, values), (last, _) = tracker.told
     assert (first, second, last) == ("init", "log", "finish")
     assert (how["project"], how["name"]) == ("paged-eviction", "mine")
@@ -68,11 +69,14 @@ def test_a_run_is_logged_once_it_is_over(name: str, tmp_path: Path, monkeypatch:
     assert set(rows["budget"]) == {"64", "full"} and isinstance(rows["answers"][0], str)
     means = {f"{policy}/{budget}": value for policy, budget, value in summary[["policy", "budget", "accuracy"]].values}
     assert means == {key: values[f"accuracy/passkey/160/{key}"] for key in ("recency/64", "full/full")}
-    # Nothing is left to compute, and it is logged again where that is asked again.
+    # Nothing is left to compute, and it is logged again only where that is asked again.
     assert evaluate.run(options(tmp_path)) and len(tracker.told) == 3
-    tracker.fails = "no API key\nrun wandb login"
-    with pytest.raises(UserError, match=rf"--log-to {name}: no API key; all rows are in .*mine, and the same command"):
-        evaluate.run(options(tmp_path, log_to=name))
+    assert evaluate.run(options(tmp_path, log_to="trackio")) and len(tracker.told) == 3
+    assert [what for what, _ in other.told] == ["init", "log", "finish"]
+    assert other.told[1][1].keys() == values.keys()
+    other.fails = "no API key\nlog in first"
+    with pytest.raises(UserError, match=r"--log-to trackio: no API key; all rows are in .*mine, and the same command"):
+        evaluate.run(options(tmp_path, log_to="trackio"))
 
 
 def test_texts_are_logged_too() -> None:
