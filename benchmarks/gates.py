@@ -188,7 +188,7 @@ def _is(row: Row, policy: str, budget: str) -> bool:
 
 
 def _error(numbers: Sequence[float]) -> float:
-    return stdev(numbers) / len(numbers) ** 0.5
+    return float(stdev(numbers) / len(numbers) ** 0.5)
 
 
 @torch.inference_mode()

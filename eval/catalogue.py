@@ -45,6 +45,7 @@ def task_sections() -> dict[str, dict[str, str]]:
         "v2: LongBench v2": groups["v2"],
         "ruler_data: RULER's own records": groups["ruler_data"],
         "infinitebench: InfiniteBench": groups["infinitebench"],
+        "loogle: LooGLE": groups["loogle"],
         "mathematics: long answers": groups["mathematics"],
         **({"of plugins": tuple(REGISTERED)} if REGISTERED else {}),
     }

@@ -19,13 +19,20 @@ from .store.completion import Outcome, Watch
 from .store.completion import Progress as State
 from .summaries.summary import Cell
 from .summaries.table import accuracy_grids, for_terminal, perplexity_grid
+from .tracking import log_run
 
 #: Seconds between two lines about progress where there is no terminal to draw a bar on.
 LINE_SECONDS = 15.0
 
 
-def run_tasks(requests: Sequence[Request[TaskSettings]], workers: int | None) -> bool:
-    """Runs over tasks, one after the other, each with a progress bar and tables; whether all rows are there."""
+def run_tasks(requests: Sequence[Request[TaskSettings]], workers: int | None, log_to: str | None = None) -> bool:
+    """Runs over tasks, one after the other, each with a progress bar and tables; whether all rows are there.
+
+    Args:
+        requests: the runs.
+        workers: processes that this one starts; None chooses.
+        log_to: a tracker of experiments that is told of each finished run, see `tracking.log_run`.
+    """
     complete = True
     for request in requests:
         notes = _notes()
@@ -39,12 +46,14 @@ def run_tasks(requests: Sequence[Request[TaskSettings]], workers: int | None) ->
             outcome, cells = found
             outcome.notes.extend(cut_prompts(cells))
             complete &= _show(notes, outcome, [for_terminal(accuracy_grids(cells))] if cells else [])
+            if log_to:
+                log_run(log_to, request.settings, outcome, cells)
     leave()
     return complete
 
 
-def run_texts(request: Request[TextSettings], workers: int | None) -> bool:
-    """A run over texts with a progress bar and a table; whether all rows are there."""
+def run_texts(request: Request[TextSettings], workers: int | None, log_to: str | None = None) -> bool:
+    """A run over texts with a progress bar and a table; whether all rows are there. Arguments as of `run_tasks`."""
     notes, complete = _notes(), True
     _say_rounding(notes, request.settings, request.settings.length)
     with progress(notes, "texts") as watch:
@@ -52,6 +61,8 @@ def run_texts(request: Request[TextSettings], workers: int | None) -> bool:
     if found is not None:
         outcome, curves = found
         complete = _show(notes, outcome, [for_terminal([perplexity_grid(curves)])] if curves else [])
+        if log_to:
+            log_run(log_to, request.settings, outcome, curves)
     leave()
     return complete
 

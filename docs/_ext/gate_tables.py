@@ -51,6 +51,36 @@ def _of_model(name: str, of: dict[str, Any], heading: str) -> str:
     return "\n\n".join([*parts, f"(`{of['command']}`; {machine}.)"])
 
 
+def ceiling(_: str) -> str:
+    """What a score could find that does not know the question, from `gates_ceiling.json`."""
+    found = measured.load("gates_ceiling")
+    settings = found["settings"]
+    rows = [
+        (
+            *(row["question"], _KEEPS.get(row["keeps"], f"`{row['keeps']}`"), f"{100 * row['score']:.1f}", _over(row)),
+            *(f"{100 * row['tasks'][task]:.0f}" for task in settings["tasks"]),
+        )
+        for row in found["rows"]
+    ]
+    return (
+        table(("question", "kept by", "mean", "over calibrated", *settings["tasks"]), rows, numbers_from=2)
+        + f"\n\n(`python benchmarks/gates_ceiling.py`: {settings['budget']} of {settings['length']} tokens, "
+        f"{settings['samples']} prompts per task and seed; {measured.machine('gates_ceiling')}.)"
+    )
+
+
+_KEEPS = {
+    "every question": "what it gets from any question",
+    "this question": "what it gets from the question that is asked",
+}
+
+
+def _over(row: dict[str, Any]) -> str:
+    if row["keeps"].startswith("calibrated"):
+        return ""
+    return f"{100 * row['over_calibrated']:+.1f} ± {100 * row['over_calibrated_error']:.1f}"
+
+
 def _percent(row: dict[str, Any], name: str, error: str) -> str:
     return f"{100 * row[name]:.1f} ± {100 * row[error]:.1f}"
 

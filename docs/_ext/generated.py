@@ -37,6 +37,7 @@ GENERATORS: dict[str, Callable[[str], str]] = {
     "demote": same_bytes_tables.demote,
     "endless-text": measured.endless_text,
     "gates": gate_tables.gates,
+    "gates-ceiling": gate_tables.ceiling,
     "episodes": episode_tables.episodes,
     "fold": fold_tables.fold,
     "lazy-reuse": measured.lazy_reuse,

@@ -30,6 +30,10 @@ class Screen:
     Args:
         piped: messages come from a pipe: answers go to the standard output, one per line, and all else to the
             standard error output.
+
+    Attributes:
+        moves: whether lines can be drawn over.
+        notes: where everything but answers goes.
     """
 
     def __init__(self, *, piped: bool) -> None:
@@ -40,24 +44,14 @@ class Screen:
                 stream.reconfigure(errors="replace")
         self._piped = piped
         self._out = Console(highlight=False)
-        self._moves = self._out.is_terminal and not self._out.is_dumb_terminal and not piped
-        self._notes = self._out if self._out.is_terminal and not piped else Console(stderr=True, highlight=False)
+        self.moves = self._out.is_terminal and not self._out.is_dumb_terminal and not piped
+        self.notes = self._out if self._out.is_terminal and not piped else Console(stderr=True, highlight=False)
         self._shown: list[RenderableType] = []
-
-    @property
-    def moves(self) -> bool:
-        """Whether lines can be drawn over."""
-        return self._moves
-
-    @property
-    def notes(self) -> Console:
-        """Where everything but answers goes."""
-        return self._notes
 
     def show(self, what: RenderableType) -> None:
         """Anything but messages and answers."""
         self._shown.append(what)
-        self._notes.print(what)
+        self.notes.print(what)
 
     def say(self, text: str, style: str = "") -> None:
         """One line, as it is."""
@@ -72,11 +66,11 @@ class Screen:
         text = Text("you> ", style="bold").append(Text(abridged(message), style="not bold"))
         self._shown.append(text)
         if not typed and not self._piped:
-            self._notes.print(text)
+            self.notes.print(text)
 
     def answering(self, footprint: Callable[[], Footprint]) -> Answering:
         """Follows one answer, as a context."""
-        if self._moves:
+        if self.moves:
             return LiveAnswer(self._out, footprint)
         return LineAnswer(self._out) if self._piped else StreamedAnswer(self._out)
 
@@ -84,7 +78,7 @@ class Screen:
         """The answer has been shown; say what it cost."""
         line = status_line(footprint, rate)
         self._shown += [Text(text.strip(), style=_ANSWER), line]
-        self._notes.print(line if self._moves else Text(f"[{status_text(footprint, rate)}]"), soft_wrap=not self._moves)
+        self.notes.print(line if self.moves else Text(f"[{status_text(footprint, rate)}]"), soft_wrap=not self.moves)
 
     def export(self, path: Path) -> None:
         """Write what was shown as a picture or a page, in the format that the name ends in.
@@ -94,7 +88,7 @@ class Screen:
         Raises:
             OSError: it cannot be written.
         """
-        width = min(self._notes.width, _EXPORT_WIDTH)
+        width = min(self.notes.width, _EXPORT_WIDTH)
         recorder = Console(record=True, file=StringIO(), width=width, force_terminal=True, color_system="truecolor")
         for each in self._shown[:-1]:
             recorder.print(each, highlight=False)

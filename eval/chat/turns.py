@@ -40,7 +40,7 @@ class Turns(ABC):
     """
 
     def __init__(self, tokenizer: Any, system: str | None, follows: bool = False) -> None:
-        self._tokenizer, self._follows = tokenizer, follows
+        self._tokenizer, self._system, self._follows = tokenizer, system, follows
         self._text = ""
         self.messages: tuple[Message, ...] = () if system is None else ({"role": "system", "content": system},)
 
@@ -73,10 +73,6 @@ def make_turns(tokenizer: Any, system: str | None, template: bool, *, follows: b
 
 class PlainTurns(Turns):
     """Messages and answers one below the other, as a model without a chat template reads them."""
-
-    def __init__(self, tokenizer: Any, system: str | None, follows: bool = False) -> None:
-        super().__init__(tokenizer, system, follows)
-        self._system = system
 
     def next(self, message: str) -> Turn:
         """The message on a line of its own."""

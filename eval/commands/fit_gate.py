@@ -76,14 +76,14 @@ def fit_gate(options: FitGateOptions) -> None:
     from ..calibrate import text_settings
     from ..fit_gate import Ways, run_fit_gate
 
-    other = {"regression": "keep", "straight_through": "target"}[options.loss]
-    if other in options.model_fields_set:
-        raise UserError(f"--{other} is of no meaning with --loss {options.loss}")
-    given = {name: getattr(options, name) for name in ("units", "epochs", "seed", "keep")}
+    own = {"regression": "target", "straight_through": "keep"}
+    for loss, name in own.items():
+        if loss != options.loss and name in options.model_fields_set:
+            raise UserError(f"--{name} is of no meaning with --loss {options.loss}")
+    given = {name: getattr(options, name) for name in ("units", "epochs", "seed", own[options.loss])}
     chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    training: Ways
     try:
-        training = Training(options.target, **chosen) if options.loss == "regression" else StraightThrough(**chosen)
+        training: Ways = Training(**chosen) if options.loss == "regression" else StraightThrough(**chosen)
     except ValueError as error:
         raise UserError(f"cannot train gates: {error}") from error
     settings = text_settings(options.read, options.window, options)

@@ -1,7 +1,7 @@
 """Metrics of LongBench, LongBench v2, RULER and LongEval: pure functions of a prediction and its answers."""
 
 from .code import EDIT_SIMILARITIES
-from .prediction import first_line_of
+from .longbench import first_line_of
 from .rouge import ROUGES
 from .score import METRICS, score_sample
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 
 from .json_answer import json_answer
-from .qa import words_of
+from .longbench import words_of
 
 _CUTOFF = 10
 _RANKING = re.compile(r"\d+(?:\s*>\s*\d+)*")

@@ -8,12 +8,9 @@ from typing import Any
 
 from . import helmet, infinitebench, loogle, ruler
 from .chinese import qa_f1_zh
-from .classification import classification
 from .code import EDIT_SIMILARITIES, code_sim
+from .longbench import classification, count, longeval, multiple_choice, qa_f1, retrieval, retrieval_zh
 from .math_answer import math_verify
-from .multiple_choice import multiple_choice
-from .numbers import count, longeval, retrieval, retrieval_zh
-from .qa import qa_f1
 from .rouge import ROUGES, rouge, rouge_zh
 
 

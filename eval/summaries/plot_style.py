@@ -37,7 +37,7 @@ def policy_styles(policies: Iterable[str]) -> dict[str, dict[str, Any]]:
     """
     styles: dict[str, dict[str, Any]] = {}
     taken: set[int] = set()
-    names = set(policies)
+    names = sorted(set(policies))  # in this order: a legend must not differ from run to run
     for name in sorted({name.removesuffix(IN_CACHE) for name in names}):
         if name in KNOWN:
             index = KNOWN.index(name)

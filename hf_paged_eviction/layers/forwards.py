@@ -66,19 +66,8 @@ class Forwards:
         self._masks.begin()
 
     def ask_sizes(self, seen: int) -> None:
-        """The sizes of a mask are asked for, with so many columns seen.
-
-        Raises:
-            RuntimeError: a layer has seen more than another.
-        """
+        """The sizes of a mask are asked for, with so many columns seen."""
         self._masks.ask(seen)
-        last = seen if self._counting is None else self._counting.get_seq_length()
-        if last != seen:
-            raise RuntimeError(
-                f"The first layer of this cache has seen {seen} tokens and the last one {last}. Either a forward "
-                "failed in the middle: call cache.reset() and begin anew. Or the model has fewer layers than the one "
-                "that this cache was made for: make it from the config of this model."
-            )
 
     def mask_sizes(self, layer: PagedLayer, query_length: int | Tensor, seen: int) -> tuple[int, int]:
         """`(kv_length, kv_offset)` of what the next `update` of this layer returns, `seen` being the columns before it.
@@ -101,6 +90,7 @@ class Forwards:
     def _see_mask(self, seen: int, query_length: int, mask: Tensor | None, batch: int) -> Tensor | None:
         """Learn the 2-D mask of the coming forward; return the one its 4-D mask must be built from."""
         self._check_attended()
+        self._check_in_step(seen)
         mask = self._padding.observe(mask, seen, seen + query_length, batch)
         if query_length == 1:
             self.prepare_step(seen)
@@ -141,6 +131,16 @@ class Forwards:
                 f"cache.reset() before the next. Or this model is set to {PAGED_EVICTION!r} and computes attention by "
                 "code of its own, with a mask that is not made for it: load it with attn_implementation='eager', and "
                 "choose a policy that needs no queries and allocator='uniform'."
+            )
+
+    def _check_in_step(self, seen: int) -> None:
+        """Between forwards: have all layers seen as much as the first one, `seen`?"""
+        last = seen if self._counting is None else self._counting.get_seq_length()
+        if last != seen:
+            raise RuntimeError(
+                f"The first layer of this cache has seen {seen} tokens and the last one {last}. Either a forward "
+                "failed in the middle: call cache.reset() and begin anew. Or the model has fewer layers than the one "
+                "that this cache was made for: make it from the config of this model."
             )
 
     def prepare_step(self, seen: int) -> None:

@@ -128,7 +128,7 @@ def _part(model: Any, prefix: bool) -> torch.nn.Module:
 
 
 def _check_asked(module: torch.nn.Module, *_: Any) -> None:
-    if not _active.calls:
+    if _active.memory is not None and not _active.calls:  # other threads have none, and nothing waits there
         raise RuntimeError(
             f"{type(module).__name__} computed attention by code of its own, so no query has waited. Only models that "
             "use transformers' attention interface can be served."

@@ -85,6 +85,7 @@ chat-template: never
 batch-size: 4
 prefill-chunk-size: 128
 share-prefill: false
+log-to: wandb
 workers: 2
 agreement: true
 edit-similarity: rapidfuzz

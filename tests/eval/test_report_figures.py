@@ -148,3 +148,8 @@ def test_scores_begin_at_zero_and_fit() -> None:
     for score, top in ((0.02, 5), (0.31, 40), (0.97, 100), (1.0, 100)):
         low, high = accuracy_by_task([cell("p", "64", 64, score)]).axes[0].get_ylim()
         assert low <= 0 and high == pytest.approx(1.03 * top)
+
+
+def test_styles_come_in_one_order_whatever_the_hash_of_a_name() -> None:
+    names = [f"policy_{number}" for number in range(20)]
+    assert list(policy_styles(reversed(names))) == sorted(names)

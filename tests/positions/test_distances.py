@@ -9,6 +9,8 @@ import pytest
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import models
+from families.building import build
+from families.listing import families
 from hf_paged_eviction.recipes.verification import Verification
 from hf_paged_eviction.recipes.verification.distances import look_at_distances
 
@@ -62,3 +64,15 @@ def test_learned_positions_are_refused_with_the_reason() -> None:
     assert found.ok
     assert found.error is None
     assert "no layer that evicts rotates" in str(found)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"), [("recurrent_gemma", "no layer of this model evicts"), ("diffusion_gemma-image", "by itself")]
+)
+def test_what_holds_no_blocks_is_not_looked_at(name: str, reason: str) -> None:
+    """Moving the text moves their logits, which is nothing that a cache could do wrong."""
+    family = next((family for family in families() if str(family) == name), None)
+    if family is None:
+        pytest.skip("not in this version of transformers")
+    found = look_at_distances(build(family))
+    assert found.ok and reason in str(found)

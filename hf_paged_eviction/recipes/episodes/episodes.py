@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,8 @@ from .sensitivity import budgets_by_sensitivity
 Progress = Callable[[int, int], None]
 
 _INDEX, _VECTORS, _VERSION = "episodes.json", "episodes.safetensors", 1
+#: Files of a folder of episodes, half-written ones included.
+_OURS = re.compile(r"\.?(episodes\.json|episodes\.safetensors|episode_\d+\.safetensors)(\..*\.tmp)?")
 #: What this recipe decides itself, or cannot serve.
 _REFUSED = {
     "memory": "give budget=, in tokens over all episodes",
@@ -137,6 +140,7 @@ class Episodes:
             ValueError: the folder holds something else. OSError: it cannot be written.
         """
         folder = _folder(folder)
+        _invalidate(folder)
         for number, kept in enumerate(self._caches):
             cache = self.open(number) if isinstance(kept, Path) else kept
             cache.save(folder / _name(number))
@@ -257,6 +261,8 @@ def read_episodes(
     probes = [_probe(text, vectors, groups, number, probe_segments, lead) for number in range(len(shares))]
     fed = _Fed(progress, text.text.shape[1], probes, shares, chunk_size)
     found, caches = [], []
+    if target is not None:
+        _invalidate(target)
     for number, (probe, share) in enumerate(zip(probes, shares, strict=True)):
         inputs = text.text.to(device), probe[None].to(device)
         cache = read_compressed(model, *inputs, share, chunk_size, arguments, fed)
@@ -396,11 +402,18 @@ def _name(number: int) -> str:
 
 
 def _folder(folder: str | Path) -> Path:
+    """A folder for episodes, in which there is nothing else."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    if any(folder.iterdir()) and not (folder / _INDEX).is_file():
+    strange = [path.name for path in folder.iterdir() if not _OURS.fullmatch(path.name)]
+    if strange:
         raise ValueError(f"{str(folder)!r} is not empty and holds no episodes: name a folder of their own.")
     return folder
+
+
+def _invalidate(folder: Path) -> None:
+    """Episodes that are there are not valid any more, until all new ones have been written."""
+    (folder / _INDEX).unlink(missing_ok=True)
 
 
 def _write_index(folder: Path, episodes: Episodes) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from ...build import turnings_of
-from ...integration.models import is_paged, layer_plan
+from ...integration.models import check_model, is_paged, layer_plan
 from ...integration.window import trained_window
 from .rotation import equal_states, spread, token_from_the_middle
 
@@ -59,7 +59,10 @@ def look_at_distances(model: Any) -> Distances:
     if model.config.is_encoder_decoder:
         return Distances(None, None, tolerance, "an encoder-decoder model")
     try:
+        check_model(model.config)
         layers = [index for index, layer in enumerate(layer_plan(model.config)) if is_paged(layer)]
+        if not layers:
+            return Distances(None, None, tolerance, "no layer of this model evicts")
         turnings = turnings_of(model.config, layers)
         errors = [_turning_error(model, turnings, offset) for offset in dict.fromkeys((_NEAR, far))]
         moved = _moved(model)

@@ -1,0 +1,110 @@
+"""Metrics of LongBench (arXiv 2308.14508), LongBench v2 (arXiv 2412.15204) and LongEval that need no other package."""
+
+from __future__ import annotations
+
+import re
+import string
+import unicodedata
+from collections.abc import Sequence
+
+from .overlap import f1
+
+_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)  # ASCII only: typographic quotes and dashes stay
+_ARTICLES = re.compile(r"\b(?:a|an|the)\b")
+_NUMBER = re.compile(r"\d+")
+_PARAGRAPH = re.compile(r"Paragraph (\d+)")
+_PARAGRAPH_ZH = re.compile(r"段落(\d+)")
+_CHOICES = (re.compile(r"The correct answer is \(([A-D])\)"), re.compile(r"The correct answer is ([A-D])"))
+
+
+def first_line_of(prediction: str) -> str:
+    """The first line that is not empty; a line of blanks counts as one.
+
+    LongBench scores trec, triviaqa, samsum and lsht by it: their prompts are lists of examples, which a model goes on
+    with after its answer.
+    """
+    return prediction.lstrip("\n").split("\n", 1)[0]
+
+
+def qa_f1(prediction: str, answer: str) -> float:
+    """F1 of the words, 0 to 1, as in SQuAD; case, ASCII punctuation and articles do not count."""
+    return f1(words_of(prediction), words_of(answer))
+
+
+def words_of(text: str) -> list[str]:
+    """Words without case, ASCII punctuation and articles."""
+    # In this order: "the." is an article, and "a-n" becomes one.
+    return _ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split()
+
+
+def classification(prediction: str, answer: str, all_classes: Sequence[str]) -> float:
+    """1 over the number of classes that the prediction names (letter by letter), 0 if the right one is not among them.
+
+    Names that are part of the right one do not count against it. Taking them out of the list that is being walked
+    passes over the name behind each, in the official code and so here: it matters only where several names are nested.
+    """
+    named = [name for name in all_classes if name in prediction]
+    for name in named:
+        if name in answer and name != answer:
+            named.remove(name)
+    return 1.0 / len(named) if answer in named else 0.0
+
+
+def count(prediction: str, answer: str) -> float:
+    """Share of the numbers in the prediction that are the answer, written the same; 0 without a number."""
+    numbers = _NUMBER.findall(prediction)
+    return numbers.count(answer) / len(numbers) if numbers else 0.0
+
+
+def retrieval(prediction: str, answer: str) -> float:
+    """`count`, for answers like "Paragraph 7".
+
+    Raises:
+        ValueError: the answer is not like that.
+    """
+    return count(prediction, _paragraph(_PARAGRAPH, answer, "Paragraph 7"))
+
+
+def retrieval_zh(prediction: str, answer: str) -> float:
+    """`count`, for answers like "段落7".
+
+    Raises:
+        ValueError: the answer is not like that.
+    """
+    return count(prediction, _paragraph(_PARAGRAPH_ZH, answer, "段落7"))
+
+
+def _paragraph(pattern: re.Pattern[str], answer: str, example: str) -> str:
+    found = pattern.search(answer)
+    if found is None:
+        raise ValueError(f"answer {answer!r} names no paragraph: an answer of this metric is like {example!r}")
+    return found.group(1)
+
+
+def longeval(prediction: str, answer: str) -> float:
+    """1 if the last whole number of the prediction is the answer, else 0 (LongEval, Li et al. 2023).
+
+    Raises:
+        ValueError: the answer is not a whole number.
+    """
+    if not answer.isdecimal():
+        raise ValueError(f"answer {answer!r} is not a whole number")
+    numbers = _NUMBER.findall(prediction)
+    return float(bool(numbers) and _value(numbers[-1]) == _value(answer))
+
+
+def _value(digits: str) -> str:
+    """The number, without leading zeros and in ASCII: `int` refuses long ones."""
+    return "".join(str(unicodedata.decimal(digit)) for digit in digits).lstrip("0")
+
+
+def multiple_choice(prediction: str, answer: str) -> float:
+    """1 if the prediction says that the correct answer is this letter, else 0."""
+    return float(chosen_letter(prediction) == answer)
+
+
+def chosen_letter(prediction: str) -> str | None:
+    """The letter A to D of "The correct answer is (B)", brackets optional, asterisks ignored; None without one."""
+    text = prediction.replace("*", "")
+    found = next((match for choice in _CHOICES if (match := choice.search(text))), None)
+    return found.group(1) if found else None

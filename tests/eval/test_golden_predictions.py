@@ -1,0 +1,78 @@
+"""Published predictions give the published scores, where the files are at hand.
+
+`LONGBENCH_PREDICTIONS` names the folder `LongBench` of a checkout of the official repository, or of one that keeps its
+`pred/` and `pred_e/` trees: a folder per model, with a file per task and the `result.json` of the official `eval.py`.
+The files are nobody's to ship, so without the folder these tests are skipped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hf_paged_eviction_eval.longbench import TASKS
+from hf_paged_eviction_eval.scoring import score_files
+
+VARIABLE = "LONGBENCH_PREDICTIONS"
+#: Of the 13 published files of llama2-7b-chat-4k, three hold several runs.
+SEVERAL_RUNS = 3
+TASKS_OF_E = sum(task.is_e for task in TASKS.values())
+
+
+def published() -> list[Path]:
+    """Folders of predictions of the 13 tasks of LongBench-E, or more, with official scores beside them."""
+    if not (named := os.environ.get(VARIABLE)):
+        return []
+    found = sorted(Path(named).expanduser().glob("pred*/*/result.json"))
+    assert found, f"{VARIABLE}={named}: no pred/MODEL/result.json and no pred_e/MODEL/result.json"
+    return [file.parent for file in found if len(list(file.parent.glob("*.jsonl"))) >= TASKS_OF_E]
+
+
+MODELS = published()
+
+
+def scores(folder: Path) -> tuple[dict[str, Any], dict[str, Any], int]:
+    """Official numbers, ours, and how many files held several runs."""
+    # The official script writes NaN for a bucket without samples.
+    official = json.loads((folder / "result.json").read_text("utf-8"), parse_constant=lambda word: None)
+    # `pred.py` wrote some files twice: the first run of each is the one that the official numbers are of.
+    found = score_files([folder], keep_first_run=True)
+    is_e = folder.parent.name == "pred_e"
+    ours = {each.task.removesuffix("_e"): each.groups if is_e else each.score for each in found}
+    return official, ours, sum(each.left_out > 0 for each in found)
+
+
+@pytest.mark.skipif(not MODELS, reason=f"{VARIABLE} names no folder with LongBench's pred/ or pred_e/ and its results")
+@pytest.mark.parametrize("folder", MODELS, ids=lambda folder: f"{folder.parent.name}/{folder.name}")
+def test_published_predictions_give_the_published_scores(folder: Path) -> None:
+    if any((folder / f"{task.base}.jsonl").exists() for task in TASKS.values() if task.language == "zh"):
+        pytest.importorskip("jieba")
+    official, ours, left_out = scores(folder)
+    assert set(official) <= set(ours), "a task was not scored"
+    wrong = {task: (ours[task], score) for task, score in official.items() if ours[task] != score}
+    assert not wrong, f"{len(wrong)} of {len(official)} tasks have other scores"
+    if folder.name == "llama2-7b-chat-4k" and folder.parent.name == "pred_e":
+        numbers = [number for groups in ours.values() for number in groups.values()]
+        assert (len(ours), len(numbers), left_out) == (13, 39, SEVERAL_RUNS)
+        assert all(isinstance(number, float) for number in numbers)
+
+
+def test_the_comparison_can_fail(tmp_path: Path) -> None:
+    """A tree in the published format, with a second run in one file, and one number changed."""
+    folder = tmp_path / "pred_e/model"
+    folder.mkdir(parents=True)
+    lines = [
+        json.dumps({"pred": str(number), "answers": [str(number)], "all_classes": None, "length": 4000 * (number % 3)})
+        for number in range(TASKS["qasper_e"].samples)
+    ]
+    (folder / "qasper.jsonl").write_text("\n".join([*lines, *lines]), "utf-8")
+    result = {"qasper": {"0-4k": 100.0, "4-8k": 100.0, "8k+": 100.0}}
+    (folder / "result.json").write_text(json.dumps(result), "utf-8")
+    assert scores(folder) == (result, result, 1)
+    (folder / "qasper.jsonl").write_text("\n".join([lines[0].replace('"0"', '"x"', 1), *lines[1:]]), "utf-8")
+    official, ours, left_out = scores(folder)
+    assert official != ours and left_out == 0
