@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from hf_paged_eviction_eval.errors import UserError
-from hf_paged_eviction_eval.report.formats import markdown_table
 from hf_paged_eviction_eval.summaries.summary import Cell, Curve
-from hf_paged_eviction_eval.summaries.table import Grid, accuracy_grids, marked, perplexity_grid
+from hf_paged_eviction_eval.summaries.table import accuracy_grids, for_markdown, perplexity_grid
 
 PAGE = Path("docs/results.md")
 IMAGES = Path("notebooks/images")
@@ -42,13 +41,6 @@ def results_section(folder: Path) -> tuple[str, str, list[Path]]:
         )
     table = for_markdown(perplexity_grid([Curve(**curve) for curve in summary]))
     return "perplexity", f"{caption(meta)}\n\n{table}", [folder / "perplexity.png"]
-
-
-def for_markdown(grid: Grid) -> str:
-    """The table of a grid."""
-    rows = [[f"`{policy}`", *marked(grid, index, cells, "**{}**")] for index, (policy, cells) in enumerate(grid.rows)]
-    table = markdown_table(["policy", *grid.columns], [False, *(True for _ in grid.columns)], rows)
-    return "\n".join([f"*{grid.title}*", "", *table])
 
 
 def caption(meta: dict[str, Any]) -> str:

@@ -4,22 +4,9 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Sequence
 
+from ..summaries.table import markdown_table
 from .table import Spread, Table
-
-
-def markdown_table(header: Sequence[str], numbers: Sequence[bool], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Its lines.
-
-    Args:
-        header, rows: cells as they are written.
-        numbers: which columns stand on the right.
-    """
-    rule = "|" + "".join("---:|" if right else "---|" for right in numbers)
-    first, *rest = (f"| {' | '.join(cells)} |" for cells in (header, *rows))
-    return [first, rule, *rest]
-
 
 _WORDS = "backslash asciitilde asciicircum less greater bar".split()
 _LATEX = {

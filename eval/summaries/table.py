@@ -1,8 +1,8 @@
-"""Tables for the terminal."""
+"""Tables for the terminal, and as Markdown."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -112,3 +112,22 @@ def _rich(grid: Grid) -> Table:
 def marked(grid: Grid, row: int, cells: Sequence[str], bold: str) -> list[str]:
     """The cells of a row, the best ones in bold."""
     return [bold.format(text) if row in grid.best[column] else text for column, text in enumerate(cells)]
+
+
+def for_markdown(grid: Grid) -> str:
+    """The table of a grid."""
+    rows = [[f"`{policy}`", *marked(grid, index, cells, "**{}**")] for index, (policy, cells) in enumerate(grid.rows)]
+    table = markdown_table(["policy", *grid.columns], [False, *(True for _ in grid.columns)], rows)
+    return "\n".join([f"*{grid.title}*", "", *table])
+
+
+def markdown_table(header: Sequence[str], numbers: Sequence[bool], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Its lines.
+
+    Args:
+        header, rows: cells as they are written.
+        numbers: which columns stand on the right.
+    """
+    rule = "|" + "".join("---:|" if right else "---|" for right in numbers)
+    first, *rest = (f"| {' | '.join(cells)} |" for cells in (header, *rows))
+    return [first, rule, *rest]

@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 
 from benchmarks import results_page
-from benchmarks.results_page import for_markdown
 from hf_paged_eviction_eval.summaries.plot import accuracy_by_task, mean_accuracy, perplexity_by_position
 from hf_paged_eviction_eval.summaries.plot_style import save
 from hf_paged_eviction_eval.summaries.summary import Cell, Curve, over_tasks, summarise
-from hf_paged_eviction_eval.summaries.table import accuracy_grids, perplexity_grid
+from hf_paged_eviction_eval.summaries.table import accuracy_grids, for_markdown, perplexity_grid
 
 
 def row(task: str, policy: str, budget: str, tokens: int | None, score: float) -> dict[str, Any]:
