@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import importlib.util
 import json
 import re
@@ -160,3 +162,19 @@ def test_shown_commands_are_understood(command: str) -> None:
 
 def test_there_are_commands_to_look_at() -> None:
     assert len(shown_commands()) >= 8
+
+
+@every_notebook
+def test_names_that_it_imports_exist(path: Path) -> None:
+    """Seen at once when a name moves; the notebooks themselves run in a step of their own."""
+    trees = [ast.parse(re.sub(r"^[%!].*", "", cell.source, flags=re.M)) for cell in code_cells(read(path))]
+    imports = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    ours = [node for node in imports if (node.module or "").startswith("hf_paged_eviction")]
+    assert ours
+    missing = [
+        f"{node.module}.{name.name}"
+        for node in ours
+        for name in node.names
+        if not hasattr(importlib.import_module(node.module or ""), name.name)
+    ]
+    assert not missing
