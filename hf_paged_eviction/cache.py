@@ -19,7 +19,7 @@ from .calibration.basis import Basis
 from .disposals import Disposal
 from .integration import feeding
 from .integration.masks import open_channel
-from .integration.models import layer_plan, warn_of_surprises
+from .integration.models import cross_attention_layers, layer_plan, warn_of_surprises
 from .integration.padding import Padding
 from .integration.window import Window
 from .layer import PagedLayer
@@ -171,7 +171,8 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         parts = [paged_part(layer) or layer for layer in self.layers]
         self._steps = make_steps(parts, cohorts) if static else None
         window = Window(config, [index for index, _ in self.paged_layers], options.positions == "text")
-        counting = next((layer for layer in reversed(self.layers) if isinstance(layer, CacheLayerMixin)), None)
+        of_the_text = [layer for at, layer in enumerate(self.layers) if at not in cross_attention_layers(config)]
+        counting = next((layer for layer in reversed(of_the_text) if isinstance(layer, CacheLayerMixin)), None)
         self._forwards = Forwards(
             *(config, self._evicting, counting, self._padding, self._attention, window, options.uniform, self._steps)
         )

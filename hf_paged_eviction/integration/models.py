@@ -163,7 +163,7 @@ def layer_plan(config: Any) -> list[Any]:
     """
     text = config.get_text_config(decoder=True)
     types = getattr(text, "layer_types", None) or []
-    cross_attention = set(getattr(text, "cross_attention_layers", None) or [])
+    cross_attention = cross_attention_layers(config)
     plan: list[Any] = []
     for index, layer in enumerate(_dynamic_layers(config)):
         paged = type(layer) is DynamicLayer and index not in cross_attention
@@ -176,6 +176,11 @@ def layer_plan(config: Any) -> list[Any]:
     if any(is_paged(layer) for layer in plan):
         _check_takes_a_cache(text)
     return plan
+
+
+def cross_attention_layers(config: Any) -> set[int]:
+    """Layers that attend to an image alone: they hold nothing where there is none."""
+    return set(getattr(config.get_text_config(decoder=True), "cross_attention_layers", None) or [])
 
 
 def _check_takes_a_cache(text: Any) -> None:
@@ -248,7 +253,7 @@ def warn_of_surprises(config: Any, plan: list[Any], stacklevel: int) -> None:
 def _types_of(text: Any, plan: list[Any], which: Callable[[Any], bool]) -> str:
     """The names of the types of the layers that are not paged and `which` is true of, as the configuration says."""
     types = getattr(text, "layer_types", None) or []
-    cross_attention = set(getattr(text, "cross_attention_layers", None) or [])
+    cross_attention = cross_attention_layers(text)
     found = [
         types[index] if index < len(types) else "sliding_attention"  # what a window makes of a layer without a name
         for index, layer in enumerate(plan)

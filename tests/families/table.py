@@ -45,6 +45,14 @@ def page(rows: list[Outcome]) -> str:
     return head + "".join(_line(row) for row in rows)
 
 
+def words_of(text: str) -> dict[str, str]:
+    """What a page says of each family; empty where it is of another version of transformers."""
+    if f"of transformers {transformers.__version__}:" not in text:
+        return {}
+    cells = (line.split(" | ") for line in text.splitlines() if line.startswith("| "))
+    return {family.removeprefix("| "): word for family, _, word, *_ in cells}
+
+
 def _line(row: Outcome) -> str:
     return f"| {row.family} | {row.model} | {row.word} | {_own(row)} | {_reason(row)} |\n"
 

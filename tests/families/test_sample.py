@@ -21,6 +21,7 @@ BY_NAME = {str(family): family for family in families()}
         pytest.param("gemma4_text-shared", id="layers that share keys"),
         pytest.param("gemma4_unified", id="blocks that see all of themselves"),
         pytest.param("opt", id="learned positions"),
+        pytest.param("mllama-image", id="layers for an image alone"),
         pytest.param("jetmoe", id="heads in another order"),
         pytest.param("codegen", id="attention in code of its own"),
         pytest.param("qwen2_5_vl-image", id="positions in three axes"),
