@@ -291,7 +291,8 @@ def score_table(scores: Sequence[TaskScore]) -> Table:
         columns.remove("source")
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for name in columns:
-        table.add_column(name, justify="left" if name in ("source", "task", "policy", "metric") else "right")
+        left = name in ("source", "task", "policy", "metric")
+        table.add_column(name, justify="left" if left else "right", overflow="fold")
     for line in lines:
         table.add_row(*(escape(line.get(name, "")) for name in columns))
     return table

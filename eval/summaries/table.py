@@ -101,9 +101,10 @@ def for_terminal(grids: Sequence[Grid]) -> RenderableType:
 
 def _rich(grid: Grid) -> Table:
     table = Table(title=grid.title, title_justify="left", title_style="", box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("policy", no_wrap=True)
+    # In a narrow terminal first the heads are wrapped, then long names; nothing is cut off.
+    table.add_column("policy", overflow="fold")
     for name in grid.columns:
-        table.add_column(name, justify="right", no_wrap=True)
+        table.add_column(name, justify="right", overflow="fold")
     for index, (policy, cells) in enumerate(grid.rows):
         table.add_row(policy, *marked(grid, index, cells, "[bold]{}[/]"))
     return table

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from benchmarks import results_page
 from hf_paged_eviction_eval.summaries.plot import accuracy_by_task, mean_accuracy, perplexity_by_position
 from hf_paged_eviction_eval.summaries.plot_style import save
 from hf_paged_eviction_eval.summaries.summary import Cell, Curve, over_tasks, summarise
-from hf_paged_eviction_eval.summaries.table import accuracy_grids, for_markdown, perplexity_grid
+from hf_paged_eviction_eval.summaries.table import accuracy_grids, for_markdown, for_terminal, perplexity_grid
 
 
 def row(task: str, policy: str, budget: str, tokens: int | None, score: float) -> dict[str, Any]:
@@ -48,6 +49,18 @@ def test_tables() -> None:
     assert "| policy | 25% (25) |" in text
     curve = Curve("p", "64", 64, 3.0, [3.0] * 16, 100)
     assert "| policy | 64 |" in for_markdown(perplexity_grid([curve]))
+
+
+def test_a_narrow_terminal_cuts_nothing_off() -> None:
+    name, budgets = "calibrated:embedded@pyramid", [f"{share}%" for share in range(10, 90, 10)]
+    cells = [Cell("a", None, name, budget, 1000 + at, 0.125, 0.0, 4) for at, budget in enumerate(budgets)]
+    console = Console(width=80)
+    with console.capture() as captured:
+        console.print(for_terminal(accuracy_grids(cells)[:1]))
+    shown = captured.get()
+    assert "…" not in shown
+    assert "".join(line.split(" ")[1] for line in shown.splitlines()[6:] if line.strip()) == name
+    assert shown.count("12.5") == len(budgets)
 
 
 def test_plots_with_one_line_or_many(tmp_path: Path) -> None:
