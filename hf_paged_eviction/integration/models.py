@@ -7,28 +7,19 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_MAPPING, DynamicCache
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_MAPPING, DynamicCache, cache_utils
+from transformers.cache_utils import DynamicLayer
 
-try:
-    from transformers.cache_utils import (
-        DummyLayer,
-        LinearAttentionAndFullAttentionLayer,
-        LinearAttentionAndSlidingWindowAttentionLayer,
-        LinearAttentionCacheLayerMixin,
-    )
-
-    #: Of models that keep a linear state and growing keys and values in the same layer.
-    LINEAR_AND_FULL: type | None = LinearAttentionAndFullAttentionLayer
-    _OF_FIXED_SIZE: tuple[type, ...] = (
-        DummyLayer,
-        DynamicSlidingWindowLayer,
-        LinearAttentionAndSlidingWindowAttentionLayer,
-        LinearAttentionCacheLayerMixin,
-    )
-except ImportError:  # earlier releases keep linear states in cache classes of the models' own
-    LINEAR_AND_FULL = None
-    _OF_FIXED_SIZE = (DynamicSlidingWindowLayer,)
+#: Of models that keep a linear state and growing keys and values in the same layer; None in releases that keep linear
+#: states in cache classes of the models' own.
+LINEAR_AND_FULL: type | None = getattr(cache_utils, "LinearAttentionAndFullAttentionLayer", None)
+_FIXED_SIZE_NAMES = (
+    "DummyLayer",  # one by one: they did not come with the same release
+    "DynamicSlidingWindowLayer",
+    "LinearAttentionAndSlidingWindowAttentionLayer",
+    "LinearAttentionCacheLayerMixin",
+)
+_OF_FIXED_SIZE = tuple(getattr(cache_utils, name) for name in _FIXED_SIZE_NAMES if hasattr(cache_utils, name))
 
 # Attention scores of these models depend on the slot a key lies in, not on a position stored with the key.
 _SLOT_DEPENDENT = {

@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 from torch import nn
-from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, cache_utils
 
 import models
 import modes
@@ -21,6 +21,15 @@ pytestmark = pytest.mark.contract
 
 TOKENS = {"vocab_size": models.VOCABULARY, "pad_token_id": models.PAD, "bos_token_id": 1, "eos_token_id": None}
 _WIDE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+#: How this release calls layers that keep an index beside keys and values.
+INDEXED = next(
+    (
+        name
+        for name, layer in getattr(cache_utils, "DYNAMIC_LAYER_TYPE_MAPPING", {}).items()
+        if layer.__name__ == "DynamicIndexedLayer"
+    ),
+    "indexed_attention",
+)
 _GPT = {"n_embd": 32, "n_layer": 2, "n_head": 4}
 #: Models with eager attention of their own, which know nothing of other implementations.
 OF_THEIR_OWN: dict[str, dict[str, Any]] = {
@@ -221,7 +230,7 @@ def test_looped_layers_are_exact(settings: dict[str, Any], padded: bool) -> None
     [
         ("mistral", {"sliding_window": 8}, "'sliding_attention' hold a fixed number"),
         ("mamba", {}, "'linear_attention' hold a fixed number"),
-        ("deepseek_v32", {}, "'indexed_attention' are not paged: they grow with the text without limit"),
+        ("deepseek_v32", {}, f"{INDEXED!r} are not paged: they grow with the text without limit"),
     ],
 )
 def test_the_warning_says_what_happens(family: str, settings: dict[str, Any], says: str) -> None:
@@ -236,6 +245,6 @@ def test_layers_that_grow_beside_those_that_are_paged() -> None:
     if "deepseek_v32" not in CONFIG_MAPPING:
         pytest.skip(f"transformers {transformers.__version__} has no such layers")
     config = config_of("llama", **_WIDE)
-    config.layer_types = ["full_attention", "indexed_attention"]
-    with pytest.warns(UserWarning, match="'indexed_attention' of this llama model are not paged: they grow"):
+    config.layer_types = ["full_attention", INDEXED]
+    with pytest.warns(UserWarning, match=f"{INDEXED!r} of this llama model are not paged: they grow"):
         PagedEvictionCache(config, budget=64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import cache
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 
 import models
 import modes
-from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction import PagedEvictionCache, verify
 from reference import Recorder, assert_evicted, assert_exact
 
 pytestmark = [
@@ -24,6 +25,47 @@ def family(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
+def in_calls(family: str, ids: torch.Tensor, mask: torch.Tensor, ends: list[int]) -> torch.Tensor:
+    """Logits with `DynamicCache`, in calls that end at these columns."""
+    held, said, start = modes.dynamic(models.shared(family)), [], 0
+    for stop in ends:
+        said.append(modes.forward(models.shared(family), held, ids, mask, start, stop))
+        start = stop
+    return torch.cat(said, dim=1)
+
+
+@cache
+def own_fault(family: str) -> str | None:
+    """What goes wrong with `DynamicCache`, too: early releases fail in a second call, or count pads in the state."""
+    rows, ends = models.prompts([30, 23, 16]), [11, 20, 27, 30]
+    try:
+        said = in_calls(family, *models.left_pad(rows), ends)
+        for row, alone in enumerate(rows):
+            pads = 30 - len(alone)
+            ids = alone[None]
+            same = in_calls(family, ids, torch.ones_like(ids), [end - pads for end in ends if end > pads])
+            if (same[0] - said[row, pads:]).abs().max() > 1e-3:
+                return f"in several calls pads change what transformers {models.VERSION} says of {family}"
+    except RuntimeError as error:
+        return f"transformers {models.VERSION} fails in a second call of {family}: {error}"
+    return None
+
+
+@pytest.fixture
+def steady(family: str) -> str:
+    """A family that `DynamicCache` serves in several calls, with pads and without."""
+    if fault := own_fault(family):
+        pytest.skip(fault)
+    return family
+
+
+def test_what_is_not_steady_is_compared_call_by_call(family: str) -> None:
+    if own_fault(family) is None:
+        pytest.skip("steady: see the other tests")
+    report = verify(models.shared(family))
+    assert report.ok and any(check.error is not None for check in report.checks), str(report)
+
+
 def cache_of(model: Any, budget: int = 24, **settings: Any) -> PagedEvictionCache:
     return PagedEvictionCache(model.config, budget=budget, block_size=4, **settings)
 
@@ -31,8 +73,8 @@ def cache_of(model: Any, budget: int = 24, **settings: Any) -> PagedEvictionCach
 @pytest.mark.each_value_once
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
 @pytest.mark.parametrize("mode", ["greedy", "beam", "direct", "two_turns", "chunked_prefill"])
-def test_whole_in_the_budget_is_dynamic_cache(family: str, mode: str, padded: bool) -> None:
-    model = models.shared(family)
+def test_whole_in_the_budget_is_dynamic_cache(steady: str, mode: str, padded: bool) -> None:
+    model = models.shared(steady)
     ids, mask = modes.batch(mode, padded)
     expected = modes.run(model, modes.dynamic(model), mode, ids, mask)
     assert (modes.run(model, cache_of(model, 128), mode, ids, mask) == expected).all()
@@ -40,8 +82,8 @@ def test_whole_in_the_budget_is_dynamic_cache(family: str, mode: str, padded: bo
 
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
 @pytest.mark.parametrize("mode", ["greedy", "direct", "two_turns", "chunked_prefill"])
-def test_exact(family: str, mode: str, padded: bool) -> None:
-    model = models.shared(family)
+def test_exact(steady: str, mode: str, padded: bool) -> None:
+    model = models.shared(steady)
     cache = cache_of(model, heads="separate" if padded else "shared")
     ids, mask = modes.batch(mode, padded)
     with Recorder(model, cache, poison=True) as recorder:
@@ -80,8 +122,8 @@ def test_a_state_left_behind_would_be_noticed(family: str) -> None:
     [{"policy": "h2o"}, {"budget": [20, 36]}, {"allocator": "cake"}, {"allocator": "ada_kv", "heads": "separate"}],
     ids=str,
 )
-def test_policies_that_decide_by_attention(family: str, settings: dict[str, Any]) -> None:
-    model = models.shared(family, "paged_eviction")
+def test_policies_that_decide_by_attention(steady: str, settings: dict[str, Any]) -> None:
+    model = models.shared(steady, "paged_eviction")
     cache = PagedEvictionCache(model.config, **{"budget": 24, "block_size": 4, **settings})
     ids, mask = modes.batch("direct", padded=True)
     with Recorder(model, cache) as recorder:
@@ -90,8 +132,8 @@ def test_policies_that_decide_by_attention(family: str, settings: dict[str, Any]
     assert_exact(model, recorder, 1e-4, replayed=True)
 
 
-def test_a_row_does_not_depend_on_its_batch(family: str) -> None:
-    model = models.shared(family)
+def test_a_row_does_not_depend_on_its_batch(steady: str) -> None:
+    model = models.shared(steady)
     rows = models.prompts([30, 19])
     ids, mask = models.left_pad(rows)
     together = modes.run(model, cache_of(model), "greedy", ids, mask)
@@ -182,8 +224,10 @@ def test_a_recurrent_state_cannot_be_taken_back(family: str) -> None:
 
 @pytest.mark.each_value_once
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
-def test_static(family: str, padded: bool) -> None:
-    model = models.shared(family)
+def test_static(steady: str, padded: bool) -> None:
+    if models.VERSION < (5, 19) and steady.startswith("zamba"):
+        pytest.skip("generate of this release makes a dict of masks, which this model does not take")
+    model = models.shared(steady)
     ids, mask = modes.batch("greedy", padded)
     static = cache_of(model, static=True)
     assert static.is_compileable

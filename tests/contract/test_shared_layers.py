@@ -18,8 +18,6 @@ from reference import Recorder, assert_evicted, assert_exact, shared_layers
 
 pytestmark = pytest.mark.contract
 
-#: Without a cache nothing is shared before transformers 5.
-REPLAYED = models.VERSION < (5, 0)
 #: Layers or heads hold different numbers, so that each layer makes its mask itself.
 UNEQUAL: dict[str, dict[str, Any]] = {
     "list": {"budget": [28]},
@@ -45,6 +43,13 @@ def cache_of(model: Any, settings: dict[str, Any], budget: int = 24) -> PagedEvi
     return PagedEvictionCache(model.config, **asked)
 
 
+def shares_without_a_cache(model: Any) -> bool:
+    """Not in early releases: what they say without a cache is no reference."""
+    ids = torch.stack(models.prompts([9]))
+    with torch.no_grad():
+        return torch.allclose(model(ids, use_cache=False).logits, model(ids, use_cache=True).logits, atol=1e-3)
+
+
 @pytest.fixture(scope="module", params=models.SHARED)
 def model(request: pytest.FixtureRequest) -> Any:
     return two_sources(request.param)
@@ -65,7 +70,7 @@ def test_exact(model: Any, name: str, mode: str, padded: bool) -> None:
     with Recorder(model, cache) as recorder:
         modes.run(model, cache, mode, ids, mask, steps=8)
     assert_evicted(recorder)
-    assert_exact(model, recorder, 1e-4, replayed=REPLAYED)
+    assert_exact(model, recorder, 1e-4, replayed=not shares_without_a_cache(model))
 
 
 @pytest.mark.each_value_once
@@ -87,7 +92,7 @@ def test_one_budget(model: Any, policy: str) -> None:
     with Recorder(model, cache) as recorder:
         modes.run(model, cache, "direct", ids, mask, steps=8)
     assert_evicted(recorder)
-    assert_exact(model, recorder, 1e-4, replayed=REPLAYED)
+    assert_exact(model, recorder, 1e-4, replayed=not shares_without_a_cache(model))
 
 
 @pytest.mark.parametrize("kept", [1, 3])
@@ -138,4 +143,4 @@ def test_keys_attended_to_twice(settings: dict[str, Any], padded: bool) -> None:
     with Recorder(model, cache) as recorder:
         modes.run(model, cache, "direct", ids, mask, steps=8)
     assert_evicted(recorder)
-    assert_exact(model, recorder, 1e-4, replayed=REPLAYED)
+    assert_exact(model, recorder, 1e-4, replayed=not shares_without_a_cache(model))
