@@ -21,9 +21,9 @@ from common import RESULTS
 from hf_paged_eviction_eval.environment import timed_on
 from hf_paged_eviction_eval.options.recommend import RecommendOptions
 from hf_paged_eviction_eval.recommend.halving import cost, plan, survivors
-from hf_paged_eviction_eval.recommend.run import SUMMARY, run_recommend
+from hf_paged_eviction_eval.recommend.run import run_recommend
 from hf_paged_eviction_eval.recommend.search import decides, row_key
-from hf_paged_eviction_eval.store.results import read_lines
+from hf_paged_eviction_eval.store.results import SUMMARY, read_lines
 
 GRID = {
     "policies": "paged_eviction,keydiff,recency,snapkv",

@@ -21,7 +21,7 @@ from .running.runner import batch_keys, row_key, run_batch
 from .settings import Settings, TaskSettings, TextSettings
 from .store.completion import Outcome, Watch, Work, complete
 from .store.facts import task_facts, text_facts
-from .store.results import ResultFolder
+from .store.results import SUMMARY, ResultFolder
 from .summaries.plot import accuracy_by_task, mean_accuracy, perplexity_by_position
 from .summaries.plot_style import save
 from .summaries.summary import Cell, Curve, curves, summarise
@@ -70,7 +70,7 @@ def evaluate_tasks(
     if outcome is None:
         return None
     cells = summarise(outcome.rows)
-    outcome.folder.write_json("summary.json", [asdict(cell) for cell in cells])
+    outcome.folder.write_json(SUMMARY, [asdict(cell) for cell in cells])
     if cells:
         save(mean_accuracy(cells), output / "accuracy.png")
         save(accuracy_by_task(cells), output / "accuracy_by_task.png")
@@ -105,7 +105,7 @@ def evaluate_texts(
     if outcome is None:
         return None
     summary = curves(outcome.rows)
-    outcome.folder.write_json("summary.json", [asdict(curve) for curve in summary])
+    outcome.folder.write_json(SUMMARY, [asdict(curve) for curve in summary])
     if summary:
         save(perplexity_by_position(summary, found[0].length, window), output / "perplexity.png")
     return outcome, summary

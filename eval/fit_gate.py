@@ -12,16 +12,14 @@ from rich.progress import Progress
 from rich.table import Table
 
 from hf_paged_eviction.gates import save_gates
-from hf_paged_eviction.recipes.fit import Window
-from hf_paged_eviction.recipes.fit_gates import FittedGates, Training, fit_gates, numbers
+from hf_paged_eviction.recipes.fit import Window, split
+from hf_paged_eviction.recipes.fit_gates import FittedGates, Training, fit_gates
 from hf_paged_eviction.recipes.straight_through import StraightThrough, TrainedGates, train_gates
 
-from . import models
-from .calibrate import check_output, cut, longest, token_bar
+from .calibrate import check_output, read_windows, token_bar
 from .errors import UserError
-from .running.prefill import input_device
 from .settings import TextSettings
-from .texts import documents
+from .terminal import say
 
 #: Either way of training.
 Ways = Training | StraightThrough
@@ -42,27 +40,17 @@ def run_fit_gate(settings: TextSettings, output: Path, tokens: int, training: Wa
     notes = Console(stderr=True)
     check_output(output, "gates")
     folder = output.with_suffix(".samples")
-    tokenizer = models.load_tokenizer(settings)
-    length = min(settings.length, longest(models.load_config(settings)))
-    texts = (text.content for text in documents(settings.files, settings.dataset, settings.dataset_revision))
-    windows = cut(tokenizer, texts, length, tokens)
-    model = models.load(settings)[0]
-    placed = [Window(window.tokens.to(input_device(model))) for window in windows]
+    model, windows = read_windows(settings, tokens)
     try:
         with token_bar(notes) as bar:
-            found = _train(model, placed, training, folder, bar)
+            found = _train(model, windows, training, folder, bar)
     except ValueError as error:
         raise UserError(f"cannot train gates for {settings.model!r}: {error}") from error
     save_gates(found.gates, output)
     shutil.rmtree(folder)
     Console().print(report_table(found) if isinstance(found, FittedGates) else loss_table(found))
     read = sum(window.count for window in windows)
-    notes.print(
-        f"{read} tokens in {len(windows)} windows; written to {output}: --policies gate:{output}",
-        highlight=False,
-        markup=False,
-        soft_wrap=True,
-    )
+    say(notes, f"{read} tokens in {len(windows)} windows; written to {output}: --policies gate:{output}")
     return found
 
 
@@ -70,7 +58,7 @@ def _train(
     model: Any, windows: Sequence[Window], training: Ways, folder: Path, bar: Progress
 ) -> FittedGates | TrainedGates:
     if isinstance(training, StraightThrough):
-        epoch = sum(windows[index].count for index in numbers(windows)[0])
+        epoch = sum(window.count for window in split(windows)[0])
         steps = bar.add_task("training", total=epoch * training.epochs)
         return train_gates(model, windows, training, folder=folder, progress=lambda count: bar.advance(steps, count))
     reading = bar.add_task("reading", total=sum(window.count for window in windows))

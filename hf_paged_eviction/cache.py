@@ -171,7 +171,8 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         parts = [paged_part(layer) or layer for layer in self.layers]
         self._steps = make_steps(parts, cohorts) if static else None
         window = Window(config, [index for index, _ in self.paged_layers], options.positions == "text")
-        of_the_text = [layer for at, layer in enumerate(self.layers) if at not in cross_attention_layers(config)]
+        of_images = cross_attention_layers(config)
+        of_the_text = [layer for at, layer in enumerate(self.layers) if at not in of_images]
         counting = next((layer for layer in reversed(of_the_text) if isinstance(layer, CacheLayerMixin)), None)
         self._forwards = Forwards(
             *(config, self._evicting, counting, self._padding, self._attention, window, options.uniform, self._steps)

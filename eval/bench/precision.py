@@ -22,13 +22,14 @@ from hf_paged_eviction import PagedEvictionCache
 
 from ..caches import empty_cache
 from ..options.bench import BenchOptions
+from ..store.results import SUMMARY
 from ..terminal import say
 from .compiling import compiled, room_for_graphs
 from .decoder import Decoder
 from .filling import fill, layer_shapes
 from .peak import growth
 from .shapes import choose_device, make_model
-from .summary import SUMMARY, a_shape, measure_once, one_budget, refuse_others
+from .summary import a_shape, measure_once, one_budget, refuse_others
 from .timing import interleaved, ratio
 from .variants import Held
 

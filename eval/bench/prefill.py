@@ -30,11 +30,11 @@ from ..options.bench import BenchOptions
 from ..running.efficiency import Stopwatch
 from ..store.completion import Progress
 from ..store.journal import Journal, journal
-from ..store.results import Row
+from ..store.results import SUMMARY, Row
 from ..terminal import progress, say
 from .prefill_tables import COMPARED, FULL, tables
 from .shapes import choose_device, make_model
-from .summary import SUMMARY, a_shape, one_budget, refuse_others, threads
+from .summary import a_shape, one_budget, refuse_others, threads
 
 PRESET = "prefill"
 #: Options that replace parts of the preset.

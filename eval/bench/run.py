@@ -15,7 +15,7 @@ from ..environment import commit, hardware, model_facts, versions
 from ..store.completion import Progress, Watch
 from ..store.journal import Journal, journal
 from ..store.lock import held
-from ..store.results import ResultFolder, Row, read_meta, read_rows, refuse_other_settings
+from ..store.results import SUMMARY, ResultFolder, Row, read_meta, read_rows, refuse_other_settings
 from .decoding import Group, decode_keys, ticks
 from .goals import COMMANDS, Verdict, judge
 from .rows import MISSING, BenchKey, make_row, row_key
@@ -25,9 +25,6 @@ from .throughput import TICKS, measure_throughput, throughput_keys
 from .trace import write_trace
 from .traffic import copy_bandwidth
 from .update import UPDATE_KEYS, measure_update
-
-#: Everything of a run in one file: where it ran, what was asked, rows and verdicts.
-SUMMARY = "summary.json"
 
 
 @dataclass(frozen=True)

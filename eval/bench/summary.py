@@ -14,9 +14,9 @@ from ..environment import timed_on
 from ..errors import UserError
 from ..options.base import flag
 from ..options.bench import BenchOptions
+from ..store.results import SUMMARY
 from .shapes import SHAPES
 
-SUMMARY = "summary.json"
 #: Options that every preset takes.
 _COMMON = {"budgets", "threads", "preset", "output", "again"}
 

@@ -64,8 +64,7 @@ def one_of(*values: str) -> Kind:
 
 def parse(source: Source) -> Iterator[Located]:
     """The values in a file of JSON lines or, where its name ends in `.json`, of one list."""
-    if source.content.startswith(_GZIP):
-        raise UserError(f"{source.name} is gzipped; unpack it first (gunzip)")
+    refuse_gzip(source.name, source.content)
     if not source.content.strip(b"\xef\xbb\xbf \t\r\n"):
         raise UserError(f"{source.name} is empty")
     content = source.content.removeprefix(b"\xef\xbb\xbf")
@@ -80,6 +79,16 @@ def parse(source: Source) -> Iterator[Located]:
         if line.strip():
             where = f"{source.name}, line {number}"
             yield where, _json(line, where)
+
+
+def refuse_gzip(name: str, content: bytes) -> None:
+    """Refuse a file by its beginning.
+
+    Raises:
+        UserError: it is gzipped.
+    """
+    if content.startswith(_GZIP):
+        raise UserError(f"{name} is gzipped; unpack it first (gunzip)")
 
 
 def _json(content: bytes, where: str) -> Any:

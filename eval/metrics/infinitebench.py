@@ -15,6 +15,8 @@ from .overlap import f1
 
 _DIGITS = re.compile(r"[0-9]+")
 _NUMBER = re.compile(r"\d+\.\d+|\d+")
+#: Metrics that look at one answer; the others at all of a record.
+OF_ONE = ("first_number", "word_match", "name_match", "last_number", "number_found")
 _BLANKS = re.compile(r" {2,}")
 _SENTENCE = "\n:\"'.,?!{}"
 

@@ -33,7 +33,6 @@ def _of_all(score: Callable[[str, Sequence[str]], float]) -> Callable[[_Case], f
     return lambda case: score(case.prediction, case.answers)
 
 
-_OF_ONE = ("first_number", "word_match", "name_match", "last_number", "number_found")
 _LOOGLE = ("rouge_1_recall", "rouge_2_recall", "bleu_1", "bleu_4", "meteor", "bert_score")
 _OF_ALL = ("numbers_in_order", "letter_or_text", "letter_or_function", "character_f1_zh", "rouge_lsum")
 
@@ -52,7 +51,7 @@ _SCORES: dict[str, Callable[[_Case], float]] = {
     "string_match_part": _of_all(ruler.string_match_part),
     "longeval": _best(longeval),
     "math_verify": _best(math_verify),
-    **{name: _best(getattr(infinitebench, name)) for name in _OF_ONE},
+    **{name: _best(getattr(infinitebench, name)) for name in infinitebench.OF_ONE},
     **{name: _of_all(getattr(infinitebench, name)) for name in _OF_ALL},
     "rouge_l_recall": _best(loogle.rouge_l_recall_or_none),
     **{name: _best(getattr(loogle, name)) for name in _LOOGLE},

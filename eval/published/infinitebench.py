@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..longbench.records import IDENTITY, TEXT, TEXTS, Kind, Record, shown
+from ..metrics.infinitebench import OF_ONE
 from ..tasks import Sample
 from .task import Hub, PublishedTask
 
@@ -74,7 +75,6 @@ _METRICS = {
     "code_run": "last_number",
     "code_debug": "letter_or_function",
 }
-_FIRST = ("first_number", "word_match", "name_match", "last_number", "number_found")
 _CALL = re.compile(r"func_[0-9]+\(-?[0-9]+\)")
 _TARGET = re.compile(r"The .+ of")
 
@@ -126,7 +126,7 @@ def _answers(name: str, record: Record) -> tuple[str, ...]:
         answer = answer[0]
     given = answer if isinstance(answer, list) else [answer]
     # Officially only the first counts there: a name, a number, a key.
-    return tuple(map(str, given[:1] if _METRICS[name] in _FIRST else given))
+    return tuple(map(str, given[:1] if _METRICS[name] in OF_ONE else given))
 
 
 TASKS = tuple(

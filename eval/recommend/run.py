@@ -28,6 +28,7 @@ from ..running.memory import free_memory
 from ..settings import Settings
 from ..sizes import tokens_held
 from ..store.journal import journal
+from ..store.results import SUMMARY
 from ..terminal import progress, say
 from .candidates import Candidate, grid
 from .passages import Passage, digest, make_texts, task_passages, text_passages
@@ -39,7 +40,7 @@ from .sizes import Entry, LeftOut, entries
 
 #: How many times longer than what is held a passage is where nobody says, and the shortest such.
 TIMES, SHORTEST = 4, 256
-PLOT, SUMMARY = "front.png", "summary.json"
+PLOT = "front.png"
 #: These say what is compared, not what a row means: a folder may go on with others.
 _GROWS = {
     *GridOptions.model_fields,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from . import lock
-from .results import META, ROWS, KeyOf, ResultFolder, Row
+from .results import META, ROWS, SUMMARY, KeyOf, ResultFolder, Row
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def journal(path: Path, settings: dict[str, Any], key_of: KeyOf, again: bool = F
     """
     with lock.held(path):
         if again:
-            for name in (ROWS, META, "summary.json"):
+            for name in (ROWS, META, SUMMARY):
                 (path / name).unlink(missing_ok=True)
         folder = ResultFolder(path, settings)
         rows, notes = folder.begin(key_of)

@@ -11,10 +11,11 @@ from typing import Any
 
 from ..errors import UserError
 from ..grouping import grouped
+from ..longbench.records import refuse_gzip
 from ..longbench.tasks import TASKS, LongBenchTask
 from .results import ROWS, SHARDS
 
-_BOM, _GZIP = b"\xef\xbb\xbf", b"\x1f\x8b"
+_BOM = b"\xef\xbb\xbf"
 _HUGE = 1e9
 _KNOWN = ", ".join(name for name, task in TASKS.items() if not task.is_e)
 
@@ -190,17 +191,12 @@ def _read(path: Path) -> Iterator[_Line]:
         with path.open("rb") as file:  # lines end at newlines only: str.splitlines would cut at U+2028 too
             for number, content in enumerate(file, 1):
                 if number == 1:
-                    _refuse_gzip(path, content)
+                    refuse_gzip(str(path), content)
                     content = content.removeprefix(_BOM)
                 if content.strip():
                     yield _Line(path, number, content.strip(), _row(f"{path}, line {number}", content))
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from error
-
-
-def _refuse_gzip(path: Path, content: bytes) -> None:
-    if content.startswith(_GZIP):
-        raise UserError(f"{path} is gzipped; unpack it first (gunzip)")
 
 
 def _row(place: str, content: bytes) -> dict[str, Any]:
@@ -225,7 +221,7 @@ def _opencompass(path: Path) -> Iterator[_Line]:
     """The entries of a file of OpenCompass as the lines that `pred.py` would have written."""
     try:
         read = path.read_bytes()
-        _refuse_gzip(path, read)
+        refuse_gzip(str(path), read)
         content = json.loads(read.removeprefix(_BOM).decode(), object_pairs_hook=_each_once)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from error

@@ -26,7 +26,8 @@ Row = dict[str, Any]
 #: What tells rows apart; raises KeyError or TypeError for what is no row.
 KeyOf = Callable[[Row], tuple[Any, ...]]
 
-ROWS, META = "results.jsonl", "run_meta.json"
+#: Rows, settings and facts, and what the rows come to.
+ROWS, META, SUMMARY = "results.jsonl", "run_meta.json", "summary.json"
 #: Rows of the other processes of a run, until they are merged into `ROWS`.
 SHARDS = "results.rank*.jsonl"
 #: Seconds between two moments at which rows are forced to the disk: what a power cut may cost.

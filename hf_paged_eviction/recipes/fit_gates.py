@@ -4,7 +4,7 @@ import json
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +114,7 @@ def fit_gates(
         ValueError: no layer of this model can have a gate; too little text; the folder is that of another run.
     """
     training = training or Training()
-    train, checks = numbers(windows)
+    train, checks = _numbers(windows)
     with place(folder) as where:
         samples = Samples(where, model, windows, training.target)
         samples.collect(progress)
@@ -126,7 +126,7 @@ def fit_gates(
     return FittedGates(Gates(gates, fingerprint(model.config), _facts(windows, training, reports)), reports)
 
 
-def numbers(windows: Sequence[Window]) -> tuple[list[int], list[int]]:
+def _numbers(windows: Sequence[Window]) -> tuple[list[int], list[int]]:
     """Of the windows to train on, and to check with."""
     split(windows)  # refuses too few
     numbers = range(len(windows))
@@ -252,14 +252,18 @@ def _report(gate: GateLayer, samples: Samples, index: int, windows: Sequence[int
 def _facts(windows: Sequence[Window], training: Training, reports: dict[int, GateReport]) -> dict[str, str]:
     rows = {index: [round(value, 4) for value in each.spearman.tolist()] for index, each in reports.items()}
     return {
+        **read_facts(windows),
+        **{name: str(value) for name, value in asdict(training).items()},
+        "held_out_spearman": json.dumps(rows),
+    }
+
+
+def read_facts(windows: Sequence[Window]) -> dict[str, str]:
+    """What a file of gates tells of the text that it was made from, and of what made it."""
+    return {
         "hf_paged_eviction": __version__,
-        "target": training.target,
-        "units": str(training.units),
-        "epochs": str(training.epochs),
-        "seed": str(training.seed),
         "tokens": str(sum(window.count for window in windows)),
         "windows": str(len(windows)),
         "digest": digest(windows),
         "distance": str(DISTANCE),
-        "held_out_spearman": json.dumps(rows),
     }

@@ -22,12 +22,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from .. import __version__
 from ..calibration.calibration import fingerprint
 from ..gates import GateLayer, Gates
 from ..gates.install import attention_modules
-from .fit import DISTANCE, Progress, Window
-from .fit_gates import check_numbers, folded, numbers, place, scale
+from .fit import DISTANCE, Progress, Window, split
+from .fit_gates import check_numbers, folded, place, read_facts, scale
 from .gate_samples import claim, digest
 from .gated_attention import Gatekeeper, gated, yes_or_no
 
@@ -119,15 +118,15 @@ def train_gates(
             attention of this model cannot be replaced.
     """
     training = training or StraightThrough()
-    train, checks = numbers(windows)
+    train, checks = split(windows)
     modules = attention_modules(model)
     with place(folder) as where:
         about = {"model": fingerprint(model.config), "windows": digest(windows), **asdict(training)}
         claim(where, about, "model, text or settings")
         with torch.inference_mode(False), torch.enable_grad(), _frozen(model), gated(model, modules) as keeper:
-            school = _School(model, keeper, training, windows[train[0]])
-            school.study([windows[index] for index in train], where / _STATE, progress)
-            report = school.check([windows[index] for index in checks])
+            school = _School(model, keeper, training, train[0])
+            school.study(train, where / _STATE, progress)
+            report = school.check(checks)
             layers = {index: gate.layer() for index, gate in school.gates.items()}
     return TrainedGates(Gates(layers, fingerprint(model.config), _facts(windows, training, report)), report)
 
@@ -289,12 +288,8 @@ class _School:
 
 def _facts(windows: Sequence[Window], training: StraightThrough, report: StraightReport) -> dict[str, str]:
     return {
-        "hf_paged_eviction": __version__,
+        **read_facts(windows),
         "loss": "straight_through",
         **{name: str(value) for name, value in asdict(training).items()},
-        "tokens": str(sum(window.count for window in windows)),
-        "windows": str(len(windows)),
-        "digest": digest(windows),
-        "distance": str(DISTANCE),
         "held_out_loss": json.dumps({"full": round(report.full, 4), "gated": round(report.gated, 4)}),
     }

@@ -14,8 +14,9 @@ from hf_paged_eviction.serving.contract import check_transformers
 
 from ...errors import UserError
 from ...options.bench import BenchOptions
+from ...store.results import SUMMARY
 from ...terminal import say
-from ..summary import SUMMARY, measure_once, refuse_others
+from ..summary import measure_once, refuse_others
 from .answering import run_serving
 from .bookkeeping import run_bookkeeping
 from .trace import ServingSettings
