@@ -19,7 +19,7 @@ def gates(_: str) -> str:
 
 
 def _of_model(name: str, of: dict[str, Any], heading: str) -> str:
-    settings, where = of["settings"], of["environment"]
+    settings = of["settings"]
     rows = [
         (
             *(row["question"], row["budget"], f"`{row['policy']}`", _percent(row, "score", "error"), _gain(row)),
@@ -45,10 +45,7 @@ def _of_model(name: str, of: dict[str, Any], heading: str) -> str:
             f"Perplexity of {settings['texts']} texts of 1536 tokens, read in chunks of 64, after the first eviction:",
             table(("budget", "policy", "perplexity", "to calibrated"), texts, numbers_from=2),
         ]
-    machine = (
-        f"{where['cpu']}, {where['torch_threads']} thread, torch {where['torch']}, transformers {where['transformers']}"
-    )
-    return "\n\n".join([*parts, f"(`{of['command']}`; {machine}.)"])
+    return "\n\n".join([*parts, f"(`{of['command']}`; {measured.where(of['environment'])}.)"])
 
 
 def ceiling(_: str) -> str:

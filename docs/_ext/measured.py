@@ -26,7 +26,11 @@ def load(name: str) -> dict[str, Any]:
 
 def machine(name: str) -> str:
     """Where a benchmark ran."""
-    found = load(name)["environment"]
+    return where(load(name)["environment"])
+
+
+def where(found: dict[str, Any]) -> str:
+    """An environment in words."""
     return (
         f"{found['cpu']}, {found['torch_threads']} thread, torch {found['torch']}, transformers {found['transformers']}"
     )
