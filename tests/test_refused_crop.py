@@ -12,6 +12,7 @@ from torch import Tensor
 
 import models
 import modes
+from closeness import assert_close
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.layer import PagedLayer
 
@@ -112,7 +113,7 @@ def test_a_sliding_layer_that_recorded_less() -> None:
     other.crop(-4)
     straight = make("gemma3", budget=48)
     feed("gemma3", straight, 0, 30)
-    torch.testing.assert_close(feed("gemma3", other, 30, 36), feed("gemma3", straight, 30, 36), rtol=0, atol=2e-5)
+    assert_close(feed("gemma3", other, 30, 36), feed("gemma3", straight, 30, 36))
 
 
 def test_a_recurrent_layer_that_recorded_nothing() -> None:
@@ -141,7 +142,7 @@ def test_within_the_window_both_spellings_do_the_same(argument: int) -> None:
     cache.crop(argument)
     feed("gemma3", straight, 0, 4)
     assert [layer.get_seq_length() for layer in cache.layers] == [4] * len(cache.layers)
-    torch.testing.assert_close(feed("gemma3", cache, 4, 20), feed("gemma3", straight, 4, 20), rtol=0, atol=2e-5)
+    assert_close(feed("gemma3", cache, 4, 20), feed("gemma3", straight, 4, 20))
 
 
 @pytest.mark.parametrize("argument", [0, 30, 40])

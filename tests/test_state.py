@@ -11,6 +11,7 @@ from transformers import DynamicCache
 
 import models
 import modes
+from closeness import assert_close
 from hf_paged_eviction import CacheStats, EvictionPolicy, LayerStats, PagedEvictionCache, ScoreContext
 from reference import Recorder, assert_exact
 
@@ -49,8 +50,7 @@ def same_state(one: PagedEvictionCache, other: PagedEvictionCache) -> None:
         assert torch.equal(a.positions, b.positions)
         real = a.positions >= 0
         for ours, theirs in ((a.keys, b.keys), (a.values, b.values)):
-            close = (ours[:, :, : a.held] - theirs[:, :, : b.held]).abs() <= 1e-5
-            assert close[real].all()
+            assert_close(ours[:, :, : a.held][real], theirs[:, :, : b.held][real])
         assert torch.equal(one.block_table(index), other.block_table(index))
 
 
@@ -68,8 +68,8 @@ def test_crop_before_any_eviction(argument: int) -> None:
     if kept:
         feed(fresh, 0, kept)
     a, b = feed(cache, kept, 40), feed(fresh, kept, 40)
-    torch.testing.assert_close(a[0], b[0], rtol=0, atol=2e-5)
-    torch.testing.assert_close(decode(cache, 40, 60), decode(fresh, 40, 60), rtol=0, atol=2e-5)
+    assert_close(a[0], b[0])
+    assert_close(decode(cache, 40, 60), decode(fresh, 40, 60))
 
 
 @pytest.mark.parametrize("start", [20, 24, 30, 33])
@@ -88,7 +88,7 @@ def test_crop_while_recording_leaves_no_trace(start: int, drop: int) -> None:
     same_state(cache, fresh)
     cache.layers[0].record_past = cache.layers[1].record_past = False
     there = start + 6 - drop
-    torch.testing.assert_close(decode(cache, there, 60), decode(fresh, there, 60), rtol=0, atol=2e-5)
+    assert_close(decode(cache, there, 60), decode(fresh, there, 60))
 
 
 def test_crop_of_zero_commits() -> None:
@@ -153,7 +153,8 @@ def test_crop_after_a_change_of_rows(rows: str, count: int) -> None:
     same_state(cache, expected)
     assert cache.stats().evicted_tokens == 0
     ours, theirs = (pick(one, torch.tensor(index), 23 - count, 50) for one in (cache, expected))
-    assert (ours - theirs)[text()[1][index, 23 - count : 50].bool()].abs().max() <= 2e-5
+    told = text()[1][index, 23 - count : 50].bool()
+    assert_close(ours[told], theirs[told])
     same_state(cache, expected)
 
 
@@ -171,7 +172,7 @@ def test_reorder(stop: int, index: list[int]) -> None:
     cache.reorder_cache(torch.tensor(index))
     ours = pick(cache, torch.tensor(index), stop, 60)
     theirs = decode(straight, stop, 60)[index]
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-5)
+    assert_close(ours, theirs)
     assert torch.equal(cache.layers[1].positions, straight.layers[1].positions[index])
 
 
@@ -183,7 +184,7 @@ def test_select(index: list[int]) -> None:
         decode(one, 30, 35)
     cache.batch_select_indices(torch.tensor(index))
     ours = pick(cache, torch.tensor(index), 35, 60)
-    torch.testing.assert_close(ours, decode(straight, 35, 60)[index], rtol=0, atol=2e-5)
+    assert_close(ours, decode(straight, 35, 60)[index])
 
 
 def test_select_by_mask() -> None:
@@ -200,7 +201,7 @@ def test_repeat_interleave() -> None:
         feed(one, 0, 30)
     cache.batch_repeat_interleave(2)
     index = torch.tensor([0, 0, 1, 1, 2, 2])
-    torch.testing.assert_close(pick(cache, index, 30, 60), decode(straight, 30, 60)[index], rtol=0, atol=2e-5)
+    assert_close(pick(cache, index, 30, 60), decode(straight, 30, 60)[index])
 
 
 @pytest.mark.parametrize("index", [[2, 0, 1], [2], [1, 1, 0, 2]], ids=str)

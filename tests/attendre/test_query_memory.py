@@ -19,6 +19,7 @@ from transformers import (
 )
 
 import models
+from closeness import assert_close
 from hf_paged_eviction import query_memory
 from hf_paged_eviction.recipes import query_memory as recipe
 
@@ -57,7 +58,7 @@ def encode(ids: Tensor, mask: Tensor | None = None, **memory: Any) -> Tensor:
 def test_long_memories_change_nothing() -> None:
     ids, mask = padded([40, 23, 7])
     found, expected = encode(ids, mask, **LONG), encode(ids, mask)
-    torch.testing.assert_close(found[mask.bool()], expected[mask.bool()], rtol=1e-4, atol=1e-4)
+    assert_close(found[mask.bool()], expected[mask.bool()])
 
 
 @pytest.mark.parametrize("evict", ["fifo", "lra", "lfa"])
@@ -68,7 +69,7 @@ def test_a_row_does_not_depend_on_its_batch(evict: str) -> None:
     assert (together - encode(ids, mask))[mask.bool()].abs().max() > 0.1, "nothing was left out"
     for row, length in enumerate([40, 23, 7]):
         own = encode(ids[row : row + 1, :length], **memory)
-        torch.testing.assert_close(together[row, :length], own[0], rtol=1e-4, atol=1e-4)
+        assert_close(together[row, :length], own[0])
 
 
 def test_a_window_is_a_window() -> None:
@@ -89,7 +90,7 @@ def test_a_window_is_a_window() -> None:
     expected = encode(ids)
     for hook in hooks:
         hook.remove()
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    assert_close(found, expected)
 
 
 def test_the_decoder_and_later_calls_are_as_before() -> None:
@@ -127,7 +128,7 @@ def test_an_encoder_alone() -> None:
     with torch.no_grad():
         plain = model(ids).last_hidden_state
         with query_memory(model, **LONG):
-            torch.testing.assert_close(model(ids).last_hidden_state, plain, rtol=1e-4, atol=1e-4)
+            assert_close(model(ids).last_hidden_state, plain)
         with query_memory(model, queries=2, keys=6, chunk=2):
             assert (model(ids).last_hidden_state - plain).abs().max() > 0.1
 
@@ -154,8 +155,8 @@ def test_a_prefix_is_read_in_both_directions_and_what_follows_is_causal() -> Non
     plain = model(more, attention_mask=whole, position_ids=after, past_key_values=expected).logits
     for one, other in zip(found.layers, expected.layers, strict=True):
         for row, length in enumerate([20, 13]):
-            torch.testing.assert_close(one.keys[row, :, -length:], other.keys[row, :, -length:], rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(logits, plain, rtol=1e-4, atol=1e-4)
+            assert_close(one.keys[row, :, -length:], other.keys[row, :, -length:])
+    assert_close(logits, plain)
 
 
 # ---- refusals -------------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, cache
 
 import models
 import modes
+from closeness import assert_close
 from hf_paged_eviction import PagedEvictionCache, paged_encoder_decoder_cache
 from hf_paged_eviction.queries.attention import paged_eviction_attention
 from reference import Recorder, assert_evicted, assert_exact
@@ -180,7 +181,7 @@ def test_the_last_queries_of_a_prompt_are_aligned_with_the_last_keys() -> None:
     states = torch.randn(1, 2, 7, 8)
     whole, _ = paged_eviction_attention(Attention(), states, states, states, None)
     last, _ = paged_eviction_attention(Attention(), states[:, :, -3:], states, states, None)
-    assert torch.allclose(last, whole[:, -3:], atol=1e-6)
+    assert_close(last, whole[:, -3:])
 
 
 def test_a_model_that_never_calls_attention_is_noticed() -> None:
@@ -219,7 +220,7 @@ def test_looped_layers_are_exact(settings: dict[str, Any], padded: bool) -> None
     with Recorder(model, cache) as recorder:
         modes.run(model, cache, "direct", ids, mask, steps=8)
     assert_evicted(recorder)
-    assert_exact(model, recorder, 1e-4)
+    assert_exact(model, recorder)
 
 
 # ---- what is said of layers that are not paged --------------------------------------------------------------------

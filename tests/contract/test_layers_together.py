@@ -13,6 +13,7 @@ from torch import Tensor
 
 import models
 import modes
+from closeness import assert_close
 from hf_paged_eviction import EvictionPolicy, Needs, PagedEvictionCache, ScoreContext, available_policies
 from hf_paged_eviction.table.cohort import Cohort, Cohorts
 
@@ -65,7 +66,7 @@ def assert_same(one: PagedEvictionCache, other: PagedEvictionCache) -> None:
 def compare(model: Any, run: Callable[[PagedEvictionCache], Tensor], **settings: Any) -> None:
     caches = pair(model, **settings)
     together, apart = (run(cache) for cache in caches)
-    assert (together - apart).abs().max() <= 1e-5
+    assert_close(together, apart)
     assert_same(*caches)
 
 

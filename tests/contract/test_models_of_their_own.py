@@ -55,7 +55,7 @@ def test_exact_or_refused(family: str, mode: str, padded: bool) -> None:
             assert refused(refusal)
             return
     assert_evicted(recorder)
-    assert_exact(model, recorder, 2e-5)
+    assert_exact(model, recorder)
 
 
 @pytest.mark.parametrize("mode", ["greedy", "direct"])

@@ -171,7 +171,7 @@ def test_exact(mode: str, padded: bool, heads: str) -> None:
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family != "llama"])
 def test_family_exact(family: str, mode: str) -> None:
     skip_unavailable(family, mode)
-    check(family, OURS, mode, True, 2e-4 if family in models.HYBRID else 2e-5, policy="h2o", heads="separate")
+    check(family, OURS, mode, True, policy="h2o", heads="separate")
 
 
 @pytest.mark.each_value_once

@@ -9,6 +9,7 @@ import torch
 
 import models
 import modes
+from closeness import assert_close
 from hf_paged_eviction import PagedEvictionCache
 from rows import STEPS, compare
 
@@ -130,7 +131,7 @@ def test_a_lone_pad_evicts_nothing(budget: int) -> None:
     held, own_held = cache.layers[0].positions[0, 0], alone.layers[0].positions[0, 0]
     assert sorted(p for p in held.tolist() if p >= 0) == sorted(own_held.tolist())
     assert last is not None
-    assert (last - logits[0, -1]).abs().max() <= 1e-4
+    assert_close(last, logits[0, -1])
 
 
 @pytest.mark.parametrize("budget", [12, 24, 100])
@@ -155,4 +156,4 @@ def test_right_padding_in_a_direct_call(budget: int) -> None:
         own_logits = modes.forward(model, alone, text, ones, 0, len(own_row))
         for at in range(len(own_row), text.shape[1]):
             own_logits = modes.forward(model, alone, text, ones, at, at + 1)
-        assert (logits[row, -1] - own_logits[0, -1]).abs().max() <= 1e-4, f"row {row}"
+        assert_close(logits[row, -1], own_logits[0, -1], f"row {row}")

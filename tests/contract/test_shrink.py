@@ -239,4 +239,4 @@ def test_family(family: str) -> None:
         cache.shrink(24)
         decode(model, cache, ids, mask, STEPS)
     assert_evicted(recorder)
-    assert_exact(model, recorder, 2e-4 if family in models.HYBRID else 2e-5)
+    assert_exact(model, recorder)

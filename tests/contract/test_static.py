@@ -20,6 +20,7 @@ from transformers.cache_utils import Cache
 
 import models
 import modes
+from closeness import assert_close
 from hf_paged_eviction import PagedEvictionCache, available_allocators, available_policies, make_policy
 from reference import Recorder, assert_evicted, assert_exact
 
@@ -28,7 +29,6 @@ pytestmark = [
     pytest.mark.skipif(models.VERSION < (5, 14), reason="static=True needs transformers 5.14 or later"),
 ]
 
-TOLERANCE = 1e-5
 MODES = tuple(mode for mode in modes.MODES if mode not in modes.SPECULATIVE)
 POLICIES = tuple(name for name in available_policies() if name != "calibrated")
 TEXT = torch.stack(models.prompts([130] * 3, seed=5))
@@ -62,7 +62,7 @@ def followed(model: Any, run: Callable[[], Tensor]) -> tuple[Tensor, list[Tensor
 
 def assert_same_logits(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> None:
     for at, (one, other) in enumerate(zip(ours, theirs, strict=True)):
-        assert (one - other).abs().max() <= TOLERANCE, f"forward {at}"
+        assert_close(one, other, f"forward {at}")
 
 
 def assert_same_state(plain: PagedEvictionCache, static: PagedEvictionCache) -> None:

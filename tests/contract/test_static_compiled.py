@@ -12,6 +12,7 @@ from torch import Tensor
 
 import models
 import modes
+from closeness import assert_close
 from hf_paged_eviction import PagedEvictionCache
 
 pytestmark = [
@@ -23,7 +24,6 @@ if models.VERSION >= (5, 14):
     from torch._dynamo.utils import counters
     from transformers import CompileConfig
 
-TOLERANCE = 1e-5
 TEXT = torch.stack(models.prompts([120] * 2, seed=5))
 
 
@@ -70,7 +70,7 @@ def say(model: Any, cache: Any, ids: Tensor, mask: Tensor, steps: int, **how: An
 def assert_same(expected: Any, said: Any) -> None:
     assert said.sequences.tolist() == expected.sequences.tolist()
     for at, (ours, theirs) in enumerate(zip(said.logits, expected.logits, strict=True)):
-        assert (ours - theirs).abs().max() <= TOLERANCE, f"token {at}"
+        assert_close(ours, theirs, f"token {at}")
 
 
 def inputs(prompt: int | None = None) -> dict[bool, tuple[Tensor, Tensor]]:
@@ -194,7 +194,7 @@ def test_a_loop_of_ones_own(family: str, attention: str, made: int) -> None:
         for at in range(prompt, prompt + 30):
             cache.prepare_step()
             ours, theirs = feed(step, cache, at, at + 1), feed(model, plain, at, at + 1)
-            assert (ours - theirs).abs().max() <= TOLERANCE
+            assert_close(ours, theirs)
         assert torch.equal(cache.block_table(plain.paged_layers[0][0]), plain.block_table(plain.paged_layers[0][0]))
     assert graphs() == made
 
@@ -217,7 +217,7 @@ def test_a_step_that_was_not_prepared(forgotten: int, family: str, attention: st
             assert cache.get_seq_length() == at
         cache.prepare_step()
         ours, theirs = feed(step, cache, at, at + 1), feed(model, plain, at, at + 1)
-        assert (ours - theirs).abs().max() <= TOLERANCE
+        assert_close(ours, theirs)
 
 
 def test_what_happens_after_prepare_step_undoes_it() -> None:
@@ -251,7 +251,7 @@ def test_without_fullgraph_a_step_is_right_even_if_not_prepared() -> None:
         if at % 3:
             cache.prepare_step()
         ours, theirs = feed(step, cache, at, at + 1), feed(model, plain, at, at + 1)
-        assert (ours - theirs).abs().max() <= TOLERANCE
+        assert_close(ours, theirs)
 
 
 def test_eager_and_compiled_steps_by_turns() -> None:
@@ -265,7 +265,7 @@ def test_eager_and_compiled_steps_by_turns() -> None:
         if compiled:
             cache.prepare_step()
         ours, theirs = feed(step if compiled else model, cache, at, at + 1), feed(model, plain, at, at + 1)
-        assert (ours - theirs).abs().max() <= TOLERANCE
+        assert_close(ours, theirs)
     assert graphs() == 1
 
 
@@ -287,7 +287,7 @@ def test_a_cache_and_its_copy_by_turns(policy: str) -> None:
             ours, theirs = (
                 feed(call, one, start + at, start + at + 1) for call, one in ((step, own), (model, expected))
             )
-            assert (ours - theirs).abs().max() <= TOLERANCE
+            assert_close(ours, theirs)
     assert graphs() == 1
     assert not torch.equal(cache.block_table(), runs[1][0].block_table())
 

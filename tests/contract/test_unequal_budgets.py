@@ -10,6 +10,7 @@ import torch
 import models
 import modes
 import rows
+from closeness import assert_close
 from evicting import KINDS, check
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.allocators import Cake, Pyramid
@@ -61,8 +62,7 @@ def test_any_policy(name: str, policy: str) -> None:
 def test_family(family: str, mode: str) -> None:
     if reason := models.unavailable(family) or models.recurrence_differs(family, mode, True):
         pytest.skip(reason)
-    tolerance = 2e-4 if family in models.HYBRID else 2e-5
-    check(family, OURS, mode, True, tolerance, policy="h2o", allocator="ada_kv", heads="separate")
+    check(family, OURS, mode, True, policy="h2o", allocator="ada_kv", heads="separate")
 
 
 @pytest.mark.each_value_once
@@ -107,7 +107,7 @@ def test_a_prompt_that_waited_shares_out_like_one_that_did_not(name: str, record
     own = torch.ones(1, 15, dtype=torch.long)
     for span in ((0, 5), *((at, at + 1) for at in range(5, 15))):
         single = modes.forward(model, alone, texts[1][None], own, *span)
-    assert (together[1] - single[0]).abs().max() <= 1e-4
+    assert_close(together[1], single[0])
     for (_, layer), (_, ours) in zip(batch.paged_layers, alone.paged_layers, strict=True):
         held, expected = (
             [{*head} - {-1} for head in heads.tolist()] for heads in (layer.positions[1], ours.positions[0])

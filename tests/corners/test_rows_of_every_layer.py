@@ -11,6 +11,7 @@ from torch import Tensor
 
 import models
 import modes
+from closeness import assert_close
 from hf_paged_eviction import PagedEvictionCache
 
 pytestmark = pytest.mark.skipif(not models.HAS_HYBRID_CACHE, reason="such models bring caches of their own")
@@ -40,7 +41,7 @@ def test_linear_states_follow(family: str, change: str) -> None:
     if reason := models.unavailable(family):
         pytest.skip(reason)
     changed, straight = follow(family, *CHANGES[change])
-    torch.testing.assert_close(changed, straight, rtol=0, atol=1e-5)
+    assert_close(changed, straight)
 
 
 @pytest.mark.parametrize("change", ["select", "repeat"])

@@ -15,6 +15,7 @@ from witness import MOST, Witness, check_all_told
 
 import models
 import modes
+from closeness import assert_close
 from hf_paged_eviction import PagedEvictionCache, available_disposals, make_disposal
 from hf_paged_eviction.disposals import Drop, Outlet, register_disposal
 from reference import Recorder
@@ -137,7 +138,7 @@ def test_static(compiled: bool, padded: bool) -> None:
             assert held | set(static.outlet.left(row, 0)) == set(range(int(mask[row].sum()) + 29))
         for name in ("keys", "values"):
             ours, theirs = (getattr(layer.outlet.log, name)[:, :, :MOST] for layer in (static, plain))
-            assert torch.allclose(ours, theirs, atol=1e-5)
+            assert_close(ours, theirs)
 
 
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 import models
 import modes
+from closeness import assert_close
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.disposals.recall.saved import RecallSnapshot
 
@@ -74,13 +75,13 @@ def test_one_context_serves_several_questions(tmp_path: Path) -> None:
     for step in range(6):
         said = modes.forward(model, loaded, ids[order], mask[order], at + step, at + step + 1)
         own = modes.forward(model, twin, ids, mask, at + step, at + step + 1)
-        assert (said - own[order]).abs().max() <= 1e-5
+        assert_close(said, own[order])
     loaded.batch_select_indices(torch.tensor([3, 0]))
     order = order[[3, 0]]
     for step in range(6, 10):
         said = modes.forward(model, loaded, ids[order], mask[order], at + step, at + step + 1)
         own = modes.forward(model, twin, ids, mask, at + step, at + step + 1)
-        assert (said - own[order]).abs().max() <= 1e-5
+        assert_close(said, own[order])
 
 
 # ---- what is refused -------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from closeness import assert_close
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
 from reference import masked_logits
@@ -50,7 +51,7 @@ def test_logits_are_those_of_the_tokens_that_are_left(benchmark: Any, model: Any
     embeds = model.get_input_embeddings()(ids)
     expected = masked_logits(model, embeds, torch.ones_like(ids), positions, visible)
     # Eager attention takes its softmax in single precision.
-    torch.testing.assert_close(torch.cat(found, dim=1), expected, rtol=0, atol=1e-5)
+    assert_close(torch.cat(found, dim=1), expected)
 
 
 @torch.no_grad()

@@ -12,6 +12,7 @@ import torch
 from typer.testing import CliRunner
 
 import models
+from closeness import assert_close
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.disposals.fold import load_kernels
 from hf_paged_eviction.queries.parts import join
@@ -86,7 +87,7 @@ def test_what_is_held_and_all_together_are_the_target() -> None:
         weights = (lesson.queries @ keys.mT * lesson.logits.scaling).exp() * folded
         own = lesson.kept.lse.exp()[..., None]
         said = (lesson.kept.output * own + weights @ values) / (own + weights.sum(-1, keepdim=True))
-        assert (said - lesson.target).abs().max() <= 1e-5
+        assert_close(said, lesson.target)
         assert (lesson.kept.output - lesson.target).abs().max() > 0.05
 
 

@@ -7,7 +7,7 @@ import pytest
 import models
 import modes
 from hf_paged_eviction import PagedEvictionCache
-from reference import ROUNDING, Recorder, assert_evicted, assert_exact
+from reference import Recorder, assert_evicted, assert_exact
 
 #: Modes whose rows can be followed column by column (sampling and embeddings feed the cache like greedy).
 FOLLOWED = (
@@ -25,7 +25,6 @@ FOLLOWED = (
 DISTINCT = ("beam", "three_turns", "direct", "assisted")
 #: `FOLLOWED` for rooms other than that of the promises themselves: all of them under `--all-cases`.
 KINDS = [pytest.param(mode, marks=() if mode in DISTINCT else pytest.mark.all_cases) for mode in FOLLOWED]
-TOLERANCE = ROUNDING
 
 
 def binding(model: object, mode: str, **settings: object) -> PagedEvictionCache:
@@ -36,13 +35,11 @@ def binding(model: object, mode: str, **settings: object) -> PagedEvictionCache:
     return PagedEvictionCache(model.config, **{**defaults, **settings})
 
 
-def check(
-    family: str, attention: str, mode: str, padded: bool, tolerance: float = TOLERANCE, **settings: object
-) -> None:
+def check(family: str, attention: str, mode: str, padded: bool, **settings: object) -> None:
     model = models.shared(family, attention)
     cache = binding(model, mode, **settings)
     ids, mask = modes.batch(mode, padded)
     with Recorder(model, cache, poison=True) as recorder:
         modes.run(model, cache, mode, ids, mask)
     assert_evicted(recorder)
-    assert_exact(model, recorder, tolerance)
+    assert_exact(model, recorder)

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from reference import Recorder, _additive_mask, _recorded, check_layer, replayed_forward
+from closeness import SHARE
+from reference import Recorder, _additive_mask, _recorded, assert_said, check_layer, replayed_forward
 
 
 @cache
@@ -191,14 +192,6 @@ def rounded_logits(model: torch.nn.Module, recorder: RoundedRecorder) -> Tensor:
     return torch.cat(logits, dim=1)
 
 
-def assert_rounded(model: torch.nn.Module, recorder: RoundedRecorder, tolerance: float = 1e-5) -> None:
+def assert_rounded(model: torch.nn.Module, recorder: RoundedRecorder, share: float = SHARE) -> None:
     """Every logit of the run equals the slow cache's: a wrong token or rounding moves them by much more."""
-    expected = rounded_logits(model, recorder)
-    differences = [
-        (column.logits[row] - expected[row, at]).abs().max().item()
-        for at, column in enumerate(recorder.columns)
-        for row, real in enumerate(column.real)
-        if real and column.logits is not None
-    ]
-    assert differences
-    assert max(differences) <= tolerance, f"logits differ by {max(differences):.2e}"
+    assert_said(recorder, rounded_logits(model, recorder), share)

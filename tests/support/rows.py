@@ -9,6 +9,7 @@ from torch import Tensor
 
 import models
 import modes
+from closeness import assert_close
 from hf_paged_eviction import PagedEvictionCache
 
 STEPS = 18
@@ -52,5 +53,5 @@ def compare(model: Any, lengths: list[int], turns: list[int] | None = None, **se
         for at, ((logits, held), (own_logits, own_held)) in enumerate(zip(together, alone, strict=True)):
             for layer, own_layer in zip(held, own_held, strict=True):
                 assert layer[row] == own_layer[0], f"row {row}, forward {at}: other tokens held"
-            assert (logits[row] - own_logits[0]).abs().max() <= 1e-4, f"row {row}, forward {at}"
+            assert_close(logits[row], own_logits[0], f"row {row}, forward {at}")
     return cache.stats().evicted_tokens

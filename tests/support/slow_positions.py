@@ -18,8 +18,7 @@ from torch import Tensor
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
 
-import models
-from reference import Recorder
+from reference import Recorder, assert_said
 
 NAME = "slow_positions"
 #: [row][kv head] -> column -> how far forward a query saw it
@@ -90,16 +89,9 @@ def placed_logits(model: Any, recorder: PlacesRecorder) -> Tensor:
         ).logits
 
 
-def assert_exact_places(model: Any, recorder: PlacesRecorder, tolerance: float) -> None:
+def assert_exact_places(model: Any, recorder: PlacesRecorder) -> None:
     """Every logit of the run equals the slow one."""
-    expected, compared = placed_logits(model, recorder), 0
-    for at, column in enumerate(recorder.columns):
-        for row, real in enumerate(column.real):
-            if real and column.logits is not None:
-                difference = (column.logits[row] - expected[row, at]).abs().max().item()
-                assert difference <= tolerance, f"column {at}, row {row}: logits differ by {difference:.2e}"
-                compared += 1
-    assert compared > 0
+    assert_said(recorder, placed_logits(model, recorder))
 
 
 # ---- attention of one query at a time -------------------------------------------------------------------------------
@@ -214,7 +206,3 @@ def _slow_forward(
             _now.ready = None
 
     return slow
-
-
-#: Rounding of angles: the model works out each position's in float32, and what is turned is turned from there.
-ROUNDING = 2e-5 if models.VERSION >= (5, 0) else 4e-5
