@@ -31,6 +31,7 @@ from .stats import LayerStats
 from .store.codec import Codec
 from .store.coded import make_store
 from .store.pending import Pending
+from .store.store import Arrived
 from .store.turning import Turning
 from .table.budget import BlockBudget
 from .table.cohort import Cohorts
@@ -421,7 +422,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         else:
             self.scores.encode()
             table.append(count, real)
-            self.store.append(held, keys, values, table.positions)
+            self.store.append(held, keys, values, Arrived(table.positions, table.seen - table.pads))
             self.scores.note_appended(keys, values)
 
     def _overwrite(self, table: BlockTable, keys: Tensor, values: Tensor, real: Tensor | None) -> None:

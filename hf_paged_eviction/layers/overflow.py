@@ -5,6 +5,7 @@ from torch import Tensor
 
 from ..disposals import Held
 from ..policies.needs import Needs
+from ..store.store import Arrived
 from ..store.tensors import with_new
 from ..table.ranking import not_kept
 from ..table.table import BlockTable
@@ -87,7 +88,9 @@ class Overflow:
             tokens = outlet.overflow(Held(tokens.keys, tokens.values, positions.expand_as(leaves), scores), leaves)
         # Without new tokens, these states are views of the storage.
         anew = count == 0 or store.slots != quota.budget.capacity
-        store.keep(tokens.keys, tokens.values, kept, table.held, kept_positions, anew)
+        came = count if real is None else real.sum(-1)
+        arrived = Arrived(kept_positions, table.seen - table.pads + came)
+        store.keep(tokens.keys, tokens.values, kept, table.held, arrived, anew)
         if contents.marks is not None:
             contents.marks.keep(kept, table.held, count)
         scores = scores.gather(-1, kept)

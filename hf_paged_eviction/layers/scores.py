@@ -113,6 +113,6 @@ class Scores:
         table = self._contents.known
         scores = table.tokens.scores
         slots, keys, values, new = store.newest()
-        slots = slots[:, : scores.shape[1]]
+        slots, new = slots[:, : scores.shape[1]], new[:, : scores.shape[1]]
         found = self.alike(keys, values, table.positions.gather(-1, slots), table.seen - table.pads)
         scores.scatter_(-1, slots, torch.where(new, found, scores.gather(-1, slots)))

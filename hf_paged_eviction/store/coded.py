@@ -12,7 +12,7 @@ from .codec import Codec, Codes
 from .exact import Exact
 from .fixed import FixedStore, static
 from .shifts import Shifts
-from .store import HeldSnapshot, Store
+from .store import Arrived, HeldSnapshot, Store
 from .tensors import byte_count, gather_slots, make_storage, slot_index
 from .turning import Turning
 
@@ -76,8 +76,8 @@ class CodedSnapshot(HeldSnapshot):
 class CodedStore(Store):
     """Every token is encoded once and never again; what moves, stays or is overwritten later are its codes.
 
-    The first `protected` tokens of a row and its newest `block_size` are read as they came, all others rounded. Which
-    these are follows from the number of a row's real tokens alone, so it does not depend on the batch. A single token
+    The first `protected` tokens of a row and its newest `block_size` are read as they came, those of them that are
+    held, all others rounded. Which these are follows from a row's real tokens alone, so it does not depend on the batch. A single token
     therefore goes beside the codes at first, and the codes of a whole block are written together: the layer asks for it
     (`encode`) when as many have come.
 
@@ -276,11 +276,8 @@ class CodedStore(Store):
         )
 
     def newest(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Slots `[batch, kv_heads, P]` of the newest tokens, their keys and values, and which wait for their codes,
-        `[batch, 1, P]` bool; where fewer have come, some are shown twice."""
-        exact, count = self.exact, self._newest
-        new = exact.not_coded()[:, None]
-        return exact.slots[..., :count], exact.keys[:, :, :count], exact.values[:, :, :count], new
+        """See `Exact.newest_tokens`."""
+        return self.exact.newest_tokens()
 
     def encode(self) -> None:
         """Write the codes of the single tokens that wait for them."""
@@ -348,13 +345,9 @@ class CodedStore(Store):
 
     # ---- tokens ---------------------------------------------------------------------------------------------------
 
-    def append(self, start: int, keys: Tensor, values: Tensor, positions: Tensor | None = None) -> None:
-        """See `Store.append`.
-
-        Args:
-            positions: `[batch, 1, start + n]` of the tokens that are held then, -1 for pads; given where several come.
-        """
-        if positions is None:
+    def append(self, start: int, keys: Tensor, values: Tensor, arrived: Arrived | None = None) -> None:
+        """See `Store.append`; where several come, it is said which."""
+        if arrived is None:
             raise RuntimeError("Several tokens come with their positions.")
         count = keys.shape[2]
         for held, part in zip(self.tensors, self._encode(keys, values), strict=True):
@@ -370,7 +363,7 @@ class CodedStore(Store):
                 torch.where(new, gather_slots(values, place), held_v),
             )
 
-        self.exact.find(positions, states)
+        self.exact.find(arrived.positions, arrived.count, states)
 
     def overwrite(self, slot: Tensor, keys: Tensor, values: Tensor, real: Tensor | None) -> None:
         """See `Store.overwrite`. At most `block_size` tokens may come so before `encode` is called."""
@@ -390,7 +383,7 @@ class CodedStore(Store):
         """See `Store.wrote`."""
         self.waiting += 1
 
-    def keep(self, keys: Tensor, values: Tensor, kept: Tensor, held: int, positions: Tensor, anew: bool) -> None:
+    def keep(self, keys: Tensor, values: Tensor, kept: Tensor, held: int, arrived: Arrived, anew: bool) -> None:
         """See `Store.keep`; new tokens are encoded, those held are not."""
         old, new = self.tensors, self._encode(keys[:, :, held:], values[:, :, held:])
         codes = self._new_codes(keys, values, kept.shape[-1]) if anew else self.codes
@@ -403,22 +396,20 @@ class CodedStore(Store):
             place = kept.expand(-1, slots.shape[1], -1).gather(-1, slots)
             return gather_slots(keys, place), gather_slots(values, place)
 
-        self.exact.find(positions, states)
+        self.exact.find(arrived.positions, arrived.count, states)
 
     def reorder(self, order: Tensor) -> None:
         """See `Store.reorder`."""
         if self._shifts is not None:
             self._shifts.reorder(order)
-        exact = self.exact
         for part in self.tensors:
             part[:, :, : order.shape[-1]] = gather_slots(part, order)
         places = torch.arange(order.shape[-1], device=order.device).expand_as(order)
-        moved_to = torch.empty_like(order).scatter_(-1, order, places).expand(-1, exact.slots.shape[1], -1)
-        exact.slots.copy_(moved_to.gather(-1, exact.slots))
+        self.exact.move(torch.empty_like(order).scatter_(-1, order, places))
 
     def take_back(self, left: Tensor) -> None:
         """See `Store.take_back`."""
-        self.exact.taken_back(left, self.at)
+        self.exact.taken_back(left)
 
     # ---- rows and life --------------------------------------------------------------------------------------------
 

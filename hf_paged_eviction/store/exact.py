@@ -9,6 +9,9 @@ from torch import Tensor
 from .codec import outliers
 from .tensors import gather_slots, slot_index
 
+#: The slot of a place that has no token.
+EMPTY = -1
+
 #: Keys and values `[B, H, n, dim]` of the slots `[B, H, n]`.
 Source = Callable[[Tensor], tuple[Tensor, Tensor]]
 
@@ -18,16 +21,15 @@ class Exact:
     """Tokens in the model's own type, by position: token `x` is at place `x % P`, until token `x + P` takes it; what is
     among the first `N` tokens of its row is copied to place `P + x` before that.
 
-    A place without a token repeats another place, slot and states, or slot 0 where there is no other. So all places may
-    be written over what is read, in any order and without a mask. An empty place gets its token before the one that it
-    repeats leaves.
+    Only tokens that are held have a place. One that is overwritten leaves its place empty in the same call, however new
+    it is; nothing else needs to know which tokens are protected.
 
     Shapes: `B` rows, `H` KV heads, `P` newest tokens, `N` first tokens, `W = P + N` places.
 
     Attributes:
         newest: `P`.
         keys, values: `[B, H, W, dim]`.
-        slots: `[B, H, W]` int64, where the tokens are held.
+        slots: `[B, H, W]` int64, where the tokens are held; `EMPTY` = the place has no token.
         count: `[B]` int64, real tokens of each row.
         coded: `[B]` int64, how many of these have their codes.
         channels: `[B, H, 1, dim]`, what the channels of keys are divided by before they are encoded.
@@ -59,6 +61,7 @@ class Exact:
         for held in self.tensors():
             held.zero_()
         self.channels.fill_(1)
+        self.slots.fill_(EMPTY)
 
     def meet(self, keys: Tensor, real: Tensor | None) -> None:
         """The first keys of some rows, `[B, H, n, dim]`, show which channels stand out; `real` `[B, n]`, None = all.
@@ -72,9 +75,12 @@ class Exact:
     # ---- one token ------------------------------------------------------------------------------------------------
 
     def put(self, slots: Tensor, keys: Tensor, values: Tensor, real: Tensor | None) -> None:
-        """A token of every row, `[B, H, 1, dim]`, lies in the slots `[B, 1 or H]`; not in rows that `real` `[B, 1]`
-        says are pads."""
+        """A token of every row, `[B, H, 1, dim]`, lies in the slots `[B, 1 or H]`, where no other is any more; not in
+        rows that `real` `[B, 1]` says are pads."""
         rows, heads = self.slots.shape[:2]
+        gone = self.slots == slots[..., None]
+        gone = gone if real is None else gone & real[..., None]
+        self.slots.copy_(torch.where(gone, EMPTY, self.slots))
         row, head = torch.arange(rows, device=slots.device)[:, None], torch.arange(heads, device=slots.device)
         at = row, head, (self.count % self.newest)[:, None]
         new = keys[:, :, 0], values[:, :, 0], slots.expand(-1, heads)
@@ -84,9 +90,21 @@ class Exact:
             held.index_put_(at, states)
         self.count.add_(1 if real is None else real[:, 0])
 
-    def not_coded(self) -> Tensor:
-        """`[B, P]` bool, newest places whose tokens came after codes were last written."""
-        return self._positions()[:, : self.newest] >= self.coded[:, None]
+    def newest_tokens(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Slots `[B, H, P]` of the newest tokens, their keys and values, and which wait for their codes, `[B, H, P]`
+        bool. An empty place shows another one, or slot 0, which then does not wait: what is written to the slots may
+        be written in any order."""
+        place, any_held = self._shown_places(self.newest)
+        slots = self.slots[..., : self.newest].gather(-1, place).clamp_min(0)
+        waits = (self._positions()[:, : self.newest] >= self.coded[:, None])[:, None].expand_as(place).gather(-1, place)
+        return slots, gather_slots(self.keys, place), gather_slots(self.values, place), waits & any_held
+
+    def _shown_places(self, count: int) -> tuple[Tensor, Tensor]:
+        """Of the first `count` places `[B, H, count]`, each itself, or another one where it is empty; and whether any
+        has a token, `[B, H, 1]` bool."""
+        taken = self.slots[..., :count] != EMPTY
+        places = torch.arange(count, device=taken.device)
+        return torch.where(taken, places, taken.int().argmax(-1, keepdim=True)), taken.any(-1, keepdim=True)
 
     def all_coded(self) -> None:
         """The newest tokens have their codes; those of the start are copied to where they stay."""
@@ -108,64 +126,71 @@ class Exact:
         newest = last - (last - places) % self.newest
         return torch.where(places < self.newest, newest, places - self.newest)
 
-    def find(self, positions: Tensor, source: Source) -> None:
+    def find(self, positions: Tensor, count: Tensor, source: Source) -> None:
         """Tokens have come, gone or moved, and all have their codes.
 
         Args:
             positions: `[B, 1 or H, held]` of the tokens held, -1 for pads and dead slots.
+            count: `[B]` real tokens of each row so far, held or not.
             source: states of slots as they are now.
         """
-        self.count.copy_(positions.amax((1, 2)) + 1)
-        self.coded.copy_(self.count)
-        self._point(self._slots_of(positions), source)
+        self.count.copy_(count)
+        self.coded.copy_(count)
+        slots = self._slots_of(positions)
+        keys, values = source(slots.clamp_min(0))  # may read these tokens
+        self.slots.copy_(slots)
+        self.keys.copy_(keys)
+        self.values.copy_(values)
 
     def _slots_of(self, positions: Tensor) -> Tensor:
-        """`[B, H, W]`, 0 for places without a token."""
+        """`[B, H, W]`."""
         newest, places = self.newest, self.slots.shape[-1]
         real, behind = positions >= 0, self.count[:, None, None] - newest
         recent = real & (positions >= torch.maximum(behind, self.since[:, None, None]))
         first = real & (positions < places - newest)
-        found = torch.zeros((*positions.shape[:2], places + 1), dtype=torch.int64, device=positions.device)
+        found = torch.full((*positions.shape[:2], places + 1), EMPTY, dtype=torch.int64, device=positions.device)
         held = torch.arange(positions.shape[-1], device=positions.device).expand_as(positions)
         found.scatter_(-1, torch.where(recent, positions % newest, places), held)
         found.scatter_(-1, torch.where(first, newest + positions, places), held)
         return found[..., :places].expand(-1, self.slots.shape[1], -1)
 
-    def _point(self, slots: Tensor, source: Source) -> None:
-        positions = self._positions()
-        lowest = torch.where(torch.arange(slots.shape[-1], device=slots.device) < self.newest, self.since[:, None], 0)
-        taken = (positions >= lowest) & (positions >= 0) & (positions < self.count[:, None])
-        places = torch.arange(slots.shape[-1], device=slots.device)
-        repeated = torch.where(taken, places, taken.int().argmax(-1, keepdim=True))  # [B, W]
-        slots = slots.gather(-1, repeated[:, None].expand_as(slots)) * taken.any(-1)[:, None, None]
-        keys, values = source(slots)  # may read these tokens
-        self.slots.copy_(slots)
-        self.keys.copy_(keys)
-        self.values.copy_(values)
+    def move(self, slots: Tensor) -> None:
+        """What was in slot `s` is in `slots[s]` now, `[B, 1 or H, held]`."""
+        moved = slots.expand(-1, self.slots.shape[1], -1).gather(-1, self.slots.clamp_min(0))
+        self.slots.copy_(torch.where(self.slots == EMPTY, EMPTY, moved))
 
-    def taken_back(self, left: Tensor, source: Source) -> None:
-        """Of each row `left` `[B]` tokens remain, and all have their codes; `source` knows states by slot."""
+    def taken_back(self, left: Tensor) -> None:
+        """Of each row `left` `[B]` tokens remain, and all have their codes."""
         self.since.copy_(torch.maximum(self.since, self.count - self.newest).minimum(left))
         self.count.copy_(left)
         self.coded.copy_(left)
-        self._point(self.slots.clone(), source)
+        lowest = torch.where(
+            torch.arange(self.slots.shape[-1], device=left.device) < self.newest, self.since[:, None], 0
+        )
+        positions = self._positions()
+        stays = (positions >= lowest) & (positions < left[:, None])
+        self.slots.copy_(torch.where(stays[:, None], self.slots, EMPTY))
 
     def oldest(self, real: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Of each row the token whose place the next one takes: slot `[B, H, 1]`, key and value `[B, H, 1, dim]`, and
-        `[B, 1, 1, 1]` bool, whether it will be rounded then; `real` `[B, 1]` bool, whether the next one is no pad."""
+        `[B, H, 1, 1]` bool, whether it will be rounded then; `real` `[B, 1]` bool, whether the next one is no pad."""
         leaving = self.count - self.newest
         leaves = (leaving >= self.since) & (leaving >= self.slots.shape[-1] - self.newest)
         leaves = leaves if real is None else leaves & real[:, 0]
         place = (self.count % self.newest)[:, None, None].expand(-1, self.slots.shape[1], -1)
         states = gather_slots(self.keys, place), gather_slots(self.values, place)
-        return self.slots.gather(-1, place), *states, leaves[:, None, None, None]
+        slots = self.slots.gather(-1, place)
+        return slots.clamp_min(0), *states, (leaves[:, None, None] & (slots != EMPTY))[..., None]
 
     # ---- reading --------------------------------------------------------------------------------------------------
 
     def write_over(self, keys: Tensor, values: Tensor) -> None:
         """Put these tokens in their slots of decoded states `[B, H, held, dim]`."""
-        keys.scatter_(2, slot_index(self.slots, self.keys), self.keys)
-        values.scatter_(2, slot_index(self.slots, self.values), self.values)
+        place, any_held = self._shown_places(self.slots.shape[-1])
+        slots = self.slots.gather(-1, place).clamp_min(0)
+        for read, exact in ((keys, self.keys), (values, self.values)):
+            states = torch.where(any_held[..., None], gather_slots(exact, place), read[:, :, :1])
+            read.scatter_(2, slot_index(slots, read), states)
 
     def instead(self, slots: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Decoded states of the slots `[B, 1 or H, n]`, with these tokens in place of their codes."""

@@ -57,6 +57,19 @@ class StoreSnapshot(HeldSnapshot):
         return self.keys.dtype
 
 
+@dataclass(frozen=True)
+class Arrived:
+    """Which tokens are held once others have come.
+
+    Attributes:
+        positions: `[batch, 1 or sets, held]`, -1 for pads and dead slots.
+        count: `[batch]` real tokens of each row so far, held or not.
+    """
+
+    positions: Tensor
+    count: Tensor
+
+
 class Store:
     """Keys and values in one tensor each, which is made anew as rarely as possible. It grows as it fills.
 
@@ -248,11 +261,11 @@ class Store:
     def meet(self, keys: Tensor, real: Tensor | None) -> None:
         """Several tokens are about to come; `real` `[batch, n]` bool, None = all of them are."""
 
-    def append(self, start: int, keys: Tensor, values: Tensor, positions: Tensor | None = None) -> None:
+    def append(self, start: int, keys: Tensor, values: Tensor, arrived: Arrived | None = None) -> None:
         """Write new states to the slots from `start` on.
 
         Args:
-            positions: `[batch, 1 or sets, start + n]` of the tokens that are held then, where the store `rounds`.
+            arrived: what is held then, where the store `rounds`.
         """
         count = keys.shape[2]
         storage_k, storage_v = self._both
@@ -286,12 +299,12 @@ class Store:
             # Not scatter_, for which inductor copies the whole storage.
             states.index_put_((row, head, slot), new.detach().to(states.dtype)[:, :, 0])
 
-    def keep(self, keys: Tensor, values: Tensor, kept: Tensor, held: int, positions: Tensor, anew: bool) -> None:
+    def keep(self, keys: Tensor, values: Tensor, kept: Tensor, held: int, arrived: Arrived, anew: bool) -> None:
         """Hold what stands at `kept` `[batch, sets, n]` in these states, and nothing else.
 
         Args:
             keys, values: the first `held` are what `read` gave, the others are new.
-            positions: `[batch, sets, n]` of the kept tokens, -1 for pads and dead slots.
+            arrived: what is held then.
             anew: whether other tensors are needed: for another number of slots, or where the states are views of these.
         """
         storage_k, storage_v = self.new(*self._both, kept.shape[-1]) if anew else self._both

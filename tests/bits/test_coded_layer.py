@@ -78,14 +78,15 @@ class Slow:
                 token.codes = codes
 
 
+@pytest.mark.parametrize("recent", [None, 0, 1])
 @pytest.mark.parametrize("sinks", [0, 2, 4])
 @pytest.mark.parametrize("policy", ["key_norm", "keydiff", "recency"])
 @pytest.mark.parametrize("heads", ["shared", "separate"])
 @pytest.mark.parametrize("seed", range(3))
-def test_random_calls(seed: int, policy: str, sinks: int, heads: str) -> None:
+def test_random_calls(seed: int, policy: str, sinks: int, recent: int | None, heads: str) -> None:
     torch.manual_seed(seed)
     draw, rows = Random(seed), 3
-    budget = BlockBudget.validate(8 * BLOCK, None, BLOCK, sinks, 0)
+    budget = BlockBudget.validate(8 * BLOCK, None, BLOCK, sinks, 0, recent)
     codecs = Codec(BITS, turned=True), Codec(BITS)
     layer = PagedLayer(budget, make_policy(policy), heads, codecs=codecs)  # type: ignore[arg-type]
     layer.padding.expected = False

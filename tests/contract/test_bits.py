@@ -93,6 +93,16 @@ def test_sizes(mode: str, bits: Any, settings: dict[str, int]) -> None:
     check("llama", mode, True, bits, **settings)
 
 
+@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
+@pytest.mark.parametrize("policy", ["keydiff", "h2o"])
+@pytest.mark.parametrize("sinks", [0, 4])
+@pytest.mark.parametrize("recent", [0, 1, 3])
+@pytest.mark.parametrize("mode", ["greedy", "two_turns", "prompt_lookup"])
+def test_newest_tokens_that_nothing_protects(mode: str, recent: int, sinks: int, policy: str, padded: bool) -> None:
+    """They may be evicted while they wait for their codes: what is read as it came is what is still held."""
+    check("llama", mode, padded, 8, "paged_eviction", policy=policy, recent_tokens=recent, sink_tokens=sinks)
+
+
 @pytest.mark.each_value_once
 @pytest.mark.parametrize(("budget", "turns"), [(24, None), (48, [9, 2, 5])], ids=["full", "growing, ragged turns"])
 @pytest.mark.parametrize("policy", ["paged_eviction", "keydiff", "h2o"])

@@ -15,6 +15,7 @@ from ...layers.contents import PagedSnapshot
 from ...layers.sliding import SlidingSnapshot, StaticSlidingLayer
 from ...queries.observer import ObserverSnapshot
 from ...store.coded import CodedSnapshot, CodedStore
+from ...store.exact import EMPTY
 from ...store.shifts import Shifts
 from ...store.store import HeldSnapshot, StoreSnapshot
 from ...table.state import Choice, Counters, Phase, Tokens
@@ -126,7 +127,7 @@ def _check_coded(saved: HeldSnapshot, layer: PagedLayer, rows: int, capacity: in
         _shape("codes", found, shape, dtype)
     heads, held = saved.shape[1], saved.shape[2]
     _need(heads > 0 and held <= saved.slots <= capacity, f"{held} tokens, {saved.slots} slots, a budget of {capacity}")
-    _range("places", saved.places, 0, max(held - 1, 0))
+    _range("places", saved.places, EMPTY, held - 1)
     for name in ("count", "coded", "since"):
         _range(name, getattr(saved, name), 0, _LONGEST)
     _need((saved.coded <= saved.count).all(), "more tokens are encoded than came")
