@@ -77,9 +77,9 @@ class CodedStore(Store):
     """Every token is encoded once and never again; what moves, stays or is overwritten later are its codes.
 
     The first `protected` tokens of a row and its newest `block_size` are read as they came, those of them that are
-    held, all others rounded. Which these are follows from a row's real tokens alone, so it does not depend on the batch. A single token
-    therefore goes beside the codes at first, and the codes of a whole block are written together: the layer asks for it
-    (`encode`) when as many have come.
+    held, all others rounded. Which these are follows from a row's real tokens alone, so it does not depend on the
+    batch. A single token therefore goes beside the codes at first, and the codes of a whole block are written together:
+    the layer asks for it (`encode`) when as many have come.
 
     Where states are turned for attention, no copy of them is kept: they are turned at each read, once decoded.
 
