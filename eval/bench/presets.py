@@ -6,10 +6,13 @@ from typing import Any
 
 from ..errors import UserError
 from .goals import CPU, H200
+from .methods import METHODS
 from .settings import Throughput
 from .variants import FLOOR, FLOOR_COMPILED, FULL, KVPRESS, PAGED, STATIC
 
-PAPER = "paper-throughput"
+PAPER = "paper"
+#: Shapes of the models that arXiv 2509.04377 measured.
+PAPER_MODELS = ("llama-3.2-1b", "llama-3.2-3b", "llama-3.1-8b")
 
 PRESETS: dict[str, dict[str, Any]] = {
     CPU: {
@@ -35,8 +38,8 @@ PRESETS: dict[str, dict[str, Any]] = {
     PAPER: {
         "model": "llama-3.2-1b",
         "contexts": (),
-        "variants": (FULL, PAGED, *STATIC),
-        "throughput": Throughput(),
+        "variants": (FULL, *METHODS),
+        "throughput": Throughput(budgets=(256, 512, 1024, 2048, 4096)),
     },
 }
 

@@ -16,14 +16,14 @@ from ..options.base import flag
 from ..options.bench import BenchOptions, StepOptions, ThroughputOptions
 from ..settings import Settings
 from ..terminal import progress, say
-from .goals import COMMANDS, H200
+from .goals import H200
 from .plot import plot_steps
-from .presets import PAPER, get_preset
+from .plot_methods import plot_methods
+from .presets import PAPER, PAPER_MODELS, get_preset
 from .rows import FAILED, MEASURED, MISSING
-from .run import Report, at, list_missing, run_bench
+from .run import Report, at, command_of, list_missing, run_bench
 from .settings import BenchSettings, Throughput, check
 from .shapes import SHAPES, choose_device, config_of, dtype_of
-from .summary import one_budget
 from .table import reasons, tables
 from .throughput import VARIANTS_OF_THROUGHPUT
 from .variants import KVPRESS, VARIANTS, choose_variants
@@ -47,8 +47,7 @@ def read(options: BenchOptions) -> BenchSettings:
             raise UserError(f"{', '.join(wrong)}: about decode steps, leave it out with --preset {PAPER}")
         if options.memory is not None:
             raise UserError(f"--memory: --preset {PAPER} takes --budgets")
-        budget = one_budget(options, PAPER)
-        changed |= {"budget": budget} if "budgets" in given else {}
+        changed |= {"budgets": options.budgets} if "budgets" in given else {}
         changed |= {"rounds": options.rounds} if "rounds" in given else {}
         allowed = VARIANTS_OF_THROUGHPUT
     if throughput is not None:
@@ -58,7 +57,7 @@ def read(options: BenchOptions) -> BenchSettings:
     values |= typed
     wanted = values.pop("device", None)
     settings = BenchSettings(**values)
-    settings = settings.but(device=_device(wanted, settings))
+    settings = settings.but(device=_device(wanted, settings, options.preset == PAPER))
     if options.memory is not None:
         if "budgets" in given:
             raise UserError("--budgets and --memory both say how much is held: give one of them")
@@ -67,9 +66,19 @@ def read(options: BenchOptions) -> BenchSettings:
     return settings
 
 
-def _device(wanted: str | None, settings: BenchSettings) -> str:
-    # What the goals of a GPU need is not measured on anything else.
-    return "cuda" if settings.goals == H200 and wanted is None else choose_device(wanted, settings.model)
+def _device(wanted: str | None, settings: BenchSettings, paper: bool) -> str:
+    # What the goals of a GPU and the paper's shapes need is not measured on anything else unasked: it takes days.
+    on_a_gpu = settings.goals == H200 or (paper and settings.model in PAPER_MODELS)
+    return "cuda" if on_a_gpu and wanted is None else choose_device(wanted, settings.model)
+
+
+def run_paper(options: BenchOptions, output: Path) -> bool:
+    """The preset `paper`: the model that was given, or each of the paper's in a folder of its own."""
+    if "model" in options.model_fields_set:
+        return run(read(options), output, options.again, options.profile)
+    return all(
+        [run(read(options.but(model=model)), output / model, options.again, options.profile) for model in PAPER_MODELS]
+    )
 
 
 def run(settings: BenchSettings, output: Path, again: bool, trace: Path | None) -> bool:
@@ -79,26 +88,30 @@ def run(settings: BenchSettings, output: Path, again: bool, trace: Path | None) 
         reason = "needs a CUDA device, and this machine has none"
         report = list_missing(at(settings, "cpu"), output, reason)
         missing = sum(row["status"] == MISSING for row in report.rows)
-        _show(report)
+        _show(report, settings.model)
         say(notes, f"nothing is estimated: {missing} rows were not measured ({reason}), and are listed in {output}")
-        say(notes, f"on such a machine: {COMMANDS[H200]}")
+        say(notes, f"on such a machine: {command_of(settings)}")
         return False
     if settings.largest_batch and not settings.device.startswith("cuda"):
         say(notes, "note: --largest-batch is left out: CUDA only")
         settings = settings.but(largest_batch=False)
     with progress(notes, "measurements") as watch:
         report = run_bench(at(settings, settings.device), output, again, trace, watch)
-    _show(report)
-    drawn = plot_steps(report.rows, output / "steps.png")
+    _show(report, settings.model)
+    drawn = [
+        name
+        for name, draw in {"steps.png": plot_steps, "methods.png": plot_methods}.items()
+        if draw(report.rows, output / name)
+    ]
     for note in [*report.notes, *reasons(report.rows)]:
         say(notes, f"note: {note}")
-    files: list[Any] = ["results.jsonl", "run_meta.json", "summary.json", *(["steps.png"] if drawn else [])]
+    files: list[Any] = ["results.jsonl", "run_meta.json", "summary.json", *drawn]
     say(notes, f"written to {output}: {', '.join(files)}" + ("" if trace is None else f"; trace: {trace}"))
     return all(_fine(row) for row in report.rows)
 
 
-def _show(report: Report) -> None:
-    for table in tables(report.rows, report.verdicts):
+def _show(report: Report, model: str) -> None:
+    for table in tables(report.rows, report.verdicts, model):
         Console().print(table)
 
 

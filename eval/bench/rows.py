@@ -18,7 +18,7 @@ class BenchKey(NamedTuple):
     kind: str
     variant: str
     context: int | None
-    budget: int
+    budget: int | None
     batch_size: int | None
 
 
@@ -40,7 +40,7 @@ def reason_of(error: Exception) -> str:
 
 
 def measured(
-    rows: Iterable[Row], kind: str, variant: str, context: int | None, budget: int, batch_size: int | None
+    rows: Iterable[Row], kind: str, variant: str, context: int | None, budget: int | None, batch_size: int | None
 ) -> Row | None:
     """The row of this identity if it has numbers."""
     key = BenchKey(kind, variant, context, budget, batch_size)

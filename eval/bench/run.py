@@ -181,9 +181,18 @@ def _set_threads(settings: BenchSettings) -> None:
 def summarise(settings: BenchSettings, kept: Journal, device: Device) -> Report:
     """Rows in the order of the plan, verdicts, and the file that holds both."""
     rows = [kept.rows[key] for job in jobs(settings) for key in job.keys if key in kept.rows]
-    verdicts = [] if settings.goals is None else judge(settings.goals, rows, settings.model, settings.device)
+    verdicts = _judged(settings, rows)
     kept.folder.write_json(SUMMARY, content(settings, rows, verdicts, kept.folder.meta | device.facts()))
     return Report(rows, verdicts, kept.notes)
+
+
+def _judged(settings: BenchSettings, rows: Sequence[Row]) -> list[Verdict]:
+    return [] if settings.goals is None else judge(settings.goals, rows, settings.model, settings.device)
+
+
+def command_of(settings: BenchSettings) -> str:
+    """What measures these rows on the machine that they are about."""
+    return COMMANDS.get(settings.goals or "", f"paged-eviction bench --preset paper --model {settings.model}")
 
 
 def content(
@@ -201,8 +210,7 @@ def content(
 
 def list_missing(settings: BenchSettings, output: Path, reason: str) -> Report:
     """Write down every row that this machine cannot measure, and the command that does; nothing is estimated."""
-    goals = settings.goals or ""
-    command = COMMANDS.get(goals, "")
+    command = command_of(settings)
     with held(output):
         _refuse_others(output, settings)
         folder = ResultFolder(output, settings.as_json())
@@ -210,7 +218,7 @@ def list_missing(settings: BenchSettings, output: Path, reason: str) -> Report:
         known = {row_key(row): row for row in (read_rows(output, row_key)[0] if before else [])}
         keys = [key for job in jobs(settings) for key in job.keys]
         rows = [known.get(key) or make_row(key, MISSING, reason, command=command) for key in keys]
-        verdicts = judge(goals, rows, settings.model, settings.device)
+        verdicts = _judged(settings, rows)
         meta = {"versions": versions(), "hardware": hardware(1)}
         folder.write_json(SUMMARY, content(settings, rows, verdicts, meta))
     return Report(rows, verdicts, [])

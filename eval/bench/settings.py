@@ -9,6 +9,7 @@ from hf_paged_eviction.policies import make_policy
 
 from ..errors import UserError
 from ..options.bench import StepOptions, ThroughputOptions
+from .methods import METHODS
 from .shapes import config_of
 
 
@@ -16,12 +17,12 @@ class Throughput(ThroughputOptions):
     """Whole answers, prefill included: options of these names, and what others come to.
 
     Attributes:
-        budget: tokens held per layer and row.
+        budgets: tokens held per layer and row; each is measured by itself.
         batch_size: prompts that run together; None is all of them, on CUDA as many as memory allows.
         rounds: how often everything is repeated.
     """
 
-    budget: int = 1024
+    budgets: tuple[int, ...] = (1024,)
     rounds: int = 1
 
 
@@ -42,6 +43,11 @@ class BenchSettings(StepOptions):
     machine: dict[str, Any] | None = None
 
 
+def as_published(settings: BenchSettings, variant: str) -> BenchSettings:
+    """The settings with the cache of a method; as they are for any other variant."""
+    return settings.but(**METHODS.get(variant, {}))
+
+
 def check(settings: BenchSettings) -> None:
     """Refuse what cannot be measured, before anything is loaded.
 
@@ -56,17 +62,24 @@ def check(settings: BenchSettings) -> None:
         )
     budgets = set(settings.budgets if settings.contexts else ())
     if settings.throughput is not None:
-        budgets.add(settings.throughput.budget)
+        budgets |= set(settings.throughput.budgets)
     for budget in sorted(budgets):
-        try:
-            PagedEvictionCache(config_of("100m"), budget=budget, **settings.cache_arguments)
-        except (TypeError, ValueError) as error:
-            raise UserError(f"--budgets {budget}: {error}") from error
+        _check_budget(settings, budget)
     if settings.contexts and (low := min(settings.budgets)) < 2 * settings.steps:
         raise UserError(
             f"--steps {settings.steps}: a cache of {low} tokens is decoded for that long and rewound, which needs a "
             f"budget of {2 * settings.steps} at least; take fewer steps"
         )
+
+
+def _check_budget(settings: BenchSettings, budget: int) -> None:
+    for variant in settings.variants:
+        arguments = as_published(settings, variant).cache_arguments
+        try:
+            PagedEvictionCache(config_of("100m"), budget=budget, **arguments)
+        except (TypeError, ValueError) as error:
+            of = f" (variant {variant})" if variant in METHODS else ""
+            raise UserError(f"--budgets {budget}{of}: {error}") from error
 
 
 def _check_policy(name: str) -> None:

@@ -13,6 +13,7 @@ from hf_paged_eviction.stats import readable_bytes
 
 from ..store.results import Row
 from .goals import MET, MISSED, Verdict, beside, step_ratio
+from .methods import PUBLISHED_WHERE, published
 from .rows import DECODE, MEASURED, MISSING, THROUGHPUT, UPDATE
 from .variants import FLOOR, FLOOR_COMPILED, FULL, FULL_COMPILED, KVPRESS, PAGED, STATIC
 
@@ -28,7 +29,7 @@ PAIRS = (
 _COLOURS = {MET: "green", MISSED: "red"}
 
 
-def tables(rows: Sequence[Row], verdicts: Sequence[Verdict]) -> list[RenderableType]:
+def tables(rows: Sequence[Row], verdicts: Sequence[Verdict], model: str) -> list[RenderableType]:
     """All tables of a run; empty ones are left out."""
     shown = [row for row in rows if row["status"] != MISSING]
     groups = dict.fromkeys((row["budget"], row["batch_size"]) for row in shown if row["kind"] == DECODE)
@@ -36,7 +37,7 @@ def tables(rows: Sequence[Row], verdicts: Sequence[Verdict]) -> list[RenderableT
     for budget, batch in groups:
         group = [row for row in shown if (row["kind"], row["budget"], row["batch_size"]) == (DECODE, budget, batch)]
         found += [_times(group, budget, batch), _costs(group), _ratios(group)]
-    found += [_throughput([row for row in shown if row["kind"] == THROUGHPUT])]
+    found += [_throughput([row for row in shown if row["kind"] == THROUGHPUT], model)]
     found += [_update([row for row in shown if row["kind"] == UPDATE])]
     found += [_goals(verdicts)]
     return [table for table in found if table.row_count]
@@ -112,26 +113,41 @@ def _ratios(rows: Sequence[Row]) -> Table:
     return table
 
 
-def _throughput(rows: Sequence[Row]) -> Table:
-    title = "throughput"
+def _throughput(rows: Sequence[Row], model: str) -> Table:
     measured = [row for row in rows if row["status"] == MEASURED]
+    title, full = "throughput", next((row for row in measured if row["variant"] == FULL), None)
     if measured:
         one = measured[0]
         title = (
             f"throughput: {one['requests']} requests, {one['input_tokens']:,} tokens in and "
-            f"{one['output_tokens']:,} out, budget {one['budget']}, prefill included"
+            f"{one['output_tokens']:,} out, prefill included"
         )
-    table = _table(title, "variant", "rows together", "compiled", "tokens/s", "x full")
-    full = next((row["tokens_per_second"] for row in measured if row["variant"] == FULL), None)
+    numbers = "rows together", "compiled", "tokens/s", "x full", "answer, s", "x full", "ms/token", "published"
+    table = _table(title, "variant", "budget", *numbers)
     for row in rows:
-        if row["status"] != MEASURED:
-            table.add_row(row["variant"], "", "", row["status"])
-            continue
-        rate = row["tokens_per_second"]
-        compiled = "yes" if row["compiled"] else "no"
-        times = "" if full is None else f"{rate / full:.2f}"
-        table.add_row(row["variant"], str(row["rows_together"]), compiled, f"{rate:,.1f}", times)
+        budget = "" if row["budget"] is None else f"{row['budget']:,}"
+        cells = [row["status"]] if row["status"] != MEASURED else _answers(row, full, model)
+        table.add_row(row["variant"], budget, *cells)
+    if any(published(model, row) for row in measured):
+        table.caption = f"published, tokens/s: {PUBLISHED_WHERE}"
     return table
+
+
+def _answers(row: Row, full: Row | None, model: str) -> list[str]:
+    def beside(name: str) -> str:
+        return "" if full is None else f"{row[name] / full[name]:.2f}"
+
+    known = published(model, row)
+    return [
+        str(row["rows_together"]),
+        "yes" if row["compiled"] else "no",
+        f"{row['tokens_per_second']:,.1f}",
+        beside("tokens_per_second"),
+        f"{row['latency_seconds']:.2f}",
+        beside("latency_seconds"),
+        f"{row['token_ms']:.2f}",
+        "" if known is None else f"about {known:,}",
+    ]
 
 
 def _update(rows: Sequence[Row]) -> Table:

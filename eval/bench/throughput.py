@@ -17,11 +17,12 @@ from ..store.results import Row
 from .compiling import room_for_graphs
 from .filling import layer_shapes
 from .largest import fits, largest
+from .methods import METHODS
 from .rows import FAILED, MEASURED, THROUGHPUT, UNAVAILABLE, BenchKey, make_row, reason_of
-from .settings import BenchSettings, Throughput
+from .settings import BenchSettings, Throughput, as_published
 from .variants import FULL, FULL_COMPILED, PAGED, PAGED_STATIC_OWN, STATIC, Unavailable, own_attention, paged_cache
 
-VARIANTS_OF_THROUGHPUT = (FULL, FULL_COMPILED, PAGED, *STATIC)
+VARIANTS_OF_THROUGHPUT = (FULL, FULL_COMPILED, PAGED, *STATIC, *METHODS)
 #: Tokens of the answer before the clock runs: kernels are chosen, graphs are made.
 _WARM_UP = 20
 #: How often a round tells of its progress.
@@ -31,20 +32,24 @@ TICKS = 20
 def throughput_keys(settings: BenchSettings) -> list[BenchKey]:
     """The rows that the test yields."""
     asked = _asked(settings)
-    names = [name for name in settings.variants if name in VARIANTS_OF_THROUGHPUT]
-    return [BenchKey(THROUGHPUT, name, asked.input_tokens, asked.budget, asked.batch_size) for name in names]
+    return [
+        BenchKey(THROUGHPUT, name, asked.input_tokens, budget, asked.batch_size)
+        for name in settings.variants
+        if name in VARIANTS_OF_THROUGHPUT
+        for budget in ((None,) if name in (FULL, FULL_COMPILED) else asked.budgets)
+    ]
 
 
 def measure_throughput(model: Any, settings: BenchSettings, key: BenchKey, tick: Callable[[str], None]) -> Row:
     """One variant answers all requests, `rounds` times; `tick` is called `TICKS` times in each."""
-    asked = _asked(settings)
+    asked, settings = _asked(settings), as_published(settings, key.variant)
     try:
         around = own_attention(model) if key.variant == PAGED_STATIC_OWN else nullcontext
         with around(), room_for_graphs():
-            size = _batch_size(model, settings, key.variant)
+            size = _batch_size(model, settings, key)
             while True:
                 try:
-                    seconds = _rounds(model, settings, key.variant, size, tick)
+                    seconds = _rounds(model, settings, key, size, tick)
                     break
                 except (RuntimeError, MemoryError) as error:
                     if not is_out_of_memory(error) or size == 1 or asked.batch_size is not None:
@@ -59,6 +64,7 @@ def measure_throughput(model: Any, settings: BenchSettings, key: BenchKey, tick:
         free_memory()
     tokens = asked.requests * asked.output_tokens
     rates = [tokens / each for each in seconds]
+    batches = -(-asked.requests // size)
     return make_row(
         key,
         MEASURED,
@@ -68,13 +74,15 @@ def measure_throughput(model: Any, settings: BenchSettings, key: BenchKey, tick:
         rows_together=size,
         rounds_seconds=seconds,
         tokens_per_second=median(rates),
+        latency_seconds=median(seconds) / batches,
+        token_ms=1000 * median(seconds) / batches / asked.output_tokens,
         compiled=_compiles(model, key.variant),
     )
 
 
 def _asked(settings: BenchSettings) -> Throughput:
     if settings.throughput is None:
-        raise UserError("no throughput was asked for: --preset paper-throughput")
+        raise UserError("no throughput was asked for: --preset paper")
     return settings.throughput
 
 
@@ -83,28 +91,31 @@ def _compiles(model: Any, name: str) -> bool:
     return name in (FULL_COMPILED, *STATIC) and model.device.type != "cpu"
 
 
-def _batch_size(model: Any, settings: BenchSettings, name: str) -> int:
+def _batch_size(model: Any, settings: BenchSettings, key: BenchKey) -> int:
     asked = _asked(settings)
     if asked.batch_size is not None:
         return min(asked.batch_size, asked.requests)
     if model.device.type != "cuda":
         return asked.requests
-    test = fits(model, layer_shapes(model), settings, name, asked.budget, asked.input_tokens + asked.output_tokens)
+    held = asked.input_tokens + asked.output_tokens
+    # A method is this cache with other settings, which `settings` have by now.
+    name = PAGED if key.variant in METHODS else key.variant
+    test = fits(model, layer_shapes(model), settings, name, key.budget or held, held)
     size = largest(test, asked.requests)
     if size == 0:
         raise MemoryError("out of memory: not even one row fits")
     return size
 
 
-def _rounds(model: Any, settings: BenchSettings, name: str, size: int, tick: Callable[[str], None]) -> list[float]:
+def _rounds(model: Any, settings: BenchSettings, key: BenchKey, size: int, tick: Callable[[str], None]) -> list[float]:
     asked = _asked(settings)
     generator = torch.Generator().manual_seed(0)
     size_of_vocabulary = model.config.get_text_config().vocab_size
     prompts = torch.randint(0, size_of_vocabulary, (asked.requests, asked.input_tokens), generator=generator)
     batches = prompts.to(model.device).split(size)
-    caches = _Caches(model, settings, name)
+    caches = _Caches(model, settings, key)
     _answer(model, caches, batches[0], min(_WARM_UP, asked.output_tokens), None)
-    tell, found = _Tell(name, len(batches) * asked.output_tokens, tick), []
+    tell, found = _Tell(key, len(batches) * asked.output_tokens, tick), []
     for _ in range(asked.rounds):
         watch = Stopwatch(model.device)
         for batch in batches:
@@ -131,8 +142,9 @@ def _answer(model: Any, caches: _Caches, prompts: torch.Tensor, count: int, tell
 class _Tell(StoppingCriteria):  # type: ignore[misc]
     """Stops nothing; asked after every step, it tells how far the answers are."""
 
-    def __init__(self, name: str, steps: int, tick: Callable[[str], None]) -> None:
-        self.name, self.steps, self.tick = name, steps, tick
+    def __init__(self, key: BenchKey, steps: int, tick: Callable[[str], None]) -> None:
+        self.name = key.variant if key.budget is None else f"{key.variant} at {key.budget}"
+        self.steps, self.tick = steps, tick
         self.taken = 0
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
@@ -145,8 +157,8 @@ class _Tell(StoppingCriteria):  # type: ignore[misc]
 class _Caches:
     """Empty caches; those of static shape are emptied and used again, as their graphs belong to them."""
 
-    def __init__(self, model: Any, settings: BenchSettings, name: str) -> None:
-        self.model, self.settings, self.name = model, settings, name
+    def __init__(self, model: Any, settings: BenchSettings, key: BenchKey) -> None:
+        self.model, self.settings, self.name, self.budget = model, settings, key.variant, key.budget
         self.kept: dict[int, Any] = {}
 
     def next(self, rows: int) -> Any:
@@ -161,7 +173,7 @@ class _Caches:
 
     def _make(self, rows: int) -> Any:
         asked = _asked(self.settings)
-        if self.name == FULL_COMPILED:
+        if self.budget is None:
             return StaticCache(config=self.model.config, max_cache_len=asked.input_tokens + asked.output_tokens)
         static = self.name in STATIC
-        return paged_cache(self.model, self.settings, asked.budget, static, rows, asked.input_tokens)
+        return paged_cache(self.model, self.settings, self.budget, static, rows, asked.input_tokens)

@@ -48,12 +48,13 @@ A published shape with random weights, nothing downloaded, and the largest batch
 
   paged-eviction bench --model llama-3.1-8b --contexts 8192,32768 --budgets 1024,4096 --batch-sizes 1,8 --largest-batch
 
-The throughput test of the PagedEviction paper, and a small version of it
+The throughput and latency figures of the PagedEviction paper: budgets 256 to 4,096, blocks of 8, 16 and 32 beside \
+baselines that evict token by token, for the shapes of three Llama models; and a small version for a CPU
 
-  paged-eviction bench --preset paper-throughput
+  paged-eviction bench --preset paper
 
-  paged-eviction bench --preset paper-throughput --model 100m --requests 2 --input-tokens 64 --output-tokens 128 \
---budgets 64
+  paged-eviction bench --preset paper --model 100m --requests 2 --input-tokens 64 --output-tokens 128 \
+--budgets 96,128
 
 Continuous batching with a fixed pool of pages, with budgets and without: requests and tokens per second, live \
 requests, preemptions, time to the first token
@@ -98,6 +99,8 @@ def bench(options: BenchOptions) -> bool:
         from ..bench.prefill import run as run_prefill
 
         return run_prefill(options, output)
-    from ..bench.request import read, run
+    from ..bench.request import read, run, run_paper
 
+    if options.preset == "paper":
+        return run_paper(options, output)
     return run(read(options), output, options.again, options.profile)

@@ -92,9 +92,9 @@ class BenchOptions(StepOptions, ThroughputOptions):
 
     preset: str | None = option(
         None,
-        "cpu or h200: the goals of the project on such a machine. paper-throughput: 1,024 tokens in, 8,192 out, 64 "
-        "requests, budget 1,024. serving: continuous batching. bits: every precision. prefill: time to the first "
-        "token. Other options replace parts of it.",
+        "cpu or h200: the goals of the project on such a machine. paper: 64 requests of 1,024 tokens in and 8,192 out "
+        "with the paper's budgets, blocks and baselines. serving: continuous batching. bits: every precision. prefill: "
+        "time to the first token. Other options replace parts of it.",
         panel="What is measured",
     )
     memory: str | None = option(

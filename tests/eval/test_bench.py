@@ -19,7 +19,9 @@ from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction_eval.bench import decoding, run, throughput, variants
 from hf_paged_eviction_eval.bench import precision as precisions
 from hf_paged_eviction_eval.bench.decoder import Decoder
+from hf_paged_eviction_eval.bench.methods import published
 from hf_paged_eviction_eval.bench.request import read
+from hf_paged_eviction_eval.bench.settings import as_published
 from hf_paged_eviction_eval.bench.shapes import SHAPES, config_of
 from hf_paged_eviction_eval.commands import app
 from hf_paged_eviction_eval.environment import versions
@@ -194,14 +196,54 @@ def test_contexts_below_the_budget_evict_nothing(model_folder: str, tmp_path: Pa
 
 
 def test_throughput(model_folder: str, tmp_path: Path) -> None:
-    words = f"--preset paper-throughput --model {model_folder} --requests 3 --input-tokens 40 --output-tokens 24"
-    result = bench(f"{words} --budgets 48 --batch-size 2 --rounds 2 --device cpu --output {tmp_path}")
-    assert "3 requests, 40 tokens in and 24 out, budget 48" in result.output
+    words = f"--preset paper --model {model_folder} --requests 3 --input-tokens 100 --output-tokens 24 --budgets 96,128"
+    variants = "full,paged_static_own,paged_8,streaming_llm"
+    result = bench(f"{words} --variants {variants} --batch-size 2 --rounds 2 --device cpu --output {tmp_path}")
+    assert "3 requests, 100 tokens in and 24 out" in result.output
     rows = rows_of(tmp_path)
-    assert [row["variant"] for row in rows] == ["full", "paged", "paged_static", "paged_static_own"]
+    measured = [(row["variant"], row["budget"]) for row in rows]
+    assert measured == [("full", None), *((name, size) for name in variants.split(",")[1:] for size in (96, 128))]
+    assert (tmp_path / "methods.png").read_bytes().startswith(b"\x89PNG")
     for row in rows:
         assert row["status"] == "measured" and row["rows_together"] == 2 and not row["compiled"]
         assert row["tokens_per_second"] == pytest.approx(sum(3 * 24 / seconds for seconds in row["rounds_seconds"]) / 2)
+        assert row["latency_seconds"] == pytest.approx(sum(row["rounds_seconds"]) / 2 / 2)  # two rounds of two batches
+
+
+def test_methods_of_the_paper_are_as_published() -> None:
+    """Blocks of PagedEviction; baselines that evict single tokens; StreamingLLM with its own four sinks."""
+    settings = read(BenchOptions(preset="paper", model="100m", device="cpu"))
+    caches = {}
+    for name in settings.variants[1:]:
+        asked = as_published(settings, name)
+        caches[name] = PagedEvictionCache(
+            config_of("100m"), budget=256, policy=asked.policy, **asked.cache_arguments
+        ).layers[0]
+    assert {name: layer.budget.block_size for name, layer in caches.items()} == {
+        **{"paged_8": 8, "paged_16": 16, "paged_32": 32},
+        **dict.fromkeys(("streaming_llm", "keydiff", "key_norm"), 1),
+    }
+    assert caches["streaming_llm"].budget.protected == 4
+    assert [layer.policy.name for layer in caches.values()] == [
+        *["paged_eviction"] * 3,
+        *("streaming_llm", "keydiff", "key_norm"),
+    ]
+
+
+def test_the_paper_is_for_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    result = bench(f"--preset paper --output {tmp_path}", status=1)
+    for model in ("llama-3.2-1b", "llama-3.2-3b", "llama-3.1-8b"):
+        assert f"paged-eviction bench --preset paper --model {model}" in result.output
+        rows = json.loads((tmp_path / model / "summary.json").read_text("utf-8"))["rows"]
+        assert {row["status"] for row in rows} == {"missing"} and len(rows) == 1 + 6 * 5
+
+
+def test_numbers_of_the_paper_stand_beside_the_same_setup() -> None:
+    row = {"variant": "paged_16", "budget": 1024, "input_tokens": 1024, "output_tokens": 8192}
+    assert published("llama-3.2-1b", row) == 3020
+    assert published("llama-3.2-3b", row) is None and published("llama-3.2-1b", {**row, "budget": 512}) is None
+    assert published("llama-3.2-1b", {**row, "variant": "full", "budget": None}) == 2200
 
 
 def test_goals_of_a_gpu_without_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,7 +266,7 @@ def test_largest_batch_is_for_cuda(model_folder: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--preset gpu", "--preset gpu: there is cpu, h200, paper-throughput"),
+        ("--preset gpu", "--preset gpu: there is cpu, h200, paper"),
         ("--variants paged,quest", "--variants quest: there is full, floor, paged"),
         ("--variants ,", "no variant given"),
         ("--contexts 1k", "--contexts '1k': write whole numbers"),
@@ -239,11 +281,11 @@ def test_largest_batch_is_for_cuda(model_folder: str, tmp_path: Path) -> None:
         ("--policy nonsense", "--policy nonsense: "),
         ("--device cuda:99", "--device cuda:99: this machine has"),
         ("--device gpu", "--device gpu: write cpu, cuda or cuda:1"),
-        ("--requests 2", "--requests: about whole answers, say --preset paper-throughput"),
-        ("--preset paper-throughput --contexts 8", "--contexts: about decode steps"),
-        ("--preset paper-throughput --budgets 64,128", "takes one"),
-        ("--preset paper-throughput --budgets 65", "--budgets 65: budget=65 is not a multiple"),
-        ("--preset paper-throughput --variants kvpress", "--variants kvpress: there is full, full_compiled, paged"),
+        ("--requests 2", "--requests: about whole answers, say --preset paper"),
+        ("--preset paper --contexts 8", "--contexts: about decode steps"),
+        ("--preset paper --budgets 65", "--budgets 65: budget=65 is not a multiple"),
+        ("--preset paper --budgets 144", "--budgets 144 (variant paged_32): budget=144 is not a multiple"),
+        ("--preset paper --variants kvpress", "--variants kvpress: there is full, full_compiled, paged"),
         ("--model /nowhere/at/all --contexts 64 --budgets 64 --steps 16", "cannot load"),
     ],
 )
