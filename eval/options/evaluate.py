@@ -132,7 +132,7 @@ class TaskOptions(TaskFileOptions):
     )
     chat_template: Literal["auto", "always", "never"] = option(
         "auto",
-        "auto, always or never; auto: as LongBench does, not for few-shot and code tasks.",
+        "auto, always or never; auto: where the task's protocol has one, not for few-shot and code tasks, see docs.",
         metavar="WHEN",
         panel=PROMPTS,
     )

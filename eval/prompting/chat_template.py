@@ -13,28 +13,48 @@ def has_template(tokenizer: Any) -> bool:
     return bool(getattr(tokenizer, "chat_template", None))
 
 
-def wrap(context: str, question: str, tokenizer: Any) -> tuple[str, str]:
+def takes_turns(tokenizer: Any) -> bool:
+    """Whether the template marks who speaks; one that only joins messages, as the embedded model's, does not.
+
+    Raises:
+        UserError: there is a template, and it fails.
+    """
+    if not has_template(tokenizer):
+        return False
+    text = render("a", tokenizer)
+    for mark in (tokenizer.bos_token, tokenizer.eos_token):
+        text = text.replace(mark or "", "")
+    return text.strip() != "a"
+
+
+def wrap(context: str, question: str, tokenizer: Any, cue: str = "") -> tuple[str, str]:
     """The wrapped prompt in two parts: up to the end of the context, and from the question on.
+
+    With a cue the answer has begun with it.
 
     The template may strip the message or write before it what it likes. Its special tokens are in the text, so the
     parts are to be tokenised without adding any. The first part depends on the context alone.
     """
-    whole = render(context + question, tokenizer)
+    whole = render(context + question, tokenizer, cue)
     # Two other messages that go on differently right after the context share with it what stands up to there.
-    shared = _shared_length([whole, render(f"{context}A", tokenizer), render(f"{context}B", tokenizer)])
+    shared = _shared_length([whole, render(f"{context}A", tokenizer, cue), render(f"{context}B", tokenizer, cue)])
     return whole[:shared], whole[shared:]
 
 
-def render(message: str, tokenizer: Any) -> str:
-    """The text that the model reads when a user says `message`."""
+def render(message: str, tokenizer: Any, cue: str = "") -> str:
+    """The text that the model reads when a user says `message`, up to the mark of its own turn and the cue."""
     if not has_template(tokenizer):
         raise UserError(
             "--chat-template always: the tokenizer has no chat template; take `auto`, or the tokenizer of an "
             "instruct model (--tokenizer)"
         )
     chat = [{"role": "user", "content": message}]
+    if cue:
+        chat.append({"role": "assistant", "content": cue.strip()})
     try:
-        text: str = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+        text: str = tokenizer.apply_chat_template(
+            chat, tokenize=False, add_generation_prompt=not cue, continue_final_message=bool(cue)
+        )
     except Exception as error:  # a template is a program, it may fail in any way
         raise UserError(f"the chat template of the tokenizer fails (--chat-template never): {error}") from error
     return text

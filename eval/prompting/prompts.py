@@ -12,7 +12,7 @@ from ..grouping import grouped
 from ..running.batching import start_size
 from ..settings import TaskSettings
 from ..tasks import Sample
-from .chat_template import has_template, render, wrap
+from .chat_template import has_template, render, takes_turns, wrap
 from .suites import is_generated, load_samples
 from .truncation import cut_middle
 
@@ -77,16 +77,17 @@ def encode(
             on its own, so that equal contexts have equal ids. Both have a token at least: a sample without a question
             has the end of the chat template for one or, without a template, the last token of the context.
         max_length: tokens kept of a longer prompt, not counting the chat template; None keeps all.
-        chat_template: "auto" wraps the samples that say so, if the tokenizer has a template.
+        chat_template: "auto" wraps the samples that say so, if the tokenizer has a template. The cue of a sample is
+            then the beginning of the answer.
     """
-    context, question, truncated = sample.context, sample.question, False
+    chat = _is_chat(sample, tokenizer, chat_template)
+    context, question, truncated = sample.context, sample.question + ("" if chat else sample.cue), False
     if max_length is not None:
         context, question, truncated = cut_middle(
             context, question, tokenizer, max_length, at_once=sample.metric == "multiple_choice"
         )
-    chat = _is_chat(sample, tokenizer, chat_template)
     if chat:
-        context, question = wrap(context, question, tokenizer)
+        context, question = wrap(context, question, tokenizer, sample.cue)
     if question_aware:
         ids = _ids(tokenizer, context + question, special=not chat)
         if not ids:
@@ -103,6 +104,9 @@ def encode(
 
 
 def _is_chat(sample: Sample, tokenizer: Any, chat_template: ChatTemplate) -> bool:
+    """Whether a sample is wrapped; one with a cue for the model's turn, only where the template marks turns."""
+    if sample.cue and chat_template != "never" and has_template(tokenizer):
+        return sample.chat and takes_turns(tokenizer)
     return chat_template == "always" or (chat_template == "auto" and sample.chat and has_template(tokenizer))
 
 
@@ -164,7 +168,7 @@ def longest_prompt(settings: TaskSettings, tokenizer: Any, config: Any, sample: 
     if context is None:
         return None
     wrapped = _is_chat(sample, tokenizer, settings.chat_template)
-    around = len(_ids(tokenizer, render("x", tokenizer), special=False)) if wrapped else 0
+    around = len(_ids(tokenizer, render("x", tokenizer, sample.cue), special=False)) if wrapped else 0
     room = context - sample.max_new_tokens - around - _SLACK
     if room < 2:
         raise UserError(

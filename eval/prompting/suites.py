@@ -16,6 +16,7 @@ from ..settings import TaskSettings
 from ..task_files import REGISTERED, TaskFile
 from ..tasks import TASK_GROUPS, Sample, available_tasks, get_task, make_samples
 from ..tasks.niah import NeedleInAHaystack
+from .chat_template import takes_turns
 from .haystack_files import haystack_digest, read_haystack
 
 #: Samples per task and length where `--limit` says nothing; those of LongBench all run.
@@ -122,9 +123,19 @@ def load_samples(task: str, settings: TaskSettings, tokenizer: Any, length: int 
     try:
         buried = task == NIAH and settings.haystack
         chosen = NeedleInAHaystack(read_haystack(settings.haystack)) if buried else task
-        return make_samples(chosen, tokenizer, length, count, settings.seed)
+        return make_samples(chosen, tokenizer, length, count, settings.seed, in_turns(task, settings, tokenizer))
     except ValueError as error:
         raise UserError(f"{error} (--length)") from error
+
+
+def in_turns(task: str, settings: TaskSettings, tokenizer: Any) -> bool:
+    """Whether a generated task is asked in turns of a chat.
+
+    "auto" leaves tasks of examples and of code as they are, as LongBench does, and everything where the template does
+    not mark who speaks; there "always" changes nothing either.
+    """
+    wanted = {"auto": get_task(task).chat, "always": True, "never": False}[settings.chat_template]
+    return wanted and takes_turns(tokenizer)
 
 
 def score(sample: Sample, prediction: str, settings: TaskSettings) -> float:

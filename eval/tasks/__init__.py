@@ -42,10 +42,12 @@ def get_task(name: str) -> Task:
         raise ValueError(f"unknown task {name!r}; the tasks are: {', '.join(_TASKS)}") from None
 
 
-def make_samples(task: str | Task, tokenizer: Tokenizer, length: int, count: int, seed: int = 0) -> list[Sample]:
-    """The first `count` samples of a task at one length and seed."""
+def make_samples(
+    task: str | Task, tokenizer: Tokenizer, length: int, count: int, seed: int = 0, chat: bool = False
+) -> list[Sample]:
+    """The first `count` samples of a task at one length and seed, as plain text or for a chat."""
     chosen = get_task(task) if isinstance(task, str) else task
-    return [chosen.make(tokenizer, length, index, seed) for index in range(count)]
+    return [chosen.make(tokenizer, length, index, seed, chat) for index in range(count)]
 
 
 __all__ = [

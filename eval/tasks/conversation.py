@@ -16,7 +16,18 @@ from itertools import cycle
 from . import haystack, library
 from .sample import Sample
 from .suite import KvRecall, KvRecallMany, Passkey, VariableTracking
-from .task import SPARE_TOKENS, Facts, NeedleTask, Query, Task, Tokenizer, count_tokens, default_load, special_tokens
+from .task import (
+    Facts,
+    NeedleTask,
+    Query,
+    Task,
+    Tokenizer,
+    answer_room,
+    count_tokens,
+    default_load,
+    question_fields,
+    taken,
+)
 from .words import Words
 
 SYSTEM = "The user and the agent talk. Remember what is said."
@@ -53,16 +64,16 @@ class Conversation(Task):
     name = "conversation"
     description = "A conversation that visits four topics twice; a question about a fact of one of them."
 
-    def make(self, tokenizer: Tokenizer, length: int, index: int, seed: int = 0) -> Sample:
+    def make(self, tokenizer: Tokenizer, length: int, index: int, seed: int = 0, chat: bool = False) -> Sample:
         conversation, asked = divmod(index, len(_TOPICS))
         rng = self._rng(length, conversation, seed)
         topics = _draw(rng, length)
         queries = [topic.facts.queries[0] for topic in topics]
 
         def after(query: Query) -> int:
-            return count_tokens(tokenizer, query.question) + count_tokens(tokenizer, query.completion) + SPARE_TOKENS
+            return taken(tokenizer, query.ask, query.cue, chat) + answer_room(tokenizer, query.completion, chat)
 
-        budget = length - special_tokens(tokenizer) - max(map(after, queries))
+        budget = length - max(map(after, queries))
         turns = _turns(tokenizer, rng, topics, budget)
         query, topic = queries[asked], topics[asked]
         context = "".join([SYSTEM, *turns]) + "\n\n"
@@ -71,9 +82,9 @@ class Conversation(Task):
             id=self._id(length, index, seed),
             task=self.name,
             context=context,
-            question=query.question,
+            **question_fields(query.ask, query.cue, chat),
             answers=(query.answer,),
-            max_new_tokens=count_tokens(tokenizer, query.completion) + SPARE_TOKENS,
+            max_new_tokens=answer_room(tokenizer, query.completion, chat),
             metadata={
                 **query.metadata,
                 "topic": topic.task.name,

@@ -31,7 +31,6 @@ class LongEvalLines(SizedTask):
     metric = "longeval"
     answer_tokens = 100
     unit = "lines"
-    chat = True
 
     def draw(self, rng: random.Random, length: int, index: int) -> Draft:
         key, value, depth = random_key(rng), rng.randint(1, _GREATEST), rng.random()
@@ -45,8 +44,7 @@ class LongEvalLines(SizedTask):
 
         return Draft(
             context=context,
-            question=f"Now the record is over. Tell me what is the <REGISTER_CONTENT> in line {key}? I need the "
-            "number. ",
+            ask=f"Now the record is over. Tell me what is the <REGISTER_CONTENT> in line {key}? I need the number. ",
             answers=(str(value),),
             completion=f" The <REGISTER_CONTENT> in line {key} is <{value}>.",
             facts=(fact,),

@@ -7,7 +7,7 @@ import random
 
 from . import library
 from .sample import MAX_QUESTION_TOKENS, Sample
-from .task import Task, Tokenizer, count_tokens, first_line, special_tokens
+from .task import Task, Tokenizer, chat_tokens, count_tokens, first_line, question_fields, special_tokens
 
 _ANSWER_TOKENS = 48
 _TRIES = 200
@@ -15,21 +15,24 @@ _TRIES = 200
 
 class NextLine(Task):
     name = "next_line"
+    chat = False
     description = "Write the next line of a standard library module the embedded model was not trained on."
 
-    def make(self, tokenizer: Tokenizer, length: int, index: int, seed: int = 0) -> Sample:
-        rng = self._rng(length, index, seed)
+    def make(self, tokenizer: Tokenizer, length: int, index: int, seed: int = 0, chat: bool = False) -> Sample:
+        rng, room = self._rng(length, index, seed), length
+        if chat:  # the last line begins the answer
+            room = length - chat_tokens(tokenizer)
         for _ in range(_TRIES):
             module, lines, here = _place(rng)
             question, answer = lines[here], lines[here + 1]
-            budget = length - special_tokens(tokenizer) - count_tokens(tokenizer, question + answer) - 1
+            budget = room - special_tokens(tokenizer) - count_tokens(tokenizer, question + answer) - 1
             context = _before(tokenizer, lines, here, budget)
-            if _fits(tokenizer, context, question, answer, length):
+            if _fits(tokenizer, context, question, answer, room):
                 return Sample(
                     id=self._id(length, index, seed),
                     task=self.name,
                     context=context,
-                    question=question,
+                    **question_fields("", question, chat),
                     answers=(answer.strip(),),
                     max_new_tokens=count_tokens(tokenizer, answer) + 1,
                     metadata={"module": module, "line": here + 1},

@@ -31,7 +31,6 @@ class NeedleInAHaystack(SizedTask):
     metric = "string_match_all"
     answer_tokens = 50
     unit = "words"
-    chat = True
 
     def __init__(self, texts: Sequence[str] = ()) -> None:
         """A task without a state.
@@ -47,7 +46,7 @@ class NeedleInAHaystack(SizedTask):
         words = Prefix(self._from(rng, index) if self._words else (f"{word} " for word in haystack.word_stream(rng)))
         return Draft(
             context=lambda units: f"{bury(''.join(words(units)).rstrip(), depth)}\n",
-            question="What is the best thing to do in San Francisco? Answer from the text above alone.\nAnswer:",
+            ask="What is the best thing to do in San Francisco? Answer from the text above alone.\nAnswer:",
             answers=ANSWERS,
             completion=f" {NEEDLE.strip()}",
             metadata={"depth": depth},

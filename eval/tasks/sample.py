@@ -24,6 +24,7 @@ class Sample:
         all_classes: names of all classes, of classification tasks.
         length: the `length` field of a LongBench record, in words: decides the bucket of LongBench-E.
         chat: wrapped in the chat template, where the tokenizer has one.
+        cue: what the answer begins with: the end of a plain prompt; in a chat, behind the mark of the model's turn.
         stop_at_newline: a newline ends the answer, though never before its first token.
         first_line: only the first line of the answer is scored.
     """
@@ -39,9 +40,11 @@ class Sample:
     all_classes: tuple[str, ...] | None = None
     length: int | None = None
     chat: bool = False
+    cue: str = ""
     stop_at_newline: bool = False
     first_line: bool = False
 
     @property
     def prompt(self) -> str:
-        return self.context + self.question
+        """As plain text."""
+        return self.context + self.question + self.cue

@@ -10,10 +10,8 @@ from dataclasses import dataclass, field
 from itertools import count, islice
 from typing import Generic, TypeVar
 
-from ..errors import UserError
-from ..prompting.chat_template import has_template, render
 from .sample import Sample
-from .task import SPARE_TOKENS, Task, Tokenizer, count_tokens, special_tokens
+from .task import Task, Tokenizer, answer_room, count_tokens, question_fields, taken
 
 Item = TypeVar("Item")
 
@@ -42,7 +40,8 @@ class Draft:
 
     Attributes:
         context: from a number of units of hay to the text before the question; the more units, the more tokens.
-        question: the text after it.
+        ask: the question after it.
+        cue: what the answer begins with, as it follows the question in plain text.
         answers: what the metric compares with.
         completion: an answer as a model would write it, to leave room for.
         smallest: units below which there is no sample.
@@ -51,12 +50,18 @@ class Draft:
     """
 
     context: Callable[[int], str]
-    question: str
+    ask: str
     answers: tuple[str, ...]
     completion: str
+    cue: str = ""
     smallest: int = 1
     facts: tuple[str, ...] = ()
     metadata: dict[str, float | int | str] = field(default_factory=dict)
+
+    @property
+    def question(self) -> str:
+        """Question and cue as plain text."""
+        return self.ask + self.cue
 
 
 class SizedTask(Task):
@@ -67,25 +72,21 @@ class SizedTask(Task):
         answer_tokens: tokens of an answer in the protocol. Prompts of less than four times as many tokens give a
             quarter of their length, tokenizers that need more for a right answer get more.
         unit: what the size counts, a key of the metadata.
-        chat: the protocol uses the chat template. Its tokens are left room for.
     """
 
     metric: str
     answer_tokens: int
     unit: str
-    chat: bool = False
 
     @abstractmethod
     def draw(self, rng: random.Random, length: int, index: int) -> Draft:
         """A random sample without a size; all of `rng` may be used, then and later."""
 
-    def make(self, tokenizer: Tokenizer, length: int, index: int, seed: int = 0) -> Sample:
+    def make(self, tokenizer: Tokenizer, length: int, index: int, seed: int = 0, chat: bool = False) -> Sample:
         draft = self.draw(self._rng(length, index, seed), length, index)
-        answer = count_tokens(tokenizer, draft.completion) + SPARE_TOKENS
-        new_tokens = max(answer, min(self.answer_tokens, length // 4))
-        added = special_tokens(tokenizer) + (chat_tokens(tokenizer) if self.chat else 0)
+        new_tokens = max(answer_room(tokenizer, draft.completion, chat), min(self.answer_tokens, length // 4))
         try:
-            context, units = _fit(tokenizer, draft, length - new_tokens - added)
+            context, units = _fit(tokenizer, draft, length - new_tokens, chat)
         except TooSmallError as error:
             # Samples differ, and so does one sample at another length: a tenth more, in round numbers.
             enough = length + error.missing + max(0, self.answer_tokens - new_tokens)
@@ -101,12 +102,11 @@ class SizedTask(Task):
             id=self._id(length, index, seed),
             task=self.name,
             context=context,
-            question=draft.question,
+            **question_fields(draft.ask, draft.cue, chat),
             answers=draft.answers,
             max_new_tokens=new_tokens,
             metadata=metadata | draft.metadata,
             metric=self.metric,
-            chat=self.chat,
         )
 
     def score(self, sample: Sample, prediction: str) -> float:
@@ -115,14 +115,16 @@ class SizedTask(Task):
         return score_sample(self.metric, prediction, sample.answers)
 
 
-def _fit(tokenizer: Tokenizer, draft: Draft, budget: int) -> tuple[str, int]:
-    """The greatest context that leaves prompt and question within `budget` tokens, and its units."""
-    left = budget - count_tokens(tokenizer, draft.question)
+def _fit(tokenizer: Tokenizer, draft: Draft, budget: int, chat: bool) -> tuple[str, int]:
+    """The greatest context that leaves the prompt within `budget` tokens, and its units."""
+    around = taken(tokenizer, draft.ask, draft.cue, chat)
+    left, alone = budget - around, count_tokens(tokenizer, draft.ask if chat else draft.question)
     while True:
         units = largest(lambda size: count_tokens(tokenizer, draft.context(size)), left, draft.smallest)
         context = draft.context(units)
         # Context and question may be encoded apart or together: the length holds for both.
-        over = count_tokens(tokenizer, context + draft.question) - budget
+        both = count_tokens(tokenizer, context + (draft.ask if chat else draft.question))
+        over = both - alone + around - budget
         if over <= 0:
             return context, units
         left -= over
@@ -166,12 +168,3 @@ def largest(cost: Callable[[int], int], budget: int, smallest: int) -> int:
         else:
             size = (low + high) // 2  # the line keeps missing
     return low
-
-
-def chat_tokens(tokenizer: Tokenizer) -> int:
-    """Tokens that the tokenizer's chat template, if it has one that works, adds to a message of the user."""
-    try:
-        text = render("a", tokenizer) if has_template(tokenizer) else "a"
-    except UserError:  # whoever uses the template will hear of it
-        return 0
-    return max(0, count_tokens(tokenizer, text) - count_tokens(tokenizer, "a") - special_tokens(tokenizer))

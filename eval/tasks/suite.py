@@ -25,8 +25,8 @@ class Passkey(NeedleTask):
     def draw(self, rng: random.Random, words: Words, load: int) -> Facts:
         # No digit twice: the task is about finding the key, not about counting repetitions.
         key = "".join(rng.sample("0123456789", 5))
-        question = "Which passkey opens the vault? The vault opens with passkey"
-        return Facts((f"The vault opens with passkey {key}.",), (Query(question, f" {key}", key, (0,)),))
+        query = Query("Which passkey opens the vault?", " The vault opens with passkey", f" {key}", key, (0,))
+        return Facts((f"The vault opens with passkey {key}.",), (query,))
 
     def score(self, sample: Sample, prediction: str) -> float:
         return _first_is(r"\d+", prediction, sample)
@@ -41,7 +41,7 @@ class KvRecall(NeedleTask):
     def draw(self, rng: random.Random, words: Words, load: int) -> Facts:
         count = min(_PAIRS, load)
         keys, values = words.take(count), words.take(count)
-        return _recall(rng, keys, values, "The code of {} is {}.", "What is the code of {0}? The code of {0} is")
+        return _recall(rng, keys, values, "The code of {} is {}.", "What is the code of {}?", " The code of {} is")
 
     def score(self, sample: Sample, prediction: str) -> float:
         return _first_is(r"\w+", prediction, sample)
@@ -56,16 +56,19 @@ class KvRecallMany(NeedleTask):
     def draw(self, rng: random.Random, words: Words, load: int) -> Facts:
         keys, left, right = words.take(load), words.take(load), words.take(load)
         values = [f"{a} {b}" for a, b in zip(left, right, strict=True)]
-        return _recall(rng, keys, values, "Register {} = {}", "What is in register {0}? Register {0} =")
+        return _recall(rng, keys, values, "Register {} = {}", "What is in register {}?", " Register {} =")
 
     def score(self, sample: Sample, prediction: str) -> float:
         return _words_in_place(prediction, sample)
 
 
-def _recall(rng: random.Random, keys: list[str], values: list[str], needle: str, question: str) -> Facts:
+def _recall(rng: random.Random, keys: list[str], values: list[str], needle: str, ask: str, cue: str) -> Facts:
     """A fact for each key, and a question about each."""
     pairs = list(zip(keys, values, strict=True))
-    queries = [Query(question.format(key), f" {value}", value, (index,)) for index, (key, value) in enumerate(pairs)]
+    queries = [
+        Query(ask.format(key), cue.format(key), f" {value}", value, (index,))
+        for index, (key, value) in enumerate(pairs)
+    ]
     rng.shuffle(queries)
     return Facts(tuple(needle.format(*pair) for pair in pairs), tuple(queries))
 
@@ -103,7 +106,7 @@ def _assignments(names: list[str], number: str) -> list[str]:
 def _traced(names: list[str], number: str, home: tuple[int, ...]) -> Query:
     last, *rest = reversed(names)
     completion = "".join(f" {value} =" for value in rest) + f" {number}"
-    return Query(f"Trace {last} back to its number. let {last} =", completion, number, home, {"hops": len(rest)})
+    return Query(f"Trace {last} back to its number.", f" let {last} =", completion, number, home, {"hops": len(rest)})
 
 
 def _interleave(rng: random.Random, chains: list[list[str]]) -> tuple[list[str], list[tuple[int, ...]]]:
@@ -119,6 +122,7 @@ class FewShot(NeedleTask):
     """In-context classification with arbitrary labels (label remapping as in Wei et al. 2023, arXiv 2303.03846)."""
 
     name = "few_shot"
+    chat = False
     description = "Label a new word by its class, when each class was given an arbitrary label in scattered examples."
 
     def draw(self, rng: random.Random, words: Words, load: int) -> Facts:
@@ -134,7 +138,7 @@ class FewShot(NeedleTask):
         homes = {name: tuple(i for i, (_, owner) in enumerate(shown) if owner == name) for name in classes}
         facts = {name: {"classes": len(classes), "shots": len(homes[name])} for name in classes}
         queries = (
-            Query(f"Example: {word} ->", f" {labels[name]}", labels[name], homes[name], {**facts[name]})
+            Query("", f"Example: {word} ->", f" {labels[name]}", labels[name], homes[name], {**facts[name]})
             for word, name in asked
         )
         return Facts(needles, tuple(queries))
@@ -156,7 +160,7 @@ class SpanCopy(NeedleTask):
         spans = [" ".join(words.take(length)) for _ in markers]
         needles = tuple(f"Span {marker}: {span}." for marker, span in zip(markers, spans, strict=True))
         queries = [
-            Query(f"Copy the span named {marker}. Span {marker}:", f" {span}.", span, (index,), {"words": length})
+            Query(f"Copy the span named {marker}.", f" Span {marker}:", f" {span}.", span, (index,), {"words": length})
             for index, (marker, span) in enumerate(zip(markers, spans, strict=True))
         ]
         rng.shuffle(queries)

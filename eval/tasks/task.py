@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..prompting.chat_template import render, takes_turns
 from . import haystack
 from .sample import Sample
 from .words import Words
@@ -14,17 +15,33 @@ from .words import Words
 Tokenizer = Any  # a Hugging Face tokenizer: PreTrainedTokenizerBase moves between versions, so it is not named here
 
 SPARE_TOKENS = 3  # room to generate beyond the answer itself: an end mark, a space, a full stop
+CHAT_SPARE_TOKENS = 8  # the same in a chat, where a model goes on in a sentence of its own
+_SEAMS = 4  # tokens that a chat may have more than its parts have
 
 
 @dataclass(frozen=True)
 class Query:
-    """A question, the text that continues it, and the needles (by index) that hold the answer."""
+    """A question, the words that begin the answer, the text that continues them, and the needles that hold it.
 
-    question: str
+    Attributes:
+        ask: the question; empty where the cue says it all.
+        cue: what the answer begins with, as it follows the question in plain text.
+        completion: the text that goes on after the cue.
+        answer: what is compared.
+        needles: by index.
+    """
+
+    ask: str
+    cue: str
     completion: str
     answer: str
     needles: tuple[int, ...]
     metadata: dict[str, float | int | str] = field(default_factory=dict)
+
+    @property
+    def question(self) -> str:
+        """Both as plain text."""
+        return self.ask + self.cue
 
 
 @dataclass(frozen=True)
@@ -45,9 +62,33 @@ def special_tokens(tokenizer: Tokenizer) -> int:
     return len(tokenizer("")["input_ids"])
 
 
+def taken(tokenizer: Tokenizer, ask: str, cue: str, chat: bool) -> int:
+    """Tokens of a prompt besides the context, special ones included."""
+    if not chat:
+        return special_tokens(tokenizer) + count_tokens(tokenizer, ask + cue)
+    return count_tokens(tokenizer, ask) + count_tokens(tokenizer, cue) + chat_tokens(tokenizer)
+
+
+def chat_tokens(tokenizer: Tokenizer) -> int:
+    """Tokens that the tokenizer's chat template adds to a message of the user and the beginning of an answer."""
+    if not takes_turns(tokenizer):
+        return 0
+    return count_tokens(tokenizer, render("a", tokenizer)) + _SEAMS
+
+
 def first_line(prediction: str) -> str:
     """The part of a generated text that counts: its first line with anything on it."""
     return prediction.strip().split("\n", 1)[0].strip()
+
+
+def answer_room(tokenizer: Tokenizer, completion: str, chat: bool) -> int:
+    """Tokens that an answer may take."""
+    return count_tokens(tokenizer, completion) + (CHAT_SPARE_TOKENS if chat else SPARE_TOKENS)
+
+
+def question_fields(ask: str, cue: str, chat: bool) -> dict[str, Any]:
+    """The fields of a sample that say what is asked, and how."""
+    return {"question": ask, "cue": cue, "chat": True} if chat else {"question": ask + cue}
 
 
 def default_load(length: int) -> int:
@@ -60,10 +101,17 @@ class Task(ABC):
 
     name: str
     description: str
+    chat: bool = True
+    """Asked in turns of a chat, where the tokenizer has a template for them; few-shot and code tasks are not."""
 
     @abstractmethod
-    def make(self, tokenizer: Tokenizer, length: int, index: int, seed: int = 0) -> Sample:
-        """Sample `index`: prompt and answer together take at most `length` tokens, and nearly as many."""
+    def make(self, tokenizer: Tokenizer, length: int, index: int, seed: int = 0, chat: bool = False) -> Sample:
+        """Sample `index`: prompt and answer together take at most `length` tokens, and nearly as many.
+
+        Args:
+            chat: context and question are the user's turn, the cue begins the answer, and there is room for the chat
+                template and for an answer in a sentence.
+        """
 
     @abstractmethod
     def score(self, sample: Sample, prediction: str) -> float:
@@ -84,18 +132,18 @@ class NeedleTask(Task):
     def draw(self, rng: random.Random, words: Words, load: int) -> Facts:
         """Random facts of about `load` lines; the sample asks the first query, training asks all of them."""
 
-    def make(self, tokenizer: Tokenizer, length: int, index: int, seed: int = 0) -> Sample:
+    def make(self, tokenizer: Tokenizer, length: int, index: int, seed: int = 0, chat: bool = False) -> Sample:
         rng = self._rng(length, index, seed)
         facts = self.draw(rng, Words(rng), default_load(length))
         query = facts.queries[0]
-        new_tokens = count_tokens(tokenizer, query.completion) + SPARE_TOKENS
-        budget = length - special_tokens(tokenizer) - new_tokens - count_tokens(tokenizer, query.question)
+        new_tokens = answer_room(tokenizer, query.completion, chat)
+        budget = length - new_tokens - taken(tokenizer, query.ask, query.cue, chat)
         context = self._context(tokenizer, rng, facts, budget, index)
         return Sample(
             id=self._id(length, index, seed),
             task=self.name,
             context=context,
-            question=query.question,
+            **question_fields(query.ask, query.cue, chat),
             answers=(query.answer,),
             max_new_tokens=new_tokens,
             metadata=query.metadata | _where(context, facts, query),

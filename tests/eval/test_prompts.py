@@ -17,8 +17,9 @@ from hf_paged_eviction_eval.longbench import TASKS, load_samples
 from hf_paged_eviction_eval.longbench.data import to_sample
 from hf_paged_eviction_eval.longbench.v2 import to_sample as to_sample_v2
 from hf_paged_eviction_eval.prompting.prompts import Prompt, encode, make_batches, pack
+from hf_paged_eviction_eval.prompting.suites import load_samples as load_any
 from hf_paged_eviction_eval.settings import TaskSettings
-from hf_paged_eviction_eval.tasks import Sample, make_samples
+from hf_paged_eviction_eval.tasks import Sample
 from longbench_files import longbench_record, longbench_v2_record, write_longbench, write_records
 
 TEMPLATES = {
@@ -218,9 +219,36 @@ def test_who_is_wrapped(chatty: Any) -> None:
     chatty.chat_template = TEMPLATES["plain"]
     assert (chat("qasper", "auto"), chat("qasper", "never"), chat("qasper", "always")) == (True, False, True)
     assert (chat("trec", "auto"), chat("lcc_e", "auto"), chat("trec", "always")) == (False, False, True)
-    (generated,) = make_samples("passkey", chatty, 128, 1)
-    assert not encode(generated, chatty, **RULES).chat
-    assert encode(generated, chatty, **(RULES | {"chat_template": "always"})).chat
+
+
+def test_generated_tasks_are_asked_in_turns(chatty: Any) -> None:
+    """Context and question are the user's turn, the cue begins the answer, and all of it fits the length."""
+    asked = TaskSettings(model="m", policies=(), budgets=("full",), tasks=("passkey",), limit=2, lengths=(256,))
+
+    def first(task: str, template: str, rule: Any) -> tuple[Sample, str]:
+        chatty.chat_template = TEMPLATES[template]
+        told = asked.model_copy(update={"chat_template": rule})
+        sample = load_any(task, told, chatty, 256)[1]
+        for aware in (True, False):
+            prompt = encode(sample, chatty, question_aware=aware, max_length=None, chat_template=rule)
+            assert 200 < prompt.tokens + sample.max_new_tokens <= 256
+        return sample, text_of(prompt, chatty)
+
+    raw, _ = first("passkey", "plain", "never")
+    for template in ("plain", "strips"):
+        for task in ("passkey", "kv_recall", "variable_tracking", "span_copy", "conversation", "ruler_qa_1"):
+            sample, text = first(task, template, "auto")
+            assert sample.chat and sample.cue and text.endswith(sample.cue.strip())
+            user, _, turn = text.rpartition(sample.question.strip())
+            assert sample.context.strip() in user and "ssistant" in turn, text
+    sample, _ = first("passkey", "plain", "auto")
+    assert (raw.chat, raw.question) == (False, sample.question + sample.cue)
+    assert sample.max_new_tokens > raw.max_new_tokens
+    # Examples and code stay plain, as in LongBench, and so does all where nobody's turn is marked.
+    assert not first("few_shot", "plain", "auto")[0].chat and first("few_shot", "plain", "always")[0].chat
+    assert not first("next_line", "plain", "auto")[0].chat
+    chatty.chat_template = AutoTokenizer.from_pretrained(embedded.path()).chat_template
+    assert load_any("passkey", asked, chatty, 256)[1] == raw
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ from hf_paged_eviction_eval.scoring import score_files
 from hf_paged_eviction_eval.settings import EMBEDDED, TaskSettings
 from hf_paged_eviction_eval.store import lock, shards
 from hf_paged_eviction_eval.store.results import RowFile, make_folder, read_lines
-from hf_paged_eviction_eval.tasks import get_task, library, sized
+from hf_paged_eviction_eval.tasks import get_task, library
 from hf_paged_eviction_eval.tasks.ruler import common_words
 from hf_paged_eviction_eval.terminal import progress
 
@@ -289,17 +289,6 @@ def test_no_place_for_a_question(tokenizer: Any, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("hf_paged_eviction_eval.tasks.next_line._TRIES", 3)
     with pytest.raises(ValueError, match="no place in the held-out modules for a next_line sample of 1000000 tokens"):
         get_task("next_line").make(tokenizer, 1_000_000, 0)
-
-
-def test_a_broken_chat_template_counts_nothing(monkeypatch: pytest.MonkeyPatch, tokenizer: Any) -> None:
-    """Whoever uses it is told."""
-
-    def fails(*_: object) -> str:
-        raise UserError("broken")
-
-    monkeypatch.setattr(sized, "has_template", lambda tokenizer: True)
-    monkeypatch.setattr(sized, "render", fails)
-    assert sized.chat_tokens(tokenizer) == 0
 
 
 def test_what_the_report_says_of_questions() -> None:

@@ -33,7 +33,8 @@ class CodedWords(SizedTask):
         order = rng.random()
         return Draft(
             context=lambda units: f"{_BEFORE}{_text(order, ranked, units)}\n",
-            question=_QUESTION,
+            ask=_ASK,
+            cue=_CUE,
             answers=tuple(ranked[1:4]),
             completion=" " + ", ".join(ranked[1:4]),
             smallest=_SMALLEST,
@@ -41,10 +42,8 @@ class CodedWords(SizedTask):
 
 
 _BEFORE = "The following text is written in code. Count how often each coded word comes up; dots are not a word.\n"
-_QUESTION = (
-    "Question: Which three coded words come up most often in the text above? Answer with the words alone. "
-    "Answer: The three coded words that come up most often are:"
-)
+_ASK = "Question: Which three coded words come up most often in the text above? Answer with the words alone."
+_CUE = " Answer: The three coded words that come up most often are:"
 
 
 def _text(order: float, ranked: list[str], size: int) -> str:

@@ -37,21 +37,20 @@ class CommonWords(SizedTask):
             example, often, seldom = _listed(rng.random(), solved[:_COMMON], 10, solved[_COMMON:], 3), 30, 3
         else:
             example, often, seldom = _listed(rng.random(), solved[:_COMMON], 3, solved[_COMMON:20], 1), 6, 1
-        before = f"{example}{_QUESTION} {_numbered(solved[:_COMMON])}\n"
+        before = f"{example}{_ASK}{_CUE} {_numbered(solved[:_COMMON])}\n"
         order = rng.random()
         others = Prefix(_endless(rng, rest))
         return Draft(
             context=lambda units: before + _listed(order, common, often, others(units), seldom),
-            question=_QUESTION,
+            ask=_ASK,
+            cue=_CUE,
             answers=tuple(common),
             completion=" " + _numbered(common),
         )
 
 
-_QUESTION = (
-    f"Question: Which {_COMMON} words come up most often in the list above? "
-    f"Answer: The {_COMMON} words that come up most often in the list above are:"
-)
+_ASK = f"Question: Which {_COMMON} words come up most often in the list above?"
+_CUE = f" Answer: The {_COMMON} words that come up most often in the list above are:"
 
 
 def _numbered(words: list[str]) -> str:

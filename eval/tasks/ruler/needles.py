@@ -84,19 +84,20 @@ class MagicValues(SizedTask):
         answers = tuple(value for key in asked for value in owned[key])
         hidden = list(needles.values())
         rng.shuffle(hidden)
-        before, question = self._prompt(asked)
+        before, ask, cue = self._prompt(asked)
         bury = self._bury(rng, hidden, frozenset(keys))
         return Draft(
             context=lambda units: f"{before}{bury(units)}\n",
-            question=question,
+            ask=ask,
+            cue=cue,
             answers=answers,
             completion=" " + ", ".join(answers),
             facts=tuple(needles[value] for value in answers),
             metadata={"needles": len(hidden)},
         )
 
-    def _prompt(self, asked: list[str]) -> tuple[str, str]:
-        """What stands before the haystack and what after it."""
+    def _prompt(self, asked: list[str]) -> tuple[str, str, str]:
+        """What stands before the haystack, the question after it, and what the answer begins with."""
         query = ", ".join(asked[:-1]) + ", and " + asked[-1] if len(asked) > 1 else asked[0]
         if self.queries * self.values == 1:
             kind = self.value_kind[:-1]
@@ -109,7 +110,7 @@ class MagicValues(SizedTask):
             f"I will quiz you about the {kind} afterwards.\n"
         )
         mentioned = f"the special magic {kind} for {query} mentioned in the provided text"
-        return before, f"What {are_all} {mentioned}? T{mentioned[1:]} {are}"
+        return before, f"What {are_all} {mentioned}?", f" T{mentioned[1:]} {are}"
 
     def _bury(self, rng: random.Random, needles: list[str], asked: frozenset[str]) -> Bury:
         """From units of hay to hay with the needles in it."""

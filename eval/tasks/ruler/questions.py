@@ -92,7 +92,8 @@ class _Documents(SizedTask):
 
         return Draft(
             context=context,
-            question=f"{_RULE}\n\nQuestion: {question} Answer:",
+            ask=f"{_RULE}\n\nQuestion: {question}",
+            cue=" Answer:",
             answers=(answer,),
             completion=f" {answer}",
             smallest=0,

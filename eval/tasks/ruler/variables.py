@@ -28,11 +28,12 @@ class Variables(SizedTask):
     def draw(self, rng: random.Random, length: int, index: int) -> Draft:
         example = _Chain(rng, letters=3)
         shown = grass.sentences(10 if length >= _LONG else 2)
-        before = f"{example.text(shown)}{example.question} {' '.join(example.names)}\n\n"
+        before = f"{example.text(shown)}{example.ask}{example.cue} {' '.join(example.names)}\n\n"
         chain = _Chain(rng, letters=5)
         return Draft(
             context=lambda units: before + chain.text(units),
-            question=chain.question,
+            ask=chain.ask,
+            cue=chain.cue,
             answers=tuple(chain.names),
             completion=" " + " ".join(chain.names),
             facts=(chain.lines[0],),
@@ -51,10 +52,8 @@ class _Chain:
         value = rng.randint(10_000, 99_999)
         hops = zip(self.names[1:], self.names, strict=False)
         self.lines = [f"VAR {self.names[0]} = {value}", *(f"VAR {name} = VAR {source} " for name, source in hops)]
-        self.question = (
-            f"Question: Which variables have the value {value}, directly or from another variable? "
-            f"Answer: {len(names)} variables in the text above have the value {value}, and their names are:"
-        )
+        self.ask = f"Question: Which variables have the value {value}, directly or from another variable?"
+        self.cue = f" Answer: {len(names)} variables in the text above have the value {value}, and their names are:"
         self._depths = sorted(rng.random() for _ in self.lines)
 
     def text(self, sentences: int) -> str:
