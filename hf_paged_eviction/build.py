@@ -11,6 +11,8 @@ from .allocators.budgets import layer_budgets
 from .allocators.cascade import Cascade
 from .allocators.cutoff import CutoffQuota
 from .allocators.quota import HeadQuota, MakeQuota, Quota, RowQuota
+from .allocators.sharing import Sharing
+from .allocators.threshold import Global, Threshold, ThresholdQuota
 from .integration.heads import HeadShare
 from .integration.model_rotary import UnknownRotaryError, layer_rotaries
 from .integration.models import asks_for_mask_sizes, is_latent_attention, is_paged
@@ -36,7 +38,7 @@ class LayerBuilder:
     """Makes the paged layers of one cache.
 
     Attributes:
-        cascade: shares out among the layers while a forward walks through them; None where nothing does.
+        sharing: shares out among the layers while a forward walks through them; None where nothing does.
 
     Args:
         options: what the user asked for.
@@ -49,7 +51,11 @@ class LayerBuilder:
         options.check_together()
         self._options = options
         allocator = options.allocator
-        self.cascade = Cascade(allocator, options.sizes) if isinstance(allocator, LayerAllocator) else None
+        self.sharing: Sharing | None = None
+        if isinstance(allocator, LayerAllocator):
+            self.sharing = Cascade(allocator, options.sizes)
+        elif isinstance(allocator, Global):
+            self.sharing = Threshold(options.sizes)
         self._memory: MemoryPlan | None = None
 
     def _codecs(self, config: Any, index: int, share: HeadShare) -> tuple[Codec, Codec] | None:
@@ -78,8 +84,11 @@ class LayerBuilder:
     ) -> Any:
         options, allocator = self._options, self._options.allocator
         quota: MakeQuota = Quota
-        if self.cascade is not None:
-            quota = partial(RowQuota, cascade=self.cascade, place=self.cascade.layers)
+        sharing = self.sharing
+        if isinstance(sharing, Cascade):
+            quota = partial(RowQuota, cascade=sharing, place=sharing.layers)
+        elif isinstance(sharing, Threshold):
+            quota = partial(ThresholdQuota, threshold=sharing, place=sharing.layers)
         elif isinstance(allocator, HeadAllocator):
             quota = partial(HeadQuota, allocator=allocator)
         elif options.policy.needs.cutoff is not None:
@@ -96,8 +105,8 @@ class LayerBuilder:
         if self._memory is not None:
             layer.memory = self._memory
             self._memory.add(layer.member)
-        if self.cascade is not None:
-            self.cascade.add()
+        if sharing is not None:
+            sharing.add()
         return layer
 
     def fill(self, plan: Sequence[Any], padding: Padding, config: Any) -> list[Any]:

@@ -161,7 +161,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         # The decoder's own prompt is a start token: no pads to be told of.
         self._padding = Padding(attention_mask, expected=not _inside_encoder_decoder)
         builder = LayerBuilder(options)
-        self._cascade = builder.cascade
+        self._sharing = builder.sharing
         Cache.__init__(self, layers=builder.fill(plan, self._padding, config))
         self._evicting = [layer for _, layer in self.paged_layers]
         cohorts = Cohorts([layer.member for layer in self._evicting])
@@ -251,7 +251,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
                 self._forwards.check_several(key_states.shape[0], self.get_seq_length())
         if self._needs_our_attention:
             self._options.check_attention(self._attention)
-        if self._cascade is not None and key_states.shape[2]:
+        if self._sharing is not None and key_states.shape[2]:
             # What waited makes layers share out anew, so all have to take theirs in before one of them gets more.
             part = paged_part(self.layers[layer_idx])
             for each in self._evicting if part is not None and part.contents.waiting else ():
@@ -324,8 +324,8 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         batch = next((layer.table.rows for _, layer in self.paged_layers if layer.get_seq_length()), None)
         if batch is not None:
             self._padding.map_rows(change, batch)
-            if self._cascade is not None:
-                self._cascade.map_rows(lambda rows: change(rows.to("cpu")))
+            if self._sharing is not None:
+                self._sharing.map_rows(lambda rows: change(rows.to("cpu")))
 
     def activate_past_recording(self) -> None:
         """From now on new tokens wait until `crop` (or the next forward) commits them, so they can be taken back."""
@@ -377,8 +377,10 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         for layer in layers:
             layer.commit()
         self._options = options
-        if self._cascade is not None:
-            self._cascade.shrink(options.sizes)
+        if self._sharing is not None:
+            self._sharing.shrink(options.sizes)
+        for layer in layers:
+            layer.member.offer()
         for layer, share in zip(layers, layer_budgets(options.sizes, options.allocator, len(layers)), strict=True):
             layer.shrink(share)
 
@@ -416,8 +418,8 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         """Forget all tokens and the attention mask; keep the storage for the next prompt of the same shape."""
         self._padding.reset()
         self._forwards.reset()
-        if self._cascade is not None:
-            self._cascade.clear()
+        if self._sharing is not None:
+            self._sharing.clear()
         forget_handover(self._evicting)
         super().reset()
 
@@ -450,7 +452,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             raise ValueError("What the encoder has read is in another cache, so this one would be of no use in a file.")
         recording = any(getattr(layer, "record_past", False) for layer in self.layers)
         settings = {**self._options.settings(), "record_past": recording}
-        snapshot = context.snapshot(self.layers, self._padding, self._cascade)
+        snapshot = context.snapshot(self.layers, self._padding, self._sharing)
         context.save(path, self._attention.config, settings, snapshot, input_ids)
 
     @classmethod
@@ -486,7 +488,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         with context.naming(path):
             saved = context.read(path, config, input_ids, policy)
             cache = cls(config, **saved.settings, pool=pool)
-            context.restore(saved, cache.layers, cache._padding, cache._cascade, device, cache._steps is not None)
+            context.restore(saved, cache.layers, cache._padding, cache._sharing, device, cache._steps is not None)
             if cache._steps is not None:
                 cache._steps.resume(saved.all_real)
         return cache

@@ -373,12 +373,19 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         if listener is not None:
             listener.prepare(table, count, real)
         if count > 1 and self.quota.unequal and listener is not None:
+            others = [other for other in self.cohorts.members if other is not self.member]
+            if self.quota.common:
+                for other in others:
+                    other.offer()
+                attended = self._overflow.take(keys, values, real)
+                for other in others:
+                    other.fit()
+                return attended
             if listener.queries is not None:
                 positions = table.positions_with(listener.positions).expand(-1, keys.shape[1], -1)
                 told = self.quota.decide(self.held, self.share, listener.queries, positions, listener.positions)
-                for other in self.cohorts.members if told else ():
-                    if other is not self.member:
-                        other.fit()
+                for other in others if told else ():
+                    other.fit()
             return self._overflow.take(keys, values, real)
         if self._overflows(table, count):
             return self._overflow.take(keys, values, real)

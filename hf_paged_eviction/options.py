@@ -11,6 +11,7 @@ from transformers import PretrainedConfig
 from .allocators import BudgetAllocator, Given, HeadAllocator, LayerAllocator, Uniform, make_allocator
 from .allocators.budgets import given_shares
 from .allocators.cutoff import check_cutoff
+from .allocators.threshold import Global, check_common_unit
 from .calibration.basis import Basis, chosen_basis
 from .disposals import Disposal, Surroundings, make_disposal
 from .integration.models import check_model, is_latent_attention, why_not_ours
@@ -147,12 +148,14 @@ class Options:
         check_cutoff(self.sizes, self.policy, allocator, self.static)
         if self.sizes.keep_ratio is not None and not self.uniform:
             raise ValueError(f"The allocator {allocator.name!r} needs budget= in tokens, not keep_ratio=.")
-        if self.sizes.memory is not None and isinstance(allocator, LayerAllocator | HeadAllocator):
+        if self.sizes.memory is not None and isinstance(allocator, LayerAllocator | HeadAllocator | Global):
             raise ValueError(
                 f"The allocator {allocator.name!r} decides for each row or head, and a layer's storage is as long as "
                 "the longest of them, so memory= could not be kept to: give budget= in tokens, or use "
                 "allocator='uniform' or 'pyramid'."
             )
+        if isinstance(allocator, Global):
+            check_common_unit(self.policy)
         if isinstance(allocator, HeadAllocator) and self.heads != "separate":
             raise ValueError(f'The allocator {allocator.name!r} shares out among KV heads: use heads="separate".')
         if self.static and not self.uniform:

@@ -183,9 +183,12 @@ def test_reset_keeps_what_fits() -> None:
     assert [len(layer.keys) for layer in cache.layers] == [1, 1]
 
 
-@pytest.mark.parametrize(("allocator", "heads"), [("cake", "shared"), ("ada_kv", "separate"), ("pyramid", "shared")])
+@pytest.mark.parametrize(
+    ("allocator", "heads"), [("cake", "shared"), ("ada_kv", "separate"), ("pyramid", "shared"), ("global", "separate")]
+)
 def test_unequal_layers(allocator: str, heads: str) -> None:
-    caches = pair(allocator=allocator, heads=heads, budget=48, policy="snapkv")
+    policy = "kvzip" if allocator == "global" else "snapkv"
+    caches = pair(allocator=allocator, heads=heads, budget=48, policy=policy)
     said = [
         torch.cat([feed(cache, 0, 9), decode(cache, 9, 30), feed(cache, 30, 70), decode(cache, 70, 90)], dim=1)
         for cache in caches

@@ -6,12 +6,16 @@ import measured
 from myst_text import autoclass, paper_link, table
 
 from hf_paged_eviction import available_allocators, make_allocator
-from hf_paged_eviction.allocators import BudgetAllocator, FixedAllocator, HeadAllocator, LayerAllocator, Uniform
+from hf_paged_eviction.allocators import BudgetAllocator, FixedAllocator, Global, HeadAllocator, LayerAllocator, Uniform
 
 _KINDS = {
     FixedAllocator: ("layers", "when the cache is made"),
     LayerAllocator: ("layers, for each row", "by attention, while the prefill walks through the layers"),
     HeadAllocator: ("KV heads of a layer, for each row; needs `heads='separate'`", "by the policy's scores"),
+    Global: (
+        "layers and KV heads, for each row; best with `heads='separate'`",
+        "by the policy's scores, while the prefill walks through the layers",
+    ),
 }
 
 
@@ -48,6 +52,8 @@ def _section(name: str, allocator: BudgetAllocator) -> str:
 
 
 def _memory(allocator: BudgetAllocator) -> str:
+    if isinstance(allocator, Global):
+        return "8 bytes per token held and KV head, in a copy of their ranks"
     if not isinstance(allocator, LayerAllocator):
         return "none"
     names = allocator.token_statistics

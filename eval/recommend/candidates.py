@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from hf_paged_eviction.allocators import HeadAllocator, make_allocator
+from hf_paged_eviction.allocators import Global, HeadAllocator, make_allocator
 from hf_paged_eviction.disposals.registry import make_disposal
 
 from ..budgets import FULL, ORACLE
@@ -62,7 +62,7 @@ class Candidate:
         if self.allocator != UNIFORM:
             found["allocator"] = self.allocator
         given, usual = self.options(base).cache_arguments, CacheOptions().cache_arguments
-        if isinstance(make_allocator(self.allocator), HeadAllocator):
+        if isinstance(make_allocator(self.allocator), HeadAllocator | Global):
             given["heads"] = "separate"
         return found | {name: value for name, value in given.items() if value != usual[name]}
 

@@ -8,6 +8,7 @@ from .given import Given
 from .pyramid import Pyramid
 from .registry import available_allocators, make_allocator, register_allocator
 from .share import share_out
+from .threshold import Global
 from .uniform import Uniform
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "Cake",
     "FixedAllocator",
     "Given",
+    "Global",
     "HeadAllocator",
     "LayerAllocator",
     "Pyramid",

@@ -7,35 +7,32 @@ import torch
 from torch import Tensor
 
 from ..integration.heads import HeadShare
-from ..parts import Snapshot, map_tensors, persistent
+from ..parts import map_tensors, persistent
 from ..queries.observer import Queries, fold
 from ..table.budget import BlockBudget
 from .base import LayerAllocator
 from .share import share_out
+from .sharing import Sharing, SharingSnapshot
 
 
 @dataclass(frozen=True)
-class CascadeSnapshot(Snapshot):
+class CascadeSnapshot(SharingSnapshot):
     """What was decided.
 
     Attributes:
-        preferences, shares: by the layer's place, `[B]` and `[B, 1]` tokens.
+        preferences: by the layer's place, `[B]`.
         real: `[B]` real tokens in the last forward of several tokens.
     """
 
     preferences: dict[int, Tensor]
-    shares: dict[int, Tensor]
     real: Tensor | None
 
 
-class Cascade:
+class Cascade(Sharing):
     """What each layer may hold (CAKE's cascade, arXiv 2503.12491).
 
     The total is shared out among the layers that have attended so far. Each new one takes from the others, so their sum
     never exceeds the total; until the last one is through, none gets more than its row has tokens.
-
-    Attributes:
-        layers: how many there are so far.
 
     Args:
         allocator: weighs the layers.
@@ -43,20 +40,10 @@ class Cascade:
     """
 
     def __init__(self, allocator: LayerAllocator, budget: BlockBudget) -> None:
+        super().__init__(budget)
         self._allocator = allocator
-        self._budget = budget
-        self.layers = 0
         self._preferences: dict[int, Tensor] = {}  # by place, [B]
-        self._shares: dict[int, Tensor] = {}  # by place, [B, 1] tokens
         self._real: Tensor | None = None  # [B] real tokens in the last forward of several tokens
-
-    def add(self) -> None:
-        """One more layer, in the order of the model."""
-        self.layers += 1
-
-    def share(self, place: int) -> Tensor | None:
-        """`[B, 1]` tokens that the layer at this place may hold; None before anything was decided."""
-        return self._shares.get(place)
 
     def attended(
         self, place: int, share: HeadShare, queries: Queries, key_positions: Tensor, query_positions: Tensor
@@ -79,8 +66,8 @@ class Cascade:
         self._share_out(self._real)
 
     def shrink(self, budget: BlockBudget) -> None:
-        """Another mean share: decide anew. The layers follow when they are asked to shrink."""
-        self._budget = budget
+        """See `Sharing.shrink`: decide anew."""
+        super().shrink(budget)
         if self._real is not None:
             self._share_out(self._real)
 
@@ -98,20 +85,23 @@ class Cascade:
         self._shares = {place: shares[:, at : at + 1] for at, place in enumerate(places)}
 
     def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
-        """Apply an indexing of dimension 0 to all that belongs to a row."""
+        """See `Sharing.map_rows`."""
+        super().map_rows(change)
         self._preferences = {place: change(preference) for place, preference in self._preferences.items()}
-        self._shares = {place: change(share) for place, share in self._shares.items()}
         self._real = None if self._real is None else change(self._real)
 
     def clear(self) -> None:
-        """Forget the prompt."""
-        self._preferences, self._shares, self._real = {}, {}, None
+        """See `Sharing.clear`."""
+        super().clear()
+        self._preferences, self._real = {}, None
 
     def snapshot(self) -> CascadeSnapshot:
-        """What was decided."""
-        return CascadeSnapshot(self._preferences, self._shares, self._real)
+        """See `Sharing.snapshot`."""
+        return CascadeSnapshot(self._shares, self._preferences, self._real)
 
-    def restore(self, saved: CascadeSnapshot, device: torch.device) -> None:
-        """Share out as another cascade did."""
-        saved = map_tensors(lambda tensor: persistent(tensor.to(device)), saved)
-        self._preferences, self._shares, self._real = dict(saved.preferences), dict(saved.shares), saved.real
+    def restore(self, saved: SharingSnapshot, device: torch.device) -> None:
+        """See `Sharing.restore`."""
+        super().restore(saved, device)
+        if isinstance(saved, CascadeSnapshot):
+            found = map_tensors(lambda tensor: persistent(tensor.to(device)), saved)
+            self._preferences, self._real = dict(found.preferences), found.real

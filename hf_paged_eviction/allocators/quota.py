@@ -22,11 +22,14 @@ class Quota:
             the first forward on.
         unequal: whether rows or heads may hold different numbers; the storage is as long as the largest, and slots
             beyond a smaller one are dead. Every forward of several tokens decides anew.
+        common: whether the tokens of all layers are compared with each other. Scores are rounded once then, and what a
+            layer could keep is offered before `limits` says how much of it stays.
         scores: `[B, S, held]` of the tokens held, as of the forward that goes on; None where they are to be worked out.
             What neighbours or sums were before it evicted counts where the numbers change again.
     """
 
     unequal = False
+    common = False
 
     def __init__(self, asked: BlockBudget) -> None:
         self.asked = self.budget = asked
@@ -57,6 +60,14 @@ class Quota:
     ) -> bool:
         """The layer has attended, see `Cascade.attended`. Returns whether other layers may hold more or less now."""
         return False
+
+    @property
+    def offered(self) -> bool:
+        """Whether what the layer holds was offered as it is now, or need not be."""
+        return True
+
+    def offer(self, ranks: Tensor) -> None:
+        """What the layer could keep, where it is compared with other layers: `[B, S, tokens]`, see `Survivors`."""
 
     def room(self) -> int | Tensor:
         """Tokens that the layer may hold, as policies are told: see `ScoreContext.budget`."""

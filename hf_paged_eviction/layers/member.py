@@ -52,3 +52,7 @@ class Member:
         """Give up, or get room for, tokens: the quota has changed. Tokens that wait for `crop` are decided on later."""
         if self.contents.table is not None and self.contents.pending is None:
             self.overflow.fit()
+
+    def offer(self) -> None:
+        """Say what could stay, see `Overflow.offer`."""
+        self.overflow.offer()

@@ -43,7 +43,8 @@ class Overflow:
         attended = full_k, full_v = contents.shown_with(table.held, keys, values, real)
         if store.turns and table.held:
             full_k, full_v = with_new(store.read(table.held), keys, values)
-        scores = self._scores.of_overflow(full_k, full_v, positions, count)
+        scores = self._survivors.judged(self._scores.of_overflow(full_k, full_v, positions, count), positions)
+        self._survivors.offer(scores, positions)
         self._keep_best(Held(full_k, full_v, positions), scores, count, real)
         return attended
 
@@ -67,12 +68,26 @@ class Overflow:
 
     def _fit_unequal(self, table: BlockTable) -> None:
         quota, positions = self._contents.quota, table.positions
-        scores = None if self._needs.reads_budget else quota.scores
-        scores = self._scores.in_slots(None) if scores is None else scores
+        scores = self._judged(positions)
         limits = self._survivors.limits(scores, positions)
         if limits is not None and (table.limits is None or not torch.equal(limits, table.limits)):
             self._keep_best(Held(*self._contents.store.read(table.held), positions), scores, 0, None)
         quota.resize(table.capacity)
+
+    def offer(self) -> None:
+        """Say what could stay of what is held, where layers are compared and it was not said before."""
+        contents = self._contents
+        if contents.quota.offered or contents.table is None or contents.pending is not None or not contents.table.held:
+            return
+        self._scores.encode()
+        positions = contents.known.positions
+        contents.quota.scores = scores = self._judged(positions)
+        self._survivors.offer(scores, positions)
+
+    def _judged(self, positions: Tensor) -> Tensor:
+        """Scores of what is held, at these positions: those of the forward that goes on, where they are known."""
+        scores = None if self._needs.reads_budget else self._contents.quota.scores
+        return self._survivors.judged(self._scores.in_slots(None), positions) if scores is None else scores
 
     def _keep_best(self, tokens: Held, scores: Tensor, count: int, real: Tensor | None) -> None:
         """Of these tokens, those held and `count` new ones behind them, keep the best."""
@@ -80,7 +95,8 @@ class Overflow:
         table, store, outlet, quota = contents.known, contents.store, contents.outlet, contents.quota
         limits = self._survivors.limits(scores, positions)
         if limits is not None:
-            quota.resize(int(limits.max()))
+            size = quota.budget.block_size
+            quota.resize(-(-int(limits.max()) // size) * size)
         kept, kept_positions = self._survivors.choose(scores, positions, limits, table.seen + count)
         shifts = table.moved_shifts(kept, kept_positions, positions, count)
         if outlet.takes or outlet.plans:

@@ -2,7 +2,16 @@
 
 from torch import Tensor
 
-from ..table.ranking import KEEP, best_blocks, best_tokens, best_within, rank_keys, rank_whole_blocks
+from ..table.ranking import (
+    KEEP,
+    best_blocks,
+    best_tokens,
+    best_within,
+    exact_keys,
+    rank_keys,
+    rank_whole_blocks,
+    rounded,
+)
 from .contents import Contents
 
 
@@ -19,6 +28,17 @@ class Survivors:
     def __init__(self, contents: Contents, absolute_noise: bool) -> None:
         self._quota, self._outlet = contents.quota, contents.outlet
         self._absolute_noise = absolute_noise
+
+    def judged(self, scores: Tensor, positions: Tensor) -> Tensor:
+        """Scores `[B, S, tokens]` as they are to be compared: rounded at once where other layers' are looked at."""
+        if not self._quota.common:
+            return scores
+        return rounded(scores, positions.expand_as(scores) >= 0, self._absolute_noise)
+
+    def offer(self, scores: Tensor, positions: Tensor) -> None:
+        """Say what could stay of the tokens with these judged scores, where other layers' count as well."""
+        if self._quota.common:
+            self._quota.offer(self._rank(scores, positions))
 
     def limits(self, scores: Tensor, positions: Tensor) -> Tensor | None:
         """`[B, S]` how many of the tokens with these scores `[B, S, tokens]` may stay; None = equally many of all."""
@@ -48,7 +68,11 @@ class Survivors:
 
     def _rank(self, scores: Tensor, positions: Tensor) -> Tensor:
         """`[B, S, tokens]` int64: the order in which tokens go, the protected ones last."""
-        rank = rank_keys(scores, positions, positions >= 0, self._absolute_noise)
+        valid = (positions >= 0).expand_as(scores)
+        if self._quota.common:
+            rank = exact_keys(scores, positions, valid)
+        else:
+            rank = rank_keys(scores, positions, valid, self._absolute_noise)
         return rank.masked_fill(self._protected(positions), KEEP)
 
     def _protected(self, positions: Tensor) -> Tensor:

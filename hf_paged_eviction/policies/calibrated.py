@@ -39,7 +39,7 @@ class Calibrated(EvictionPolicy):
     file: str
 
     name: ClassVar[str] = "calibrated"
-    needs = Needs(token_local=True, absolute_noise=True, supports_mla=False)
+    needs = Needs(token_local=True, absolute_noise=True, common_unit=True, supports_mla=False)
 
     def __post_init__(self) -> None:
         _ = self.calibration  # read at once, so that a file that is not there is an error here

@@ -72,6 +72,7 @@ class ExpectedAttention(AttentionPolicy):
     def needs(self) -> Needs:
         return Needs(
             supports_mla=False,
+            common_unit=True,
             rotary=True,
             row_statistics=("newest", "weight", "mean", "scatter") if self.covariance else ("newest", "weight", "mean"),
             window=None if self.horizon is None else 4 * self.horizon,  # before that: less than two percent

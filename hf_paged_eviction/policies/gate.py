@@ -64,7 +64,7 @@ class Gate(EvictionPolicy):
     @property
     def needs(self) -> Needs:
         cutoff = None if self.keep_above is None else Cutoff(float(self.keep_above), self.room)
-        return Needs(supports_mla=False, gates=self.network.digest, cutoff=cutoff)
+        return Needs(supports_mla=False, common_unit=True, gates=self.network.digest, cutoff=cutoff)
 
     @property
     def label(self) -> str:

@@ -24,12 +24,12 @@ class KVzip(AttentionPolicy):
     that runs over the whole cache before anything is evicted. `recipes.probe.compress_by_probe` does that:
     make a cache with this policy, heads="separate" and room for the context, and it is read, probed and shrunk.
     `paged-eviction eval` does so by itself. Without it the queries are the text's own, and the score is the same
-    formula on ordinary attention. KVzip also shares one budget among all layers and heads; here each layer has its
-    own, or what an allocator gives it.
+    formula on ordinary attention. KVzip also has one threshold for all layers and heads: `allocator="global"`
+    with heads="separate" is that half.
     """
 
     paper: ClassVar[str | None] = "2505.23416"
-    needs = Needs(by_probe=True, token_statistics=("attention",))
+    needs = Needs(by_probe=True, common_unit=True, token_statistics=("attention",))
 
     def observe(self, statistics: Statistics, attention: Attention) -> Statistics:
         return {"attention": torch.maximum(statistics["attention"], attention.weights.amax((2, 3)))}

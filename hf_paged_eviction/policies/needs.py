@@ -35,6 +35,8 @@ class Needs:
             their mean size. Otherwise each is compared in steps of 1/4096 of its own size, so that the smallest keep
             their order; that is right for what is added, multiplied and divided from numbers of one sign, such as
             attention and norms.
+        common_unit: True if scores of different layers and heads can be compared as they are, such as expected
+            attention: what allocator="global" asks for.
         supports_mla: False if the score is meaningless where a layer caches latents instead of keys and values
             (multi-head latent attention). The cache then refuses such a model.
         rotary: True if the policy undoes or foresees the rotation of queries and keys. A model whose rotation is not
@@ -64,6 +66,7 @@ class Needs:
     token_local: bool = False
     by_layer: bool = True
     absolute_noise: bool = False
+    common_unit: bool = False
     supports_mla: bool = True
     rotary: bool = False
     reads_budget: bool = False

@@ -38,9 +38,8 @@ def compress_by_probe(
     policy sees what these queries pay to the context; the tokens fed are taken back, and all the trace they leave is
     in the policy's statistics. With policy="kvzip" the score of a token is the largest weight it got.
 
-    Differences from the paper: one threshold there decides for all layers and heads; here each layer has its own
-    budget, unless the cache has an allocator ("ada_kv" shares out among the heads of a layer by these scores). The
-    heads of a layer agree unless the cache has heads="separate", which is the paper's way. The softmax is over the
+    The paper's way is a cache with allocator="global", one threshold for all layers and heads, and heads="separate".
+    Otherwise each layer has its own budget, and its heads agree. Differences from the paper: the softmax is over the
     whole context and the probe, every chunk has the same probe before it, and what is protected is what the
     cache always protects.
 

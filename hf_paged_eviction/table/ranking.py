@@ -47,19 +47,50 @@ def rank_keys(scores: Tensor, positions: Tensor, valid: Tensor, absolute_noise: 
     return (levels * 2**32 + positions).masked_fill(~valid, DROP)
 
 
-def _levels_of_each(scores: Tensor) -> Tensor:
+def rounded(scores: Tensor, valid: Tensor, absolute_noise: bool = False) -> Tensor:
+    """Scores without their noise, to be compared as they are, with those of other rows, heads and layers, too.
+
+    Args:
+        scores, valid, absolute_noise: see `rank_keys`, which rounds in the same way.
+
+    Returns:
+        `[batch, heads, candidates]` float32.
+    """
+    scores = scores.nan_to_num(nan=float("-inf"), posinf=float("inf"), neginf=float("-inf"))
+    if absolute_noise:
+        step = _step_of_scale(scores, valid)
+        levels = (scores / step).round()
+        return torch.where(scores.isfinite(), levels * step, scores) + 0.0
+    half = 1 << (_DROPPED_BITS - 1)
+    bits = (scores.view(torch.int32) + half) & ~((1 << _DROPPED_BITS) - 1)
+    return bits.view(torch.float32) + 0.0  # zeros of both signs are equal
+
+
+def exact_keys(scores: Tensor, positions: Tensor, valid: Tensor) -> Tensor:
+    """As `rank_keys`, of scores that are `rounded`: comparable over rows, heads and layers."""
+    return (_rising(scores).to(torch.int64) * 2**32 + positions).masked_fill(~valid, DROP)
+
+
+def _rising(scores: Tensor) -> Tensor:
+    """The bits of a float are its exponent and mantissa, so as an integer they rise with it; if negative, they fall."""
     bits = scores.view(torch.int32)
-    # The bits of a float are its exponent and mantissa, so as an integer they rise with it; if negative, they fall.
-    rising = bits ^ ((bits >> 31) & 0x7FFFFFFF)
-    return ((rising + (1 << (_DROPPED_BITS - 1))) >> _DROPPED_BITS).to(torch.int64)
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+def _levels_of_each(scores: Tensor) -> Tensor:
+    return ((_rising(scores) + (1 << (_DROPPED_BITS - 1))) >> _DROPPED_BITS).to(torch.int64)
 
 
 def _levels_of_scale(scores: Tensor, valid: Tensor) -> Tensor:
+    return (scores / _step_of_scale(scores, valid)).round().clamp(-_LARGEST_LEVEL, _LARGEST_LEVEL).to(torch.int64)
+
+
+def _step_of_scale(scores: Tensor, valid: Tensor) -> Tensor:
+    """`[batch, heads, 1]` a power of two, 1/4096 of that at or above the mean size."""
     usable = valid & scores.isfinite()
     # Divided before they are added up, so that the sum cannot overflow.
     shares = scores.abs() / usable.sum(-1, keepdim=True).clamp_min(1)
-    levels = scores * (_LEVELS / _power_of_two(shares.where(usable, 0.0).sum(-1, keepdim=True)))
-    return levels.round().clamp(-_LARGEST_LEVEL, _LARGEST_LEVEL).to(torch.int64)
+    return _power_of_two(shares.where(usable, 0.0).sum(-1, keepdim=True)) / _LEVELS
 
 
 def without_noise(differences: Tensor, sizes: Tensor) -> Tensor:

@@ -36,7 +36,7 @@ class Phase:
     Attributes:
         pads: `[B]` int64, pads among the columns seen.
         full_at: `[B, S]` int64, columns seen at which the set holds as many real tokens as it may.
-        limits: `[B, S]` int64, multiples of `P`: slots that a set may use, the others are dead; None = all of them.
+        limits: `[B, S]` int64, slots that a set may use, the others are dead; None = all of them.
         order: `[B, S, C]` int64, slot of each logical place; None where they are the same.
     """
 

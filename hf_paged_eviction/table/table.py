@@ -67,7 +67,7 @@ class BlockTable:
         self.capacity = budget.capacity
         self.block_size = budget.block_size
         self.device = device
-        self._protected_blocks, self._recent = budget.protected_blocks, budget.recent
+        self._protected, self._recent = budget.protected, budget.recent
         self._token_local = token_local
         self._absolute_noise = absolute_noise
         self.blocks_ahead = max(1, interval // self.block_size)
@@ -103,7 +103,7 @@ class BlockTable:
 
     @property
     def limits(self) -> Tensor | None:
-        """`[B, S]` int64, multiples of `P`: slots that a set may use, the others are dead; None = all of them."""
+        """`[B, S]` int64, slots that a set may use, the others are dead; None = all of them."""
         return self.phase.limits
 
     @property
@@ -201,14 +201,15 @@ class BlockTable:
         full_at = self.phase.full_at.clamp_min(counters.seen)
         counters.know((max(value, counters.seen) for value in counters.full_at_values), self.block_size)
         held_pads = (full_at - counters.seen).minimum(usable)
-        order = self._logical_order(held_pads) if max(counters.full_at_values) > counters.seen else None
+        ordered = max(counters.full_at_values) > counters.seen or self._any_missing
+        order = self._logical_order(held_pads) if ordered else None
         self.phase = replace(self.phase, full_at=full_at, order=order)
         counters.overwriting = True
         counters.chosen_at = -1
         none = torch.zeros_like(full_at)
         blocks = min(self.blocks_ahead, self.capacity // self.block_size)
         self.choice = replace(self.choice, left=none, taken=none, ahead=none[..., None].expand(-1, -1, blocks))
-        self.begin((usable - held_pads - 1).clamp_min(0) // self.block_size)
+        self.begin((usable + self._missing - held_pads - 1).clamp_min(0) // self.block_size)
 
     @property
     def _usable(self) -> Tensor:
@@ -216,11 +217,25 @@ class BlockTable:
         limits = self.phase.limits
         return torch.full_like(self.phase.full_at, self.capacity) if limits is None else limits
 
+    @property
+    def _missing(self) -> Tensor | int:
+        """`[B, S]` logical places at the start of the first block that no token has: where a set may use a number of
+        slots that makes no whole blocks. They stand for dead slots, and what is left of that block stays."""
+        limits = self.phase.limits
+        return 0 if limits is None else -limits % self.block_size
+
+    @property
+    def _any_missing(self) -> bool:
+        missing = self._missing
+        return isinstance(missing, Tensor) and bool(missing.any())
+
     def _logical_order(self, held_pads: Tensor) -> Tensor:
-        logical, usable = torch.arange(self.capacity, device=self.device), self._usable[..., None]
+        places, usable = torch.arange(self.capacity, device=self.device), self._usable[..., None]
+        logical = places - (0 if self.phase.limits is None else -usable % self.block_size)
         shifted = logical + held_pads[..., None]
         order = torch.where(shifted < usable, shifted, usable - 1 - logical)
-        return torch.where(logical < usable, order, logical)
+        order = torch.where(logical < 0, usable + places, order)
+        return torch.where(logical < usable, order, places)
 
     def begin(self, block: Tensor) -> None:
         """The next tokens overwrite this logical block, `[B, S]`."""
@@ -231,7 +246,8 @@ class BlockTable:
 
     def block_of_pads(self) -> Tensor:
         """`[B, S]` logical block that lies in the slots of pads, for sets that still hold some."""
-        return (self._usable - (self.phase.full_at - self.counters.seen)).clamp_min(0) // self.block_size
+        left = self.phase.full_at - self.counters.seen
+        return (self._usable + self._missing - left).clamp_min(0) // self.block_size
 
     @property
     def full(self) -> bool:
@@ -553,12 +569,14 @@ class BlockTable:
         scores, positions = self.block_scores(), self.blocks()
         keys = rank_keys(scores, positions[..., 0], scores.isnan().logical_not(), self._absolute_noise)
         blocks = torch.arange(keys.shape[-1], device=self.device)
-        safe = (blocks < self._protected_blocks) | (blocks == self.choice.block[..., None])
+        missing = self._missing
+        start = blocks * self.block_size - (missing if isinstance(missing, int) else missing[..., None])
+        safe = (start < self._protected) | (start < 0) | (blocks == self.choice.block[..., None])
         if self._recent > self.block_size:  # fewer lie in the newest block
             first = (self.seen - self.pads)[:, None, None] - self._recent
             safe |= positions[..., -1] >= first  # the newest token of a block is its last
         if self.limits is not None:
-            safe |= blocks >= self.limits[..., None] // self.block_size
+            safe |= blocks * self.block_size >= self.limits[..., None]
         return keys.masked_fill(safe, KEEP)
 
     def _in_blocks(self, slots: Tensor, missing: float) -> Tensor:

@@ -71,9 +71,9 @@ def test_families(family: str) -> None:
     check(family, mode, padded, 4, heads="separate")
 
 
-@pytest.mark.parametrize("allocator", ["pyramid", "cake", "ada_kv"])
+@pytest.mark.parametrize("allocator", ["pyramid", "cake", "ada_kv", "global"])
 def test_allocators(allocator: str) -> None:
-    policy = "snapkv" if allocator == "cake" else "paged_eviction"
+    policy = {"cake": "snapkv", "global": "kvzip"}.get(allocator, "paged_eviction")
     check("llama", "two_turns", True, 4, "paged_eviction", allocator=allocator, heads="separate", policy=policy)
 
 

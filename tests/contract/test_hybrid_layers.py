@@ -120,7 +120,13 @@ def test_a_state_left_behind_would_be_noticed(family: str) -> None:
 @pytest.mark.each_value_once
 @pytest.mark.parametrize(
     "settings",
-    [{"policy": "h2o"}, {"budget": [20, 36]}, {"allocator": "cake"}, {"allocator": "ada_kv", "heads": "separate"}],
+    [
+        {"policy": "h2o"},
+        {"budget": [20, 36]},
+        {"allocator": "cake"},
+        {"allocator": "ada_kv", "heads": "separate"},
+        {"policy": "kvzip", "allocator": "global", "heads": "separate"},
+    ],
     ids=str,
 )
 def test_policies_that_decide_by_attention(steady: str, settings: dict[str, Any]) -> None:

@@ -87,6 +87,7 @@ UNEQUAL: dict[str, dict[str, Any]] = {
     "list": {"budget": [24, 36]},
     "cake": {"allocator": "cake"},
     "ada_kv": {"allocator": "ada_kv", "heads": "separate"},
+    "global": {"policy": "kvzip", "allocator": "global", "heads": "separate"},
 }
 
 

@@ -42,12 +42,13 @@ def test_every_way(recent: int, policy: str, heads: str, mode: str, padded: bool
         {"allocator": "pyramid"},
         {"allocator": "cake"},
         {"allocator": "ada_kv", "heads": "separate"},
+        {"policy": "kvzip", "allocator": "global", "heads": "separate"},
         {"budget": [36, 20], "allocator": "uniform"},
     ],
     ids=str,
 )
 def test_unequal_budgets(settings: dict[str, Any], mode: str, recent: int) -> None:
-    check("llama", OURS, mode, True, policy="h2o(recent=0)", recent_tokens=recent, **settings)
+    check("llama", OURS, mode, True, recent_tokens=recent, **{"policy": "h2o(recent=0)", **settings})
 
 
 @pytest.mark.parametrize("recent", [0, 9])

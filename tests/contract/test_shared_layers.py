@@ -26,6 +26,7 @@ UNEQUAL: dict[str, dict[str, Any]] = {
     "cake": {"allocator": "cake"},
     "d2o": {"allocator": "d2o"},
     "ada_kv": {"allocator": "ada_kv", "heads": "separate"},
+    "global": {"policy": "kvzip", "allocator": "global", "heads": "separate"},
 }
 
 

@@ -29,6 +29,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "pyramid": {"policy": "h2o", "allocator": "pyramid"},
     "cake": {"policy": "h2o", "allocator": Cake(observed=8), "heads": "separate"},
     "ada_kv": {"policy": "h2o", "allocator": "ada_kv", "heads": "separate"},
+    "global": {"policy": "kvzip", "allocator": "global", "heads": "separate"},
 }
 EQUAL = ("shared", "separate", "observed", "observed separate", "window")
 

@@ -179,13 +179,14 @@ def test_what_mixes_heads_needs_all_of_them(world: Any, policy: str) -> None:
         cache.layers[0].attended(Queries(torch.randn(1, 2, 40, 8), keys, Logits(0.3)))
 
 
-def test_shares_among_heads_are_refused(world: Any) -> None:
+@pytest.mark.parametrize(("allocator", "policy"), [("ada_kv", "paged_eviction"), ("global", "kvzip")])
+def test_shares_among_heads_are_refused(world: Any, allocator: str, policy: str) -> None:
     world(2)
     config = models.family_config("llama")
     config._attn_implementation = "paged_eviction"
-    cache = PagedEvictionCache(config, budget=24, block_size=4, allocator="ada_kv", heads="separate")
+    cache = PagedEvictionCache(config, budget=24, block_size=4, policy=policy, allocator=allocator, heads="separate")
     states = torch.randn(1, 1, 40, 8)
-    with pytest.raises(ValueError, match=r"'ada_kv' compares all KV heads.*other processes"):
+    with pytest.raises(ValueError, match=rf"'{allocator}' compares all KV heads.*other processes"):
         cache.update(states, states, 0)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from closeness import assert_close
 from evicting import KINDS, check
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.allocators import Cake, Pyramid
+from hf_paged_eviction.policies.value_norm import ValueNorm
 from reference import Recorder
 
 pytestmark = pytest.mark.contract
@@ -26,8 +28,28 @@ SHARED: dict[str, dict[str, Any]] = {
     "cake": {"allocator": Cake(observed=8), "heads": "shared"},
     "d2o": {"allocator": "d2o", "heads": "separate"},
     "ada_kv": {"allocator": "ada_kv", "heads": "separate"},
+    "global": {"allocator": "global", "heads": "separate"},
     "list": {"budget": [36, 12], "allocator": "uniform"},
 }
+
+
+@dataclass(frozen=True)
+class OneUnit(ValueNorm):
+    """A norm that says that it is the same in every layer and head."""
+
+    name = "one_unit"
+    needs = replace(ValueNorm.needs, common_unit=True)
+
+
+#: In the place of policies whose scores have no common unit.
+COMMON: dict[str, Any] = {"keydiff": "expected_attention", "paged_eviction": OneUnit(), "random": OneUnit()}
+
+
+def settings_of(name: str, policy: str = "h2o") -> dict[str, Any]:
+    """Arguments of a cache that shares out as this allocator does, by a policy like this one."""
+    return {**SHARED[name], "policy": COMMON.get(policy, "kvzip") if name == "global" else policy}
+
+
 LAYERWISE = ("pyramid", "cake", "d2o", "list")
 
 
@@ -46,14 +68,14 @@ def shares(cache: PagedEvictionCache) -> list[torch.Tensor]:
 @pytest.mark.parametrize("mode", KINDS)
 @pytest.mark.parametrize("name", SHARED)
 def test_exact(name: str, mode: str, padded: bool) -> None:
-    check("llama", OURS, mode, padded, policy="h2o", **SHARED[name])
+    check("llama", OURS, mode, padded, **settings_of(name))
 
 
 @pytest.mark.each_value_once
 @pytest.mark.parametrize("policy", ["paged_eviction", "keydiff", "random"])
 @pytest.mark.parametrize("name", SHARED)
 def test_any_policy(name: str, policy: str) -> None:
-    check("llama", OURS, "direct", True, policy=policy, **SHARED[name])
+    check("llama", OURS, "direct", True, **settings_of(name, policy))
 
 
 @pytest.mark.each_value_once
@@ -73,7 +95,7 @@ def test_same_as_dynamic(name: str, mode: str, padded: bool) -> None:
     inputs = modes.batch(mode, padded)
     plain, ours = models.shared("llama"), models.shared("llama", OURS)
     recording = models.NEEDS_RECORDING_FLAG and mode in modes.SPECULATIVE
-    settings = {"budget": 400, "block_size": BLOCK, "record_past": recording, **SHARED[name]}
+    settings = {"budget": 400, "block_size": BLOCK, "record_past": recording, **settings_of(name, "paged_eviction")}
     if name == "pyramid":  # its last layer gets a quarter of the mean, which must be room enough
         settings["allocator"] = Pyramid(beta=4)
     cache = PagedEvictionCache(ours.config, **settings)
@@ -88,19 +110,19 @@ def test_same_as_dynamic(name: str, mode: str, padded: bool) -> None:
 @pytest.mark.parametrize("name", [name for name in SHARED if name != "list"])
 def test_rows_do_not_depend_on_their_batch(name: str, budget: int, turns: list[int] | None) -> None:
     model = models.shared("llama", OURS)
-    settings = {"budget": budget, "block_size": BLOCK, "policy": "h2o", **SHARED[name]}
+    settings = {"budget": budget, "block_size": BLOCK, **settings_of(name)}
     # No row of one token: alone it would have no prompt that could decide the shares.
     assert rows.compare(model, [40, 33, 9, 2], turns, **settings) > 0
 
 
 @pytest.mark.parametrize("record_past", [False, True])
-@pytest.mark.parametrize("name", ["cake", "d2o"])
+@pytest.mark.parametrize("name", ["cake", "d2o", "global"])
 def test_a_prompt_that_waited_shares_out_like_one_that_did_not(name: str, record_past: bool) -> None:
     """The second row comes in the second chunk alone, and then grows past what it had when layers shared out."""
     model = models.shared("llama", OURS)
     texts = models.prompts([40, 15], seed=3)
     ids, mask = models.left_pad(texts)
-    settings = {"budget": 24, "block_size": BLOCK, "policy": "keydiff", "record_past": record_past, **SHARED[name]}
+    settings = {"budget": 24, "block_size": BLOCK, "record_past": record_past, **settings_of(name, "paged_eviction")}
     batch, alone = (PagedEvictionCache(model.config, **settings) for _ in "ab")
     for span in ((0, 23), (23, 30), *((at, at + 1) for at in range(30, 40))):
         together = modes.forward(model, batch, ids, mask, *span)
@@ -120,18 +142,20 @@ def test_a_prompt_that_waited_shares_out_like_one_that_did_not(name: str, record
 def test_the_total_is_that_of_equal_shares(name: str, padded: bool) -> None:
     model = models.shared("llama", OURS)
     cache = PagedEvictionCache(
-        model.config, **{"budget": 24, "block_size": BLOCK, "policy": "attention_mean", **SHARED[name]}
+        model.config, **{"budget": 24, "block_size": BLOCK, **settings_of(name, "attention_mean")}
     )
     modes.run(model, cache, "greedy", *modes.batch("greedy", padded))
     found = shares(cache)
     layers = torch.stack([share.double().mean(1) for share in found])  # [layers, rows]
     assert layers.sum(0).tolist() == [48.0] * layers.shape[1]
+    if name == "global":
+        assert any((share % BLOCK).any() for share in found), "only whole blocks"
     if name == "ada_kv":
         assert all(share.sum(1).tolist() == [48] * len(share) for share in found)
         assert any((share[:, 0] != share[:, 1]).any() for share in found), "all heads got the same"
     elif name != "d2o":  # its softmax hardly tells two layers apart
         assert (layers[0] != layers[1]).any(), "all layers got the same"
-    assert all((share % BLOCK == 0).all() for share in found)
+    assert name == "global" or all((share % BLOCK == 0).all() for share in found)
     # Every slot that may be used holds a real token, as soon as the row has so many.
     seen = cache.layers[0].table.seen - cache.layers[0].table.pads
     for (_, layer), share in zip(cache.paged_layers, found, strict=True):

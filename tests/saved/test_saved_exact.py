@@ -120,6 +120,7 @@ def test_goes_on(tmp_path: Path, settings: dict[str, Any], static: bool, padded:
         {"allocator": "cake", "policy": "h2o"},
         {"allocator": "cake", "policy": "adaptive(h2o, paged_eviction)"},
         {"allocator": "ada_kv", "heads": "separate", "policy": "snapkv"},
+        {"policy": "kvzip", "allocator": "global", "heads": "separate"},
         {"budget": [16, 32], "policy": "key_norm"},
     ],
     ids=str,

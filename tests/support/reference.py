@@ -691,6 +691,32 @@ class SlowLayer:
 
 
 # ---------------------------------------------------------------------------------------------------------------
+# One threshold over all layers and heads, decided when a forward is over
+# ---------------------------------------------------------------------------------------------------------------
+
+#: (layer, set of victims) -> score by position.
+Held = dict[tuple[int, int], dict[int, float]]
+
+
+def slow_threshold(held: Held, total: int, budget: int, sizes: Any) -> dict[tuple[int, int], set[int]]:
+    """Positions that stay in each set of one row: in each the protected ones and the best up to the smallest legal
+    number, then the best of all sets. Of equal scores the newer token stays, then that of the earlier layer and head.
+    """
+    seen = 1 + max(max(scores) for scores in held.values())
+    if all(len(scores) <= budget for scores in held.values()):
+        return {place: set(scores) for place, scores in held.items()}
+    certain, others = {}, []
+    for place, scores in sorted(held.items()):
+        protected = {at for at in scores if at < sizes.protected or at >= seen - sizes.recent}
+        order = sorted(scores, key=lambda at: (at in protected, scores[at], at), reverse=True)
+        certain[place] = set(order[: sizes.smallest])
+        others += [(-scores[at], -at, place) for at in order[sizes.smallest :]]
+    for _, at, place in sorted(others)[: total - sum(map(len, certain.values()))]:
+        certain[place].add(-at)
+    return certain
+
+
+# ---------------------------------------------------------------------------------------------------------------
 # The policies, as the papers write them
 # ---------------------------------------------------------------------------------------------------------------
 

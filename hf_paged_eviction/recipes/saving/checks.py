@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ...allocators.cascade import CascadeSnapshot
+from ...allocators.sharing import SharingSnapshot
 from ...integration.padding import PaddingSnapshot
 from ...layer import PagedLayer
 from ...layers.contents import PagedSnapshot
@@ -161,7 +162,6 @@ def _check_phase(phase: Phase, counters: Counters, shape: tuple[int, int, int], 
     if phase.limits is not None:
         _shape("limits", phase.limits, (rows, sets), torch.int64)
         _range("limits", phase.limits, size, capacity)
-        _need((phase.limits % size == 0).all(), "limits are not whole blocks")
     if phase.order is not None:
         _shape("order", phase.order, shape, torch.int64)
         _need((phase.order.sort(-1).values == torch.arange(capacity)).all(), "order is no order of the slots")
@@ -253,15 +253,17 @@ def check_padding(saved: PaddingSnapshot, rows: int, seen: int) -> None:
     _need(0 <= saved.all_real_from <= _LONGEST, "the padding has no end")
 
 
-def check_cascade(saved: CascadeSnapshot, layers: int, rows: int, size: int) -> None:
+def check_sharing(saved: SharingSnapshot, layers: int, rows: int, size: int) -> None:
     """Refuse shares of other layers or rows."""
-    for name, known in (("preferences", saved.preferences), ("shares", saved.shares)):
-        _need(all(0 <= place < layers for place in known), f"the {name} are those of other layers")
+    _need(all(0 <= place < layers for place in saved.shares), "the shares are those of other layers")
+    for share in saved.shares.values():
+        _need(share.ndim == 2 and share.shape[0] == rows and share.dtype == torch.int64, "the shares are of other rows")
+        _range("the shares", share, size, _LONGEST)
+    if not isinstance(saved, CascadeSnapshot):
+        return
+    _need(all(0 <= place < layers for place in saved.preferences), "the preferences are those of other layers")
     for preference in saved.preferences.values():
         _need(preference.shape == (rows,) and preference.dtype.is_floating_point, "the preferences are of other rows")
-    for share in saved.shares.values():
-        _shape("the shares", share, (rows, 1), torch.int64)
-        _range("the shares", share, size, _LONGEST)
     if saved.real is not None:
         _shape("real", saved.real, (rows,), torch.int64)
         _range("real", saved.real, 0, _LONGEST)

@@ -10,7 +10,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from ...allocators.cascade import Cascade, CascadeSnapshot
+from ...allocators.sharing import Sharing, SharingSnapshot
 from ...calibration.files import is_here
 from ...gates.files import is_here as gates_are_here
 from ...integration.padding import Padding, PaddingSnapshot
@@ -25,7 +25,7 @@ from ...policies.calibrated import PREFIX
 from ...policies.gate import GATE_PREFIX, gate_file
 from ...policies.registry import POLICIES
 from . import files
-from .checks import check_cascade, check_padding, check_paged, check_sliding
+from .checks import check_padding, check_paged, check_sharing, check_sliding
 from .facts import check_text, config_dtype, differences, dtype_name, model_facts, text_facts
 from .names import put_together, take_apart
 from .other_layers import OtherSnapshot, check_other, restore_other, snapshot_other
@@ -48,12 +48,12 @@ class CacheSnapshot(Snapshot):
 
     Attributes:
         layers: in the order of the model; None = no token was seen.
-        padding, cascade: what its layers share.
+        padding, sharing: what its layers share.
     """
 
     layers: list[Snapshot | None]
     padding: PaddingSnapshot
-    cascade: CascadeSnapshot | None
+    sharing: SharingSnapshot | None
 
 
 # ---- saving ----------------------------------------------------------------------------------------------------------
@@ -75,14 +75,14 @@ def snapshot_layer(index: int, layer: Any) -> Snapshot | None:
         raise ValueError(f"Cannot save layer {index}: {error}") from error
 
 
-def snapshot(layers: Sequence[Any], padding: Padding, cascade: Cascade | None) -> CacheSnapshot:
+def snapshot(layers: Sequence[Any], padding: Padding, sharing: Sharing | None) -> CacheSnapshot:
     """All that a cache holds.
 
     Raises:
         ValueError: see `snapshot_layer`.
     """
     held = [snapshot_layer(index, layer) for index, layer in enumerate(layers)]
-    return CacheSnapshot(held, padding.snapshot(), None if cascade is None else cascade.snapshot())
+    return CacheSnapshot(held, padding.snapshot(), None if sharing is None else sharing.snapshot())
 
 
 def save(
@@ -231,7 +231,7 @@ def restore(
     saved: SavedContext,
     layers: Sequence[Any],
     padding: Padding,
-    cascade: Cascade | None,
+    sharing: Sharing | None,
     devices: Devices,
     static: bool,
 ) -> None:
@@ -252,13 +252,13 @@ def restore(
         except ValueError as error:
             raise ValueError(f"layer {index}: {error}") from error
     check_padding(saved.snapshot.padding, saved.rows, saved.seen)
-    if (cascade is None) != (saved.snapshot.cascade is None):
+    if (sharing is None) != (saved.snapshot.sharing is None):
         raise ValueError("its layers share a budget out, or not, as those of this cache do not")
     first, size = next((at, part.budget.block_size) for at, part in enumerate(map(paged_part, layers)) if part)
-    if cascade is not None and saved.snapshot.cascade is not None:
+    if sharing is not None and saved.snapshot.sharing is not None:
         count = sum(paged_part(layer) is not None for layer in layers)
-        check_cascade(saved.snapshot.cascade, count, saved.rows, size)
-        cascade.restore(saved.snapshot.cascade, places[first])
+        check_sharing(saved.snapshot.sharing, count, saved.rows, size)
+        sharing.restore(saved.snapshot.sharing, places[first])
     padding.restore(saved.snapshot.padding, places[first])
     for (each, layer), device in zip(pairs, places, strict=True):
         _restore_layer(each, layer, device, static)

@@ -1,0 +1,65 @@
+"""What the layers of one cache may hold, where they share one budget."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..parts import Snapshot, map_tensors, persistent
+from ..table.budget import BlockBudget
+
+
+@dataclass(frozen=True)
+class SharingSnapshot(Snapshot):
+    """What was decided.
+
+    Attributes:
+        shares: by the layer's place, `[B, sets]` tokens.
+    """
+
+    shares: dict[int, Tensor]
+
+
+class Sharing:
+    """One object per cache.
+
+    Attributes:
+        layers: how many there are so far.
+
+    Args:
+        budget: mean share.
+    """
+
+    def __init__(self, budget: BlockBudget) -> None:
+        self.layers = 0
+        self._budget = budget
+        self._shares: dict[int, Tensor] = {}  # by place, [B, sets] tokens
+
+    def add(self) -> None:
+        """One more layer, in the order of the model."""
+        self.layers += 1
+
+    def share(self, place: int) -> Tensor | None:
+        """`[B, sets]` tokens that the layer at this place may hold; None before anything was decided."""
+        return self._shares.get(place)
+
+    def shrink(self, budget: BlockBudget) -> None:
+        """Another mean share. The layers follow when they are asked to shrink."""
+        self._budget = budget
+
+    def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
+        """Apply an indexing of dimension 0 to all that belongs to a row."""
+        self._shares = {place: change(share) for place, share in self._shares.items()}
+
+    def clear(self) -> None:
+        """Forget the prompt."""
+        self._shares = {}
+
+    def snapshot(self) -> SharingSnapshot:
+        """What was decided."""
+        return SharingSnapshot(self._shares)
+
+    def restore(self, saved: SharingSnapshot, device: torch.device) -> None:
+        """Share out as another cache did."""
+        self._shares = dict(map_tensors(lambda tensor: persistent(tensor.to(device)), saved.shares))

@@ -1,0 +1,191 @@
+"""One threshold over all layers and KV heads."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..integration.heads import HeadShare
+from ..policies import EvictionPolicy
+from ..table.budget import BlockBudget
+from ..table.ranking import DROP, KEEP
+from .base import BudgetAllocator
+from .quota import Quota
+from .registry import register_allocator
+from .sharing import Sharing
+
+
+@register_allocator("global")
+@dataclass(frozen=True)
+class Global(BudgetAllocator):
+    r"""The tokens with the highest scores of all layers and KV heads stay.
+
+    .. math::
+
+        b_{\ell,h} = \bigl| \{ t : s_{\ell,h,t} \ge \theta \} \bigr|, \quad
+        \theta \text{ such that } \sum_{\ell,h} b_{\ell,h} = \text{budget} \cdot L H
+
+    KVzip (2505.23416) compresses so; here any policy can whose scores have the same meaning in every layer and head
+    (`Needs.common_unit`). Where they have none, a threshold would compare what cannot be compared, so such a policy
+    is refused. Every head keeps its protected tokens, its newest block and one block to evict; beyond that it holds
+    exactly as many tokens as are above the threshold, not whole blocks.
+
+    It is decided layer by layer while a forward of several tokens walks through the model: after each layer the best of
+    the layers so far stay, which contain the best of all. So all layers together never hold more than the budget, and
+    what stays in the end is what a decision at the end would have kept. While single tokens come, numbers stay as they
+    are.
+    """
+
+    paper = "2505.23416"
+
+
+def check_common_unit(policy: EvictionPolicy) -> None:
+    """Refuse scores that mean something else in every layer or head.
+
+    Raises:
+        ValueError: with the way out.
+    """
+    if not policy.needs.common_unit:
+        raise ValueError(
+            f"allocator='global' compares the scores of all layers and heads, and those of {policy.label!r} have no "
+            "common unit. Use a policy whose scores have one: 'calibrated:FILE' (paged-eviction calibrate), "
+            "'gate:FILE', 'expected_attention' or 'kvzip'; or an allocator that compares less: 'ada_kv', 'uniform'."
+        )
+
+
+class Threshold(Sharing):
+    """Finds what is above the threshold among all that was offered so far.
+
+    What it remembers of a token is its rank, in order and without its place: 8 bytes per token and KV head.
+
+    Args:
+        budget: mean share.
+    """
+
+    def __init__(self, budget: BlockBudget) -> None:
+        super().__init__(budget)
+        self._offered: dict[int, Tensor] = {}  # by place, [B, sets, tokens] ranks, the best first
+        self._decided = True
+
+    def knows(self, place: int) -> bool:
+        """Whether this layer has offered what it holds."""
+        return place in self._offered
+
+    def offer(self, place: int, ranks: Tensor) -> None:
+        """What a layer could keep.
+
+        Args:
+            ranks: `[B, sets, tokens]` int64, comparable over layers; `KEEP` for protected tokens, `DROP` for none.
+        """
+        ranks = ranks.sort(dim=-1, descending=True).values
+        least = torch.arange(ranks.shape[-1], device=ranks.device) < self._budget.smallest
+        self._offered[place] = ranks.masked_fill(least & (ranks > DROP), KEEP)
+        self._decided = False
+
+    def forget(self, place: int) -> None:
+        """What this layer offered is no longer what it holds."""
+        self._offered.pop(place, None)
+        self._shares.pop(place, None)
+
+    def share(self, place: int) -> Tensor | None:
+        """See `Sharing.share`; decided when somebody asks."""
+        if not self._decided:
+            self._decide()
+        return super().share(place)
+
+    def shrink(self, budget: BlockBudget) -> None:
+        """See `Sharing.shrink`."""
+        super().shrink(budget)
+        self._decided = not self._offered
+
+    def _decide(self) -> None:
+        places, mean = sorted(self._offered), self._budget.capacity
+        device = self._offered[places[0]].device
+        counts = self._above(places, device)
+        sets = sum(count.shape[1] for count in counts)
+        most = torch.stack([count.amax(-1) for count in counts]).amax(0)[:, None]  # [B, 1]
+        spare = torch.zeros_like(most)
+        if len(places) == self.layers:  # the others have not said what they need
+            spare = (mean * sets - torch.cat(counts, dim=1).sum(-1, keepdim=True)).clamp_min(0) // sets
+        for place, count in zip(places, counts, strict=True):
+            share = torch.where(most <= mean, mean, (count + spare).clamp_min(self._budget.smallest))
+            offered = self._offered[place]
+            beyond = torch.arange(offered.shape[-1], device=device) >= share.to(offered.device)[..., None]
+            self._offered[place] = offered.masked_fill(beyond, DROP)[..., : int(share.max())]
+            self._shares[place] = share.to(offered.device)
+        self._decided = True
+
+    def _above(self, places: list[int], device: torch.device) -> list[Tensor]:
+        """`[B, sets]` per place, how many of the tokens offered are among the best of all."""
+        offered = [self._offered[place].to(device) for place in places]
+        ranks = torch.cat([each.flatten(1) for each in offered], dim=1)
+        sets = [each.shape[1] for each in offered]
+        total = self._budget.capacity * (sum(sets) + (self.layers - len(places)) * sets[-1])
+        kept = ranks > DROP
+        if ranks.shape[1] > total:
+            lowest = ranks.kthvalue(ranks.shape[1] - total + 1, dim=-1, keepdim=True).values
+            above, equal = ranks > lowest, (ranks == lowest) & kept
+            kept = above | (equal & (equal.cumsum(-1) <= total - above.sum(-1, keepdim=True)))
+        parts = kept.split([each[0].numel() for each in offered], dim=1)
+        return [part.view(each.shape).sum(-1) for part, each in zip(parts, offered, strict=True)]
+
+    def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
+        """See `Sharing.map_rows`. Layers offer anew what they then hold."""
+        super().map_rows(change)
+        self._offered, self._decided = {}, True
+
+    def clear(self) -> None:
+        """See `Sharing.clear`."""
+        super().clear()
+        self._offered, self._decided = {}, True
+
+
+class ThresholdQuota(Quota):
+    """A number for each row and KV head, from one threshold over all layers.
+
+    Args:
+        asked: see `Quota`.
+        threshold: one object per cache.
+        place: of the layer among those of the cache.
+    """
+
+    unequal = True
+    common = True
+
+    def __init__(self, asked: BlockBudget, threshold: Threshold, place: int) -> None:
+        super().__init__(asked)
+        self._threshold, self._place = threshold, place
+
+    def check(self, kv_heads: int, share: HeadShare) -> None:
+        """See `Quota.check`."""
+        if share.processes(kv_heads) > 1:
+            raise ValueError(
+                "The allocator 'global' compares all KV heads of all layers, and tensor parallelism gave some to other "
+                "processes, which would have to make room for what is decided here. Use allocator='uniform' or one "
+                "that shares out among layers, or keep the model in one process."
+            )
+
+    def clear(self) -> None:
+        """See `Quota.clear`."""
+        super().clear()
+        self._threshold.forget(self._place)
+
+    @property
+    def offered(self) -> bool:
+        """See `Quota.offered`."""
+        return self.scores is not None and self._threshold.knows(self._place)
+
+    def offer(self, ranks: Tensor) -> None:
+        """See `Quota.offer`."""
+        self._threshold.offer(self._place, ranks)
+
+    def room(self) -> int | Tensor:
+        """See `Quota.room`."""
+        return self.asked.capacity
+
+    def limits(self, pinned: Tensor, positions: Tensor) -> Tensor | None:
+        """See `Quota.limits`."""
+        share = self._threshold.share(self._place)
+        mean = torch.full(pinned.shape[:2], self.asked.capacity, device=positions.device)
+        return mean if share is None else share.to(mean)

@@ -1,0 +1,125 @@
+"""allocator="global": one threshold over all layers and heads, found layer by layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import models
+import modes
+from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction.policies import ScoreContext
+from hf_paged_eviction.policies.value_norm import ValueNorm
+from reference import Recorder, slow_threshold
+
+pytestmark = pytest.mark.contract
+
+OURS = "paged_eviction"
+BLOCK = 4
+
+
+def coarse(values: Tensor) -> Tensor:
+    """Norms with few bits, so that many tokens of all layers and heads are equal."""
+    return (values.float().norm(dim=-1) * 4).round() / 4
+
+
+@dataclass(frozen=True)
+class Coarse(ValueNorm):
+    name = "coarse"
+    needs = replace(ValueNorm.needs, common_unit=True)
+
+    def score(self, context: ScoreContext) -> Tensor:
+        return coarse(context.values)
+
+
+def forwards(length: int, chunk: int | None) -> list[tuple[int, int]]:
+    step = length if chunk is None else chunk
+    return [(start, min(start + step, length)) for start in range(0, length, step)]
+
+
+@pytest.mark.parametrize("heads", ["separate", "shared"])
+@pytest.mark.parametrize("budget", [16, 24, 36])
+@pytest.mark.parametrize("chunk", [None, 17], ids=["one forward", "chunks"])
+@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
+def test_layer_by_layer_is_a_decision_at_the_end(heads: Any, budget: int, chunk: int | None, padded: bool) -> None:
+    """After each forward each layer and head holds what the slow rule keeps of all that was there."""
+    model = models.build("llama", OURS, num_hidden_layers=4)
+    cache = PagedEvictionCache(
+        model.config, budget, BLOCK, Coarse(), heads, sink_tokens=2, recent_tokens=3, allocator="global"
+    )
+    sizes = cache.paged_layers[0][1].budget
+    ids, mask = models.left_pad(models.prompts([60, 41, 19] if padded else [60, 60], seed=2))
+    before: dict[int, dict[tuple[int, int], set[int]]] = {row: {} for row in range(len(ids))}
+    differ = 0
+    with Recorder(model, cache) as recorder:
+        for start, stop in forwards(60, chunk):
+            modes.forward(model, cache, ids, mask, start, stop)
+            found = {index: layer.positions for index, layer in cache.paged_layers}
+            for row, kept in before.items():
+                columns = [column for column in recorder.columns if column.real[row]]
+                if not columns:
+                    continue
+                new = {at for at, column in enumerate(columns) if column.forward == len(recorder.forwards) - 1}
+                held = {}
+                for index in found:
+                    values = torch.stack([column.values[index][row] for column in columns])  # [tokens, heads, dim]
+                    scores = coarse(values)
+                    scores = scores.mean(1, keepdim=True) if heads == "shared" else scores
+                    for head in range(scores.shape[1]):
+                        there = kept.get((index, head), set()) | new
+                        held[index, head] = {at: scores[at, head].item() for at in there}
+                expected = slow_threshold(held, budget * len(held), budget, sizes)
+                for (index, head), positions in expected.items():
+                    assert {*found[index][row, head].tolist()} - {-1} == positions
+                differ += len({len(positions) for positions in expected.values()}) > 1
+                before[row] = expected
+    assert differ, "all heads got the same"
+
+
+@pytest.mark.parametrize("chunk", [None, 17], ids=["one forward", "chunks"])
+def test_the_total_holds_at_every_moment(chunk: int | None) -> None:
+    """Layers that have been through hold no more than the total together, while the others are still to come."""
+    model = models.build("llama", OURS, num_hidden_layers=4)
+    cache = PagedEvictionCache(model.config, 24, BLOCK, "kvzip", "separate", allocator="global")
+    ids, mask = models.left_pad(models.prompts([100, 70]))
+    held: list[int] = []
+    for _, layer in cache.paged_layers:
+        attended = layer.attended
+
+        def follow(queries: Any, attended: Any = attended) -> None:
+            attended(queries)
+            held.append(max(sum(layer.positions.ge(0).sum((1, 2)) for _, layer in cache.paged_layers if layer.held)))
+
+        layer.attended = follow
+    settings = {} if chunk is None else {"prefill_chunk_size": chunk}
+    modes.generate(model, cache, ids, mask, 8, **settings)
+    heads = model.config.num_key_value_heads
+    assert max(held) == 24 * 4 * heads
+
+
+def test_scores_without_a_common_unit_are_refused() -> None:
+    config = models.shared("llama", OURS).config
+    for policy in ("snapkv", "keydiff", "hybrid(kvzip, tova)"):
+        with pytest.raises(ValueError, match="have no common unit"):
+            PagedEvictionCache(config, 64, policy=policy, allocator="global", heads="separate")
+    with pytest.raises(ValueError, match="static=True needs layers and heads of one size"):
+        PagedEvictionCache(config, 64, policy="kvzip", allocator="global", static=True)
+
+
+def test_a_smaller_total_is_shared_out_anew() -> None:
+    """As if the prompt had met the smaller budget, as long as scores do not depend on what else is held."""
+    model = models.shared("llama", OURS)
+    ids, mask = models.left_pad(models.prompts([60, 41]))
+    large, small = (
+        PagedEvictionCache(model.config, budget, BLOCK, Coarse(), "separate", allocator="global") for budget in (64, 24)
+    )
+    for cache in (large, small):
+        modes.forward(model, cache, ids, mask, 0, 60)
+    large.shrink(24)
+    for (_, shrunk), (_, fresh) in zip(large.paged_layers, small.paged_layers, strict=True):
+        assert torch.equal(shrunk.positions, fresh.positions)
+        assert torch.equal(shrunk.table.limits, fresh.table.limits)
