@@ -15,7 +15,7 @@ VERSIONS = $(OLDEST) 5.0.0 5.14.1 $(NEWEST)
 SERVED = 5.19.0 5.20.0 5.21.0 5.22.0
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-notebooks test-families test-oldest test-versions test-serving notebooks docs \
+.PHONY: help demo test test-all test-notebooks test-families test-oldest test-versions test-serving fuzz notebooks docs \
 	coverage mutate embedded build format clean
 
 help: ## list the targets
@@ -46,6 +46,9 @@ test-oldest: test-$(OLDEST) ## the contract suite on the oldest supported transf
 test-versions: $(VERSIONS:%=test-%) ## the contract suite on every supported generation of transformers
 
 test-serving: $(SERVED:%=test-serving-%) ## continuous batching on every version of transformers that it works with
+
+fuzz: .venv/.stamp-dev ## draw all options and calls together and compare with a slow cache; SECONDS=600 SEED=0
+	$(ONE_THREAD) .venv/bin/python tests/fuzz/run.py --seconds $(or $(SECONDS),600) --seed $(or $(SEED),0)
 
 notebooks: .venv/.stamp-dev ## execute the notebooks anew, outputs and pictures included
 	$(ONE_THREAD) .venv/bin/python notebooks/execute.py

@@ -353,6 +353,8 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         )
         for layer in paged:
             layer.crop(-count)
+        if count:
+            self._padding.crop(self.get_seq_length())
 
     # ---- shrinking ------------------------------------------------------------------------------------------------
 

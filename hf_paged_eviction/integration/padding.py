@@ -160,6 +160,15 @@ class Padding:
         if self._mask is not None:
             self._mask = change(self._expand(self._mask, batch))
 
+    def crop(self, length: int) -> None:
+        """Forget all columns from `length` on: those that come in their place are others."""
+        if length == 0:
+            self.reset()
+            return
+        self._given = None if self._given is None else self._given[:, :length]
+        self._mask = None if self._mask is None else self._mask[:, :length]
+        self._all_real_from = min(self._all_real_from, length)
+
     def reset(self) -> None:
         """Forget the mask, the one given by the user included: the next prompt has its own."""
         self._given = self._mask = None

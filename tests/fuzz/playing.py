@@ -1,0 +1,366 @@
+"""A case: a model, options of the cache, a batch and a sequence of calls; and a game of it against the slow cache."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache as memoize
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+import models
+from hf_paged_eviction import PagedEvictionCache, StoragePool
+from slow_cache import SlowCache
+
+Call = tuple[Any, ...]
+#: Words of which a refusal has at least one: it tells the way out.
+WAYS_OUT = "use give call choose smallest make pass upgrade nearest fewer allowed".split()
+WAYS_OUT += ["must be", "needs budget"]
+#: Of the size of the logits. A wrong token, place or rounding moves them by far more. Angles are worked out in single
+#: precision, and plain attention (eager) is played in it.
+TOLERANCE, OF_ANGLES = 1e-6, 1e-4
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is played.
+
+    Attributes:
+        options: of `PagedEvictionCache`; `pool=True` stands for a pool of its own.
+        calls: see `Game`.
+        family: see `MODELS`.
+        attention: implementation that the model is set to.
+        rows: of the batch.
+        seed: of the text and the pads.
+        told: the pads are told to the constructor, besides the model.
+    """
+
+    options: dict[str, Any] = field(default_factory=dict)
+    calls: tuple[Call, ...] = ()
+    family: str = "llama"
+    attention: str = "sdpa"
+    rows: int = 1
+    seed: int = 0
+    told: bool = False
+
+
+class RefusedError(Exception):
+    """The constructor refused the options, with the reason and the way out."""
+
+
+def _refusal(error: Exception) -> Exception:
+    message = str(error)
+    if len(message) < 40 or not any(way in message.lower() for way in WAYS_OUT):
+        return AssertionError(f"refused without the way out: {message}")
+    return RefusedError(message)
+
+
+#: Family of `support.models` and what is changed of it, by name.
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "small_states": ("llama", {}),
+    "gpt_neox": ("gpt_neox", {}),
+    "gemma3": ("gemma3", {}),
+    "gemma3n": ("gemma3n", {}),
+    # Experts exist in single precision only; without them all models are played in double.
+    "deepseek_v3": ("deepseek_v3", {"first_k_dense_replace": 2}),
+    "lfm2": ("lfm2", {}),
+    "falcon_h1": ("falcon_h1", {}),
+}
+#: Pads come on the left of the first forward only.
+RECURRENT = ("lfm2", "falcon_h1")
+
+
+@memoize
+def model_of(family: str, attention: str) -> Any:
+    """In double precision noise hardly ever decides which token goes, or how it is rounded. Plain attention (eager)
+    knows none: there pads give nan.
+    """
+    name, changes = MODELS[family]
+    model = models.build(name, attention, **changes)
+    if attention != "eager":
+        model = model.double()
+    if family == "small_states":
+        with torch.no_grad():
+            for layer in model.model.layers:
+                layer.self_attn.k_proj.weight *= 1e-6
+                layer.self_attn.v_proj.weight *= 1e-6
+    return model
+
+
+class Game:
+    """One case being played. Every method is a call of a case, by its name."""
+
+    def __init__(self, case: Case) -> None:
+        self.case, self.rows = case, case.rows
+        self.model = model_of(case.family, case.attention)
+        self.draw = torch.Generator().manual_seed(case.seed)
+        options = dict(case.options)
+        self.static = bool(options.get("static"))
+        self.recurrent = case.family in RECURRENT
+        if options.pop("pool", False):
+            options["pool"] = StoragePool()
+        self.cache: Any = None
+        try:
+            self.cache = PagedEvictionCache(self.model.config, **options)
+        except (ValueError, TypeError) as error:
+            raise _refusal(error) from error
+        self.plain = model_of(case.family, "eager" if case.attention == "eager" else "sdpa")
+        self.slow = SlowCache(self.plain, case.options)
+        angles = case.options.get("positions") == "cache" or self.model.dtype != torch.float64
+        self.tolerance = OF_ANGLES if angles else TOLERANCE
+        self.forwards = 0
+
+    def play(self) -> Game:
+        """All calls."""
+        for name, *arguments in self.case.calls:
+            getattr(self, name)(*arguments)
+        return self
+
+    # ---- forwards --------------------------------------------------------------------------------------------------
+
+    def _columns(self, count: int, pads: str) -> tuple[Tensor, Tensor, Tensor]:
+        """Ids, which of them are real, and positions, `[rows, count]` each."""
+        rows, slow = self.rows, self.slow
+        ids = torch.randint(2, models.VOCABULARY, (rows, count), generator=self.draw)
+        real = torch.ones(rows, count, dtype=torch.bool)
+        fits = not (self.recurrent and slow.seen) and not (self.static and count == 1)
+        if pads == "left" and fits:
+            real = torch.arange(count) >= torch.randint(count, (rows, 1), generator=self.draw)
+        elif pads == "any" and fits and not self.recurrent:
+            real = torch.randint(4, (rows, count), generator=self.draw) > 0
+        before = slow.real.sum(1, keepdim=True) if slow.seen else torch.zeros(rows, 1, dtype=torch.long)
+        return ids.masked_fill(~real, models.PAD), real, (before + real.long().cumsum(1) - 1).clamp(min=0)
+
+    def _say(self, cache: Any, ids: Tensor, real: Tensor, positions: Tensor) -> Tensor:
+        mask = torch.cat([self.slow.real, real], dim=1) if self.slow.seen else real
+        with torch.no_grad():
+            logits: Tensor = self.model(
+                input_ids=ids, attention_mask=mask.long(), position_ids=positions, past_key_values=cache, use_cache=True
+            ).logits
+        return logits
+
+    def _feed(self, columns: tuple[Tensor, Tensor, Tensor]) -> None:
+        with self.slow.following(self.cache, *columns):
+            try:
+                logits = self._say(self.cache, *columns)
+            except ValueError as error:
+                if str(error).startswith("memory="):  # known only now
+                    raise _refusal(error) from error
+                raise
+        self.slow.compare(self.cache, logits, self.tolerance)
+        self.forwards += 1
+
+    def feed(self, count: int, pads: str = "none") -> None:
+        """A forward of `count` columns; `pads`: none, left or any."""
+        columns = self._columns(count, pads)
+        if self.case.told and not self.slow.seen:
+            options = {**self.case.options, "attention_mask": columns[1].long()}
+            if options.pop("pool", False):
+                options["pool"] = StoragePool()
+            recording = self.slow.recording
+            self.cache = PagedEvictionCache(self.model.config, **options)
+            assert recording == bool(options.get("record_past"))
+        self._feed(columns)
+
+    def steps(self, count: int, pads: str = "none") -> None:
+        """Single tokens."""
+        for _ in range(count):
+            self.feed(1, pads)
+
+    def alone(self) -> None:
+        """The model without any cache: nothing of the run may reach it."""
+        ids = torch.randint(2, models.VOCABULARY, (self.rows, 7), generator=self.draw)
+        for stop in (1, 7):
+            with torch.no_grad():
+                expected = self.plain(ids[:, :stop], use_cache=False).logits
+                off = (self.model(ids[:, :stop], use_cache=False).logits - expected).abs().max().item()
+            assert off <= self.tolerance * (1 + expected.abs().max().item()), (
+                f"without a cache logits differ by {off:.2e}"
+            )
+
+    def fail(self, count: int, where: str) -> None:
+        """A forward runs out of memory, before the last layer or between `update` and attention; then the model is
+        used without a cache. The next forward is refused, or as if nothing had been. If refused, all begins anew."""
+        columns = self._columns(count, "none")
+        self.slow.commit(0)
+        with _failing(self.model, where):
+            try:
+                self._say(self.cache, *columns)
+            except torch.OutOfMemoryError:
+                pass
+            else:
+                raise AssertionError("the forward did not fail")
+        self.alone()
+        if where == "between":  # the last layer has its tokens: the cache sees no more than a shorter mask
+            self.reset()
+            return
+        try:
+            with self.slow.following(self.cache, *columns):
+                logits = self._say(self.cache, *columns)
+        except (RuntimeError, ValueError) as error:
+            assert "reset()" in str(error), f"after a failed forward: {error}"
+            self.reset()
+        else:
+            self.slow.compare(self.cache, logits, self.tolerance)
+
+    # ---- rows and rollback -----------------------------------------------------------------------------------------
+
+    def crop(self, count: int) -> None:
+        """Take back `count` columns, or nothing at all."""
+        count = min(count, self.slow.seen)
+        if not count:
+            return
+        before, allowed = self._positions(), self.slow.can_crop(count)
+        try:
+            self.cache.crop(-count)
+        except (ValueError, RuntimeError) as error:
+            ruled = all(given.rule is not None for given in self.slow.layers.values())
+            others = self.static or self.recurrent or self.case.family in SLIDING
+            assert not (allowed and ruled) or others, f"crop({-count}) refused: {error}"
+            assert self._positions() == before, "crop refused, and changed something"
+            return
+        assert allowed, "tokens were taken back that are needed to go on"
+        self.slow.crop(count)
+        self.slow.check(self.cache)
+
+    def _positions(self) -> list[Any]:
+        return [layer.positions.tolist() for _, layer in self.cache.paged_layers]
+
+    def order(self, kind: str) -> None:
+        """Rows are put into another order (`reorder`), chosen (`select`) or repeated (`repeat`)."""
+        if not self.slow.seen:
+            return
+        index = torch.arange(self.rows)
+        if kind == "repeat" and self.rows <= 2:
+            index = index.repeat_interleave(2)
+            self.cache.batch_repeat_interleave(2)
+        elif kind == "select":
+            index = torch.randint(self.rows, (max(1, self.rows - 1),), generator=self.draw)
+            self.cache.batch_select_indices(index)
+        else:
+            index = torch.randint(self.rows, (self.rows,), generator=self.draw)
+            self.cache.reorder_cache(index)
+        self.slow.select(index.tolist())
+        self.rows = len(index)
+        self.slow.check(self.cache)
+
+    def shrink(self, blocks: int) -> None:
+        """Give up so many blocks, as far as there are."""
+        budget = self.cache.budget
+        if self.static or budget is None or isinstance(self.case.options.get("budget"), list | tuple):
+            return
+        sizes = self.cache._options.sizes
+        smaller = max(budget - blocks * self.slow.block, sizes.smallest)
+        if smaller >= budget:
+            return
+        self.cache.shrink(smaller)
+        self.slow.shrink(smaller)
+        self.slow.check(self.cache)
+
+    def gradient(self, count: int) -> None:
+        """Begin anew, with two forwards whose gradients are asked for together: right, or refused."""
+        self.reset()
+        budget = self.cache.budget or 2 * count
+        ids = torch.randint(2, models.VOCABULARY, (self.rows, 2 * count), generator=self.draw)
+        weights = torch.randn(self.rows, 2 * count, models.VOCABULARY, generator=self.draw, dtype=self.model.dtype)
+        if 2 * count > budget or self.case.family not in PLAIN:
+            return
+        found = []
+        for model, cache in ((self.plain, DynamicCache(config=self.plain.config)), (self.model, self.cache)):
+            embeds = model.get_input_embeddings()(ids).detach().requires_grad_()
+            try:
+                with torch.enable_grad():
+                    parts = [
+                        model(inputs_embeds=part, past_key_values=cache, use_cache=True).logits
+                        for part in embeds.split(count, dim=1)
+                    ]
+                    (torch.cat(parts, dim=1) * weights).sum().backward()
+            except (RuntimeError, ValueError, NotImplementedError) as error:
+                assert len(str(error)) > 40, f"gradients are refused without a reason: {error}"
+                break
+            found.append(embeds.grad)
+        self.reset()
+        if len(found) == 2:
+            off = (found[0] - found[1]).norm() / found[0].norm()
+            assert off < 1e-3, f"gradients over two forwards are wrong by {off:.2f} of their size"
+
+    # ---- life ------------------------------------------------------------------------------------------------------
+
+    def save(self) -> None:
+        """And go on with what was loaded."""
+        if not self.slow.seen or self.case.options.get("rank"):
+            return
+        if self.slow.recording:
+            self.cache.crop(0)
+            self.slow.commit(0)
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "context.safetensors"
+            self.cache.save(path, self.slow.ids)
+            pool = StoragePool() if self.case.options.get("pool") else None
+            self.cache = PagedEvictionCache.load(path, self.model.config, input_ids=self.slow.ids, pool=pool)
+        self.slow.check(self.cache)
+
+    def copy(self) -> None:
+        """And go on with the copy."""
+        self.cache = copy.deepcopy(self.cache)
+
+    def pickle(self) -> None:
+        """And go on with what came back."""
+        self.cache = pickle.loads(pickle.dumps(self.cache))
+
+    def reset(self) -> None:
+        """Forget everything; the next batch may be another."""
+        self._begin_anew(self.cache.reset)
+
+    def release(self) -> None:
+        """Forget everything, and give the storage up."""
+        self._begin_anew(self.cache.release)
+
+    def _begin_anew(self, forget: Callable[[], None]) -> None:
+        forget()
+        self.slow.clear()
+        self.rows = 1 + (self.rows + self.case.seed) % 3
+        assert self.cache.get_seq_length() == 0
+
+
+#: A layer that forgets by itself cannot be asked to take back.
+SLIDING = ("gemma3", "gemma3n")
+#: Nothing but attention over all that is held.
+PLAIN = ("llama", "gpt_neox")
+
+
+@contextmanager
+def _failing(model: Any, where: str) -> Iterator[None]:
+    def out_of_memory(*_: object) -> None:
+        raise torch.OutOfMemoryError("as if")
+
+    inner = model.base_model
+    layer = inner.layers[-1]
+    attention = getattr(layer, "self_attn", getattr(layer, "attention", None))
+    target = getattr(attention, "kv_b_proj", None) if where == "between" else None
+    hook = (layer if target is None else target).register_forward_pre_hook(out_of_memory)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def play(case: Case) -> Game:
+    """Play it.
+
+    Raises:
+        RefusedError: the options do not go together. Anything else: something is wrong.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return Game(case).play()

@@ -1,0 +1,71 @@
+"""All options with all calls, against the slow cache; and cases that were wrong once."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from drawing import draw
+from playing import Case, Game, RefusedError, play
+from smallest import failure_of, script, smallest
+
+from hf_paged_eviction.table.table import BlockTable
+
+#: Each failed when it was found.
+FOUND = {
+    "a mask that was told, and columns taken back": Case(
+        options={"block_size": 4, "budget": 12},
+        calls=(("feed", 8, "any"), ("crop", 2), ("steps", 1, "none")),
+        seed=61,
+        told=True,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", FOUND.values(), ids=FOUND)
+def test_what_was_found(case: Case) -> None:
+    assert play(case).forwards
+
+
+def test_a_seed_is_a_case() -> None:
+    assert [draw(seed) for seed in range(30)] == [draw(seed) for seed in range(30)]
+    assert len({repr(draw(seed)) for seed in range(30)}) == 30
+
+
+def test_every_choice_is_drawn() -> None:
+    """In as many cases as a minute plays."""
+    cases = [draw(seed) for seed in range(600)]
+    options = Counter(name for case in cases for name in case.options)
+    calls = Counter(call[0] for case in cases for call in case.calls)
+    assert min(options.values()) >= 15
+    assert min(calls.values()) >= 30
+    assert {name for name in vars(Game) if not name.startswith("_")} - {"play"} == calls.keys()
+
+
+def test_a_refusal_is_no_failure() -> None:
+    case = Case(options={"budget": 8, "block_size": 16})
+    with pytest.raises(RefusedError, match="nearest legal"):
+        play(case)
+    assert failure_of(case) is None
+
+
+def test_an_error_is_found_and_made_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The newest block may go: of all that was drawn, a budget and a text that is longer remain."""
+    case = Case(
+        options={"block_size": 4, "budget": 16, "policy": "keydiff", "positions": "cache", "heads": "separate"},
+        calls=(("feed", 9, "left"), ("copy",), ("steps", 14, "any"), ("order", "repeat"), ("save",), ("steps", 2)),
+        family="gemma3",
+        attention="paged_eviction",
+        rows=2,
+    )
+    assert play(case).cache.stats().evicted_tokens
+    right = BlockTable.next_slot
+    monkeypatch.setattr(BlockTable, "next_slot", lambda table: (right(table) + 1) % table.capacity)
+    kind = failure_of(case)
+    assert kind is not None
+    assert kind[0] == "AssertionError"
+    less = smallest(case)
+    assert failure_of(less) == kind
+    assert (less.rows, less.family, less.attention) == (1, "llama", "sdpa")
+    assert len(less.calls) <= 2
+    assert "play(Case(" in script(less)

@@ -1,0 +1,508 @@
+"""One slow cache that knows every option: which tokens are held, which of them are rounded, and where they stand.
+
+It keeps all that a layer was ever given. Before each forward of the fast cache it says, from lists and definitions,
+what attention may see; after it, the model is asked again with exactly that, and has to say the same. What decides by
+attention, or shares out among layers, has no rule here: then the positions that the fast cache claims are believed, and
+everything else is checked all the same.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from reference import SLOW_POLICIES, SlowLayer, _forced_masks, shared_layers
+from rounded import slow_channels, slow_round
+
+#: How far one rounded key or value may be from what came, as a share of its norm.
+FARTHEST = {None: 0.0, 8: 0.04, 4: 0.5, 2: 1.5}
+#: [row][kv head] -> column -> how far forward it is seen
+Seen = list[list[dict[int, int]]]
+
+
+@dataclass
+class Rounding:
+    """Of one row of one layer.
+
+    Attributes:
+        channels: `[heads, dim]` by what keys are divided; None until several tokens have come at once.
+        below: tokens before this position have been outside the newest ones, and never come back as they were.
+        count: real tokens that have been taken in.
+    """
+
+    channels: Tensor | None = None
+    below: int = 0
+    count: int = 0
+
+
+@dataclass
+class Given:
+    """What one paged layer was given, and what may become of it.
+
+    Attributes:
+        states: keys and values `[rows, heads, columns, dim]`.
+        rounding: per row.
+        rule: which tokens are held; None = believe the fast cache.
+    """
+
+    states: tuple[Tensor, Tensor]
+    rounding: list[Rounding]
+    rule: SlowLayer | None
+
+
+@dataclass
+class Forward:
+    """One forward, as attention saw it.
+
+    Attributes:
+        columns: from where to where in the text.
+        past: per layer the keys and values before its own, as they were read.
+        sees: per layer `[rows, heads, queries, columns]` bool.
+    """
+
+    columns: slice
+    past: dict[int, tuple[Tensor, Tensor]]
+    sees: dict[int, Tensor]
+
+    def first(self, stop: int) -> Forward:
+        """Of the columns before this one."""
+        count = stop - self.columns.start
+        sees = {layer: seen[:, :, :count, :stop] for layer, seen in self.sees.items()}
+        return Forward(slice(self.columns.start, stop), self.past, sees)
+
+    def rows(self, index: list[int]) -> Forward:
+        """In a batch made of these rows."""
+        past = {layer: (keys[index], values[index]) for layer, (keys, values) in self.past.items()}
+        return Forward(self.columns, past, {layer: seen[index] for layer, seen in self.sees.items()})
+
+
+class SlowCache:
+    """The twin of one `PagedEvictionCache`; asked around every forward of it.
+
+    Args:
+        model: the same weights as the model whose forwards are followed, in plain attention.
+        options: what the fast cache was made with.
+    """
+
+    def __init__(self, model: Any, options: dict[str, Any]) -> None:
+        self.model, self.options = model, options
+        bits = options.get("bits")
+        self.bits = tuple(bits) if isinstance(bits, list | tuple) else (bits, bits)
+        self.latent = "deepseek" in model.config.model_type
+        self.recording = bool(options.get("record_past"))
+        self.clear()
+
+    def clear(self) -> None:
+        """Nothing was seen."""
+        self.ids = self.positions = torch.zeros(0, 0, dtype=torch.long)
+        self.real = torch.zeros(0, 0, dtype=torch.bool)
+        self.layers: dict[int, Given] = {}
+        self.forwards: list[Forward] = []
+        self.pending = 0
+        self._twin: _Twin | None = None
+        self._around: dict[int, Seen] = {}  # per layer, what its queries saw of the past
+
+    @property
+    def seen(self) -> int:
+        """Columns."""
+        return int(self.real.shape[1])
+
+    # ---- what is protected and held, by the rule -------------------------------------------------------------------
+
+    @property
+    def block(self) -> int:
+        """Its size."""
+        return int(self.options.get("block_size", 16))
+
+    @property
+    def protected(self) -> int:
+        """First tokens that stay."""
+        sinks = self.options.get("sink_tokens")
+        return max(self.block if sinks is None else sinks, self.options.get("protected_prefix", 0))
+
+    @property
+    def recent(self) -> int:
+        """Newest tokens that stay."""
+        recent = self.options.get("recent_tokens")
+        return self.block if recent is None else int(recent)
+
+    def _rule(self, index: int, budget: int) -> SlowLayer | None:
+        plain = [self.options.get("allocator", "uniform") == "uniform", self.options.get("disposal", "drop") == "drop"]
+        score = SLOW_POLICIES.get(self.options.get("policy", "paged_eviction"))
+        if score is None or not all(plain):
+            return None
+        shared = self.options.get("heads", "shared") == "shared"
+        rule = SlowLayer(budget, self.block, self.protected, score, shared, index, self.recent)
+        rule.recording = self.recording
+        return rule
+
+    # ---- a forward -------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def following(self, cache: Any, ids: Tensor, real: Tensor, positions: Tensor) -> Iterator[None]:
+        """The fast cache takes in these columns `[rows, n]`."""
+        self._new = ids, real, positions
+        if not self.seen:
+            self.ids, self.real, self.positions = ids[:, :0], real[:, :0], positions[:, :0]
+        self._came: dict[int, tuple[Tensor, Tensor]] = {}
+        self._around = {}
+        self.commit(0)
+        if self.options.get("static"):
+            self._begin = self._claims(cache, len(ids))
+        for index, layer in cache.paged_layers:
+            layer.__dict__["update"] = self._watch(index, layer, layer.update)
+        try:
+            yield
+        finally:
+            for _, layer in cache.paged_layers:
+                layer.__dict__.pop("update", None)
+
+    def _watch(self, index: int, layer: Any, update: Callable[..., Any]) -> Callable[..., Any]:
+        def watched(keys: Tensor, values: Tensor, *args: Any, **kwargs: Any) -> Any:
+            self._came[index] = keys.detach().clone(), values.detach().clone()
+            believed = self._believes(index) and not self.options.get("static")
+            if believed:
+                layer.commit()
+            before = self._claimed(layer, keys) if believed else []
+            result = update(keys, values, *args, **kwargs)
+            if believed:
+                overwrites = keys.shape[2] == 1 and not layer._waiting
+                self._around[index] = self._claimed(layer, keys) if overwrites else before
+            return result
+
+        return watched
+
+    def _believes(self, index: int) -> bool:
+        given = self.layers.get(index)
+        return (self._rule(index, 0) if given is None else given.rule) is None
+
+    def _claims(self, cache: Any, rows: int) -> dict[int, Seen]:
+        """Of a static cache, whose steps are counted when they are over."""
+        found = {}
+        for index, layer in cache.paged_layers:
+            heads = layer.contents.heads if layer.held else 0
+            found[index] = self._claimed(layer, torch.zeros(rows, heads))
+        return found
+
+    def _claimed(self, layer: Any, keys: Tensor) -> Seen:
+        rows, heads = keys.shape[:2]
+        if not layer.held:
+            return [[{} for _ in range(heads)] for _ in range(rows)]
+        return self._by_column(layer.positions.tolist(), layer.shifts.tolist())
+
+    def _by_column(self, positions: Any, shifts: Any) -> Seen:
+        real = torch.cat([self.real, self._new[1]], dim=1)
+        columns = [row.nonzero()[:, 0].tolist() for row in real]
+        return [
+            [
+                {columns[row][p]: s for p, s in zip(*head, strict=True) if p >= 0}
+                for head in zip(heads, moved, strict=True)
+            ]
+            for row, (heads, moved) in enumerate(zip(positions, shifts, strict=True))
+        ]
+
+    def compare(self, cache: Any, logits: Tensor, tolerance: float) -> None:
+        """The fast cache has taken in the columns, and the model said `logits` `[rows, n, vocabulary]`."""
+        ids, real, positions = self._new
+        start, count = self.seen, ids.shape[1]
+        if self.options.get("static"):
+            self._around = self._claims(cache, len(ids)) if count == 1 else self._begin
+        forward = Forward(slice(start, start + count), {}, {})
+        for index, layer in cache.paged_layers:
+            assert index in self._came, f"layer {index} was not asked"
+            forward.past[index], forward.sees[index] = self._one_layer(index, layer, start, count)
+        self.ids, self.positions, self.real = (
+            torch.cat(pair, dim=1) for pair in ((self.ids, ids), (self.positions, positions), (self.real, real))
+        )
+        expected = self._twin_of(start).say(forward)
+        self.forwards.append(forward)
+        self.pending = count
+        if not self.recording:
+            self.commit(0)
+        off = (logits - expected).abs().amax(-1)
+        assert logits[real].isfinite().all(), "logits are not finite"
+        worst = off[real].max().item() if real.any() else 0.0
+        assert worst <= tolerance * (1 + expected[real].abs().max().item() if real.any() else 1), (
+            f"columns {start}..{start + count - 1}: logits differ by {worst:.2e}"
+        )
+        self.check(cache)
+
+    def _one_layer(self, index: int, layer: Any, start: int, count: int) -> tuple[tuple[Tensor, Tensor], Tensor]:
+        """What the queries of this forward may see of the past, and of themselves; takes their keys and values in."""
+        real, (keys, values) = self._new[1], self._came[index]
+        rows, heads = keys.shape[:2]
+        if index not in self.layers:
+            empty = keys[:, :, :0], values[:, :, :0]
+            rule = self._rule(index, layer.budget.capacity)
+            self.layers[index] = Given(empty, [Rounding() for _ in range(rows)], rule)
+        given = self.layers[index]
+        after = self._seen_by_rule(given, keys, values, real) if given.rule else self._around[index]
+        sees = torch.zeros(rows, heads, count, start + count, dtype=torch.bool)
+        shifts = torch.zeros(rows, heads, start, dtype=torch.long)
+        for row in range(rows):
+            for head in range(heads):
+                past = [column for column in after[row][head] if column < start] if after[row] else []
+                sees[row, head, :, past] = True
+                for column in past:
+                    shifts[row, head, column] = after[row][head][column]
+        new = real[:, None, None, :] & torch.ones(count, count).tril().bool()
+        sees[..., start:] = new
+        past = self._read(index, given, real if count == 1 else None, shifts)
+        given.states = tuple(torch.cat(pair, dim=2) for pair in zip(given.states, (keys, values), strict=True))
+        return past, sees
+
+    def _seen_by_rule(self, given: Given, keys: Tensor, values: Tensor, real: Tensor) -> Seen:
+        rule = given.rule
+        assert rule is not None
+        heads, overwrites = keys.shape[1], keys.shape[2] == 1 and rule.held == rule.budget and not rule.recording
+        before = self._held(rule, len(real), heads)
+        rule.feed(keys, values, real.tolist())
+        return self._held(rule, len(real), heads) if overwrites else before
+
+    def _held(self, rule: SlowLayer, rows: int, heads: int) -> Seen:
+        if not rule.rows:
+            return [[{} for _ in range(heads)] for _ in range(rows)]
+        groups = [[rule.group(row, head) for head in range(heads)] for row in range(rows)]
+        positions = [[[token.position for token in group.tokens] for group in own] for own in groups]
+        shifts = [[[group.shifts[token.position] for token in group.tokens] for group in own] for own in groups]
+        return self._by_column(positions, shifts)
+
+    def _read(self, index: int, given: Given, single: Tensor | None, shifts: Tensor | None) -> tuple[Tensor, Tensor]:
+        """All columns before this forward as attention reads them; a single token counts among the newest already."""
+        position = self.real.long().cumsum(1) - 1
+        read = []
+        for kind, states in enumerate(given.states):
+            states = states.clone()
+            for row, rounding in enumerate(given.rounding):
+                count = rounding.count + (0 if single is None else int(single[row, 0]))
+                newest = max(rounding.below, count - self.block)
+                few = (position[row] >= self.protected) & (position[row] < newest)
+                channels = rounding.channels[:, None] if kind == 0 and rounding.channels is not None else None
+                states[row][:, few] = slow_round(states[row][:, few], self.bits[kind], self._turned(kind), channels)
+            moves = self.options.get("positions") == "cache" and kind == int(self.latent) and shifts is not None
+            read.append(turned(self.model, index, states, shifts) if moves and states.shape[2] else states)
+        return read[0], read[1]
+
+    def _turned(self, kind: int) -> bool:
+        return kind == 0 or self.latent
+
+    # ---- commit and take back --------------------------------------------------------------------------------------
+
+    def commit(self, drop: int) -> None:
+        """What waits is taken in, but for the newest columns."""
+        count, self.pending = self.pending, 0
+        if drop:
+            self._cut(self.seen - drop)
+        count -= drop
+        if count <= 0:
+            return
+        for given in self.layers.values():
+            if given.rule is not None:
+                given.rule.commit(0)
+            for row, rounding in enumerate(given.rounding):
+                came = [at for at in range(self.seen - count, self.seen) if self.real[row, at]]
+                # A single column shows nothing, nor does one real token among several.
+                if not rounding.count and count > 1 and len(came) > 1:
+                    rounding.channels = slow_channels([given.states[0][row, :, at] for at in came])
+                rounding.count += len(came)
+                rounding.below = max(rounding.below, rounding.count - self.block)
+
+    def can_crop(self, count: int) -> bool:
+        """Whether the rule still holds the newest columns, in every layer that has one."""
+        try:
+            for given in self.layers.values():
+                copy.deepcopy(given.rule or SlowLayer(0, 1, 0, SLOW_POLICIES["recency"], True)).crop(count)
+        except ValueError:
+            return False
+        return True
+
+    def crop(self, count: int) -> None:
+        """Take back the newest columns."""
+        waiting = min(count, self.pending)
+        for given in self.layers.values():
+            if given.rule is not None:
+                given.rule.crop(count)
+        self.commit(waiting)
+        left = self.seen - (count - waiting)
+        if left <= 0:
+            self.clear()
+        elif count > waiting:
+            self._cut(left)
+            for given in self.layers.values():
+                for row, rounding in enumerate(given.rounding):
+                    rounding.count = int(self.real[row].sum())
+                    if not rounding.count:
+                        given.rounding[row] = Rounding()
+
+    def _cut(self, left: int) -> None:
+        self.ids, self.real, self.positions = self.ids[:, :left], self.real[:, :left], self.positions[:, :left]
+        for given in self.layers.values():
+            given.states = given.states[0][:, :, :left], given.states[1][:, :, :left]
+        self.forwards = [
+            one if one.columns.stop <= left else one.first(left) for one in self.forwards if one.columns.start < left
+        ]
+        self._twin = None
+
+    def select(self, index: list[int]) -> None:
+        """The batch is made of these rows."""
+        self.ids, self.real, self.positions = self.ids[index], self.real[index], self.positions[index]
+        for given in self.layers.values():
+            given.states = given.states[0][index], given.states[1][index]
+            given.rounding = [replace(given.rounding[row]) for row in index]
+            if given.rule is not None:
+                given.rule.reorder(index)
+        self.forwards = [one.rows(index) for one in self.forwards]
+        self._twin = None
+
+    def shrink(self, budget: int) -> None:
+        """Every layer holds no more than this."""
+        self.commit(0)
+        for given in self.layers.values():
+            rule = given.rule
+            if rule is None:
+                continue
+            rule.budget = budget
+            if rule.held > budget:
+                for row in rule.rows:
+                    for group in row.groups:
+                        rule._trim(group, [], len(row.columns), sum(row.columns))
+                rule.held = budget
+
+    # ---- the model, asked again ------------------------------------------------------------------------------------
+
+    def _twin_of(self, start: int) -> _Twin:
+        if self._twin is None:
+            self._twin = _Twin(self)
+            for forward in self.forwards:
+                self._twin.say(forward)
+        assert self._twin.get_seq_length() == start
+        return self._twin
+
+    # ---- what the fast cache claims ----------------------------------------------------------------------------------
+
+    def check(self, cache: Any) -> None:
+        """Everything that can be read of the fast cache agrees."""
+        assert cache.get_seq_length() == self.seen
+        budget = self.options.get("budget")
+        least = min(budget) if isinstance(budget, list | tuple) else cache.budget
+        everything = least is not None and least >= self.seen
+        for index, layer in cache.paged_layers:
+            given = self.layers.get(index)
+            if given is None:
+                continue
+            waiting = self.pending if self.recording else 0
+            taken = self.real[:, : self.seen - waiting]
+            own = [int(row.sum()) for row in taken]
+            positions = layer.positions
+            assert layer.held <= layer.budget.capacity, "more is held than the budget"
+            for row, heads in enumerate(positions.tolist()):
+                for head, slots in enumerate(heads):
+                    held = sorted(p for p in slots if p >= 0)
+                    self._check_positions(given, row, head, held, own[row], everything)
+            if layer.held and any(own):
+                self._check_states(index, layer, given, taken)
+        stats = cache.stats()
+        assert stats.seen == self.seen
+
+    def _check_positions(
+        self, given: Given, row: int, head: int, held: list[int], count: int, everything: bool
+    ) -> None:
+        assert len(held) == len(set(held)), "a token is held twice"
+        assert not held or held[-1] < count, "a token is held that never came"
+        if everything:
+            assert len(held) == count, "a token has gone, and the budget would hold all"
+        must = {*range(min(self.protected, count)), *range(max(0, count - self.recent), count)}
+        assert must <= set(held), f"protected tokens {sorted(must - set(held))} have gone"
+        if given.rule is not None and given.rule.rows:
+            expected = sorted(token.position for token in given.rule.group(row, head).tokens)
+            assert held == expected, f"row {row}, head {head}: {held} are held, not {expected}"
+
+    def _check_states(self, index: int, layer: Any, given: Given, taken: Tensor) -> None:
+        positions = layer.positions
+        real = positions >= 0
+        columns = torch.zeros_like(positions)
+        for row in range(len(positions)):
+            own = taken[row].nonzero()[:, 0]
+            if len(own):
+                columns[row] = own[positions[row].clamp(0, len(own) - 1)]
+        read = self._read(index, given, None, None)
+        for kind, (found, expected, came) in enumerate(
+            zip((layer.keys, layer.values), read, given.states, strict=True)
+        ):
+            at = columns[..., None].expand(-1, -1, -1, came.shape[-1])
+            found, expected, came = found[:, :, : layer.held], expected.gather(2, at), came.gather(2, at)
+            size = came.norm(dim=-1).clamp(min=1e-300)
+            different = ((found - expected).norm(dim=-1) / size > 1e-5) & real
+            name = ("keys", "values")[kind]
+            assert not different.any(), f"layer {index}, {name} at [row, head, slot] {different.nonzero().tolist()}"
+            far = ((found - came).norm(dim=-1) / size > FARTHEST[self.bits[kind]] + 1e-6) & real
+            assert not far.any(), f"layer {index}, {name}: {self.bits[kind]} bits are far from what came"
+
+
+class _Twin(DynamicCache):
+    """Gives each forward what it may see."""
+
+    def __init__(self, slow: SlowCache) -> None:
+        super().__init__(config=slow.model.config)
+        self.slow = slow
+        self.forward: Forward | None = None
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
+        own = super().update(key_states, value_states, layer_idx, *args, **kwargs)
+        assert self.forward is not None
+        past = self.forward.past.get(layer_idx)
+        if past is None:
+            return own
+        return torch.cat([past[0], key_states], dim=2), torch.cat([past[1], value_states], dim=2)
+
+    def say(self, forward: Forward) -> Tensor:
+        """Logits of these columns, `[rows, n, vocabulary]`."""
+        slow, self.forward = self.slow, forward
+        reference = slow.model
+        part = forward.columns
+        real, dtype = slow.real[:, : part.stop], reference.dtype
+        masks = {layer: _additive(reference, sees, part.start, dtype) for layer, sees in forward.sees.items()}
+        shared = shared_layers(reference.config)
+        masks |= {layer: masks[source] for layer, source in shared.items() if source in masks}
+        with torch.no_grad(), _forced_masks(reference, masks):
+            logits: Tensor = reference(
+                input_ids=slow.ids[:, part],
+                attention_mask=real.long(),
+                position_ids=slow.positions[:, part],
+                past_key_values=self,
+                use_cache=True,
+            ).logits
+        return logits
+
+
+def _additive(model: Any, sees: Tensor, start: int, dtype: torch.dtype) -> Tensor:
+    sees = sees.clone()
+    # A query that sees nothing (a pad) sees itself, or its softmax would have nothing to share out.
+    nothing = ~sees.any(-1)
+    own = torch.arange(sees.shape[2])
+    sees[:, :, own, start + own] |= nothing
+    mask = torch.zeros(sees.shape, dtype=dtype).masked_fill(~sees, torch.finfo(dtype).min)
+    return mask.repeat_interleave(model.config.num_attention_heads // mask.shape[1], dim=1)
+
+
+def turned(model: Any, index: int, states: Tensor, shifts: Tensor) -> Tensor:
+    """`[rows, heads, columns, dim]`, each moved forward by its shift, with the model's own rotation."""
+    modeling = sys.modules[type(model).__module__]
+    embedding = next(one for one in model.modules() if type(one).__name__.endswith("RotaryEmbedding"))
+    rows, heads, columns, dim = states.shape
+    own = states.reshape(rows * heads, 1, columns, dim)
+    places = shifts.reshape(rows * heads, columns)
+    kinds = getattr(model.config, "layer_types", None)
+    kind = (kinds[index],) if kinds and isinstance(getattr(embedding, "rope_type", None), dict) else ()
+    angles = embedding(own, places, *kind)
+    if "gemma3n" in model.config.model_type:
+        return modeling.apply_rotary_pos_emb(own, *angles).reshape(states.shape)
+    return modeling.apply_rotary_pos_emb(own, own, *angles)[1].reshape(states.shape)
