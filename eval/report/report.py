@@ -55,12 +55,13 @@ def run_report(folders: list[Path], output: Path | None) -> None:
         output: where to; `report` in the first folder if not given.
 
     Raises:
-        UserError: a folder is absent, empty or damaged, or the output cannot be written.
+        UserError: a folder is absent or damaged, none has answers, or the output cannot be written.
     """
-    runs = load_runs(folders)
-    target = output or folders[0] / "report"
+    skipped: list[str] = []
+    runs = load_runs(folders, skipped)
+    target = output or runs[0].sources[0].folder / "report"
     try:
-        page = write_report(runs, target)
+        page = write_report(runs, target, skipped)
     except OSError as error:
         raise UserError(f"cannot write to {target}: {error.strerror or error}; choose another --output") from error
     console = Console(stderr=True, soft_wrap=True, highlight=False)
@@ -69,8 +70,8 @@ def run_report(folders: list[Path], output: Path | None) -> None:
     console.print(f"written to {target}: {FILES}", markup=False)
 
 
-def write_report(runs: Sequence[Run], target: Path) -> Page:
-    """Write everything into the folder `target`; returns what the page shows."""
+def write_report(runs: Sequence[Run], target: Path, notes: Sequence[str] = ()) -> Page:
+    """Write everything into the folder `target`; returns what the page shows, the notes first."""
     for folder in ("tables", "plots"):
         (target / folder).mkdir(parents=True, exist_ok=True)
     written = [_write_section(section, runs, target) for section in sections(runs)]
@@ -78,7 +79,7 @@ def write_report(runs: Sequence[Run], target: Path) -> Page:
         title=_title(runs),
         headlines=headlines(runs),
         facts=_facts(runs),
-        warnings=_warnings(runs),
+        warnings=[*notes, *_warnings(runs)],
         sections=[section for section in written if not section.is_empty],
         examples=list(_examples(runs)),
         rules=rules(runs),

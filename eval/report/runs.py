@@ -109,26 +109,46 @@ def _ordered(found: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*(name for name in known if name in present), *present]))
 
 
-def load_runs(folders: Sequence[Path]) -> list[Run]:
+class NothingToReportError(UserError):
+    """A folder without answers."""
+
+
+def load_runs(folders: Sequence[Path], skipped: list[str] | None = None) -> list[Run]:
     """Read result folders.
 
+    Args:
+        skipped: gets a line for each folder without answers, as `results/*` brings some; without it they are refused.
+
     Raises:
-        UserError: a folder is absent, empty or damaged.
+        UserError: a folder is absent or damaged, or none has answers.
     """
     if not folders:
         raise UserError("no folder of results given: paged-eviction report results/eval")
     unique = list({folder.resolve(): folder for folder in folders}.values())
-    loaded = [_load(folder) for folder in unique]
+    loaded, reasons = [], []
+    for folder in unique:
+        try:
+            loaded.append(_load(folder))
+        except NothingToReportError as error:
+            if skipped is None or len(unique) == 1:
+                raise
+            reasons.append(str(error))
+    if not loaded:
+        raise UserError("\n".join(reasons))
+    if skipped is not None:
+        skipped += [f"left out: {reason}" for reason in reasons]
     names = labels([source.settings for source, _ in loaded], COVERAGE)
     return _unite([(label, source, rows) for label, (source, rows) in zip(names, loaded, strict=True)])
 
 
 def _load(folder: Path) -> tuple[Source, list[Row]]:
+    if folder.is_file():
+        raise NothingToReportError(f"{folder} is a file: give the folder that `paged-eviction eval --output` wrote to")
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder: give the folder that `paged-eviction eval --output` wrote to")
     meta = read_meta(folder)
     if meta is not None and "first_passage" in meta["settings"]:
-        raise UserError(
+        raise NothingToReportError(
             f"{folder} is a search of `paged-eviction recommend`, which has no answers to report: see its "
             "front.png and summary.json; the same command shows its tables again"
         )
@@ -136,7 +156,7 @@ def _load(folder: Path) -> tuple[Source, list[Row]]:
     if not rows:
         inside = sorted({path.parent for pattern in (ROWS, SHARDS) for path in folder.glob(f"*/{pattern}")})
         hint = f"; give the folders inside it: {' '.join(map(str, inside))}" if inside else ""
-        raise UserError(
+        raise NothingToReportError(
             f"no finished row in {folder} ({ROWS} is absent or empty){hint or '; run `paged-eviction eval` first'}"
         )
     if meta is None:

@@ -179,3 +179,18 @@ def test_an_output_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot write to"):
         run_report([folder], tmp_path / "file" / "report")
+
+
+def test_what_has_no_answers_is_left_out_with_a_note(tmp_path: Path) -> None:
+    """`results/*` brings searches, runs without a row, and files."""
+    good = write_run(tmp_path / "good", make_rows(["qasper"]))
+    search = write_run(tmp_path / "search", make_rows(["qasper"]), first_passage="x")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "note.txt").write_text("a note")
+    runs = load_runs([search, tmp_path / "empty", good, tmp_path / "note.txt"], skipped := [])
+    assert [run.sources[0].folder for run in runs] == [good]
+    assert len(skipped) == 3 and "is a search of `paged-eviction recommend`" in skipped[0]
+    with pytest.raises(UserError, match=r"(?s)is a search of.*no finished row"):
+        load_runs([search, tmp_path / "empty"], [])
+    with pytest.raises(UserError, match="is not a folder"):
+        load_runs([good, tmp_path / "nowhere"], [])
