@@ -25,16 +25,14 @@ def add_command(app: typer.Typer, name: str, run: Callable[..., bool | None]) ->
 
     Args:
         run: called with what was given, as the type of its argument says; its docstring is that of the command, and
-            what its module calls `EPILOG` stands below. False: exit status 1. With a second argument it is given the
-            options that the command does not know.
+            what its module calls `EPILOG` stands below. False: exit status 1.
     """
     options = get_type_hints(run)["options"]
-    others = len(inspect.signature(run).parameters) > 1
 
     def command(typer_context: typer.Context, **typed: Any) -> None:
         given = {each: value for each, value in typed.items() if _is_given(typer_context, each)}
         with plain_errors():
-            complete = run(read(options, given), *([typer_context.args] if others else []))
+            complete = run(read(options, given))
         if complete is False:
             raise typer.Exit(1)
 
@@ -48,8 +46,7 @@ def add_command(app: typer.Typer, name: str, run: Callable[..., bool | None]) ->
     command.__doc__ = run.__doc__
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {each.name: each.annotation for each in parameters}
-    settings = {"allow_extra_args": True, "ignore_unknown_options": True} if others else None
-    app.command(name, epilog=sys.modules[run.__module__].EPILOG, context_settings=settings)(command)
+    app.command(name, epilog=sys.modules[run.__module__].EPILOG)(command)
 
 
 def read(options: type[O], given: dict[str, Any]) -> O:

@@ -2,55 +2,92 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from ..options.base import option
 from ..options.cache import OneCacheOptions
+from ..options.model import ModelOptions
+
+_POOL = "Pages"
 
 
-class ServeOptions(OneCacheOptions):
-    """What was typed; what transformers serve takes besides goes there as it is."""
+class ServeOptions(ModelOptions, OneCacheOptions):
+    """What was typed."""
 
     panel: ClassVar[str] = "The server"
-    #: Pages of continuous batching hold tokens as they came, and one decision for all KV heads.
-    left_out: ClassVar[frozenset[str]] = frozenset({"heads", "bits", "disposal"})
+    #: Pages of continuous batching hold tokens as they came, at their places in the text, and one decision for all KV
+    #: heads. One server is for one device.
+    left_out: ClassVar[frozenset[str]] = frozenset(
+        {"heads", "bits", "rank", "basis", "disposal", "positions", "device_map"}
+    )
 
     model: str = option(
-        ..., "A folder or a name on the Hugging Face Hub; embedded is the small one of the package.", metavar="NAME"
+        ...,
+        "A folder or a name on the Hugging Face Hub; embedded is the small one of the package.",
+        metavar="NAME",
+        panel=ModelOptions.panel,
     )
-    budget: int = option(..., "Tokens held per request and layer, a multiple of the block size.", at_least=1)
+    budget: int = option(
+        ...,
+        "Tokens held per request and layer, a multiple of the block size.",
+        at_least=1,
+        panel=OneCacheOptions.panel,
+    )
     policy: str = option(
-        "paged_eviction", "What evicts: keys, values and positions may decide, queries may not.", metavar="NAME"
-    )
-    positions: Literal["text", "cache"] = option(
-        "text", "Where held tokens stand; text only, cache is refused with the reason."
+        "paged_eviction",
+        "What evicts: keys, values and positions may decide, queries may not.",
+        metavar="NAME",
+        panel=OneCacheOptions.panel,
     )
     prefill_chunk_size: int = option(
         512, "Prompts are read in pieces of so many tokens.", at_least=1, panel=OneCacheOptions.panel
     )
+    host: str = option("localhost", "Where it listens. Other machines reach only what is not localhost.")
+    port: int = option(8000, "Where it listens; 0: any that is free.", at_least=0, at_most=65535)
+    served_name: str | None = option(
+        None, "What requests call the model.", metavar="NAME", shown="--model, of a folder its last part"
+    )
+    max_prompt_tokens: int | None = option(
+        None, "Longest prompt; a longer one is refused.", at_least=1, shown="the model's window"
+    )
     max_new_tokens: int = option(4096, "Most that a request may ask for.", at_least=1)
+    max_queue: int = option(256, "Answers that are worked on or waited for; further ones are told to wait.", at_least=1)
+    grace: float = option(10.0, "Seconds to finish answers in after SIGTERM; a second one ends at once.", at_least=0)
+    access_log: bool = option(True, "One line per request.", flags="--access-log/--no-access-log")
+    pages: int | None = option(
+        None,
+        "Pages of the cache, for all requests together.",
+        at_least=1,
+        panel=_POOL,
+        shown="for 16 requests on a CPU, else what memory allows",
+    )
+    page_size: int | None = option(None, "Tokens per page.", at_least=4, panel=_POOL, shown="the budget, at most 256")
+    batch_tokens: int | None = option(
+        None, "Most tokens of a forward.", at_least=1, panel=_POOL, shown="a chunk and 16 answers on a CPU, else 8192"
+    )
 
     @property
     def batching_arguments(self) -> dict[str, Any]:
         """Arguments of `paged_batching`."""
-        return {name: getattr(self, name) for name in self.offered() if name not in ("model", "max_new_tokens")}
+        cache = {*OneCacheOptions.model_fields, "prefill_chunk_size"} - self.left_out
+        return {name: getattr(self, name) for name in cache}
 
 
 EPILOG = """[bold]Examples[/]
 
   paged-eviction serve --model Qwen/Qwen3-8B --budget 2048 --policy keydiff
 
-  paged-eviction serve --model embedded --budget 256 --port 8001 --cb-num-blocks 64
+  paged-eviction serve --model embedded --budget 256 --port 8001 --pages 64
 """
 
 
-def serve(options: ServeOptions, others: list[str]) -> None:
-    """An OpenAI-compatible server whose requests hold at most so many tokens: transformers serve with eviction on.
+def serve(options: ServeOptions) -> None:
+    """A server that speaks OpenAI's protocol, whose requests hold at most so many tokens.
 
-    Every option that is not listed here goes to transformers serve, whose --help lists them: --port, --host, --dtype,
-    --device, --attn-implementation, --cb-num-blocks, ... It listens on localhost unless --host says otherwise, and has
-    no password: put a proxy in front before you open it. /metrics tells of live requests, tokens and pages.
+    It answers /v1/chat/completions and /v1/completions, streamed or not, and tells of itself at /v1/models, /metrics
+    (Prometheus), /health and /openapi.json; there is nothing else. It listens on localhost unless --host says
+    otherwise, and has no password: put a proxy in front before you open it.
     """
     from ..serving.server import serve as run
 
-    run(options.model, others, options.max_new_tokens, **options.batching_arguments)
+    run(options)

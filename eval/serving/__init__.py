@@ -1,1 +1,1 @@
-"""`transformers serve` with eviction on."""
+"""A server that speaks OpenAI's protocol, on top of continuous batching with eviction."""

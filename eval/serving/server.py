@@ -1,137 +1,177 @@
-"""The server of transformers, whose model is bounded before it listens."""
+"""A model behind HTTP, until somebody says stop."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+import os
+import sys
+from collections.abc import Callable
 from contextlib import ExitStack
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
-from hf_paged_eviction.serving import BatchingStats, PagedBatching, paged_batching
-from hf_paged_eviction.serving.contract import UnsupportedTransformersError, check_transformers
-
+from ..commands.serve import ServeOptions
 from ..errors import UserError
-from ..models import source
-from ..settings import EMBEDDED
-from .guard import Guard
-from .metrics import add_metrics
+from ..models import load_config, load_model, load_tokenizer
+from ..requests import model_settings
+from ..settings import Settings
 
-#: Options of `transformers serve` that would take requests past the bound.
-_REFUSED = {
-    "--compile": "compiled generation has a cache of its own, which nothing bounds",
-    "--no-continuous-batching": "eviction works inside continuous batching",
-    "--non-blocking": "the command waits until the server ends",
-}
-#: What we tell it in any case.
-_OURS = ("--continuous-batching", "--non-blocking")
-NEEDS = "fastapi, uvicorn and openai are needed: pip install 'hf_paged_eviction[eval,serve]'"
+NEEDS = "fastapi, uvicorn and prometheus_client are needed: pip install 'hf_paged_eviction[eval,serve]'"
+#: Longest prompt where neither the model nor the user says how long it may be.
+_LONGEST_PROMPT = 32768
+#: Tokens per page where the budget is not smaller.
+_PAGE_SIZE = 256
+#: Seconds in which a forward may come to its end after everything else has.
+_LAST_FORWARD = 2.0
 
 
-def serve(
-    model: str,
-    arguments: Sequence[str],
-    most_new_tokens: int,
-    ready: Callable[[Any], None] | None = None,
-    **options: Any,
-) -> None:
+def serve(options: ServeOptions, ready: Callable[[Any], None] | None = None) -> None:
     """Serve until it is interrupted.
 
     Args:
-        model: a folder or a name on the Hub.
-        arguments: for `transformers serve`, as it spells them.
-        most_new_tokens: most that a request may ask for.
         ready: called with the server just before it listens.
-        options: of `paged_batching`, the model left out.
 
     Raises:
         UserError: something is missing or does not go together, with the way out.
     """
-    _check(arguments)
-    command = _bounded_command(model, most_new_tokens, ready, options)
-    _parser(command)([source(model), *_precision(model, arguments), *_OURS])
-
-
-def _precision(model: str, arguments: Sequence[str]) -> list[str]:
-    """The embedded model's file is half precision to be small, not to be computed in."""
-    given = any(argument.partition("=")[0] == "--dtype" for argument in arguments)
-    return [*arguments] if given or model != EMBEDDED else [*arguments, "--dtype", "float32"]
-
-
-def _check(arguments: Sequence[str]) -> None:
-    for argument in arguments:
-        reason = _REFUSED.get(argument.partition("=")[0])
-        if reason is not None:
-            raise UserError(f"{argument} does not go with eviction: {reason}")
-
-
-def _parser(command: Any) -> Any:
-    import typer
-
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command(name="serve", help="Options of transformers serve.")(command)
-    return app
-
-
-def _bounded_command(
-    name: str, most_new_tokens: int, ready: Callable[[Any], None] | None, options: dict[str, Any]
-) -> type[Any]:
-    """transformers' command, a class whose options are the arguments of its constructor."""
     try:
-        check_transformers()
-        from transformers.utils.import_utils import is_serve_available
+        import uvicorn  # noqa: F401
 
-        if not is_serve_available():
-            raise UserError(NEEDS)
-        from transformers.cli.serve import Serve
-    except UnsupportedTransformersError as error:
-        raise UserError(str(error)) from error
+        from .engine import stop
+        from .routes import make_app
     except ImportError as error:
         raise UserError(f"{NEEDS} ({error})") from error
+    settings = model_settings(options)
+    _check_early(options, settings)
+    tokenizer = load_tokenizer(settings)
+    model = load_model(settings)
+    with ExitStack() as stack:
+        served, manager = _bounded(stack, options, model, tokenizer)
+        server = _server(make_app(served), served.engine, options)
+        if ready is not None:
+            ready(server)
+        try:
+            server.run()
+        finally:
+            if not stop(manager, _LAST_FORWARD):
+                leave(0)
 
-    class BoundedServe(Serve):  # type: ignore[misc]
-        """Where the server would start in a thread of its own, the model is bounded and the server runs here."""
 
-        def start_server(self) -> None:
-            with ExitStack() as stack:
-                guard = _bound(self, stack, name, most_new_tokens, options)
-                stack.callback(self._generation_state.shutdown)
-                if ready is not None:
-                    ready(self)
-                guard.announce()
-                self.server.run()
-
-    return BoundedServe
+def leave(status: int) -> None:
+    """End the process at once: a forward cannot be interrupted, and nobody waits for its tokens."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
-def _bound(served: Any, stack: ExitStack, called: str, most_new_tokens: int, options: dict[str, Any]) -> Guard:
-    """Bound the loaded model, start its batching, and put a guard before every handler."""
-    manager, state = served._model_manager, served._generation_state
-    ((name, loaded),) = manager.loaded_models.items()
-    model = loaded.model
-    kind = manager.get_model_modality(model, processor=loaded.processor)
-    if not state.use_continuous_batching(model, kind):
-        raise UserError(
-            f"transformers serves {type(model).__name__} without continuous batching, so nothing is bounded"
-        )
+def _check_early(options: ServeOptions, settings: Settings) -> None:
+    """What can be refused before the weights are read, is."""
+    from hf_paged_eviction.serving import UnsupportedTransformersError
+    from hf_paged_eviction.serving.contract import check_transformers
+    from hf_paged_eviction.serving.options import ServingOptions
+
     try:
-        running = stack.enter_context(paged_batching(model, **options))
-        if state._cb_config is not None:
-            state._cb_config.allow_block_sharing = False
-        batching = state.get_manager(name, use_cb=True)
-        # At once, and with the model's own settings: otherwise those of the first request would hold for all.
-        batching.init_cb(model, _settings(model))
+        check_transformers()
+        checked = ServingOptions.check(load_config(settings), **options.batching_arguments)
+        checked.configure(_pool(options), settings.device)
+    except UnsupportedTransformersError as error:
+        raise UserError(str(error)) from error
     except (TypeError, ValueError) as error:
         raise UserError(str(error)) from error
-    guard = Guard(served, called, batching, most_new_tokens)
-    add_metrics(served.server.config.app, running.stats)
-    return guard
 
 
-def _settings(model: Any) -> Any:
-    from copy import deepcopy
+def _pool(options: ServeOptions) -> Any:
+    """Pages and steps of continuous batching."""
+    from transformers import ContinuousBatchingConfig
 
-    settings = deepcopy(model.generation_config)
-    settings.use_cache = False  # continuous batching has its own
-    return settings
+    size = options.page_size or min(options.budget, _PAGE_SIZE)
+    given = {"page_size": size, "num_blocks": options.pages, "max_batch_tokens": options.batch_tokens}
+    return ContinuousBatchingConfig(
+        allow_block_sharing=False, **{name: value for name, value in given.items() if value is not None}
+    )
 
 
-__all__ = ["BatchingStats", "PagedBatching", "serve"]
+def _bounded(stack: ExitStack, options: ServeOptions, model: Any, tokenizer: Any) -> tuple[Any, Any]:
+    """What is served, and the manager whose thread generates; both end with the stack."""
+    from hf_paged_eviction.integration.window import trained_window
+    from hf_paged_eviction.serving import paged_batching
+    from hf_paged_eviction.serving.sampling import Sampling
+
+    from .engine import Engine
+    from .limits import Limits
+    from .metrics import Meter
+    from .prompts import Prompts
+    from .routes import Served
+
+    try:
+        running = stack.enter_context(paged_batching(model, **options.batching_arguments))
+        generation = _generation(model, tokenizer, options)
+        manager = model.init_continuous_batching(generation, _pool(options))
+        manager.warmup()
+        manager.start()
+    except (TypeError, ValueError, MemoryError) as error:
+        raise UserError(str(error)) from error
+    window = trained_window(model.config)
+    prompt = options.max_prompt_tokens or (window - 1 if window else _LONGEST_PROMPT)
+    limits = Limits(prompt, options.max_new_tokens, window, options.max_queue, options.grace)
+    vocabulary = model.get_input_embeddings().num_embeddings
+    engine = Engine(manager, Meter(running.stats), limits)
+    name = options.served_name or (Path(options.model).name if Path(options.model).exists() else options.model)
+    ends = generation.eos_token_id
+    served = Served(
+        name,
+        engine,
+        Prompts(tokenizer, vocabulary, limits),
+        Sampling.of(model.generation_config),
+        frozenset(ends if isinstance(ends, list) else [ends]),
+    )
+    return served, manager
+
+
+def _generation(model: Any, tokenizer: Any, options: ServeOptions) -> Any:
+    """What all requests have in common: where answers end. How tokens are chosen, each says itself."""
+    from transformers import GenerationConfig
+
+    ends = model.generation_config.eos_token_id
+    ends = tokenizer.eos_token_id if ends is None else ends
+    return GenerationConfig(
+        do_sample=False,
+        eos_token_id=-1 if ends is None else ends,
+        pad_token_id=0,
+        max_new_tokens=options.max_new_tokens,
+    )
+
+
+def _server(app: Any, engine: Any, options: ServeOptions) -> Any:
+    import uvicorn
+
+    class Server(uvicorn.Server):
+        """Told to stop, it takes nothing on, goes on for a while with what it has begun, and says so to the rest."""
+
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            """A signal came; the second one ends the process at once."""
+            if self.should_exit:
+                leave(128 + sig)
+            engine.close()
+            self.should_exit = True
+
+        async def shutdown(self, sockets: Any = None) -> None:
+            """Let what has begun come to its end, but not for long."""
+            engine.close()
+            late = asyncio.get_running_loop().call_later(options.grace, engine.end_all)
+            await super().shutdown(sockets)
+            late.cancel()
+
+    config = uvicorn.Config(
+        app,
+        host=options.host,
+        port=options.port,
+        timeout_graceful_shutdown=int(options.grace) + 2,
+        log_level="info",
+        access_log=options.access_log,
+    )
+    return Server(config)
+
+
+__all__ = ["leave", "serve"]

@@ -1,14 +1,15 @@
 """Eviction inside transformers' continuous batching: a bound for every request, and nobody is preempted."""
 
 from .context import PagedBatching, paged_batching
-from .contract import SUPPORTED, UnsupportedTransformersError
+from .contract import TESTED, UnsupportedTransformersError, moved
 from .stats import BatchingStats, RequestStats
 
 __all__ = [
-    "SUPPORTED",
+    "TESTED",
     "BatchingStats",
     "PagedBatching",
     "RequestStats",
     "UnsupportedTransformersError",
+    "moved",
     "paged_batching",
 ]

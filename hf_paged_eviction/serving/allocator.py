@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor
+from transformers.generation.continuous_batching.cache import PagedAttentionCache
 from transformers.generation.continuous_batching.cache_allocators import FullAttentionCacheAllocator
 from transformers.generation.continuous_batching.requests import RequestState
 
@@ -15,25 +16,44 @@ from .step import Step
 class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
     """All pages of a request are taken at its first token, so that nobody has to be preempted for them.
 
-    Made by `bound`, which takes over an allocator of transformers: what was made with that one goes on with this one.
+    Takes the place of transformers' own allocator for full-attention layers, on the same memory.
 
     Attributes:
         seats: of the live requests.
         roster: their bookkeeping.
         evicted: tokens that finished requests have lost per layer.
         steps: forwards so far.
+
+    Args:
+        cache: of transformers. It must not have served any request.
+        options: how each request is bounded.
+
+    Raises:
+        ValueError: transformers takes other layers for full-attention layers than this package does.
     """
 
     supports_block_sharing = False
     supports_block_table = False
 
-    @classmethod
-    def bound(cls, allocator: FullAttentionCacheAllocator, options: ServingOptions) -> None:
-        """Turn an allocator of transformers into this one. It must not have served any request."""
-        allocator.__class__ = cls
-        allocator._bound(options)
-
-    def _bound(self, options: ServingOptions) -> None:
+    def __init__(self, cache: PagedAttentionCache, options: ServingOptions) -> None:
+        stock = cache.cache_allocators[self.layer_type]
+        if set(stock.layer_indices) != set(options.layers):
+            raise ValueError(
+                f"Layers {sorted(options.layers)} of this {cache.config.model_type} model can evict, but continuous "
+                f"batching takes {sorted(stock.layer_indices)} for full-attention layers. Use PagedEvictionCache with "
+                "generate."
+            )
+        super().__init__(
+            index=stock.index,
+            layer_indices=stock.layer_indices,
+            num_key_value_heads=stock.num_key_value_heads,
+            config=cache.config,
+            cache_dtype=cache.dtype,
+            page_size=stock.tokens_per_page,
+            allow_block_sharing=False,
+        )
+        memory = cache.num_sectors * cache.bytes_per_sector
+        self.register_cache_tensor(cache.bytes_per_sector, memory, cache.cache_tensor, cache.pool)
         views = [self._kv_token_views[layer] for layer in self.layer_indices]
         pages = Pages([keys for keys, _ in views], [values for _, values in views], options.budget)
         layers = {layer: options.layers[layer] for layer in self.layer_indices}
@@ -43,6 +63,18 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
         self._most: dict[str, int] = {}
         self._step = self._new_step()
         self._place = {layer: at for at, layer in enumerate(self.layer_indices)}
+
+    @classmethod
+    def install(cls, cache: PagedAttentionCache, options: ServingOptions) -> "BoundedAllocator":
+        """Make one and put it where this cache looks for its allocators."""
+        bounded = cls(cache, options)
+        cache.cache_allocators[cls.layer_type] = bounded
+        cache.layer_to_allocator.update(dict.fromkeys(bounded.layer_indices, bounded))
+        cache.use_prefix_sharing = False
+        if cache.read_cache_limit is None:
+            cache.read_cache_limit = options.budget
+        cache.max_decode_fast_path_length = 0
+        return bounded
 
     # ---- pages ----------------------------------------------------------------------------------------------------
 

@@ -104,11 +104,11 @@ def paged_batching(
         An object whose `stats()` says what live requests hold.
 
     Raises:
-        UnsupportedTransformersError: this release of transformers has not been tested.
+        UnsupportedTransformersError: this release of transformers lacks what serving leans on.
         TypeError, ValueError: options or a model that cannot work, with the way out.
     """
     check_transformers()
-    from .options import ServingOptions
+    from .options import ServingOptions, refuse_parallel
 
     if _ENTRY in vars(model):
         raise ValueError("This model is inside a paged_batching already: leave that one first.")
@@ -117,9 +117,18 @@ def paged_batching(
             "This model keeps a continuous batching manager from before, without eviction. Call "
             "model.destroy_cached_continuous_batching_manager() first."
         )
-    protection = (sink_tokens, protected_prefix, recent_tokens)
+    refuse_parallel(model)
     options = ServingOptions.check(
-        model, budget, policy, block_size, *protection, positions, prefill_chunk_size, others
+        model.config,
+        budget,
+        policy,
+        block_size,
+        sink_tokens=sink_tokens,
+        protected_prefix=protected_prefix,
+        recent_tokens=recent_tokens,
+        positions=positions,
+        prefill_chunk_size=prefill_chunk_size,
+        **others,
     )
     batching = PagedBatching(model, options)
     # Found by `generate_batch` and by the server on the model itself, before the method of its class.

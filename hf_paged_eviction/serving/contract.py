@@ -1,37 +1,46 @@
 """What serving leans on in transformers' continuous batching, which is private and moves between releases.
 
 Nothing else in this room names a private part that is not listed here. `moved()` says which of them are no longer what
-they were; a release is served if all tests of this room passed with it, and refused if not.
+they were; a release where one has moved is refused, and all others are served.
 """
 
 import inspect
+import warnings
 from dataclasses import dataclass
 from importlib import import_module
 
 import transformers
 
 #: Releases of transformers that the tests of this room were run with.
-SUPPORTED = ("5.19.0", "5.20.0", "5.21.0", "5.22.0", "5.23.0")
+TESTED = ("5.19.0", "5.20.0", "5.21.0", "5.22.0", "5.23.0")
 
 _ROOM = "transformers.generation.continuous_batching"
 
 
 class UnsupportedTransformersError(ImportError):
-    """Serving has not been tested with the transformers release that is installed."""
+    """Serving leans on something that the transformers release that is installed has no longer, or not yet."""
 
 
 def check_transformers() -> None:
-    """Refuse releases whose continuous batching is not known to be what this room leans on.
+    """Refuse releases whose continuous batching is not what this room leans on; warn of those that were not tested.
 
     Raises:
-        UnsupportedTransformersError: with the version and those that are served.
+        UnsupportedTransformersError: with what has moved, and the releases that were tested.
     """
-    if transformers.__version__ not in SUPPORTED:
+    gone = moved()
+    if gone:
         raise UnsupportedTransformersError(
-            f"Serving works inside transformers' continuous batching, whose parts move between releases. Tested are "
-            f"{', '.join(SUPPORTED)}; installed is {transformers.__version__}. Install one of those: "
-            f"pip install transformers=={SUPPORTED[-1]}. (PagedEvictionCache itself works with all releases from "
-            "4.57.6 on.)"
+            f"Serving works inside transformers' continuous batching, whose parts move between releases. In "
+            f"{transformers.__version__}, which is installed, {'; '.join(gone[:3])}"
+            f"{f'; and {len(gone) - 3} more' if len(gone) > 3 else ''}. Tested are {', '.join(TESTED)}: "
+            f"pip install transformers=={TESTED[-1]}. (PagedEvictionCache itself works with all releases from 4.57.6 "
+            "on.)"
+        )
+    if transformers.__version__ not in TESTED:
+        warnings.warn(
+            f"Serving has not been tested with transformers {transformers.__version__}, but all that it leans on is "
+            f"there. Tested are {', '.join(TESTED)}.",
+            stacklevel=2,
         )
 
 
@@ -80,6 +89,7 @@ PARTS = (
         "PagedAttentionCache",
         (
             ("can_store_request_tokens", "state request_len dry_run"),
+            ("compute_free_capacity", "relative"),
             ("extend_read_and_write_indices", "request_id past_length query_length read_index write_index"),
             ("update", "key_states value_states layer_idx kwargs"),
             ("free_blocks", "request_id no_cache"),
@@ -88,7 +98,9 @@ PARTS = (
             "self.cache_allocators",
             "self.layer_to_allocator",
             "self.pool",
-            "self.num_blocks",
+            "self.bytes_per_sector",
+            "self.num_sectors",
+            "self.cache_tensor",
             "self.max_batch_tokens",
             "self.use_prefix_sharing",
             "self.read_cache_limit",
@@ -101,6 +113,8 @@ PARTS = (
         "cache_allocators",
         "FullAttentionCacheAllocator",
         (
+            ("", "index config num_key_value_heads cache_dtype page_size layer_indices allow_block_sharing"),
+            ("register_cache_tensor", "bytes_per_sector non_trash_bytes cache_tensor pool"),
             ("needs_new_blocks", "request_id past_length query_length"),
             ("allocate_cache_to_request", "request_id past_length query_length"),
             ("free_blocks", "request_id no_cache"),
@@ -120,6 +134,7 @@ PARTS = (
         "scheduler",
         "Scheduler",
         (
+            ("", "cache safety_margin max_requests_per_batch"),
             ("schedule_batch", "token_budget cache_budget"),
             ("add_waiting_request", "state"),
             ("_get_waiting_candidates", ""),
@@ -139,7 +154,15 @@ PARTS = (
     Part(
         "requests",
         "RequestState",
-        words=("initial_tokens", "remaining_prefill_tokens", "tokens_to_process", "position_offset", "max_new_tokens"),
+        words=(
+            "generated_tokens",
+            "logit_processor_kwargs",
+            "initial_tokens",
+            "remaining_prefill_tokens",
+            "tokens_to_process",
+            "position_offset",
+            "max_new_tokens",
+        ),
     ),
     Part(
         "continuous_api",
@@ -152,16 +175,52 @@ PARTS = (
                 "input_ids request_id max_new_tokens streaming record_timestamps eos_token_id logit_processor_kwargs",
             ),
             ("cancel_request", "request_id"),
+            ("register_result_handler", "request_id callback"),
             ("stop", "block timeout keep_for_next_session hard_stop"),
             ("destroy", ""),
         ),
-        ("self.continuous_batching_config", "self.num_return_sequences", "self.batch_processor"),
+        (
+            "self.continuous_batching_config",
+            "self.num_return_sequences",
+            "self.batch_processor",
+            "self.logit_processor",
+        ),
     ),
     Part(
         "continuous_api",
         "ContinuousBatchProcessor",
         (("_handle_request_error", "error state"),),
-        ("self.scheduler.add_waiting_request(state)", "self._handle_request_error(e, state)"),
+        (
+            "self.scheduler.add_waiting_request(state)",
+            "self._handle_request_error(e, state)",
+            "self.offloading_manager = ",
+        ),
+    ),
+    Part("offloading_manager", "OffloadingManager", words=("self.scheduler = scheduler", "self.scheduler.")),
+    Part(
+        "continuous_api",
+        "OutputRouter",
+        words=("self.result_handlers", "self._lock", "self.output_queue"),
+    ),
+    Part("continuous_api", "BackgroundThreadStatus", (("can_accept_new_requests", ""),), ("self.fatal_error",)),
+    Part(
+        "cb_logits_processors",
+        "ContinuousBatchingLogitsProcessorList",
+        (
+            ("check_kwargs", "kwargs"),
+            ("prepare_tensor_args", "requests_in_batch arg_storage"),
+            ("__call__", "input_ids scores logits_processor_args"),
+        ),
+        ("self.supported_keys", "self.tensors_required", "self.do_processing", "if request.has_new_token"),
+    ),
+    Part(
+        "cb_logits_processors",
+        "ContinuousBatchingLogitsProcessor",
+        (
+            ("fill_defaults", "int32_tensor"),
+            ("prepare_tensor_args", "requests_with_new_token"),
+            ("__call__", "scores tensor_arg"),
+        ),
     ),
     Part(
         "continuous_api",

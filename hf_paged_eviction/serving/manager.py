@@ -1,6 +1,5 @@
 """transformers' manager of continuous batching, with a bound for every request."""
 
-from collections.abc import Callable
 from typing import Any
 
 from transformers import ContinuousBatchingConfig
@@ -9,8 +8,9 @@ from transformers.generation.continuous_batching.continuous_api import (
     ContinuousBatchProcessor,
 )
 
-from .cache import BoundedPagedCache
+from .allocator import BoundedAllocator
 from .options import ServingOptions
+from .sampling import Sampler, SamplingProcessor
 from .scheduler import FixedCutScheduler
 from .stats import BatchingStats, RequestStats
 
@@ -44,18 +44,28 @@ class BoundedManager(ContinuousBatchingManager):  # type: ignore[misc]
         # that it is cut as a request alone is.
         self._children = self.num_return_sequences - 1
         self.num_return_sequences = 1
+        self._offer_sampling()
+
+    def _offer_sampling(self) -> None:
+        processors = self.logit_processor
+        processors.logits_processor.append(SamplingProcessor())
+        processors.supported_keys.update(SamplingProcessor.supported_kwargs)
+        processors.tensors_required += 1
+        processors.do_processing = True
 
     def add_request(
         self,
         input_ids: list[int],
         request_id: str | None = None,
         *args: Any,
+        sampler: Sampler | None = None,
         **kwargs: Any,
     ) -> str | None:
         """Add a request, see `ContinuousBatchingManager.add_request`.
 
         One that cannot be served (no tokens, unknown ones, the name of a live request) fails with a reason, as its
-        result says; the others go on.
+        result says; the others go on. `sampler=` chooses its tokens by what this request asks for; without one they
+        are chosen as the `generation_config` of all requests says.
 
         Raises:
             ValueError: `budget=` was given: all requests have the same.
@@ -65,19 +75,13 @@ class BoundedManager(ContinuousBatchingManager):  # type: ignore[misc]
                 "All requests have the budget that paged_batching was given, because what is known of their tokens is "
                 "kept in tensors of one size. Run a second model with its own paged_batching for another budget."
             )
-        added: str | None = super().add_request(input_ids, request_id, *args, **kwargs)
+        chosen = {} if sampler is None else {"sampler": sampler}
+        added: str | None = super().add_request(input_ids, request_id, *args, **chosen, **kwargs)
         if added is not None:
             for child in range(self._children):
-                super().add_request(input_ids, f"{added}__child#{child}", *args, **kwargs)
+                chosen = {} if sampler is None else {"sampler": sampler.sibling(child + 1)}
+                super().add_request(input_ids, f"{added}__child#{child}", *args, **chosen, **kwargs)
         return added
-
-    def register_result_handler(self, request_id: str, callback: Callable[[Any], None]) -> None:
-        """See `ContinuousBatchingManager.register_result_handler`. What came before it was registered is not lost."""
-        super().register_result_handler(request_id, callback)
-        results = self.output_router.output_queue
-        early = [results.get_nowait() for _ in range(results.qsize())]
-        for result in early:
-            self.output_router.deliver(result)
 
     def cancel_request(self, request_id: str) -> None:
         """Cancel a request, see `ContinuousBatchingManager.cancel_request`; its handler hears no more."""
@@ -87,11 +91,13 @@ class BoundedManager(ContinuousBatchingManager):  # type: ignore[misc]
 
     def _create_batch_processor(self) -> ContinuousBatchProcessor:
         processor = super()._create_batch_processor()
-        if not isinstance(processor.cache, BoundedPagedCache):
+        if not isinstance(processor.scheduler, FixedCutScheduler):  # it was not there before
             self.options.check_room(self.continuous_batching_config)
-            BoundedPagedCache.bound(processor.cache, self.options)
+            bounded = BoundedAllocator.install(processor.cache, self.options)
             vocabulary = self.model.get_input_embeddings().num_embeddings
-            FixedCutScheduler.convert(processor.scheduler, self.options.prefill_chunk_size, vocabulary)
+            cut = self.options.prefill_chunk_size
+            processor.scheduler = FixedCutScheduler(processor.scheduler, bounded, cut, vocabulary)
+            processor.offloading_manager.scheduler = processor.scheduler
         return processor
 
     def stop(self, *args: Any, **kwargs: Any) -> None:
@@ -114,10 +120,10 @@ class BoundedManager(ContinuousBatchingManager):  # type: ignore[misc]
 
 
 def _stats(processor: ContinuousBatchProcessor) -> BatchingStats:
-    cache, scheduler = processor.cache, processor.scheduler
-    if not isinstance(cache, BoundedPagedCache):
+    scheduler = processor.scheduler
+    if not isinstance(scheduler, FixedCutScheduler):
         return BatchingStats()  # it is being made
-    bounded, budget = cache.bounded, cache.bounded.roster.capacity
+    bounded, budget = scheduler.bounded, scheduler.bounded.roster.capacity
     # Copied at once, because the generation thread goes on.
     requests = tuple(
         RequestStats(name, seat.seen, min(seat.seen, budget), max(seat.seen - budget, 0), seat.pages)

@@ -41,21 +41,23 @@ class ServingOptions:
     @classmethod
     def check(
         cls,
-        model: Any,
+        config: Any,
         budget: int,
-        policy: str | EvictionPolicy,
-        block_size: int,
-        sink_tokens: int | None,
-        protected_prefix: int,
-        recent_tokens: int | None,
-        positions: str,
-        prefill_chunk_size: int,
-        others: Mapping[str, Any],
+        policy: str | EvictionPolicy = "paged_eviction",
+        block_size: int = 16,
+        *,
+        sink_tokens: int | None = None,
+        protected_prefix: int = 0,
+        recent_tokens: int | None = None,
+        positions: str = "text",
+        prefill_chunk_size: int = 512,
+        **others: Any,
     ) -> "ServingOptions":
         """Check what the user asked for, as `PagedEvictionCache` does.
 
         Args:
-            others: arguments of `PagedEvictionCache` that are not served here, by name.
+            config: `model.config`; no weights are needed for this.
+            others: arguments of `PagedEvictionCache` that are not served here.
 
         Raises:
             TypeError, ValueError: with the reason and the way out.
@@ -66,11 +68,10 @@ class ServingOptions:
         _refuse_others(others)
         scorer = make_policy(policy)
         _refuse_queries(scorer)
-        _refuse_parallel(model)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # they speak of `generate`
             alone = PagedEvictionCache(
-                model.config,
+                config,
                 budget,
                 block_size,
                 scorer,
@@ -81,7 +82,7 @@ class ServingOptions:
         layers = dict(alone.paged_layers)
         if not layers:
             raise ValueError(
-                f"No layer of this {model.config.model_type} model can evict: all hold a fixed number of tokens "
+                f"No layer of this {config.model_type} model can evict: all hold a fixed number of tokens "
                 "already. Use its continuous batching as it is."
             )
         sizes = next(iter(layers.values())).budget
@@ -99,7 +100,9 @@ class ServingOptions:
 
     # ---- transformers' own configuration --------------------------------------------------------------------------
 
-    def configure(self, config: ContinuousBatchingConfig | None, device: torch.device) -> ContinuousBatchingConfig:
+    def configure(
+        self, config: ContinuousBatchingConfig | None, device: torch.device | str
+    ) -> ContinuousBatchingConfig:
         """The configuration of continuous batching as it is used here; the user's own stays as it is.
 
         Raises:
@@ -119,7 +122,7 @@ class ServingOptions:
         config.max_blocks_per_request = 0
         if config.safety_margin is None:
             config.safety_margin = 0.0  # pages are reserved: a reserve of free ones would only lie idle
-        if device.type == "cpu" and config.max_memory_percent is None:
+        if torch.device(device).type == "cpu" and config.max_memory_percent is None:
             self._bound_memory(config)
         self.check_room(config)
         return config
@@ -259,7 +262,8 @@ def _refuse_others(others: Mapping[str, Any]) -> None:
             )
 
 
-def _refuse_parallel(model: Any) -> None:
+def refuse_parallel(model: Any) -> None:
+    """Refuse a model that is split over processes."""
     mesh = getattr(model, "_device_mesh", None)
     if mesh is not None and mesh.size() > 1:
         raise ValueError(

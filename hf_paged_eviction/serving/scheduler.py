@@ -3,7 +3,9 @@
 from collections import deque
 
 from transformers.generation.continuous_batching.requests import FutureRequestState, RequestState, RequestStatus
-from transformers.generation.continuous_batching.scheduler import FIFOScheduler
+from transformers.generation.continuous_batching.scheduler import FIFOScheduler, Scheduler
+
+from .allocator import BoundedAllocator
 
 _Batch = tuple[list[FutureRequestState] | None, bool, int, int]
 
@@ -14,23 +16,21 @@ class FixedCutScheduler(FIFOScheduler):  # type: ignore[misc]
     transformers' scheduler cuts prompts wherever a batch happens to be full. Where tokens are evicted at a cut, an
     answer would then depend on its neighbours. Here a chunk that does not fit waits for the next forward.
 
-    Made by `convert`, which takes over a scheduler of transformers.
-
     Attributes:
+        bounded: pages of the layers that evict.
+        refused: requests that were turned away.
+
+    Args:
+        stock: transformers' own, whose place it takes.
+        bounded: see above.
         cut: tokens.
         vocabulary: token ids that the model knows.
-        refused: requests that were turned away.
     """
 
-    cut: int
-    vocabulary: int
-    refused: int
-
-    @classmethod
-    def convert(cls, scheduler: FIFOScheduler, cut: int, vocabulary: int) -> None:
-        """Turn a scheduler of transformers into this one."""
-        scheduler.__class__ = cls
-        scheduler.cut, scheduler.vocabulary, scheduler.refused = cut, vocabulary, 0
+    def __init__(self, stock: Scheduler, bounded: BoundedAllocator, cut: int, vocabulary: int) -> None:
+        super().__init__(stock.cache, stock.safety_margin, stock.max_requests_per_batch)
+        self.refused = 0
+        self.bounded, self._cut_at, self._vocabulary = bounded, cut, vocabulary
 
     # ---- admission ------------------------------------------------------------------------------------------------
 
@@ -50,9 +50,9 @@ class FixedCutScheduler(FIFOScheduler):  # type: ignore[misc]
         tokens = state.initial_tokens
         if not tokens:
             return "The prompt is empty: a request needs at least one token."
-        wrong = next((token for token in tokens if not 0 <= token < self.vocabulary), None)
+        wrong = next((token for token in tokens if not 0 <= token < self._vocabulary), None)
         if wrong is not None:
-            return f"Token {wrong} is none of the model's: they are numbered from 0 to {self.vocabulary - 1}."
+            return f"Token {wrong} is none of the model's: they are numbered from 0 to {self._vocabulary - 1}."
         if state.max_new_tokens is not None and state.max_new_tokens < 1:
             return f"max_new_tokens must be at least 1, got {state.max_new_tokens}."
         if state.request_id in self.active_requests or state.request_id in self.waiting_requests:
@@ -107,9 +107,10 @@ class FixedCutScheduler(FIFOScheduler):  # type: ignore[misc]
     def _next(self, state: RequestState) -> int:
         """Tokens that the request brings next."""
         answering = state.status == RequestStatus.DECODING
-        return len(state.tokens_to_process) if answering else min(len(state.remaining_prefill_tokens), self.cut)
+        return len(state.tokens_to_process) if answering else min(len(state.remaining_prefill_tokens), self._cut_at)
 
     def _admit(self, state: RequestState, count: int) -> bool:
+        self.bounded.announce(state)
         if not self._admits or not self.cache.can_store_request_tokens(state, count):
             return False
         self.active_requests[state.request_id] = self.waiting_requests.pop(state.request_id)

@@ -9,15 +9,14 @@ from functools import cache
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, PreTrainedModel, __version__
+from transformers import GenerationConfig, PreTrainedModel
 
 import models
 from hf_paged_eviction import PagedEvictionCache
-from hf_paged_eviction.serving import paged_batching
-from hf_paged_eviction.serving.contract import SUPPORTED
+from hf_paged_eviction.serving import moved, paged_batching
 
 #: Why the tests of this room are skipped; empty = they are not.
-UNSERVED = "" if __version__ in SUPPORTED else f"serving is not tested with transformers {__version__}"
+UNSERVED = "; ".join(moved())
 #: Cuts of the tests, in tokens.
 CHUNK = 16
 
@@ -77,7 +76,7 @@ class Batching:
 
     @property
     def bounded(self) -> Any:
-        return self.processor.cache.bounded
+        return self.processor.scheduler.bounded
 
     @property
     def free(self) -> int:

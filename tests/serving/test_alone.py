@@ -10,6 +10,7 @@ import torch
 from driving import Batching, alone, batching, greedy, model_of, pool, texts
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from transformers.generation.continuous_batching.scheduler import FIFOScheduler
 
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.serving import paged_batching
@@ -83,12 +84,12 @@ def test_policies(policy: str, chunk: int) -> None:
     assert len(turned.answers) == len(LENGTHS)
 
 
-class StockScheduler:
-    """Leaves the scheduler as it is."""
+class StockScheduler(FIFOScheduler):
+    """Cuts as transformers does."""
 
-    @staticmethod
-    def convert(scheduler: Any, cut: int, vocabulary: int) -> None:
-        scheduler.refused = 0
+    def __init__(self, stock: Any, bounded: Any, cut: int, vocabulary: int) -> None:
+        super().__init__(stock.cache, stock.safety_margin, stock.max_requests_per_batch)
+        self.bounded, self.refused = bounded, 0
 
 
 def test_stock_scheduler_depends_on_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,22 +10,27 @@ import pytest
 import transformers
 from driving import greedy, model_of, pool, texts
 
-from hf_paged_eviction.serving import SUPPORTED, UnsupportedTransformersError, contract, paged_batching
+from hf_paged_eviction.serving import TESTED, UnsupportedTransformersError, contract, paged_batching
 
 served = pytest.mark.skipif(bool(driving.UNSERVED), reason=driving.UNSERVED)
 OPTIONS: dict[str, Any] = {"budget": 32, "block_size": 4}
 
 
-def test_other_releases_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_releases_where_something_moved_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transformers, "__version__", "9.9.9")
-    with pytest.raises(UnsupportedTransformersError, match=r"installed is 9\.9\.9"):
+    monkeypatch.setattr(contract, "PARTS", (contract.Part("cache", "NoSuchCache"),) * 5)
+    with pytest.raises(UnsupportedTransformersError, match=r"In 9\.9\.9, .*NoSuchCache is gone.*and 2 more"):
         paged_batching(None, 32).__enter__()
 
 
 @served
-def test_nothing_has_moved() -> None:
+def test_releases_where_nothing_moved_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
     assert contract.moved() == []
-    assert transformers.__version__ in SUPPORTED
+    assert transformers.__version__ in TESTED
+    contract.check_transformers()
+    monkeypatch.setattr(transformers, "__version__", "5.23.1")
+    with pytest.warns(UserWarning, match=r"not been tested with transformers 5\.23\.1"):
+        contract.check_transformers()
 
 
 @served

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import threading
+import json
+import math
+import socket
 import time
-import uuid
 from collections.abc import Iterator
-from contextlib import suppress
-from types import SimpleNamespace
 from typing import Any
 
 import driving
 import pytest
 import torch
-from driving import alone
+from talking import LONGEST, MOST, PLACES, embedded, expected, numbers, prompt, serving, wait_until_free
 
 pytest.importorskip("typer", reason="the extra `eval` is not installed")
 
@@ -24,84 +23,66 @@ from hf_paged_eviction_eval.commands import app
 
 pytestmark = pytest.mark.skipif(bool(driving.UNSERVED), reason=driving.UNSERVED)
 
-OPTIONS: dict[str, Any] = {"budget": 32, "block_size": 4, "policy": "keydiff"}
-CHUNK, MOST = 16, 400
-PLACES = "The harbour lies north of the mill. The key is under the third stone by the well. Nobody asked why. "
-
-
-def prompt(number: int) -> str:
-    return f"{number} " + PLACES * (1 + number % 3) + "Where is the key? The key is"
+CHAT: dict[str, Any] = {"model": "embedded", "messages": [{"role": "user", "content": PLACES + "Where is the key?"}]}
+TEXT: dict[str, Any] = {"model": "embedded", "prompt": prompt(1), "max_tokens": 12}
 
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Any]:
-    """A server in a thread, and what is needed to talk to it."""
-    openai = pytest.importorskip("openai", reason="the extra `serve` is not installed")
-    for name in ("fastapi", "uvicorn", "httpx"):
-        pytest.importorskip(name, reason="the extra `serve` is not installed")
-    from hf_paged_eviction_eval.serving.server import serve
-
-    ready: list[Any] = []
-    arguments = ["--port", "0", "--dtype", "float64", "--device", "cpu"]
-    arguments += ["--cb-block-size", "16", "--cb-num-blocks", "10", "--cb-max-batch-tokens", "24"]
-
-    def run() -> None:
-        with suppress(SystemExit):  # with which a command ends
-            serve("embedded", arguments, MOST, ready.append, prefill_chunk_size=CHUNK, **OPTIONS)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    while not (ready and getattr(ready[0].server, "started", False)):
-        assert thread.is_alive()
-        time.sleep(0.05)
-    (listening,) = [socket for server in ready[0].server.servers for socket in server.sockets][:1]
-    host, port = listening.getsockname()[:2]
-    url = f"http://localhost:{port}"
-    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
-    yield SimpleNamespace(url=url, host=host, client=client, openai=openai, serve=ready[0])
-    ready[0].server.should_exit = True
-    thread.join(timeout=30)
-    assert not thread.is_alive()
+    with serving() as found:
+        yield found
 
 
-def expected(text: str, new: int) -> str:
-    model, tokenizer = embedded()
-    tokens = alone(model, tokenizer(text)["input_ids"], new, prefill_chunk_size=CHUNK, **OPTIONS)
-    return str(tokenizer.decode(tokens, skip_special_tokens=True))
+# ---- who comes in -----------------------------------------------------------------------------------------------
 
 
-def embedded() -> Any:
-    from hf_paged_eviction_eval.embedded import load
-
-    if not _EMBEDDED:
-        _EMBEDDED.append(load(torch.float64))
-    return _EMBEDDED[0]
-
-
-_EMBEDDED: list[Any] = []
-
-
-def numbers(served: Any) -> dict[str, int]:
-    import httpx
-
-    lines = httpx.get(f"{served.url}/metrics").text.splitlines()
-    pairs = [line.removeprefix("paged_eviction_").split() for line in lines if not line.startswith("#")]
-    return {name: int(value) for name, value in pairs}
+def test_only_these_routes(served: Any) -> None:
+    found = {(method, route.path) for route in served.server.config.app.routes for method in route.methods}
+    assert found == {
+        ("POST", "/v1/chat/completions"),
+        ("POST", "/v1/completions"),
+        ("GET", "/v1/models"),
+        ("GET", "/v1/models/{name:path}"),
+        ("GET", "/metrics"),
+        ("GET", "/health"),
+        ("GET", "/openapi.json"),
+        ("HEAD", "/openapi.json"),
+    }
 
 
-def wait_until_free(served: Any) -> dict[str, int]:
-    for _ in range(200):
-        now = numbers(served)
-        if now["pages_in_use"] == now["live_requests"] == now["waiting_requests"] == 0:
-            return now
-        time.sleep(0.05)
-    raise AssertionError(now)
+def test_no_route_loads_a_model(served: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    loaded: list[Any] = []
+    for kind in ("AutoConfig", "AutoModelForCausalLM", "AutoTokenizer", "AutoProcessor"):
+        monkeypatch.setattr(f"transformers.{kind}.from_pretrained", lambda *args, **kwargs: loaded.append(args))
+    folder = str(tmp_path)
+    audio = {"file": ("a.wav", b"RIFF", "audio/wav")}
+    answers = [served.http.post("/v1/audio/transcriptions", data={"model": folder}, files=audio)]
+    for path in ("/v1/responses", "/load_model", "/reset", "/v1/embeddings", "/docs", "/v1/../etc/passwd"):
+        answers.append(served.http.post(path, json={"model": folder}))
+    for body in (CHAT, TEXT):
+        path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
+        answers.append(served.http.post(path, json=body | {"model": folder}))
+        answers.append(served.http.post(path, data={"model": folder}))
+    answers.append(served.http.get(f"/v1/models/{folder}"))
+    assert [answer.status_code for answer in answers] == [404] * 7 + [404, 400] * 2 + [404]
+    assert all(set(answer.json()["error"]) == {"message", "type", "param", "code"} for answer in answers)
+    assert not loaded
 
 
-def post(served: Any, path: str, body: Any, **headers: str) -> Any:
-    import httpx
+def test_models(served: Any) -> None:
+    assert [model.id for model in served.client.models.list()] == ["embedded"]
+    assert served.client.models.retrieve("embedded").id == "embedded"
+    with pytest.raises(served.openai.NotFoundError, match="serves 'embedded' only"):
+        served.client.models.retrieve("other")
+    assert "ChatRequest" in served.http.get("/openapi.json").json()["components"]["schemas"]
+    assert served.http.get("/health").json() == {"status": "ok"}
 
-    return httpx.post(f"{served.url}{path}", json=body, headers=headers, timeout=60)
+
+def test_local_only(served: Any) -> None:
+    assert served.host in ("127.0.0.1", "::1")
+
+
+# ---- answers ----------------------------------------------------------------------------------------------------
 
 
 def test_streams_at_once(served: Any) -> None:
@@ -115,129 +96,338 @@ def test_streams_at_once(served: Any) -> None:
         return "".join([part.choices[0].text or "" async for part in parts])
 
     async def ask_all() -> list[str]:
-        url = served.client.base_url
-        async with served.openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
+        async with served.openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as client:
             return await asyncio.gather(*(ask(client, number) for number in range(5)))
 
     assert asyncio.run(ask_all()) == [expected(prompt(number), 12 + number) for number in range(5)]
     after = wait_until_free(served)
     assert after["tokens_evicted_total"] > 0
-    assert after["requests_total"] >= 5
+    assert after["admitted_requests_total"] >= 5
     assert (after["pages"], after["page_tokens"]) == (10, 16)
+    assert after["time_to_first_token_seconds_count"] >= 5
+    assert after["time_per_output_token_seconds_count"] >= 5 * 11
+    assert after['answers_total{end="length"}'] >= 5
+
+
+def chat_text(new: int) -> str:
+    _, tokenizer = embedded()
+    return expected(tokenizer.apply_chat_template(CHAT["messages"], add_generation_prompt=True, tokenize=False), new)
 
 
 def test_chat(served: Any) -> None:
-    asked = [{"role": "user", "content": PLACES + "Where is the key?"}]
-    answer = served.client.chat.completions.create(model="embedded", messages=asked, max_tokens=8)
+    whole = served.client.chat.completions.create(**CHAT, max_tokens=12)
+    parts = list(
+        served.client.chat.completions.create(
+            **CHAT, max_completion_tokens=12, stream=True, stream_options={"include_usage": True}
+        )
+    )
+    said = whole.choices[0].message.content
+    assert said
+    assert whole.choices[0].finish_reason == parts[-2].choices[0].finish_reason
+    assert "".join(part.choices[0].delta.content or "" for part in parts[:-1]) == said
+    assert parts[0].choices[0].delta.role == "assistant"
+    assert parts[-1].usage == whole.usage
+    _, tokenizer = embedded()
+    read = tokenizer.apply_chat_template(CHAT["messages"], add_generation_prompt=True, return_dict=True)["input_ids"]
+    assert whole.usage.prompt_tokens == len(read)
+    spread = [{"role": "user", "content": [{"type": "text", "text": text} for text in (PLACES, "Where is the key?")]}]
+    again = served.client.chat.completions.create(model="embedded", messages=spread, max_tokens=12)
+    assert again.choices[0].message.content == said
+
+
+def test_stop(served: Any) -> None:
+    """The text ends before the first of them, and no piece of a stream holds a part of it."""
+    text = expected(prompt(1), 40)
+    stop = text[len(text) // 2 : len(text) // 2 + 6]
+    asked = TEXT | {"max_tokens": 40, "stop": [stop, "no such text"]}
+    whole = served.client.completions.create(**asked)
+    parts = list(served.client.completions.create(**asked, stream=True))
+    assert whole.choices[0].text == text[: text.index(stop)] == "".join(part.choices[0].text for part in parts)
+    assert whole.choices[0].finish_reason == parts[-1].choices[0].finish_reason == "stop"
+    assert whole.usage.completion_tokens < 40
+    wait_until_free(served)
+
+
+def test_seed(served: Any) -> None:
+    def ask(**asked: Any) -> list[str]:
+        answer = served.client.completions.create(**(TEXT | {"temperature": 1.5, "max_tokens": 8} | asked))
+        return [choice.text for choice in answer.choices]
+
+    first = ask(seed=1, n=3)
+    assert first == ask(seed=1, n=3)
+    assert len(set(first)) > 1
+    assert first[0] == ask(seed=1)[0]
+    assert ask(seed=1, temperature=0) == ask(top_p=1e-6) == ask(extra_body={"top_k": 1}) == [expected(prompt(1), 8)]
+    assert len({*ask(n=3), *ask(n=3)}) > 1
+
+
+def test_logprobs(served: Any) -> None:
+    """Those of the model, whatever temperature and bias make of them."""
     model, tokenizer = embedded()
-    ids = tokenizer.apply_chat_template(asked, add_generation_prompt=True, return_dict=True)["input_ids"]
-    tokens = alone(model, ids, 8, prefill_chunk_size=CHUNK, **OPTIONS)
-    ends = tokens.index(tokenizer.eos_token_id) if tokenizer.eos_token_id in tokens else len(tokens)
-    assert (
-        answer.choices[0].message.content.strip() == tokenizer.decode(tokens[:ends], skip_special_tokens=True).strip()
+    ids = tokenizer("The key is under")["input_ids"]
+    answer = served.client.completions.create(
+        model="embedded", prompt=ids, max_tokens=4, logprobs=3, temperature=0.7, seed=5
     )
+    told = answer.choices[0].logprobs
+    new = tokenizer("The key is under" + answer.choices[0].text)["input_ids"][len(ids) :]
+    with torch.no_grad():
+        logprobs = model(torch.tensor([ids + new])).logits[0, len(ids) - 1 : -1].float().log_softmax(-1)
+    assert [tokenizer.decode([token]) for token in new] == told.tokens
+    assert told.token_logprobs == pytest.approx(logprobs.gather(1, torch.tensor(new)[:, None])[:, 0].tolist(), abs=1e-4)
+    for top, row in zip(told.top_logprobs, logprobs, strict=True):
+        assert sorted(top.values(), reverse=True) == pytest.approx(row.topk(3).values.tolist(), abs=1e-4)
+    assert told.text_offset == [sum(map(len, told.tokens[:at])) for at in range(4)]
+    chat = served.client.chat.completions.create(**CHAT, max_tokens=5, logprobs=True, top_logprobs=2)
+    content = chat.choices[0].logprobs.content
+    assert "".join(each.token for each in content).strip() == chat.choices[0].message.content.strip()
+    assert all(each.logprob == each.top_logprobs[0].logprob for each in content)  # greedy
+    parts = served.client.chat.completions.create(**CHAT, max_tokens=5, logprobs=True, top_logprobs=2, stream=True)
+    streamed = [each for part in parts if part.choices[0].logprobs for each in part.choices[0].logprobs.content]
+    assert [each.token for each in streamed] == [each.token for each in content]
 
 
-def test_a_client_that_goes_away(served: Any) -> None:
-    parts = served.client.completions.create(model="embedded", prompt=prompt(1), max_tokens=MOST, stream=True)
-    for _, _ in zip(range(3), parts, strict=False):
-        pass
-    assert numbers(served)["live_requests"] == 1
-    parts.close()
-    wait_until_free(served)
+def test_bias(served: Any) -> None:
+    _, tokenizer = embedded()
+    (token,) = tokenizer(" well", add_special_tokens=False)["input_ids"][:1]
+    biased = served.client.completions.create(**TEXT | {"logit_bias": {str(token): 100}, "max_tokens": 3})
+    assert biased.choices[0].text == tokenizer.decode([token] * 3)
 
 
-HOSTILE: list[tuple[str, dict[str, Any], int]] = [
-    ("/v1/completions", {"model": "no/such/model", "prompt": "x"}, 400),
-    ("/v1/completions", {"prompt": "x", "max_tokens": 10**9}, 400),
-    ("/v1/completions", {"prompt": "x", "max_tokens": -1}, 400),
-    ("/v1/completions", {"prompt": "x", "generation_config": "{no json"}, 400),
-    ("/v1/completions", {"prompt": "x", "generation_config": '{"num_beams": 4, "max_new_tokens": 9}'}, 400),
-    ("/v1/completions", {"prompt": ["a", "b"]}, 400),
-    ("/v1/completions", {"prompt": "x", "no_such_field": 1}, 422),
-    ("/reset", {}, 403),
-    ("/load_model", {"model": "some/other"}, 403),
+def test_several_prompts(served: Any) -> None:
+    asked = [prompt(0), prompt(1)]
+    answer = served.client.completions.create(model="embedded", prompt=asked, max_tokens=6, n=2)
+    wanted = [expected(text, 6) for text in asked for _ in range(2)]
+    assert [choice.text for choice in answer.choices] == wanted
+    assert [choice.index for choice in answer.choices] == list(range(4))
+    assert answer.usage.completion_tokens == 24
+
+
+# ---- what is refused --------------------------------------------------------------------------------------------
+
+LONG = PLACES * 40
+BAD_CHATS: list[Any] = [
+    {},
+    {"messages": []},
+    {"messages": None},
+    {"messages": "hello"},
+    {"messages": [[]]},
+    {"messages": [{"content": "x"}]},
+    {"messages": [{"role": "user"}]},
+    {"messages": [{"role": "user", "content": None}]},
+    {"messages": [{"role": "user", "content": 5}]},
+    {"messages": [{"role": "robot", "content": "x"}]},
+    {"messages": [{"role": "tool", "content": "x", "tool_call_id": "1"}]},
+    {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}]}]},
+    {"messages": [{"role": "user", "content": "\ud800"}]},
+    {"messages": [{"role": "user", "content": "x", "\ud800": 1}]},
+    *(
+        CHAT | change
+        for change in (
+            {"model": "no/such/model"},
+            {"model": "\ud800"},
+            {"model": 3},
+            {"tools": [{"type": "function"}]},
+            {"tools": "bad"},
+            {"tool_choice": "required"},
+            {"response_format": {"type": "json_object"}},
+            {"chat_template": "{% for i in range(10**9) %}{% endfor %}"},
+            {"top_logprobs": 3},
+            {"logprobs": True, "top_logprobs": 1000},
+            {"logprobs": 1},
+            {"max_completion_tokens": 0},
+            {"messages": [{"role": "user", "content": LONG}]},
+        )
+    ),
 ]
+BAD_TEXTS: list[Any] = [
+    [],
+    "text",
+    None,
+    5,
+    {},
+    {"prompt": None},
+    {"prompt": []},
+    {"prompt": [[]]},
+    {"prompt": [1, "a"]},
+    {"prompt": [-1]},
+    {"prompt": [10**9]},
+    {"prompt": [10**30]},
+    {"prompt": ["x"] * 65},
+    {"prompt": {"text": "x"}},
+    {"prompt": "\udc00"},
+    {"prompt": LONG},
+    *(
+        TEXT | change
+        for change in (
+            {"max_tokens": math.inf},
+            {"max_tokens": math.nan},
+            {"max_tokens": -1},
+            {"max_tokens": 0},
+            {"max_tokens": MOST + 1},
+            {"max_tokens": 10**30},
+            {"max_tokens": "5"},
+            {"max_tokens": True},
+            {"temperature": -1},
+            {"temperature": math.nan},
+            {"temperature": math.inf},
+            {"temperature": "hot"},
+            {"top_p": 0},
+            {"top_p": 2},
+            {"top_k": -1},
+            {"n": 0},
+            {"n": 1000},
+            {"seed": 2**70},
+            {"seed": 0.5},
+            {"stop": ""},
+            {"stop": ["a"] * 17},
+            {"stop": {"a": 1}},
+            {"logit_bias": {"x": 1}},
+            {"logit_bias": {"1000000000": 1}},
+            {"logit_bias": {"1": 1000}},
+            {"logit_bias": [1]},
+            {"frequency_penalty": 3},
+            {"logprobs": -1},
+            {"echo": True},
+            {"best_of": 2},
+            {"suffix": "end"},
+            {"stream": "yes"},
+            {"stream_options": {"no_such": 1}},
+            {"no_such_field": 1},
+            {"generation_config": "{}"},
+            {"num_beams": 4},
+        )
+    ),
+]
+RAW = [b"", b"{", b"\xff\xfe", b"[" * 100_000, b'{"prompt": "x", "max_tokens": ' + b"9" * 5000 + b"}"]
 
 
-@pytest.mark.parametrize(("path", "body", "status"), HOSTILE)
-def test_hostile(served: Any, path: str, body: dict[str, Any], status: int) -> None:
-    """An error, no pages, and the others never notice."""
-    if body.get("generation_config"):
-        body = body | {"model": "embedded"}
-    got = post(served, path, body)
-    assert got.status_code == status, got.text
-    wait_until_free(served)
-    answer = served.client.completions.create(model="embedded", prompt=prompt(2), max_tokens=5)
-    assert answer.choices[0].text == expected(prompt(2), 5)
+def test_bad_inputs(served: Any) -> None:
+    """Each is told why, in OpenAI's shape; none is a failure of the server, and the others never notice."""
+    bodies = [("/v1/chat/completions", json.dumps(body).encode()) for body in BAD_CHATS]
+    bodies += [("/v1/completions", json.dumps(body).encode()) for body in BAD_TEXTS]
+    bodies += [(path, raw) for path in ("/v1/chat/completions", "/v1/completions") for raw in RAW]
+    assert len(bodies) >= 64
+    before = numbers(served)["admitted_requests_total"]
+    for path, body in bodies:
+        got = served.http.post(path, content=body, headers={"Content-Type": "application/json"})
+        wanted = 404 if b'"model": "no/' in body or b'"model": "\\ud8' in body else 400
+        assert got.status_code == wanted, (body[:200], got.text)
+        assert set(got.json()["error"]) == {"message", "type", "param", "code"}
+        assert got.json()["error"]["message"].endswith((".", "?"))
+    assert numbers(served)["admitted_requests_total"] == before
+    assert wait_until_free(served)['refused_requests_total{status="400"}'] >= 64
+    assert served.client.completions.create(**TEXT).choices[0].text == expected(prompt(1), 12)
 
 
-def test_a_prompt_without_tokens(served: Any) -> None:
-    """The embedded tokenizer adds one to any text; others do not."""
-    from fastapi import HTTPException
-
-    state = served.serve._generation_state
-    for generate in (state._cb_manager.generate_streaming, state._cb_manager.generate_non_streaming):
-        with pytest.raises(HTTPException, match="prompt is empty"):
-            generate(None, None, {"input_ids": []}, None, "no-name")
-
-
-def test_a_refusal_is_heard(served: Any) -> None:
-    """A result that comes before its handler is registered is not lost."""
-    batching = served.serve._generation_state._cb_manager._cb
-
-    async def refused() -> str:
-        batching.add_request([10**7], request_id="early", max_new_tokens=1)
-        while batching.output_router.output_queue.empty():
-            await asyncio.sleep(0.01)
-        heard = asyncio.get_running_loop().create_future()
-        batching.register_result_handler("early", heard.set_result)
-        return str((await asyncio.wait_for(heard, 10)).error)
-
-    assert "is none of the model's" in asyncio.run(refused())
+def test_what_is_refused_names_itself(served: Any) -> None:
+    cases = [
+        ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_value"),
+        ({"extra_body": {"no_such": 1}}, "no_such", "unsupported_parameter"),
+        ({"messages": [{"role": "user", "content": LONG}]}, "messages", "context_length_exceeded"),
+        ({"n": 0}, "n", "invalid_value"),
+    ]
+    for change, param, code in cases:
+        with pytest.raises(served.openai.BadRequestError) as refused:
+            served.client.chat.completions.create(**CHAT | change)
+        assert (refused.value.param, refused.value.code) == (param, code)
 
 
-def test_a_name_twice(served: Any) -> None:
-    name = str(uuid.uuid4())
-    parts = served.client.completions.create(
-        model="embedded", prompt=prompt(1), max_tokens=60, stream=True, extra_headers={"X-Request-ID": name}
+def test_values_that_change_nothing(served: Any) -> None:
+    neutral = {"response_format": {"type": "text"}, "tools": [], "user": "somebody", "store": False, "n": None}
+    assert served.client.chat.completions.create(**CHAT, **neutral, max_tokens=2).choices
+
+
+def test_sizes(served: Any) -> None:
+    """A body is not read to its end, with its length named or not; a prompt is bounded in tokens."""
+    large = json.dumps(TEXT | {"prompt": "x" * (1 << 18)}).encode()
+    for content in (large, iter([large[:1000], large[1000:]])):
+        got = served.http.post("/v1/completions", content=content, headers={"Content-Type": "application/json"})
+        assert (got.status_code, got.json()["error"]["code"]) == (413, "body_too_large")
+    for count, status in ((LONGEST, 200), (LONGEST + 1, 400)):
+        got = served.http.post("/v1/completions", json=TEXT | {"prompt": [5] * count, "max_tokens": 1})
+        assert got.status_code == status
+    assert got.json()["error"]["code"] == "context_length_exceeded"
+
+
+# ---- clients that go away ---------------------------------------------------------------------------------------
+
+
+def raw_request(served: Any, body: dict[str, Any]) -> socket.socket:
+    """A connection on which a request was sent; nothing is read."""
+    sent = json.dumps(body).encode()
+    connection = socket.create_connection((served.host, served.port))
+    head = ["POST /v1/completions HTTP/1.1", "Host: x", "Content-Type: application/json"]
+    head.append(f"Content-Length: {len(sent)}")
+    connection.sendall("\r\n".join([*head, "", ""]).encode() + sent)
+    return connection
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("count", [3, LONGEST])
+def test_a_client_that_goes_away(served: Any, stream: bool, count: int) -> None:
+    """While its prompt is read, or while it is answered; streamed or not."""
+    before = numbers(served)
+    connection = raw_request(
+        served, TEXT | {"prompt": [5] * count, "max_tokens": 1 if count > 3 else MOST, "stream": stream}
     )
-    got = post(served, "/v1/completions", {"prompt": "x"}, **{"X-Request-ID": name})
-    assert got.status_code == 409
-    assert "".join(part.choices[0].text or "" for part in parts) == expected(prompt(1), 60)
-    wait_until_free(served)
-    assert (
-        post(served, "/v1/completions", {"prompt": "x", "max_tokens": 1}, **{"X-Request-ID": name}).status_code == 200
-    )
+    while numbers(served)["live_requests"] == 0:
+        time.sleep(0.005)
+    connection.close()
+    after = wait_until_free(served)
+    cancelled = 'answers_total{end="cancelled"}'
+    assert after[cancelled] == before.get(cancelled, 0) + 1
+    most = MOST if count == 3 else LONGEST // 16 + 1
+    assert after["steps_total"] - before["steps_total"] < most
 
 
-def test_local_only(served: Any) -> None:
-    assert served.host in ("127.0.0.1", "::1")
+def test_half_a_request(served: Any) -> None:
+    """A body that never ends holds nothing."""
+    connection = socket.create_connection((served.host, served.port))
+    connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+    connection.close()
+    assert served.client.completions.create(**TEXT).choices[0].text == expected(prompt(1), 12)
 
 
-def test_nothing_is_ignored_in_silence(served: Any, caplog: pytest.LogCaptureFixture) -> None:
-    for _ in range(2):
-        served.client.completions.create(model="embedded", prompt="x", max_tokens=1, temperature=0.123)
-    said = [record.getMessage() for record in caplog.records if "temperature=0.123" in record.getMessage()]
-    assert len(said) == 1
+# ---- the command ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--model", "embedded", "--budget", "64", "--compile"], "--compile does not go with eviction"),
+        (["--model", "embedded", "--budget", "64", "--compile"], "No such option: --compile"),
         (["--model", "embedded"], "--budget"),
+        (["--model", "no/such/model", "--budget", "64"], "cannot load"),
+        (["--model", "embedded", "--budget", "63"], "not a multiple"),
+        (["--model", "embedded", "--budget", "64", "--policy", "h2o"], "decides by queries"),
+        (["--model", "embedded", "--budget", "64", "--pages", "1", "--page-size", "16"], "num_blocks=1"),
     ],
 )
-def test_mistakes_are_explained(arguments: list[str], said: str) -> None:
+def test_mistakes_are_explained(arguments: list[str], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before any weights are read."""
+    monkeypatch.setattr("hf_paged_eviction_eval.serving.server.load_model", lambda settings: 1 / 0)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     result = CliRunner().invoke(app, ["serve", *arguments], env={"COLUMNS": "80"})
     assert result.exit_code == 2
-    assert said in result.stderr
+    assert said in " ".join(result.stderr.replace("│", "").split())
     assert "Traceback" not in result.output
 
 
+def test_help_offers_what_is_there() -> None:
+    shown = CliRunner().invoke(app, ["serve", "--help"], env={"COLUMNS": "100"}).output
+    assert "--max-prompt-tokens" in shown
+    assert not any(option in shown for option in ("--rank", "--positions", "--bits", "--disposal", "--heads"))
+
+
 def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transformers.utils.import_utils.is_serve_available", lambda: False)
+    monkeypatch.setitem(__import__("sys").modules, "uvicorn", None)
     result = CliRunner().invoke(app, ["serve", "--model", "embedded", "--budget", "64"])
     assert result.exit_code == 2
     assert "pip install 'hf_paged_eviction[eval,serve]'" in result.stderr.replace("\n", "")
+
+
+def test_pages_follow_the_budget() -> None:
+    from hf_paged_eviction_eval.commands.serve import ServeOptions
+    from hf_paged_eviction_eval.serving.server import _pool
+
+    for changes in ({}, {"pages": 8}):
+        assert _pool(ServeOptions(model="embedded", budget=64, **changes)).page_size == 64

@@ -52,7 +52,7 @@ def _bookkeeping(
     with paged_batching(served, budget, settings.policy, settings.block_size, prefill_chunk_size=settings.chunk):
         manager = make_manager(served, wanted)
         manager.current_batch = 0
-        bounded = manager.batch_processor.cache.bounded
+        bounded = manager.batch_processor.scheduler.bounded
         new_step = bounded._new_step
 
         def timed_step() -> Any:

@@ -1,0 +1,212 @@
+"""Answers as OpenAI spells them, whole and in pieces."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hf_paged_eviction.serving.sampling import Chosen, Sampler
+
+from .prompts import Prompts
+from .text import TextStream
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What an answer has grown by.
+
+    Attributes:
+        text: of the new tokens, as far as it is certain.
+        chosen: tokens with their log probabilities, if they were asked for.
+        end: why the answer is complete, "stop" or "length"; None: it goes on.
+    """
+
+    text: str
+    chosen: list[Chosen]
+    end: str | None
+
+
+class Answer:
+    """One answer while it grows.
+
+    Args:
+        prompts: knows the text of tokens.
+        stops: texts that end it.
+        ends: tokens that end it.
+        sampler: that chooses its tokens.
+
+    Attributes:
+        sampler: as given.
+        tokens: so far, one that ends it included.
+    """
+
+    def __init__(self, prompts: Prompts, stops: Sequence[str], ends: frozenset[int], sampler: Sampler) -> None:
+        self._prompts, self._ends, self.sampler = prompts, ends, sampler
+        self._text = TextStream(prompts.decode, stops)
+        self._waiting: list[Chosen] = []
+        self.tokens = 0
+
+    def hear(self, output: Any) -> Piece:
+        """Take what transformers says of it."""
+        new = output.generated_tokens[self.tokens :]
+        if self.sampler.settings.logprobs is not None:
+            told = self.sampler.chosen[self.tokens : self.tokens + len(new)]
+            self._waiting += [chosen for chosen in told if chosen.token not in self._ends]
+        self.tokens += len(new)
+        text, over = self._text.add(new), output.is_finished()
+        if over:
+            text += self._text.end()
+        if self._text.stopped:
+            return Piece(text, self._told(text), "stop")
+        ended = "stop" if new and new[-1] in self._ends else "length"
+        chosen, self._waiting = (self._waiting, []) if text or over else ([], self._waiting)
+        return Piece(text, chosen, ended if over else None)
+
+    def _told(self, text: str) -> list[Chosen]:
+        """Of the tokens that were not told yet, those that the text before a stop has room for."""
+        room, told = len(text), []
+        for chosen in self._waiting:
+            if room <= 0:
+                break
+            told.append(chosen)
+            room -= len(self._prompts.name(chosen.token))
+        return told
+
+
+@dataclass
+class Form:
+    """What all answers to one request have in common.
+
+    Args:
+        model: its name.
+        prompts: knows the text of tokens.
+        told: whether log probabilities are.
+    """
+
+    model: str
+    prompts: Prompts
+    told: bool
+    made: int = field(default_factory=lambda: int(time.time()))
+    number: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    def whole(self, pieces: Sequence[Sequence[Piece]], usage: dict[str, Any]) -> dict[str, Any]:
+        """The response, of the pieces of each answer."""
+        choices = [self._choice(index, _joined(each)) for index, each in enumerate(pieces)]
+        return {**self._head(""), "choices": choices, "usage": usage}
+
+    def begin(self, index: int) -> dict[str, Any] | None:
+        """What is sent before the first piece of an answer."""
+        return None
+
+    def part(self, index: int, piece: Piece) -> dict[str, Any]:
+        """A piece of one answer."""
+        return {**self._head(".chunk"), "choices": [self._delta(index, piece)]}
+
+    def usage(self, usage: dict[str, Any]) -> dict[str, Any]:
+        """What is sent after the last piece, if it was asked for."""
+        return {**self._head(".chunk"), "choices": [], "usage": usage}
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _choice(self, index: int, piece: Piece) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _delta(self, index: int, piece: Piece) -> dict[str, Any]:
+        raise NotImplementedError
+
+
+class ChatForm(Form):
+    """Of `/v1/chat/completions`."""
+
+    def begin(self, index: int) -> dict[str, Any]:
+        delta = {"index": index, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
+        return {**self._head(".chunk"), "choices": [delta]}
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        name = f"chatcmpl-{self.number}"
+        return {"id": name, "object": f"chat.completion{kind}", "created": self.made, "model": self.model}
+
+    def _choice(self, index: int, piece: Piece) -> dict[str, Any]:
+        message = {"role": "assistant", "content": piece.text, "refusal": None}
+        return {"index": index, "message": message, "logprobs": self._logprobs(piece), "finish_reason": piece.end}
+
+    def _delta(self, index: int, piece: Piece) -> dict[str, Any]:
+        delta = {"content": piece.text} if piece.text else {}
+        return {"index": index, "delta": delta, "logprobs": self._logprobs(piece), "finish_reason": piece.end}
+
+    def _logprobs(self, piece: Piece) -> dict[str, Any] | None:
+        if not self.told:
+            return None
+        return {"content": [self._told(each) for each in piece.chosen], "refusal": None}
+
+    def _told(self, chosen: Chosen) -> dict[str, Any]:
+        top = [self._named(token, logprob) for token, logprob in chosen.top]
+        return {**self._named(chosen.token, chosen.logprob), "top_logprobs": top}
+
+    def _named(self, token: int, logprob: float) -> dict[str, Any]:
+        text = self.prompts.name(token)
+        return {"token": text, "logprob": _finite(logprob), "bytes": list(text.encode("utf-8", "replace"))}
+
+
+@dataclass
+class CompletionForm(Form):
+    """Of `/v1/completions`."""
+
+    _written: dict[int, int] = field(default_factory=dict)
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        name = f"cmpl-{self.number}"
+        return {"id": name, "object": "text_completion", "created": self.made, "model": self.model}
+
+    def _choice(self, index: int, piece: Piece) -> dict[str, Any]:
+        return {
+            "index": index,
+            "text": piece.text,
+            "logprobs": self._logprobs(index, piece.chosen) if self.told else None,
+            "finish_reason": piece.end,
+        }
+
+    _delta = _choice
+
+    def _logprobs(self, index: int, chosen: Sequence[Chosen]) -> dict[str, Any]:
+        offsets = []
+        for each in chosen:
+            offsets.append(self._written.get(index, 0))
+            self._written[index] = offsets[-1] + len(self.prompts.name(each.token))
+        return {
+            "tokens": [self.prompts.name(each.token) for each in chosen],
+            "token_logprobs": [_finite(each.logprob) for each in chosen],
+            "top_logprobs": [
+                {self.prompts.name(token): _finite(logprob) for token, logprob in each.top} for each in chosen
+            ],
+            "text_offset": offsets,
+        }
+
+
+def _joined(pieces: Sequence[Piece]) -> Piece:
+    return Piece(
+        "".join(piece.text for piece in pieces), [each for piece in pieces for each in piece.chosen], pieces[-1].end
+    )
+
+
+def _finite(logprob: float) -> float:
+    """JSON has no infinity."""
+    return max(logprob, -9999.0)
+
+
+def usage(prompt: int, answers: int, shared: int = 0) -> dict[str, Any]:
+    """Tokens that were read and written.
+
+    Args:
+        shared: of those read, how many lay in pages of earlier requests.
+    """
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": answers,
+        "total_tokens": prompt + answers,
+        "prompt_tokens_details": {"cached_tokens": shared},
+    }

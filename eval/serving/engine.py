@@ -1,0 +1,202 @@
+"""Between the loop that speaks HTTP and the thread that generates: requests go in, tokens come out."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from typing import Any
+
+from fastapi import Request
+
+from hf_paged_eviction.serving.sampling import Sampler
+
+from .limits import Limits
+from .metrics import Meter
+from .refusals import Refused
+
+
+class ClientGone(Exception):  # noqa: N818 (what happened)
+    """Nobody waits for the answer any more."""
+
+
+class Engine:
+    """Hands requests to a manager of continuous batching, and ends them when nobody wants them.
+
+    Args:
+        manager: of `paged_batching`, running.
+        meter: told of what happens.
+    """
+
+    def __init__(self, manager: Any, meter: Meter, limits: Limits) -> None:
+        self.manager, self.meter, self.limits = manager, meter, limits
+        self._jobs: set[Job] = set()
+        self._closed = False
+
+    @property
+    def trouble(self) -> Refused | None:
+        """Why nothing can be answered; None: it can."""
+        if self._closed:
+            return Refused("This server is about to stop.", status=503, code="stopping")
+        if not self.manager.is_running():
+            return Refused("Generation has stopped; the server's log says why.", status=503, code="dead")
+        return None
+
+    def check(self, answers: int) -> None:
+        """Refuse what cannot be taken on now.
+
+        Args:
+            answers: that a request asks for.
+
+        Raises:
+            Refused: with the reason.
+        """
+        if self.trouble is not None:
+            raise self.trouble
+        live = sum(job.live for job in self._jobs)
+        if live + answers > self.limits.queue:
+            raise Refused(
+                f"{live} answers are being worked on or waited for, and {self.limits.queue} are the most: try later.",
+                status=429,
+                code="rate_limit_exceeded",
+            )
+
+    @asynccontextmanager
+    async def job(self, request: Request) -> AsyncIterator[Job]:
+        """What one HTTP request asks for; cancelled when its client goes away or the block is left."""
+        job = Job(self)
+        self._jobs.add(job)
+        watch = asyncio.create_task(_until_gone(request, job))
+        try:
+            yield job
+        finally:
+            watch.cancel()
+            job.cancel()
+            self._jobs.discard(job)
+
+    def close(self) -> None:
+        """Take nothing on any more."""
+        self._closed = True
+
+    def end_all(self) -> None:
+        """End what is still being answered, with an error."""
+        for job in self._jobs:
+            job.end(Refused("This server stopped before the answer was complete.", status=503, code="stopping"))
+
+
+async def _until_gone(request: Request, job: Job) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    job.end(ClientGone())
+
+
+class Job:
+    """The answers that one HTTP request waits for."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._events: asyncio.Queue[tuple[int, Any] | Exception] = asyncio.Queue()
+        self._name = uuid.uuid4().hex
+        self._live: dict[int, _Times] = {}
+
+    @property
+    def live(self) -> int:
+        """Answers that are not complete."""
+        return len(self._live)
+
+    def ask(self, index: int, tokens: Sequence[int], most: int, sampler: Sampler, **more: Any) -> None:
+        """Ask for an answer of at most so many tokens.
+
+        Args:
+            index: of the answer; its tokens come under it.
+            more: of `add_request`.
+
+        Raises:
+            Refused: nothing can be answered any more.
+        """
+        manager, name = self._engine.manager, self._request(index)
+        manager.register_result_handler(name, partial(self._hear, index))
+        added = manager.add_request(list(tokens), name, max_new_tokens=most, streaming=True, sampler=sampler, **more)
+        if added is None:
+            manager.cancel_request(name)
+            raise self._engine.trouble or Refused("The request was not taken on.", status=503)
+        self._live[index] = _Times()
+        self._engine.meter.prompt_tokens.observe(len(tokens))
+
+    async def outputs(self) -> AsyncIterator[tuple[int, Any]]:
+        """Each time an answer has grown: which one, and what transformers says of it; until all are complete.
+
+        Raises:
+            Refused: an answer failed.
+            ClientGone: nobody waits any more.
+        """
+        while self._live:
+            event = await self._events.get()
+            if isinstance(event, Exception):
+                raise event
+            index, output = event
+            if index not in self._live:  # it was ended early
+                continue
+            if output.error is not None:
+                self._over(index, "failed")
+                raise self._engine.trouble or Refused(f"The request failed: {output.error}", status=503)
+            self._live[index].note(len(output.generated_tokens), self._engine.meter)
+            yield index, output
+
+    def over(self, index: int, end: str) -> None:
+        """This answer is complete; what is still being generated of it is not wanted."""
+        if end == "stop":
+            self._engine.manager.cancel_request(self._request(index))
+        self._over(index, end)
+
+    def cancel(self) -> None:
+        """None of the answers is wanted any more."""
+        for index in list(self._live):
+            self._engine.manager.cancel_request(self._request(index))
+            self._over(index, "cancelled")
+
+    def end(self, reason: Exception) -> None:
+        """Whoever waits for outputs gets this instead of the next one."""
+        self._events.put_nowait(reason)
+
+    def _request(self, index: int) -> str:
+        return f"{self._name}-{index}"
+
+    def _hear(self, index: int, output: Any) -> None:
+        self._events.put_nowait((index, output))
+
+    def _over(self, index: int, end: str) -> None:
+        times = self._live.pop(index, None)
+        if times is not None:
+            self._engine.meter.ended.labels(end).inc()
+            times.close(self._engine.meter)
+
+
+class _Times:
+    """When an answer began, and grew."""
+
+    def __init__(self) -> None:
+        self._began = self._last = time.perf_counter()
+        self._tokens = 0
+
+    def note(self, tokens: int, meter: Meter) -> None:
+        now, new = time.perf_counter(), tokens - self._tokens
+        if new and not self._tokens:
+            meter.first_token.observe(now - self._last)
+        elif new:
+            meter.token.observe((now - self._last) / new)
+        self._last, self._tokens = now, tokens
+
+    def close(self, meter: Meter) -> None:
+        meter.answer.observe(time.perf_counter() - self._began)
+        meter.answer_tokens.observe(self._tokens)
+
+
+def stop(manager: Any, seconds: float) -> bool:
+    """End the generation thread after the forward that it is in; False if that has not ended in time."""
+    with suppress(RuntimeError):
+        manager.stop(hard_stop=True, timeout=seconds)
+    return not manager.is_running()

@@ -1,0 +1,125 @@
+"""Texts and messages become tokens, off the loop that answers everybody."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
+from typing import Any
+
+from jinja2 import TemplateError
+
+from .limits import Limits
+from .refusals import Refused
+
+
+class Prompts:
+    """What requests ask, in tokens, within bounds.
+
+    Args:
+        tokenizer: of the model.
+        vocabulary: tokens that the model knows.
+    """
+
+    def __init__(self, tokenizer: Any, vocabulary: int, limits: Limits) -> None:
+        self._tokenizer, self._vocabulary, self._limits = tokenizer, vocabulary, limits
+        # One thread and a tokenizer of its own: tokenizers lock themselves while they change their settings.
+        self._encoder = deepcopy(tokenizer)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
+
+    async def of_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
+        """Tokens of a conversation, up to where the model answers.
+
+        Raises:
+            Refused: the model is not for conversations, or its template does not take these.
+        """
+        if not getattr(self._tokenizer, "chat_template", None):
+            raise Refused("This model has no chat template: use /v1/completions.", code="no_chat_template")
+        return await self._off_the_loop(self._chat, messages)
+
+    async def of_text(self, prompt: str | list[int]) -> list[int]:
+        """Tokens of a prompt.
+
+        Raises:
+            Refused: it is empty, or not made of tokens of the model.
+        """
+        if isinstance(prompt, list):
+            wrong = next((token for token in prompt if not 0 <= token < self._vocabulary), None)
+            if wrong is not None:
+                raise Refused(
+                    f"prompt: {wrong} is no token of this model: they are numbered from 0 to {self._vocabulary - 1}.",
+                    param="prompt",
+                    code="invalid_value",
+                )
+            return prompt
+        return await self._off_the_loop(self._text, prompt)
+
+    def most_new(self, tokens: Sequence[int], asked: int | None) -> int:
+        """New tokens of an answer to this prompt.
+
+        Raises:
+            Refused: prompt or answer are too long, or the prompt is empty.
+        """
+        limits, count = self._limits, len(tokens)
+        if not tokens:
+            raise Refused("The prompt is empty: a request needs at least one token.", code="empty_prompt")
+        if count > limits.prompt:
+            raise _too_long(f"The prompt has {count} tokens; this server reads at most {limits.prompt}.")
+        room = limits.answer if limits.window is None else min(limits.answer, limits.window - count)
+        if asked is not None and asked > limits.answer:
+            raise Refused(
+                f"max_tokens is {asked}; this server gives at most {limits.answer} tokens.",
+                param="max_tokens",
+                code="invalid_value",
+            )
+        if room < (asked or 1):
+            raise _too_long(
+                f"This model's maximum context length is {limits.window} tokens. The prompt has {count}, and "
+                f"{asked or 1} are asked for."
+            )
+        return asked or room
+
+    def check_bias(self, bias: dict[int, float]) -> None:
+        """Refuse a bias for tokens that are none."""
+        wrong = next((token for token in bias if token >= self._vocabulary), None)
+        if wrong is not None:
+            raise Refused(
+                f"logit_bias: {wrong} is no token of this model: they are numbered from 0 to {self._vocabulary - 1}.",
+                param="logit_bias",
+                code="invalid_value",
+            )
+
+    async def _off_the_loop(self, work: Any, asked: Any) -> list[int]:
+        try:
+            found: list[int] = await asyncio.get_running_loop().run_in_executor(self._thread, work, asked)
+        except TemplateError as error:
+            raise Refused(
+                f"messages: the chat template of this model does not take them: {error}", param="messages"
+            ) from error
+        except (UnicodeError, TypeError) as error:
+            raise Refused("The text cannot be read: it is not valid Unicode.", code="invalid_value") from error
+        return found
+
+    def _chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
+        read = self._encoder.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=True)
+        return list(read["input_ids"])
+
+    def _text(self, prompt: str) -> list[int]:
+        return list(self._encoder(prompt)["input_ids"])
+
+    # ---- and back -------------------------------------------------------------------------------------------------
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of tokens of an answer."""
+        text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=True)
+        return text
+
+    def name(self, token: int) -> str:
+        """How one token is called where log probabilities are told."""
+        text: str = self._tokenizer.decode([token])
+        return text
+
+
+def _too_long(message: str) -> Refused:
+    return Refused(message, param="messages", code="context_length_exceeded")

@@ -1,0 +1,96 @@
+"""What a client is told when something is refused: always in OpenAI's shape, so that it shows the sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+
+class Refused(Exception):  # noqa: N818 (what happened, not a mistake of the program)
+    """A request is not answered.
+
+    Args:
+        message: a sentence with the way out.
+        status: of HTTP.
+        param: the field that it is about.
+        code: a word for programs.
+    """
+
+    def __init__(self, message: str, *, status: int = 400, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.message, self.status, self.param, self.code = message, status, param, code
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """As OpenAI spells it."""
+        kind = "invalid_request_error" if self.status < 500 else "server_error"
+        # A lone surrogate that a client sent cannot be encoded, and must not turn a refusal into a failure.
+        text = self.message.encode("utf-8", "replace").decode("utf-8")
+        return {"error": {"message": text, "type": kind, "param": self.param, "code": self.code}}
+
+    @property
+    def response(self) -> JSONResponse:
+        """To be sent."""
+        return JSONResponse(self.body, self.status)
+
+
+def add_refusals(app: FastAPI, count: Callable[[int], None]) -> None:
+    """Answer every mistake in the same shape.
+
+    Args:
+        count: told of the status of each.
+    """
+
+    def answer(refused: Refused) -> JSONResponse:
+        count(refused.status)
+        return refused.response
+
+    async def refused(request: Request, error: Refused) -> JSONResponse:
+        return answer(error)
+
+    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+        return answer(_of_validation(error.errors()))
+
+    async def failed(request: Request, error: HTTPException) -> JSONResponse:
+        if error.status_code != 404:
+            return answer(Refused(f"{str(error.detail).rstrip('.')}.", status=error.status_code))
+        routes = ", ".join(sorted({getattr(route, "path", "") for route in app.routes}))
+        return answer(
+            Refused(f"There is no {request.url.path} here. There are {routes}.", status=404, code="not_found")
+        )
+
+    async def broken(request: Request, error: Exception) -> JSONResponse:
+        return answer(Refused("The server failed; its log says why.", status=500, code="internal_error"))
+
+    handlers: dict[Any, Any] = {
+        Refused: refused,
+        RequestValidationError: invalid,
+        HTTPException: failed,
+        Exception: broken,
+    }
+    for kind, handler in handlers.items():
+        app.add_exception_handler(kind, handler)
+
+
+def _of_validation(errors: Sequence[Any]) -> Refused:
+    """The first of the mistakes that were found in a body."""
+    first = errors[0]
+    place = [part for part in first["loc"] if part != "body"]
+    if first["type"] == "json_invalid":
+        return Refused(f"The body is not JSON: {first.get('ctx', {}).get('error', first['msg'])}.", code="invalid_json")
+    # Of alternatives pydantic names the type, too: only names of fields and places in lists are for the client.
+    names = [part for part in place if isinstance(part, int) or part.replace("_", "").isalnum()]
+    param = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in names).lstrip(".")
+    param = first.get("ctx", {}).get("param", param)
+    if first["type"] == "extra_forbidden":
+        return Refused(
+            f"{param}: there is no such field here. Leave it out.", param=param, code="unsupported_parameter"
+        )
+    if first["type"] == "unsupported":
+        return Refused(f"{first['msg']}. Leave it out.", param=param, code="unsupported_value")
+    return Refused(f"{param or 'The body'}: {first['msg']}.", param=param or None, code="invalid_value")

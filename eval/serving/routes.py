@@ -1,0 +1,186 @@
+"""The only routes that there are."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse, StreamingResponse
+
+import hf_paged_eviction
+from hf_paged_eviction.serving.sampling import Sampler, Sampling
+
+from .answers import Answer, ChatForm, CompletionForm, Form, Piece, usage
+from .body import BoundedBody, most_bytes
+from .engine import ClientGone, Engine
+from .prompts import Prompts
+from .refusals import Refused, add_refusals
+from .wire import MOST_ANSWERS, Asked, ChatRequest, CompletionRequest
+
+#: Fields of a request that are fields of `Sampling`.
+_SAMPLING = ("temperature", "top_p", "top_k", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed")
+
+
+@dataclass(frozen=True)
+class Served:
+    """What a server serves.
+
+    Attributes:
+        name: that requests call the model by.
+        engine: hands requests on.
+        prompts: makes tokens of what they say.
+        sampling: what the model's own configuration asks for.
+        ends: tokens that end an answer.
+    """
+
+    name: str
+    engine: Engine
+    prompts: Prompts
+    sampling: Sampling
+    ends: frozenset[int]
+
+    @property
+    def card(self) -> dict[str, Any]:
+        """The model, as a list of models has it."""
+        return {"id": self.name, "object": "model", "created": _STARTED, "owned_by": "hf_paged_eviction"}
+
+    def check_model(self, name: str | None) -> None:
+        """Refuse any model but this one.
+
+        Raises:
+            Refused: with the name of this one.
+        """
+        if name not in (None, self.name):
+            raise Refused(
+                f"The model {name!r} is not here: this server serves {self.name!r} only.",
+                status=404,
+                param="model",
+                code="model_not_found",
+            )
+
+
+_STARTED = int(time.time())
+
+
+def make_app(served: Served) -> FastAPI:
+    """The application."""
+    # Its pages of documentation would load scripts from elsewhere; /openapi.json is what they show.
+    app = FastAPI(title="paged-eviction serve", version=hf_paged_eviction.__version__, docs_url=None, redoc_url=None)
+    engine = served.engine
+    add_refusals(app, engine.meter.refuse)
+    app.add_middleware(BoundedBody, most=most_bytes(engine.limits.prompt), count=engine.meter.refuse)
+
+    async def chat_completions(asked: ChatRequest, request: Request) -> Response:
+        served.check_model(asked.model)
+        prompt = await served.prompts.of_chat([message.plain for message in asked.messages])
+        form = ChatForm(served.name, served.prompts, asked.alternatives is not None)
+        return await _answer(served, request, asked, [prompt], form)
+
+    async def completions(asked: CompletionRequest, request: Request) -> Response:
+        served.check_model(asked.model)
+        prompts = [await served.prompts.of_text(prompt) for prompt in asked.prompts[: MOST_ANSWERS + 1]]
+        form = CompletionForm(served.name, served.prompts, asked.alternatives is not None)
+        return await _answer(served, request, asked, prompts, form)
+
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [served.card]}
+
+    async def model(name: str) -> dict[str, Any]:
+        served.check_model(name)
+        return served.card
+
+    async def metrics() -> Response:
+        return Response(engine.meter.as_text(), media_type="text/plain; version=0.0.4")
+
+    async def health() -> Response:
+        return engine.trouble.response if engine.trouble is not None else JSONResponse({"status": "ok"})
+
+    routes: tuple[tuple[str, str, Any], ...] = (
+        ("POST", "/v1/chat/completions", chat_completions),
+        ("POST", "/v1/completions", completions),
+        ("GET", "/v1/models", models),
+        ("GET", "/v1/models/{name:path}", model),
+        ("GET", "/metrics", metrics),
+        ("GET", "/health", health),
+    )
+    for method, path, answer in routes:
+        app.add_api_route(path, answer, methods=[method])
+    return app
+
+
+async def _answer(served: Served, request: Request, asked: Asked, prompts: list[list[int]], form: Form) -> Response:
+    """The response to a request, whole or streamed; each prompt is answered `n` times."""
+    count = len(prompts) * (asked.n or 1)
+    if not 1 <= count <= MOST_ANSWERS:
+        raise Refused(f"{count} answers are asked for; give prompts for 1 to {MOST_ANSWERS}.", param="n")
+    most = [served.prompts.most_new(prompt, asked.most) for prompt in prompts]
+    sampling = _sampling(served, asked)
+    served.engine.check(count)
+    answers = [
+        Answer(served.prompts, asked.stops, served.ends, Sampler(sampling).sibling(number % (asked.n or 1)))
+        for number in range(count)
+    ]
+    read = sum(map(len, prompts))
+
+    async def pieces() -> AsyncIterator[tuple[int, Piece]]:
+        async with served.engine.job(request) as job:
+            for index, answer in enumerate(answers):
+                at = index // (asked.n or 1)
+                job.ask(index, prompts[at], most[at], answer.sampler)
+            async for index, output in job.outputs():
+                piece = answers[index].hear(output)
+                if piece.end is not None:
+                    job.over(index, piece.end)
+                yield index, piece
+
+    def used() -> dict[str, Any]:
+        return usage(read, sum(answer.tokens for answer in answers))
+
+    if asked.stream:
+        told = asked.stream_options is not None and asked.stream_options.include_usage
+        events = _events(form, count, pieces(), used if told else None)
+        return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+    found: list[list[Piece]] = [[] for _ in answers]
+    try:
+        async with aclosing(pieces()) as coming:  # type: ignore[type-var]
+            async for index, piece in coming:
+                found[index].append(piece)
+    except ClientGone:
+        return Response(status_code=499)
+    return JSONResponse(form.whole(found, used()))
+
+
+def _sampling(served: Served, asked: Asked) -> Sampling:
+    given = {name: getattr(asked, name) for name in _SAMPLING if getattr(asked, name) is not None}
+    bias = {int(token): value for token, value in (asked.logit_bias or {}).items()}
+    served.prompts.check_bias(bias)
+    return replace(served.sampling, **given, logit_bias=bias, logprobs=asked.alternatives)
+
+
+async def _events(form: Form, count: int, pieces: AsyncIterator[tuple[int, Piece]], used: Any) -> AsyncIterator[str]:
+    """An answer as server-sent events."""
+    try:
+        for index in range(count):
+            first = form.begin(index)
+            if first is not None:
+                yield _event(first)
+        async with aclosing(pieces) as coming:  # type: ignore[type-var]
+            async for index, piece in coming:
+                if piece.text or piece.chosen or piece.end:
+                    yield _event(form.part(index, piece))
+        if used is not None:
+            yield _event(form.usage(used()))
+        yield "data: [DONE]\n\n"
+    except ClientGone:
+        return
+    except Refused as refused:
+        yield _event(refused.body)
+
+
+def _event(content: dict[str, Any]) -> str:
+    return f"data: {json.dumps(content)}\n\n"

@@ -1,0 +1,67 @@
+"""Tokens become text while they come, and the text ends where a client said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+
+class TextStream:
+    """The text of an answer, handed out as soon as no later token can change it.
+
+    Args:
+        decode: of some tokens that follow each other.
+        stops: the text ends before the first of these.
+
+    Attributes:
+        stopped: whether one of them has come.
+    """
+
+    def __init__(self, decode: Callable[[Sequence[int]], str], stops: Sequence[str] = ()) -> None:
+        self._decode, self._stops = decode, list(stops)
+        self._tokens: list[int] = []
+        self._first = self._next = 0
+        self._held = ""
+        self.stopped = False
+
+    def add(self, tokens: Sequence[int]) -> str:
+        """Take the next tokens; returns the text that is certain now."""
+        if self.stopped:
+            return ""
+        self._tokens += tokens
+        text = self._new_text()
+        if text.endswith("\ufffd"):  # in the middle of a character
+            return ""
+        if text:
+            self._first, self._next = self._next, len(self._tokens)
+        return self._release(text)
+
+    def end(self) -> str:
+        """There are no more tokens; returns the rest of the text."""
+        if self.stopped:
+            return ""
+        text = self._release(self._new_text())
+        rest, self._held = self._held, ""
+        self._first = self._next = len(self._tokens)
+        return text + rest
+
+    def _new_text(self) -> str:
+        """What the tokens add that are not in the text yet. A few old ones are decoded with them, because a token may
+        look otherwise after another."""
+        old = self._decode(self._tokens[self._first : self._next])
+        return self._decode(self._tokens[self._first :])[len(old) :]
+
+    def _release(self, text: str) -> str:
+        self._held += text
+        places = [place for place in (self._held.find(stop) for stop in self._stops) if place >= 0]
+        if places:
+            self.stopped = True
+            safe = min(places)
+        else:
+            safe = len(self._held) - max((self._begun(stop) for stop in self._stops), default=0)
+        text, self._held = self._held[:safe], "" if self.stopped else self._held[safe:]
+        return text
+
+    def _begun(self, stop: str) -> int:
+        """Characters at the end that may be the beginning of this stop."""
+        longest = min(len(stop) - 1, len(self._held))
+        return next((count for count in range(longest, 0, -1) if self._held.endswith(stop[:count])), 0)

@@ -1,0 +1,182 @@
+"""How the tokens of one request are chosen, whatever its neighbours in the batch ask for."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.generation.continuous_batching.cb_logits_processors import ContinuousBatchingLogitsProcessor
+from transformers.generation.continuous_batching.requests import FutureRequestState
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """What a request asks for.
+
+    Attributes:
+        temperature: of the distribution that is drawn from; 0: always the most likely token.
+        top_p: only the most likely tokens that together have this probability are drawn from.
+        top_k: only so many of the most likely tokens are; 0: all.
+        seed: of the draws; the same seed gives the same tokens, whatever runs beside the request. None: another one
+            each time.
+        repetition_penalty: logits of tokens in prompt and answer are divided by it (multiplied, if negative).
+        presence_penalty: taken from the logits of tokens in the answer.
+        frequency_penalty: the same, times how often the answer has them.
+        logit_bias: by token, added to its logit.
+        logprobs: None: none. Otherwise the log probability of each chosen token is noted, and of so many of the most
+            likely ones: of the model's own distribution, before anything above changes it.
+
+    Raises:
+        ValueError: a number is outside its range.
+    """
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, right, range_ in (
+            ("temperature", self.temperature >= 0, "at least 0"),
+            ("top_p", 0 < self.top_p <= 1, "above 0 and at most 1"),
+            ("top_k", self.top_k >= 0, "at least 0"),
+            ("repetition_penalty", self.repetition_penalty > 0, "above 0"),
+        ):
+            if not right:
+                raise ValueError(f"{name} must be {range_}, got {getattr(self, name)}.")
+
+    @classmethod
+    def of(cls, config: Any) -> "Sampling":
+        """What a model's `GenerationConfig` asks for."""
+        given: dict[str, Any] = {"temperature": 1.0} if config.do_sample else {}
+        for name in ("repetition_penalty", *(("temperature", "top_p", "top_k") if config.do_sample else ())):
+            if getattr(config, name, None) is not None:
+                given[name] = getattr(config, name)
+        return cls(**given)
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A token of an answer, with log probabilities.
+
+    Attributes:
+        token: its number.
+        logprob: of the model's own distribution.
+        top: the most likely tokens with theirs, the best first.
+    """
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+class Sampler:
+    """Chooses the tokens of one request: `manager.add_request(..., sampler=Sampler(Sampling(temperature=0.7)))`.
+
+    Attributes:
+        settings: what was asked for.
+        chosen: with log probabilities, if these were asked for; one for each token of the answer.
+    """
+
+    def __init__(self, settings: Sampling) -> None:
+        self.settings = settings
+        self.chosen: list[Chosen] = []
+        self._generator: torch.Generator | None = None
+
+    def sibling(self, number: int) -> "Sampler":
+        """The sampler of another answer to the same prompt."""
+        seed = self.settings.seed
+        return Sampler(replace(self.settings, seed=None if seed is None else seed + number))
+
+    def choose(self, logits: Tensor, prompt: Sequence[int], answer: Sequence[int]) -> Tensor:
+        """The next token.
+
+        Args:
+            logits: `[vocabulary]` float32.
+            prompt, answer: tokens so far.
+
+        Returns:
+            `[1]` int64.
+        """
+        changed = self._changed(logits, prompt, answer)
+        token = changed.argmax(-1, keepdim=True) if self.settings.temperature == 0 else self._draw(changed)
+        if self.settings.logprobs is not None:
+            self._note(logits, token)
+        return token
+
+    def _changed(self, logits: Tensor, prompt: Sequence[int], answer: Sequence[int]) -> Tensor:
+        asked, logits = self.settings, logits.clone()
+        if asked.repetition_penalty != 1:
+            seen = torch.tensor(sorted({*prompt, *answer}), device=logits.device)
+            old = logits[seen]
+            logits[seen] = torch.where(old > 0, old / asked.repetition_penalty, old * asked.repetition_penalty)
+        if answer and (asked.presence_penalty or asked.frequency_penalty):
+            tokens, counts = torch.tensor(answer, device=logits.device).unique(return_counts=True)
+            logits[tokens] -= asked.presence_penalty + asked.frequency_penalty * counts
+        if asked.logit_bias:
+            tokens = torch.tensor(list(asked.logit_bias), device=logits.device)
+            logits[tokens] += torch.tensor(list(asked.logit_bias.values()), device=logits.device)
+        return logits
+
+    def _draw(self, logits: Tensor) -> Tensor:
+        asked = self.settings
+        # The most likely token is 0, so that no small temperature makes a logit infinite.
+        logits, order = ((logits - logits.max()) / asked.temperature).sort(descending=True, stable=True)
+        if asked.top_k:
+            logits = logits[: asked.top_k]
+        chances = logits.softmax(-1)
+        if asked.top_p < 1:
+            before = chances.cumsum(-1) - chances
+            chances = chances.masked_fill(before >= asked.top_p, 0.0)
+        if self._generator is None:
+            self._generator = torch.Generator(logits.device)
+            _ = self._generator.seed() if asked.seed is None else self._generator.manual_seed(asked.seed)
+        return order[torch.multinomial(chances, 1, generator=self._generator)]
+
+    def _note(self, logits: Tensor, token: Tensor) -> None:
+        logprobs = logits.log_softmax(-1)
+        best = logprobs.topk(self.settings.logprobs or 0)
+        top = tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+        self.chosen.append(Chosen(int(token), float(logprobs[token]), top))
+
+
+class SamplingProcessor(ContinuousBatchingLogitsProcessor):  # type: ignore[misc]
+    """Lets each request that brought a sampler choose its token; the others are left to transformers.
+
+    All logits of such a request become minus infinity but that of its token, so that drawing and taking the most likely
+    one come to the same.
+    """
+
+    supported_kwargs = {"sampler": Sampler}  # noqa: RUF012 (as transformers spells it)
+    ignored_kwargs = ()
+
+    def __init__(self) -> None:
+        self._states: list[Any] = []
+
+    def fill_defaults(self, int32_tensor: Tensor) -> None:
+        """Nothing is handed over in tensors."""
+        int32_tensor.zero_()
+
+    def prepare_tensor_args(self, requests_with_new_token: list[FutureRequestState]) -> Tensor:
+        """Note which requests the rows of the next logits are of."""
+        self._states = [request.state for request in requests_with_new_token]
+        return torch.zeros(len(self._states), dtype=torch.int32)
+
+    def __call__(self, scores: Tensor, tensor_arg: Tensor) -> Tensor:
+        """Choose.
+
+        Args:
+            scores: `[rows, vocabulary]` float32, changed in place.
+        """
+        for row, state in zip(scores, self._states, strict=False):  # rows of unfinished prompts stand at the end
+            sampler = state.logit_processor_kwargs.get("sampler")
+            if sampler is not None:
+                token = sampler.choose(row, state.initial_tokens, state.generated_tokens)
+                row.fill_(-torch.inf).index_fill_(0, token, 0.0)
+        return scores

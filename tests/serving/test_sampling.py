@@ -1,0 +1,125 @@
+"""Each request chooses its tokens by what it asked for, whatever its neighbours ask."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Any
+
+import driving
+import pytest
+import torch
+from driving import alone, batching, model_of, pool, texts
+from transformers import GenerationConfig
+
+pytestmark = pytest.mark.skipif(bool(driving.UNSERVED), reason=driving.UNSERVED)
+
+if not driving.UNSERVED:
+    from hf_paged_eviction.serving.sampling import Sampler, Sampling
+
+OPTIONS: dict[str, Any] = {"budget": 32, "block_size": 4, "policy": "keydiff"}
+
+
+def slow(logits: list[float], asked: Any, prompt: list[int], answer: list[int]) -> list[float]:
+    """Chances of each token, with lists."""
+    for token in {*prompt, *answer}:
+        factor = asked.repetition_penalty
+        logits[token] = logits[token] / factor if logits[token] > 0 else logits[token] * factor
+    for token in set(answer):
+        logits[token] -= asked.presence_penalty + asked.frequency_penalty * answer.count(token)
+    for token, bias in asked.logit_bias.items():
+        logits[token] += bias
+    best = sorted(range(len(logits)), key=lambda token: -logits[token])
+    kept = best[: asked.top_k] if asked.top_k else best
+    weights = {token: math.exp((logits[token] - logits[best[0]]) / asked.temperature) for token in kept}
+    whole, so_far, chances = sum(weights.values()), 0.0, [0.0] * len(logits)
+    for token in kept:
+        if so_far < asked.top_p:
+            chances[token] = weights[token] / whole
+        so_far += weights[token] / whole
+    rest = sum(chances)
+    return [chance / rest for chance in chances]
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"temperature": 0.7},
+        {"temperature": 1.0, "top_p": 0.6},
+        {"temperature": 1.3, "top_k": 3},
+        {"temperature": 1.0, "top_k": 4, "top_p": 0.8, "repetition_penalty": 1.4},
+        {"temperature": 1.0, "presence_penalty": 0.5, "frequency_penalty": 0.7},
+        {"temperature": 1.0, "logit_bias": {2: 3.0, 5: -100.0}},
+    ],
+)
+def test_chances(asked: dict[str, Any]) -> None:
+    """As often as the slow twin says."""
+    logits = torch.randn(8, generator=torch.Generator().manual_seed(0)) * 2
+    prompt, answer = [1, 1, 3], [2, 2, 6]
+    settings = Sampling(**asked, seed=0)
+    sampler, draws = Sampler(settings), 4000
+    counts = torch.zeros(8)
+    for _ in range(draws):
+        counts[sampler.choose(logits, prompt, answer)] += 1
+    wanted = torch.tensor(slow(logits.tolist(), settings, prompt, answer))
+    assert not counts[wanted == 0].any()
+    # Four standard errors.
+    assert ((counts / draws - wanted).abs() <= 4 * (wanted * (1 - wanted) / draws).sqrt() + 1e-9).all()
+    greedy = Sampler(Sampling(**asked | {"temperature": 0.0}))
+    assert int(greedy.choose(logits, prompt, answer)) == int(wanted.argmax())
+
+
+@pytest.mark.parametrize("wrong", [{"temperature": -1}, {"top_p": 0}, {"top_p": 1.1}, {"top_k": -1}])
+def test_ranges(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=f"{next(iter(wrong))} must be"):
+        Sampling(**wrong)
+
+
+def test_of_a_configuration() -> None:
+    drawn = GenerationConfig(do_sample=True, temperature=0.6, top_p=0.9, top_k=20, repetition_penalty=1.1)
+    assert Sampling.of(drawn) == Sampling(0.6, 0.9, 20, repetition_penalty=1.1)
+    assert Sampling.of(GenerationConfig(do_sample=True)).temperature == 1
+    assert Sampling.of(GenerationConfig(do_sample=False)) == Sampling()
+
+
+def answers(samplers: list[Any], order: list[int]) -> dict[str, Any]:
+    prompts = texts([20, 9, 33, 14])
+    with batching(model_of(), pool(8), **OPTIONS) as turned:
+        for index in order:
+            turned.add(str(index), prompts[index], 12, sampler=samplers[index])
+        turned.run()
+        return turned.answers
+
+
+def test_alone_or_not() -> None:
+    """The same seed gives the same tokens, in any order and alone; who brought no sampler gets what it gets without."""
+    asked = [Sampling(1.0, seed=1), Sampling(0.5, 0.9, seed=1), None, Sampling(2.0, top_k=5, seed=7)]
+
+    def made() -> list[Any]:
+        return [None if settings is None else Sampler(settings) for settings in asked]
+
+    together = answers(made(), [0, 1, 2, 3])
+    shuffled = answers(made(), random.Random(0).sample(range(4), 4))
+    single = {str(index): answers(made(), [index])[str(index)] for index in range(4)}
+    assert together == shuffled == single
+    assert together["2"] == alone(model_of(), texts([20, 9, 33])[2], 12, **OPTIONS)
+    assert together["0"] != answers([Sampler(Sampling(1.0, seed=2))], [0])["0"]
+
+
+def test_several_answers() -> None:
+    """Each child draws by itself; log probabilities are those of the model."""
+    sampler = Sampler(Sampling(1.0, seed=3, logprobs=2))
+    with batching(model_of(), pool(8), **OPTIONS) as turned:
+        turned.manager._children = 1
+        turned.add("a", texts([20])[0], 6, sampler=sampler)
+        turned.run()
+    assert turned.answers["a"] != turned.answers["a__child#0"]
+    assert [chosen.token for chosen in sampler.chosen] == turned.answers["a"]
+    ids = torch.tensor([texts([20])[0] + turned.answers["a"]])
+    with torch.no_grad():
+        logprobs = model_of()(ids).logits[0, 19:-1].float().log_softmax(-1)
+    for chosen, row in zip(sampler.chosen, logprobs, strict=True):
+        assert chosen.logprob == pytest.approx(float(row[chosen.token]), abs=1e-4)
+        assert dict(chosen.top) == pytest.approx(
+            dict(zip(row.topk(2).indices.tolist(), row.topk(2).values.tolist(), strict=True)), abs=1e-4
+        )
