@@ -6,8 +6,8 @@ from typing import Any
 
 from transformers.cache_utils import Cache, DynamicSlidingWindowLayer
 
-from .allocators import HeadAllocator, LayerAllocator
-from .allocators.budgets import layer_budgets
+from .allocators import FixedAllocator, HeadAllocator, LayerAllocator, Uniform
+from .allocators.budgets import layer_budgets, most_stored
 from .allocators.cascade import Cascade
 from .allocators.cutoff import CutoffQuota
 from .allocators.quota import HeadQuota, MakeQuota, Quota, RowQuota
@@ -52,7 +52,7 @@ class LayerBuilder:
         self._options = options
         allocator = options.allocator
         self.sharing: Sharing | None = None
-        if isinstance(allocator, LayerAllocator):
+        if isinstance(allocator, LayerAllocator | FixedAllocator) and not isinstance(allocator, Uniform):
             self.sharing = Cascade(allocator, options.sizes)
         elif isinstance(allocator, Global):
             self.sharing = Threshold(options.sizes)
@@ -120,7 +120,7 @@ class LayerBuilder:
         paged = [index for index, layer in enumerate(plan) if is_paged(layer)]
         budgets = dict(zip(paged, layer_budgets(sizes, allocator, len(paged)), strict=True))
         if sizes.memory is not None:
-            self._memory = MemoryPlan(sizes, partial(share_out, self._options, len(paged)))
+            self._memory = MemoryPlan(sizes, partial(checked_storage, self._options, len(paged)))
         rotaries = self._rotaries(config, paged)
         turnings = turnings_of(config, paged) if self._options.positions == "cache" else {}
         layers = []
@@ -149,8 +149,8 @@ class LayerBuilder:
             ) from error
 
 
-def share_out(options: Options, layers: int, sizes: BlockBudget) -> list[BlockBudget]:
-    """What the layers may hold, now that bytes have become tokens.
+def checked_storage(options: Options, layers: int, sizes: BlockBudget, rows: int) -> int:
+    """Tokens per row that all layers together may store, now that bytes have become tokens; see `most_stored`.
 
     Raises:
         ValueError: too few for the disposal.
@@ -159,7 +159,7 @@ def share_out(options: Options, layers: int, sizes: BlockBudget) -> list[BlockBu
         options.disposal.check_sizes(sizes)
     except ValueError as error:
         raise ValueError(f"memory={options.sizes.memory:,} leaves {sizes.tokens} tokens: {error}") from error
-    return layer_budgets(sizes, options.allocator, layers)
+    return most_stored(sizes, options.allocator, layers, rows)
 
 
 def turnings_of(config: Any, paged: Sequence[int]) -> dict[int, Turning]:

@@ -190,9 +190,9 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
     def budget(self) -> int | None:
         """Tokens held per layer and row, on average over layers (of a list: rounded down); None before the first
         forward where it is given as `keep_ratio` or `memory`."""
-        given = self._options.allocator
-        if self._options.sizes.tokens is not None and not isinstance(given, Given):
-            return self._options.sizes.tokens
+        sizes = self._options.sizes if self._sharing is None else self._sharing.budget
+        if sizes.tokens is not None and not isinstance(self._options.allocator, Given):
+            return sizes.tokens
         shares = [layer.budget.tokens for _, layer in self.paged_layers]
         known = [tokens for tokens in shares if tokens is not None]
         return sum(known) // len(known) if len(known) == len(shares) and known else None

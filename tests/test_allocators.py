@@ -199,10 +199,11 @@ def test_mistakes_are_explained(text: str, message: str) -> None:
 
 
 def test_an_allocator_with_parameters_works_where_a_name_does() -> None:
-    config = models.shared("llama", PAGED_EVICTION).config
+    model = models.shared("llama", PAGED_EVICTION)
     sizes = []
     for allocator in ("pyramid", "pyramid(beta=4)", Pyramid(beta=4)):
-        cache = PagedEvictionCache(config, 64, 4, allocator=allocator)
+        cache = PagedEvictionCache(model.config, 64, 4, allocator=allocator)
+        model(models.prompts([140])[0][None], past_key_values=cache)
         sizes.append([layer.budget.capacity for _, layer in cache.paged_layers])
     assert sizes[0] != sizes[1] == sizes[2]
     assert sum(sizes[0]) == sum(sizes[1]) == 128

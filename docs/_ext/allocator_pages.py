@@ -9,7 +9,7 @@ from hf_paged_eviction import available_allocators, make_allocator
 from hf_paged_eviction.allocators import BudgetAllocator, FixedAllocator, Global, HeadAllocator, LayerAllocator, Uniform
 
 _KINDS = {
-    FixedAllocator: ("layers", "when the cache is made"),
+    FixedAllocator: ("layers, for each row", "by the layer's place and the length of the row's text"),
     LayerAllocator: ("layers, for each row", "by attention, while the prefill walks through the layers"),
     HeadAllocator: ("KV heads of a layer, for each row; needs `heads='separate'`", "by the policy's scores"),
     Global: (

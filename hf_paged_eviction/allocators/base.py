@@ -22,7 +22,7 @@ class BudgetAllocator(Named):
 
 
 class FixedAllocator(BudgetAllocator, ABC):
-    """Shares that depend on nothing but the layer's place."""
+    """Shares that depend on nothing but the layer's place, and on how many tokens the row has to hold."""
 
     @abstractmethod
     def weights(self, layers: int, budget: int) -> list[float]:

@@ -20,12 +20,25 @@ def layer_budgets(sizes: BlockBudget, allocator: BudgetAllocator, layers: int) -
     """
     if isinstance(allocator, Given):
         return allocator.budgets(sizes, layers)
-    if not isinstance(allocator, FixedAllocator) or sizes.tokens is None or not layers:
-        return [sizes] * layers
+    return [sizes] * layers
+
+
+def most_stored(sizes: BlockBudget, allocator: BudgetAllocator, layers: int, rows: int) -> int:
+    """Tokens per row that the storage of all layers together may have room for.
+
+    A layer's storage is as long as its longest row: in a batch, the first layers may be long for one row and the last
+    ones for another.
+
+    Args:
+        sizes: mean share, in tokens.
+        layers: paged layers of the model.
+    """
     size, tokens = sizes.block_size, sizes.capacity
+    if rows == 1 or not isinstance(allocator, FixedAllocator) or isinstance(allocator, Uniform):
+        return tokens * layers
     weights = torch.tensor([allocator.weights(layers, tokens)])
-    blocks = share_out(weights, tokens // size * layers, sizes.smallest // size)
-    return [sizes.of(count * size) for count in blocks[0].tolist()]
+    blocks = share_out(weights, tokens // size * layers, sizes.smallest // size)[0]
+    return int((blocks * size).clamp_min(tokens).sum())
 
 
 def given_shares(tokens: Sequence[int], allocator: BudgetAllocator) -> tuple[int, Given]:

@@ -10,7 +10,7 @@ from ..integration.heads import HeadShare
 from ..parts import map_tensors, persistent
 from ..queries.observer import Queries, fold
 from ..table.budget import BlockBudget
-from .base import LayerAllocator
+from .base import FixedAllocator, LayerAllocator
 from .share import share_out
 from .sharing import Sharing, SharingSnapshot
 
@@ -32,14 +32,15 @@ class Cascade(Sharing):
     """What each layer may hold (CAKE's cascade, arXiv 2503.12491).
 
     The total is shared out among the layers that have attended so far. Each new one takes from the others, so their sum
-    never exceeds the total; until the last one is through, none gets more than its row has tokens.
+    never exceeds the total; until the last one is through, none gets more than its row has tokens. Where the shares
+    depend on the layer's place alone, all are known as soon as the first layer says how many tokens each row has.
 
     Args:
         allocator: weighs the layers.
         budget: mean share.
     """
 
-    def __init__(self, allocator: LayerAllocator, budget: BlockBudget) -> None:
+    def __init__(self, allocator: LayerAllocator | FixedAllocator, budget: BlockBudget) -> None:
         super().__init__(budget)
         self._allocator = allocator
         self._preferences: dict[int, Tensor] = {}  # by place, [B]
@@ -47,8 +48,11 @@ class Cascade(Sharing):
 
     def attended(
         self, place: int, share: HeadShare, queries: Queries, key_positions: Tensor, query_positions: Tensor
-    ) -> None:
-        """Share out anew. The other layers have to fit what they may hold then, so that the total holds.
+    ) -> bool:
+        """Share out anew.
+
+        Returns whether the other layers have to fit what they may hold then, so that the total holds. Where shares were
+        known beforehand, each fits when its own tokens come.
 
         Args:
             place: of the layer whose queries these are.
@@ -56,14 +60,20 @@ class Cascade(Sharing):
             key_positions: `[B, kv_heads, tokens]`.
             query_positions: `[B, q]`.
         """
+        allocator, real = self._allocator, key_positions[:, 0].amax(-1) + 1
+        if isinstance(allocator, FixedAllocator):
+            if place == 0:
+                self._real = real
+                self._share_out(real)
+            return False
         zero = torch.zeros((), device=key_positions.device)
-        allocator = self._allocator
         start = {name: zero for name in allocator.token_statistics}
         found = fold(allocator.observe, start, queries, key_positions, query_positions, allocator.window, share)
         found = {name: share.gather(values) for name, values in found.items()}
-        self._preferences[place] = self._allocator.preference(found, share.gather(key_positions))
-        self._real = key_positions[:, 0].amax(-1) + 1
-        self._share_out(self._real)
+        self._preferences[place] = allocator.preference(found, share.gather(key_positions))
+        self._real = real
+        self._share_out(real)
+        return True
 
     def shrink(self, budget: BlockBudget) -> None:
         """See `Sharing.shrink`: decide anew."""
@@ -72,11 +82,15 @@ class Cascade(Sharing):
             self._share_out(self._real)
 
     def _share_out(self, real: Tensor) -> None:
-        size, smallest = self._budget.block_size, self._budget.smallest
-        places = sorted(self._preferences)
-        preferences = torch.stack([self._preferences[place] for place in places], dim=1)
-        weights = self._allocator.weights(preferences, self._budget.capacity)
-        total = self._budget.capacity // size * self.layers
+        size, smallest = self.budget.block_size, self.budget.smallest
+        allocator, capacity = self._allocator, self.budget.capacity
+        if isinstance(allocator, FixedAllocator):
+            places = list(range(self.layers))
+            weights = torch.tensor([allocator.weights(self.layers, capacity)]).expand(len(real), -1)
+        else:
+            places = sorted(self._preferences)
+            weights = allocator.weights(torch.stack([self._preferences[place] for place in places], dim=1), capacity)
+        total = capacity // size * self.layers
         most = (-(-real // size)).cpu()
         blocks = share_out(weights, total, smallest // size, most)
         if len(places) < self.layers:
@@ -105,3 +119,5 @@ class Cascade(Sharing):
         if isinstance(saved, CascadeSnapshot):
             found = map_tensors(lambda tensor: persistent(tensor.to(device)), saved)
             self._preferences, self._real = dict(found.preferences), found.real
+        if self._shares and self.budget.tokens is None:  # it was given in bytes
+            self.begin(self.budget.of(sum(int(share[0]) for share in self._shares.values()) // self.layers))

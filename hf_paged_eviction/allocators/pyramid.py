@@ -19,8 +19,9 @@ class Pyramid(FixedAllocator):
         \quad m = 2 (\text{budget} - w) - l
 
     With a window of `w` tokens that every layer keeps, the last layer gets `w + (budget - w) / beta` and the first as
-    much above the mean as the last is below it. The paper clips shares at the prompt's length; here a layer with room
-    to spare keeps it for the tokens to come.
+    much above the mean as the last is below it. As in the paper no share exceeds what there is to hold: what the first
+    layers have no use for goes to the others, so that nothing leaves before the total is used up. Each forward of
+    several tokens decides anew, for each row.
 
     Args:
         beta: how steep; 1 = equal shares.

@@ -108,18 +108,19 @@ class RowQuota(Quota):
         """See `Quota.decide`."""
         if self._place == 0 and held == 0:
             self._cascade.clear()  # another prompt
-        self._cascade.attended(self._place, share, queries, key_positions, query_positions)
-        return True
+        if self._place == 0 and self._cascade.share(0) is None:
+            self._cascade.begin(self.budget)
+        return self._cascade.attended(self._place, share, queries, key_positions, query_positions)
 
     def room(self) -> int | Tensor:
         """See `Quota.room`."""
         share = self._cascade.share(self._place)
-        return self.asked.capacity if share is None else share[..., None]
+        return self.budget.capacity if share is None else share[..., None]
 
     def limits(self, pinned: Tensor, positions: Tensor) -> Tensor | None:
         """See `Quota.limits`."""
         share = self._cascade.share(self._place)
-        mean = torch.full((positions.shape[0], 1), self.asked.capacity, device=positions.device)
+        mean = torch.full((positions.shape[0], 1), self.budget.capacity, device=positions.device)
         return (mean if share is None else share.to(mean)).expand(-1, positions.shape[1])
 
 

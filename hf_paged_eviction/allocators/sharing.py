@@ -26,6 +26,7 @@ class Sharing:
 
     Attributes:
         layers: how many there are so far.
+        budget: mean share; of a budget in bytes not known before the first tokens.
 
     Args:
         budget: mean share.
@@ -33,7 +34,7 @@ class Sharing:
 
     def __init__(self, budget: BlockBudget) -> None:
         self.layers = 0
-        self._budget = budget
+        self._asked = self.budget = budget
         self._shares: dict[int, Tensor] = {}  # by place, [B, sets] tokens
 
     def add(self) -> None:
@@ -44,9 +45,13 @@ class Sharing:
         """`[B, sets]` tokens that the layer at this place may hold; None before anything was decided."""
         return self._shares.get(place)
 
+    def begin(self, budget: BlockBudget) -> None:
+        """Nothing was shared out yet, and the mean share is known."""
+        self.budget = budget
+
     def shrink(self, budget: BlockBudget) -> None:
         """Another mean share. The layers follow when they are asked to shrink."""
-        self._budget = budget
+        self._asked = self.budget = budget
 
     def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
         """Apply an indexing of dimension 0 to all that belongs to a row."""
@@ -54,7 +59,7 @@ class Sharing:
 
     def clear(self) -> None:
         """Forget the prompt."""
-        self._shares = {}
+        self.budget, self._shares = self._asked, {}
 
     def snapshot(self) -> SharingSnapshot:
         """What was decided."""

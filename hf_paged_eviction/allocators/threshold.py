@@ -79,7 +79,7 @@ class Threshold(Sharing):
             ranks: `[B, sets, tokens]` int64, comparable over layers; `KEEP` for protected tokens, `DROP` for none.
         """
         ranks = ranks.sort(dim=-1, descending=True).values
-        least = torch.arange(ranks.shape[-1], device=ranks.device) < self._budget.smallest
+        least = torch.arange(ranks.shape[-1], device=ranks.device) < self.budget.smallest
         self._offered[place] = ranks.masked_fill(least & (ranks > DROP), KEEP)
         self._decided = False
 
@@ -100,7 +100,7 @@ class Threshold(Sharing):
         self._decided = not self._offered
 
     def _decide(self) -> None:
-        places, mean = sorted(self._offered), self._budget.capacity
+        places, mean = sorted(self._offered), self.budget.capacity
         device = self._offered[places[0]].device
         counts = self._above(places, device)
         sets = sum(count.shape[1] for count in counts)
@@ -109,7 +109,7 @@ class Threshold(Sharing):
         if len(places) == self.layers:  # the others have not said what they need
             spare = (mean * sets - torch.cat(counts, dim=1).sum(-1, keepdim=True)).clamp_min(0) // sets
         for place, count in zip(places, counts, strict=True):
-            share = torch.where(most <= mean, mean, (count + spare).clamp_min(self._budget.smallest))
+            share = torch.where(most <= mean, mean, (count + spare).clamp_min(self.budget.smallest))
             offered = self._offered[place]
             beyond = torch.arange(offered.shape[-1], device=device) >= share.to(offered.device)[..., None]
             self._offered[place] = offered.masked_fill(beyond, DROP)[..., : int(share.max())]
@@ -121,7 +121,7 @@ class Threshold(Sharing):
         offered = [self._offered[place].to(device) for place in places]
         ranks = torch.cat([each.flatten(1) for each in offered], dim=1)
         sets = [each.shape[1] for each in offered]
-        total = self._budget.capacity * (sum(sets) + (self.layers - len(places)) * sets[-1])
+        total = self.budget.capacity * (sum(sets) + (self.layers - len(places)) * sets[-1])
         kept = ranks > DROP
         if ranks.shape[1] > total:
             lowest = ranks.kthvalue(ranks.shape[1] - total + 1, dim=-1, keepdim=True).values

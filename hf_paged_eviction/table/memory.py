@@ -1,7 +1,7 @@
 """Budgets in bytes: how many tokens they are once rows, widths and precision are known."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from numbers import Integral
 from typing import Protocol
 
@@ -54,17 +54,17 @@ class Measured(Protocol):
 class MemoryPlan:
     """What the bytes of a cache are in tokens, settled when the first of its layers meets its first tokens.
 
-    All layers hold equally many tokens on average: an allocator that knows its shares beforehand may share out their
-    total. Later layers may take fewer bytes per token than the first, which leaves some unused, but not more.
+    All layers hold equally many tokens on average, and an allocator may share out their total. Later layers may take
+    fewer bytes per token than the first, which leaves some unused, but not more.
 
     Args:
         sizes: with `memory`.
-        share_out: the sizes of all layers from their mean.
+        storage: tokens per row that all layers together may store, from their mean and the number of rows.
     """
 
-    def __init__(self, sizes: BlockBudget, share_out: Callable[[BlockBudget], Sequence[BlockBudget]]) -> None:
+    def __init__(self, sizes: BlockBudget, storage: Callable[[BlockBudget, int], int]) -> None:
         self._sizes = sizes
-        self._share_out = share_out
+        self._storage = storage
         self._layers: list[Measured] = []
         self._token_bytes = 0
 
@@ -88,8 +88,8 @@ class MemoryPlan:
         if not any(each.seen for each in self._layers):
             self._token_bytes = token_bytes
             sizes = self._sizes.of(self._tokens(token_bytes, rows, beside, passing))
-            for each, share in zip(self._layers, self._share_out(sizes), strict=True):
-                each.grant(share)
+            for each in self._layers:
+                each.grant(sizes)
         elif token_bytes > self._token_bytes:
             raise ValueError(
                 f"Layer {layer_idx} takes {token_bytes:,} bytes per token, an earlier one {self._token_bytes:,}: "
@@ -105,7 +105,10 @@ class MemoryPlan:
         """Mean share of a layer, whole blocks."""
         layers, size, smallest = len(self._layers), self._sizes.block_size, self._sizes.smallest
         taken = layers * beside + passing
-        tokens = max(self._total - taken, 0) // (layers * token_bytes) // size * size
+        room = max(self._total - taken, 0) // token_bytes
+        tokens = room // layers // size * size
+        while tokens >= smallest and (stored := self._storage(self._sizes.of(tokens), rows)) > room:
+            tokens = min(tokens * room // stored // size * size + size, tokens - size)
         if tokens < smallest:
             least = smallest * layers * token_bytes + taken
             more = f" + {layers} x {beside:,} (beside the slots, such as tokens that are not rounded)" if beside else ""

@@ -96,12 +96,28 @@ def test_same_as_dynamic(name: str, mode: str, padded: bool) -> None:
     plain, ours = models.shared("llama"), models.shared("llama", OURS)
     recording = models.NEEDS_RECORDING_FLAG and mode in modes.SPECULATIVE
     settings = {"budget": 400, "block_size": BLOCK, "record_past": recording, **settings_of(name, "paged_eviction")}
-    if name == "pyramid":  # its last layer gets a quarter of the mean, which must be room enough
-        settings["allocator"] = Pyramid(beta=4)
     cache = PagedEvictionCache(ours.config, **settings)
     expected = modes.run(plain, modes.dynamic(plain), mode, *inputs)
     assert modes.run(ours, cache, mode, *inputs).tolist() == expected.tolist()
     assert cache.stats().evicted_tokens == 0
+
+
+@pytest.mark.parametrize("span", [[60], [30, 29], [7], [1]], ids=str)
+@pytest.mark.parametrize("name", [name for name in SHARED if name != "list"])
+def test_nothing_leaves_while_the_total_holds_all(name: str, span: list[int]) -> None:
+    """A prompt, chunks and single tokens up to the last that fits; the first row is as long as the budget, no more."""
+    model = models.shared("llama", OURS)
+    ids, mask = models.left_pad(models.prompts([64, 41, 9]))
+    cache = PagedEvictionCache(model.config, **{"budget": 64, "block_size": BLOCK, **settings_of(name)})
+    plain, at = modes.dynamic(model), 0
+    while at < 64:
+        stop = at + (span[0] if at == 0 else 1 if at != span[0] or len(span) == 1 else span[1])
+        ours, expected = (modes.forward(model, one, ids, mask, at, stop) for one in (cache, plain))
+        assert_close(ours[mask[:, at:stop].bool()], expected[mask[:, at:stop].bool()])
+        at = stop
+    assert cache.stats().evicted_tokens == 0
+    modes.forward(model, cache, torch.cat([ids, ids[:, :1]], dim=1), modes.extend(mask, 1), 64, 65)
+    assert cache.stats().evicted_tokens > 0
 
 
 @pytest.mark.each_value_once

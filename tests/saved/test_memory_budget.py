@@ -136,14 +136,18 @@ def test_static() -> None:
 
 
 def test_pyramid_shares_out_the_same_bytes() -> None:
+    model = models.shared("llama", "paged_eviction")
+    alone = make(model, memory=2 * 24 * TOKEN + 100, allocator="pyramid")
+    modes.run(model, alone, "greedy", *models.left_pad(models.prompts([40])))
+    assert alone.budget == 24 and alone.stats().storage_bytes == 2 * 24 * TOKEN
     model, inputs = models.shared("llama", "paged_eviction"), modes.batch("greedy", True)
     cache, known = (
-        make(model, memory=6 * 24 * TOKEN + 100, allocator="pyramid"),
+        make(model, memory=3 * (36 + 24) * TOKEN + 100, allocator="pyramid"),
         make(model, budget=24, allocator="pyramid"),
     )
     assert torch.equal(modes.run(model, cache, "greedy", *inputs), modes.run(model, known, "greedy", *inputs))
     assert cache.budget == 24
-    assert cache.stats().storage_bytes == 6 * 24 * TOKEN
+    assert cache.stats().storage_bytes <= 3 * (36 + 24) * TOKEN  # one row's first layer, another row's last
     assert [layer.budget for _, layer in cache.paged_layers] == [layer.budget for _, layer in known.paged_layers]
 
 
