@@ -2,6 +2,10 @@
 PYTHON ?= python3
 JOBS ?= 2
 DEMO_OUTPUT ?= results/demo
+REAL_TASKS = passkey,kv_recall,ruler_niah_single_1,ruler_niah_single_2,ruler_niah_multikey_1
+# Real models are fetched into this folder, which git ignores.
+MODELS = results/models
+SMOLLM2 = $(MODELS)/SmolLM2-135M-Instruct.Q4_1.gguf
 PIP_INSTALL = -m pip install --quiet --disable-pip-version-check
 CONSTRAINTS = .ci/constraints.txt
 # Two threads on a busy two-core machine make every operator wait: parallelism comes from processes.
@@ -15,7 +19,8 @@ VERSIONS = $(OLDEST) 5.0.0 5.14.1 $(NEWEST)
 SERVED = 5.19.0 5.20.0 5.21.0 5.22.0
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-notebooks test-families test-oldest test-versions test-serving fuzz notebooks docs \
+.PHONY: help demo real test test-real test-all test-notebooks test-families test-oldest test-versions test-serving fuzz \
+	notebooks docs \
 	coverage mutate embedded build format clean
 
 help: ## list the targets
@@ -23,6 +28,13 @@ help: ## list the targets
 
 demo: .venv/.stamp-eval ## evaluate seven policies on the embedded model: table, JSON, plot in results/demo
 	.venv/bin/paged-eviction eval --question-agnostic --output $(DEMO_OUTPUT)
+
+real: .venv/.stamp-eval $(SMOLLM2) ## the same on a real model of 135 million weights (fetches 93 MB), in results/real
+	.venv/bin/paged-eviction eval --model $(SMOLLM2) --tasks $(REAL_TASKS) --limit 12 --question-agnostic --agreement \
+		--workers 2 --output results/real
+
+$(SMOLLM2): | .venv/.stamp-eval
+	.venv/bin/python benchmarks/fetch_models.py smollm2 --folder $(MODELS)
 
 test: .venv/.stamp-dev ## ruff, mypy and the tests
 	.venv/bin/ruff check .
@@ -32,6 +44,9 @@ test: .venv/.stamp-dev ## ruff, mypy and the tests
 
 test-notebooks: .venv/.stamp-dev ## run every notebook from top to bottom and check what is committed of it
 	$(ONE_THREAD) .venv/bin/python -m pytest -n $(JOBS) -m notebooks tests/eval/test_notebooks.py
+
+test-real: .venv/.stamp-dev $(SMOLLM2) ## the tests that need a real model (fetches 93 MB)
+	$(ONE_THREAD) .venv/bin/python -m pytest -m real tests/real
 
 test-all: .venv/.stamp-dev ## every test with every combination of its parameters, the notebooks included (an hour)
 	$(ONE_THREAD) .venv/bin/python -m pytest -n $(JOBS) -m '' --all-cases
@@ -100,7 +115,7 @@ test-%: .venvs/%/.stamp
 	$(PYTHON) -m venv .venv
 
 .venv/.stamp-eval: $(INPUTS) | .venv/bin/python
-	.venv/bin/python $(PIP_INSTALL) -c $(CONSTRAINTS) -e '.[eval]'
+	.venv/bin/python $(PIP_INSTALL) -c $(CONSTRAINTS) -e '.[eval,gguf]'
 	touch $@
 
 .venv/.stamp-dev: $(INPUTS) | .venv/bin/python

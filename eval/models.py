@@ -14,9 +14,10 @@ from transformers.utils.logging import disable_progress_bar
 
 from .errors import UserError
 from .gating import install_named
+from .gguf import forget_gguf, gguf_arguments, is_gguf
 from .settings import EMBEDDED, Settings
 
-_EXPECTED = "expected: a folder that exists, or a name on the Hugging Face Hub and a network"
+_EXPECTED = "expected: a folder or a GGUF file that exists, or a name on the Hugging Face Hub and a network"
 
 
 def load(settings: Settings) -> tuple[Any, Any]:
@@ -43,8 +44,9 @@ def load_model(settings: Settings, kind: Any = AutoModelForCausalLM) -> Any:
     # Its bars would be drawn over the progress of the run.
     disable_progress_bar()
     _check_adapter(settings)
+    file = gguf_arguments(settings.model)
     try:
-        model = kind.from_pretrained(source(settings.model), **_arguments(settings))
+        model = kind.from_pretrained(source(settings.model), **_arguments(settings), **file)
         # A model that is split is where it belongs, and must not be moved.
         if not (settings.device_map or settings.tensor_parallel):
             model = model.to(settings.device)
@@ -57,6 +59,8 @@ def load_model(settings: Settings, kind: Any = AutoModelForCausalLM) -> Any:
         raise _model_error(settings, error) from error
     except UnpicklingError as error:
         raise UserError(f"the weights of {settings.model!r} hold more than tensors, and are not read") from error
+    if file:
+        forget_gguf(model)
     install_named(model, getattr(settings, "policies", ()))
     return model.eval()
 
@@ -88,10 +92,11 @@ def _tensor_parallel() -> dict[str, Any]:
 
 def load_config(settings: Settings) -> Any:
     """The configuration alone."""
-    revision = {"revision": settings.revision} if settings.revision else {}
+    others = {"revision": settings.revision} if settings.revision else {}
+    others |= gguf_arguments(settings.model)
     try:
         return AutoConfig.from_pretrained(
-            source(settings.model), trust_remote_code=settings.trust_remote_code, **revision
+            source(settings.model), trust_remote_code=settings.trust_remote_code, **others
         )
     except (OSError, ValueError, ImportError) as error:
         raise _model_error(settings, error) from error
@@ -100,9 +105,10 @@ def load_config(settings: Settings) -> Any:
 def load_tokenizer(settings: Settings) -> Any:
     """The tokenizer alone."""
     name = settings.tokenizer or settings.model
-    revision = {"revision": settings.revision} if settings.revision and not settings.tokenizer else {}
+    others = {"revision": settings.revision} if settings.revision and not settings.tokenizer else {}
+    others |= gguf_arguments(name)
     try:
-        return AutoTokenizer.from_pretrained(source(name), trust_remote_code=settings.trust_remote_code, **revision)
+        return AutoTokenizer.from_pretrained(source(name), trust_remote_code=settings.trust_remote_code, **others)
     except (OSError, ValueError, ImportError) as error:
         if _wants_code(settings, error):
             raise _brings_code(f"the tokenizer of {name!r}") from error
@@ -151,7 +157,9 @@ def _wants_pickle(settings: Settings, error: Exception) -> bool:
 
 
 def source(name: str) -> str:
-    """What `from_pretrained` takes for the name of a model."""
+    """What `from_pretrained` takes for the name of a model: of a GGUF file, the folder that it lies in."""
+    if is_gguf(name):
+        return str(Path(name).parent)
     if name != EMBEDDED:
         return name
     from . import embedded

@@ -19,6 +19,7 @@ from hf_paged_eviction.integration.window import trained_window
 
 from .encoding import encode
 from .errors import RowsFailed, UserError
+from .running.agreement import divergence
 from .running.memory import free_memory, is_out_of_memory
 from .running.prefill import input_device
 from .running.variants import Variant, make_cache, variants
@@ -50,28 +51,27 @@ class TextKey(NamedTuple):
 
 @dataclass(frozen=True)
 class TextJob:
-    """Texts that run together, under one policy and budget.
+    """Texts that run together, under some policies and budgets one after the other.
 
     Attributes:
         names: one per text.
         tokens: their ids, in 32 bits each.
         length: tokens of the longest text of the run, what shares refer to.
-        variant: policy and budget.
+        variants: policies and budgets.
     """
 
     names: tuple[str, ...]
     tokens: tuple[array[int], ...]
     length: int
-    variant: Variant
+    variants: tuple[Variant, ...]
 
     def keys(self) -> list[TextKey]:
         """The rows that it yields, in order."""
-        return [TextKey(name, self.variant.name, self.variant.budget.label) for name in self.names]
+        return [self.key(variant, index) for variant in self.variants for index in range(len(self.names))]
 
-    @property
-    def label(self) -> str:
-        """What runs, in a line about progress."""
-        return f"{self.variant.name} {self.variant.budget.label}"
+    def key(self, variant: Variant, index: int) -> TextKey:
+        """The row of one text, given by its index."""
+        return TextKey(self.names[index], variant.name, variant.budget.label)
 
 
 def make_text_jobs(settings: TextSettings, tokenizer: Any) -> list[TextJob]:
@@ -88,12 +88,14 @@ def make_text_jobs(settings: TextSettings, tokenizer: Any) -> list[TextJob]:
         raise UserError(f"no text of at least {SHORTEST} tokens in {source}")
     found.sort(key=lambda item: -len(item[1]))
     length = len(found[0][1])
-    size = _ROWS if settings.batch_size == "auto" else settings.batch_size
+    # To be compared with, all that the full cache says of a text is kept: so many numbers per token as there are words.
+    size = (1 if settings.agreement else _ROWS) if settings.batch_size == "auto" else settings.batch_size
     groups = [found[at : at + size] for at in range(0, len(found), size)]
+    listed = text_variants(settings)
     return [
-        TextJob(tuple(name for name, _ in group), tuple(ids for _, ids in group), length, variant)
+        TextJob(tuple(name for name, _ in group), tuple(ids for _, ids in group), length, variants)
         for group in groups
-        for variant in text_variants(settings)
+        for variants in ([tuple(listed)] if settings.agreement else [(variant,) for variant in listed])
     ]
 
 
@@ -108,7 +110,7 @@ def text_variants(settings: TextSettings) -> list[Variant]:
 
 
 @torch.inference_mode()
-def stream_losses(model: Any, ids: Tensor, cache: DynamicCache, chunk: int) -> Iterator[tuple[int, Tensor]]:
+def stream_logits(model: Any, ids: Tensor, cache: DynamicCache, chunk: int) -> Iterator[tuple[int, Tensor, Tensor]]:
     """A text in forwards of `chunk` tokens, of which nothing is kept but the cache.
 
     Args:
@@ -116,16 +118,20 @@ def stream_losses(model: Any, ids: Tensor, cache: DynamicCache, chunk: int) -> I
         cache: empty; what it evicts after one chunk is gone for the next.
 
     Yields:
-        The position of the first token predicted, and negative log-likelihoods in nats from there on, `[rows, chunk]`
-        (fewer at the end) float32.
+        The position of the first token predicted; logits `[rows, chunk, vocabulary]` of the tokens from there on (fewer
+        at the end), in the model's precision; and these tokens, `[rows, chunk]`.
     """
     device = input_device(model)
     for start in range(0, ids.shape[1] - 1, chunk):
         part = ids[:, start : start + chunk + 1].to(device)
         # Without a mask, which would be as long as all of the text so far: there are no pads on the left.
         positions = torch.arange(start, start + part.shape[1] - 1, device=device).expand(len(part), -1)
-        logits = feed(model, part[:, :-1], None, cache, positions=positions, keep=0)
-        yield start + 1, cross_entropy(logits.float().transpose(1, 2), part[:, 1:], reduction="none")
+        yield start + 1, feed(model, part[:, :-1], None, cache, positions=positions, keep=0), part[:, 1:]
+
+
+def losses_of(logits: Tensor, tokens: Tensor) -> Tensor:
+    """Negative log-likelihoods in nats of tokens `[rows, n]`, float32, from logits `[rows, n, vocabulary]`."""
+    return cross_entropy(logits.float().transpose(1, 2), tokens, reduction="none")
 
 
 def token_losses(model: Any, ids: Tensor, cache: DynamicCache, chunk: int) -> Tensor:
@@ -136,7 +142,7 @@ def token_losses(model: Any, ids: Tensor, cache: DynamicCache, chunk: int) -> Te
         cache: empty; what it evicts after one chunk is gone for the next.
         chunk: tokens per forward.
     """
-    return torch.cat([losses for _, losses in stream_losses(model, ids, cache, chunk)], dim=1)
+    return torch.cat([losses_of(logits, said) for _, logits, said in stream_logits(model, ids, cache, chunk)], dim=1)
 
 
 def run_texts(
@@ -149,12 +155,13 @@ def run_texts(
     """
     failed: list[TextKey] = []
     reason = ""
-    missing = [index for index, key in enumerate(job.keys()) if key not in done]
-    waiting = [missing] if missing else []
+    beside = Beside() if settings.agreement else None
+    waiting = [(variant, texts) for variant in job.variants if (texts := _missing(job, variant, settings, done))]
     while waiting:
-        texts = waiting.pop(0)
+        variant, texts = waiting.pop(0)
         try:
-            yield from _text_rows(model, settings, job, texts)
+            for event in _text_rows(model, settings, job, variant, texts, beside):
+                yield event if isinstance(event, Reading) else [row for row in event if text_row_key(row) not in done]
             continue
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
@@ -163,44 +170,79 @@ def run_texts(
         free_memory()
         if len(texts) > 1:
             half = len(texts) // 2
-            waiting[:0] = [texts[:half], texts[half:]]
+            waiting[:0] = [(variant, texts[:half]), (variant, texts[half:])]
         else:
-            failed.append(job.keys()[texts[0]])
+            failed.append(job.key(variant, texts[0]))
     if failed:
         raise RowsFailed(tuple(failed), reason)
 
 
-def _text_rows(model: Any, settings: TextSettings, job: TextJob, texts: Sequence[int]) -> Iterator[Reading | list[Row]]:
+def _missing(job: TextJob, variant: Variant, settings: TextSettings, done: Set[TextKey]) -> list[int]:
+    """Texts that a variant has to read; the full cache also those that others are compared on."""
+    compared = (job.variants if settings.agreement and variant.budget.is_full else ()) or (variant,)
+    return [i for i in range(len(job.names)) if any(job.key(other, i) not in done for other in compared)]
+
+
+class Beside:
+    """What the full cache said of the texts of one job."""
+
+    def __init__(self) -> None:
+        self._logits: dict[tuple[int, int], Tensor] = {}
+
+    def kept(self, texts: Sequence[int], start: int, logits: Tensor) -> Tensor:
+        """Keep logits `[rows, n, vocabulary]` of these texts from a position on; no divergence, `[rows, n]`."""
+        self._logits |= {(text, start): row for text, row in zip(texts, logits.cpu(), strict=True)}
+        return torch.zeros(logits.shape[:2])
+
+    def divergence(self, texts: Sequence[int], start: int, logits: Tensor) -> Tensor:
+        """KL divergence in nats, `[rows, n]` float32, of another cache's from what was kept."""
+        full = torch.stack([self._logits[text, start] for text in texts]).to(logits.device)
+        return divergence(full.flatten(0, 1), logits.flatten(0, 1)).view(logits.shape[:2])
+
+
+def _text_rows(
+    model: Any, settings: TextSettings, job: TextJob, variant: Variant, texts: Sequence[int], beside: Beside | None
+) -> Iterator[Reading | list[Row]]:
     """How far some texts of a job are, given by their index, and at the end their rows."""
     chosen = [job.tokens[index] for index in texts]
     # Texts end at different places: padded on the right, where causal attention never looks.
     ids = torch.zeros(len(chosen), max(map(len, chosen)), dtype=torch.int64)
     for line, tokens in zip(ids, chosen, strict=True):
         line[: len(tokens)] = torch.tensor(tokens)
-    held = tokens_held(job.variant.budget, model, settings, job.variant.policy, job.length)
-    cache = make_cache(model, settings, job.variant, held, None)
-    bins = [Bins(job.length) for _ in chosen]
+    held = tokens_held(variant.budget, model, settings, variant.policy, job.length)
+    cache = make_cache(model, settings, variant, held, None)
+    losses, apart = ([Bins(job.length) for _ in chosen] for _ in range(2))
     told = time.monotonic()
-    for start, losses in _quietly(model, stream_losses(model, ids, cache, settings.chunk)):
-        for mine, tokens, line in zip(bins, chosen, losses.cpu(), strict=True):
-            mine.add(line[: max(len(tokens) - start, 0)], start)
+    for start, logits, said in _quietly(model, stream_logits(model, ids, cache, settings.chunk)):
+        _add(losses, losses_of(logits, said), start, chosen)
+        if beside is not None:
+            compare = beside.kept if variant.budget.is_full else beside.divergence
+            _add(apart, compare(texts, start, logits), start, chosen)
         if time.monotonic() - told > _TELL_SECONDS:
             told = time.monotonic()
-            keys = job.keys()
-            yield Reading(tuple(keys[index] for index in texts), start + losses.shape[1], ids.shape[1], job.label)
+            keys = tuple(job.key(variant, index) for index in texts)
+            yield Reading(keys, start + said.shape[1], ids.shape[1], f"{variant.name} {variant.budget.label}")
     yield [
         {
             "text": job.names[index],
             "tokens": len(tokens),
             "length": job.length,
-            "policy": job.variant.name,
-            "budget": job.variant.budget.label,
+            "policy": variant.name,
+            "budget": variant.budget.label,
             "budget_tokens": held,
             "block_size": settings.block_size,
-            **mine.as_row(),
+            "loss": loss.sums(),
+            "count": loss.counts(),
+            **({} if beside is None else {"kl": kl.sums()}),
         }
-        for index, tokens, mine in zip(texts, chosen, bins, strict=True)
+        for index, tokens, loss, kl in zip(texts, chosen, losses, apart, strict=True)
     ]
+
+
+def _add(bins: Sequence[Bins], numbers: Tensor, start: int, texts: Sequence[array[int]]) -> None:
+    """Add numbers `[rows, n]` from a position on to the bins of each text, pads left out."""
+    for mine, line, tokens in zip(bins, numbers.cpu(), texts, strict=True):
+        mine.add(line[: max(len(tokens) - start, 0)], start)
 
 
 def _quietly(model: Any, stream: Iterator[S]) -> Iterator[S]:
@@ -222,22 +264,26 @@ def _quietly(model: Any, stream: Iterator[S]) -> Iterator[S]:
 
 
 class Bins:
-    """Sums and numbers of losses per position bin of a text of `length` tokens, however long it is."""
+    """Sums and numbers of values per position bin of a text of `length` tokens, however long it is."""
 
     def __init__(self, length: int) -> None:
         self._length = length
-        self._loss = torch.zeros(BINS, dtype=torch.float64)
+        self._sum = torch.zeros(BINS, dtype=torch.float64)
         self._count = torch.zeros(BINS, dtype=torch.int64)
 
-    def add(self, losses: Tensor, start: int) -> None:
-        """Take in losses `[tokens]`, the first of them at position `start`."""
-        bins = torch.arange(start, start + len(losses)) * BINS // self._length
-        self._loss.index_add_(0, bins, losses.double())
+    def add(self, values: Tensor, start: int) -> None:
+        """Take in values `[tokens]`, the first of them at position `start`."""
+        bins = torch.arange(start, start + len(values)) * BINS // self._length
+        self._sum.index_add_(0, bins, values.double())
         self._count += bins.bincount(minlength=BINS)
 
-    def as_row(self) -> Row:
-        """Both as a part of a row."""
-        return {"loss": [round(value, 6) for value in self._loss.tolist()], "count": self._count.tolist()}
+    def sums(self) -> list[float]:
+        """Per bin."""
+        return [round(value, 6) for value in self._sum.tolist()]
+
+    def counts(self) -> list[int]:
+        """Per bin."""
+        return self._count.tolist()
 
 
 def text_row_key(row: Row) -> TextKey:

@@ -85,9 +85,8 @@ def task_settings(options: EvalOptions) -> TaskSettings:
             "the other into another --output"
         )
     shared = shared_settings(options)
-    if options.agreement and FULL not in shared["budgets"]:
-        typed = f"--budgets {options.budgets}" if options.memory is None else f"--memory {options.memory}"
-        raise UserError(f"--agreement compares with the full cache: add full to {typed}")
+    if options.teacher_forced and not options.agreement:
+        raise UserError("--teacher-forced follows the full cache's answers: add --agreement")
     found = {
         **options.common(TaskSettings),
         **shared,
@@ -129,6 +128,9 @@ def shared_settings(options: EvalOptions) -> dict[str, Any]:
     if options.tensor_parallel and options.device_map:
         raise UserError("--tensor-parallel and --device-map both split the model: choose one")
     policies, budgets = choose_caches(options.policies, asked_budgets(options))
+    if options.agreement and not any(budget.is_full for budget in budgets):
+        typed = f"--budgets {options.budgets}" if options.memory is None else f"--memory {options.memory}"
+        raise UserError(f"--agreement compares with the full cache: add full to {typed}")
     return {
         "device": device_for(options),
         "attn_implementation": attention_for(policies, options.attn_implementation, options.disposal),

@@ -23,7 +23,7 @@ class ServeOptions(ModelOptions, OneCacheOptions):
 
     model: str = option(
         ...,
-        "A folder or a name on the Hugging Face Hub; embedded is the small one of the package.",
+        "A folder, a GGUF file or a name on the Hugging Face Hub; embedded is the small one of the package.",
         metavar="NAME",
         panel=ModelOptions.panel,
     )

@@ -21,7 +21,9 @@ from hf_paged_eviction.queries.attention import PAGED_EVICTION
 from .. import embedded
 from ..errors import UserError
 from ..gating import install_named
+from ..gguf import gguf_arguments, is_gguf
 from ..grouping import grouped
+from ..models import source
 from ..settings import EMBEDDED
 from .cache_settings import CacheSettings
 from .likelihood import Answer, Forward, Row, score
@@ -39,7 +41,7 @@ class PagedEvictionLM(HFLM):  # type: ignore[misc]
     go through the cache token by token once the budget is full: that takes as long as generating the text would.
 
     Args:
-        pretrained: as for `HFLM`; "embedded" is the small model that ships with this package.
+        pretrained: as for `HFLM`, or a GGUF file; "embedded" is the small model that ships with this package.
         dtype: as for `HFLM`; "auto" is float32 for the embedded model.
         kwargs: `budget`, `keep_ratio`, `memory`, `policy`, `allocator` and all of `CacheOptions`, as for
             `PagedEvictionCache`, but `memory` is that of one row, whatever the batch, and `keep_ratio` is taken of each
@@ -73,6 +75,8 @@ class PagedEvictionLM(HFLM):  # type: ignore[misc]
         if isinstance(pretrained, str) and pretrained == EMBEDDED:
             # The shipped file is half precision to be small, not to be computed in.
             pretrained, dtype = str(embedded.path()), torch.float32 if dtype == "auto" else dtype
+        elif isinstance(pretrained, str) and is_gguf(pretrained):
+            pretrained, kwargs = source(pretrained), kwargs | gguf_arguments(pretrained)
         super().__init__(pretrained, dtype=dtype, **kwargs)
         self._cache = self._cache.for_model(self.model)
         install_named(self.model, [self._cache.policy])

@@ -64,6 +64,11 @@ class RunOptions(Options):
         metavar="N|auto",
         panel=SPEED,
     )
+    agreement: bool = option(
+        False,
+        "Also compare with the full cache: KL of the next-token distributions; of answers, the share of equal tokens.",
+        panel=MEASURES,
+    )
     tensor_parallel: bool = option(
         False,
         "Every layer split over the processes of torchrun. Without it, the processes of a launcher share out the "
@@ -149,9 +154,10 @@ class TaskOptions(TaskFileOptions):
         flags="--share-prefill/--no-share-prefill",
         panel=SPEED,
     )
-    agreement: bool = option(
+    teacher_forced: bool = option(
         False,
-        "Also compare with the full cache: share of equal tokens, KL of the next-token distributions.",
+        "With --agreement: only the full cache answers freely. The others are fed its answer at once, and what they "
+        "would say at each token counts as theirs: one forward per cache in place of one per token.",
         panel=MEASURES,
     )
 

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
+from hf_paged_eviction.integration import feeding
+
 from .prefill import Inputs, feed
 
 
@@ -76,6 +78,29 @@ def mean_kl(
         over = torch.tensor([step >= len(answer.tokens) for answer in answers])
         sums += divergence(full.to(logits.device), logits).double().cpu().masked_fill(over, 0)
     return [float(total) / len(answer.tokens) for total, answer in zip(sums, answers, strict=True)]
+
+
+@torch.inference_mode()
+def logits_along(
+    model: Any, inputs: Inputs, cache: DynamicCache, first_logits: Tensor | None, answers: Sequence[FullAnswer]
+) -> list[Tensor]:
+    """The model's logits `[tokens, vocabulary]` before each token of an answer per row, fed in one forward.
+
+    Args:
+        cache: has seen the prompts; used up by this.
+        first_logits: `[rows, vocabulary]`, after the prompts.
+    """
+    if first_logits is None:
+        raise ValueError("the logits after the prompts were not recorded: settings.agreement does")
+    longest = max(len(answer.tokens) for answer in answers)
+    found = first_logits[:, None].cpu()
+    if longest > 1:
+        # Whatever stands behind a row's own answer: nothing of that is looked at.
+        fed = torch.tensor([answer.tokens[:-1] + (0,) * (longest - len(answer.tokens)) for answer in answers])
+        ids, mask = inputs.extended(fed)
+        rest = feeding.feed(model, ids[:, inputs.ids.shape[1] :], mask, cache, keep=0)
+        found = torch.cat([found, rest.cpu()], dim=1)
+    return [states[: len(answer.tokens)] for states, answer in zip(found, answers, strict=True)]
 
 
 def divergence(full: Tensor, logits: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .agreement import FullAnswer, recorded_logits
+from .agreement import FullAnswer, divergence, identical_share, logits_along, recorded_logits
 from .efficiency import Stopwatch, evictions, host_bytes, kv_bytes, timed_updates
 from .generation import Generator, until_end
 from .prefill import Inputs
@@ -50,17 +50,48 @@ def decode(
         output = generator.rest(inputs, start.first.tokens, start.cache, limits)
         seconds = watch.lap()
     answers = [until_end(tokens, limit, generator.ends) for tokens, limit in zip(output.tolist(), limits, strict=True)]
-    rows, first = len(answers), start.first.logits
+    first = start.first.logits
+    costs = _costs(start, len(answers), seconds, output.shape[1] - 1, updates.seconds)
+    return Decoding(answers, costs, [first, *logits] if record and first is not None else [])
+
+
+def follow(
+    generator: Generator, inputs: Inputs, start: Start, full: Sequence[FullAnswer]
+) -> tuple[Decoding, list[dict[str, float]]]:
+    """Feed the full cache's answers in one forward, within which nothing is evicted.
+
+    Args:
+        start: made with the logits of its first tokens; its cache is used up.
+        full: one answer per row.
+
+    Returns:
+        What the model would say at each token of them, up to the first that ends an answer; and how that agrees with
+        the full cache, as `mean_kl` and `identical_share` say it.
+    """
+    watch = Stopwatch(inputs.ids.device)
+    with timed_updates(start.cache) as updates:
+        logits = logits_along(generator.model, inputs, start.cache, start.first.logits, full)
+        seconds = watch.lap()
+    said = [states.argmax(-1).tolist() for states in logits]
+    agreement = [
+        {"identical": identical_share(tokens, answer), "kl": float(divergence(answer.logits, states).double().mean())}
+        for tokens, answer, states in zip(said, full, logits, strict=True)
+    ]
+    answers = [until_end(tokens, len(tokens), generator.ends) for tokens in said]
+    return Decoding(answers, _costs(start, len(said), seconds, 1, updates.seconds), []), agreement
+
+
+def _costs(start: Start, rows: int, seconds: float, steps: int, cache_seconds: float) -> list[dict[str, Any]]:
+    """`Decoding.costs`, after this many steps."""
     tokens, blocks = evictions(start.cache, rows)
     common = {
         "batch_rows": rows,
         "prefill_seconds": start.prefill_seconds,
         "compress_seconds": start.compress_seconds,
         "decode_seconds": seconds,
-        "decode_steps": output.shape[1] - 1,
-        "cache_seconds": updates.seconds,
+        "decode_steps": steps,
+        "cache_seconds": cache_seconds,
         "kv_bytes": kv_bytes(start.cache) // rows,
         "host_bytes": host_bytes(start.cache) // rows,
     }
-    costs = [common | {"evicted_tokens": tokens[row], "evicted_blocks": blocks[row]} for row in range(rows)]
-    return Decoding(answers, costs, [first, *logits] if record and first is not None else [])
+    return [common | {"evicted_tokens": tokens[row], "evicted_blocks": blocks[row]} for row in range(rows)]

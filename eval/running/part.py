@@ -18,7 +18,7 @@ from ..settings import TaskSettings
 from ..store.results import Row
 from ..workers import Reading, tell
 from .agreement import FullAnswer, identical_share, mean_kl
-from .decoding import Decoding, decode
+from .decoding import Decoding, decode, follow
 from .efficiency import PeakMemory
 from .generation import Generator
 from .oracle import Oracle, look_ahead
@@ -26,7 +26,7 @@ from .prefill import Inputs, can_share, input_device
 from .recording import shows_queries
 from .remembering import Memory
 from .rows import finished_row
-from .start import First, Reader, Source
+from .start import First, Reader, Source, Start
 from .variants import RowKey, Variant, make_cache, row_key, variants
 
 
@@ -139,17 +139,12 @@ class Part:
             source = None
         start = self.reader.start(inputs, cache, source, group.tokens if probed else None)
         del cache
-        # Decoding uses it up.
-        compressed = deepcopy(start.cache) if self.settings.agreement and not group.is_full else None
-        limits = [prompt.sample.max_new_tokens for prompt in prompts]
-        decoding = decode(self.generator, inputs, start, limits, record=self.settings.agreement and group.is_full)
+        decoding, agreement = self._decode(group, inputs, start)
         # Beside a source, the peak says nothing of this cache.
         peak = {"peak_bytes": None if self.shared else memory.bytes(), "shared_prefill": source is not None}
         if source is not None and start.cache is source.cache:
             source.rewind()
-        first = start.first
         del start
-        agreement = self._agreement(group, inputs, decoding, compressed, first)
         return [
             finished_row(
                 self.settings,
@@ -164,6 +159,17 @@ class Part:
             )
             for prompt, tokens, cost, compared in zip(prompts, decoding.answers, decoding.costs, agreement, strict=True)
         ]
+
+    def _decode(self, group: Group, inputs: Inputs, start: Start) -> tuple[Decoding, Sequence[dict[str, float] | None]]:
+        """The answers, and how they agree with those of the full cache."""
+        settings = self.settings
+        if settings.teacher_forced and not group.is_full:
+            return follow(self.generator, inputs, start, [self.full_answers[row] for row in group.rows])
+        # Decoding uses it up.
+        compressed = deepcopy(start.cache) if settings.agreement and not group.is_full else None
+        limits = [self.batch.prompts[row].sample.max_new_tokens for row in group.rows]
+        decoding = decode(self.generator, inputs, start, limits, record=settings.agreement and group.is_full)
+        return decoding, self._agreement(group, inputs, decoding, compressed, start.first)
 
     def _probed(self, group: Group, inputs: Inputs) -> bool:
         """Whether the cache is compressed by a probe, which needs room for all that is read first."""

@@ -69,6 +69,38 @@ def test_agreement_is_that_of_plain_loops(model: Any, question: int, share: bool
     assert [row["prediction"] for row in rows] == [row["prediction"] for row in without]
 
 
+@pytest.mark.parametrize("question", [0, 15])
+def test_a_forced_answer_follows_the_full_cache(model: Any, question: int) -> None:
+    """Against one forward over the full cache's answer, on a cache of its own."""
+    settings = SETTINGS.but(question_aware=not question, teacher_forced=True)
+    batch = make_batch((90, 75, 40), question)
+    rows = all_rows(model, settings, batch)
+    full = {row["id"]: list(map(int, row["prediction"].split())) for row in rows if row["policy"] == "full"}
+    shares = set()
+    for row in rows:
+        if row["policy"] == "full":
+            continue
+        prompt, answer = batch.prompts[int(row["id"])], full[row["id"]]
+        logits = []
+        for cache in (
+            PagedEvictionCache(model.config, budget=row["budget_tokens"], block_size=4, policy=row["policy"]),
+            DynamicCache(config=model.config),
+        ):
+            with torch.no_grad():
+                for part in filter(None, (prompt.context, prompt.question)):
+                    last = model(torch.tensor([part]), past_key_values=cache).logits[:, -1:]
+                rest = model(torch.tensor([answer]), past_key_values=cache).logits[:, :-1]
+            logits.append(torch.cat([last, rest], dim=1)[0].log_softmax(-1))
+        ours, theirs = logits
+        said = ours.argmax(-1).tolist()
+        kl = (theirs.exp() * (theirs - ours)).sum(-1).mean()
+        share = sum(map(int.__eq__, said, answer)) / len(answer)
+        assert row["agreement"] == pytest.approx({"identical": share, "kl": float(kl)}, abs=1e-5)
+        assert list(map(int, row["prediction"].split())) == said[: (said.index(1) if 1 in said else len(said)) + 1]
+        shares.add(share)
+    assert len(shares) > 2
+
+
 def test_a_cache_that_evicts_nothing_agrees(model: Any) -> None:
     for question in (0, 15):
         settings = SETTINGS.but(budgets=("full", "400"), question_aware=not question)

@@ -15,7 +15,7 @@ from transformers import DynamicCache, GPT2Config, LlamaConfig
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction_eval.errors import RowsFailed, UserError
 from hf_paged_eviction_eval.evaluation import check_positions, long_texts
-from hf_paged_eviction_eval.perplexity import Bins, make_text_jobs, run_texts, stream_losses, token_losses
+from hf_paged_eviction_eval.perplexity import Bins, make_text_jobs, run_texts, stream_logits, token_losses
 from hf_paged_eviction_eval.settings import TextSettings
 from hf_paged_eviction_eval.summaries.summary import BINS, curves
 from hf_paged_eviction_eval.texts import read_texts
@@ -104,6 +104,32 @@ def test_texts_that_do_not_fit_together_run_apart(model: Any, tokenizer: Any, tm
     assert list(run_texts(model, tokenizer, settings, job, set(job.keys()))) == []
 
 
+def test_divergence_from_the_full_cache_along_a_text(model: Any, tokenizer: Any, tmp_path: Path) -> None:
+    source = Path(torch.__file__).read_text("utf-8")
+    path = tmp_path / "texts.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in (source[:900], source[900:1400])), "utf-8")
+    settings = text_settings((str(path),), agreement=True)
+    rows = all_rows(model, tokenizer, settings)
+    assert all(sum(row["kl"]) == 0 for row in rows if row["policy"] == "full")
+    (row,) = [row for row in rows if row["policy"] == "recency" and row["text"] == f"{path}:1"]
+    ids = torch.tensor([make_text_jobs(settings, tokenizer)[0].tokens[0]])
+    with torch.no_grad():
+        full = model(ids).logits[0, :-1].log_softmax(-1)
+        cache = PagedEvictionCache(model.config, budget=row["budget_tokens"], block_size=4, policy="recency")
+        parts = [model(ids[:, at : at + 16], past_key_values=cache).logits[0] for at in range(0, ids.shape[1], 16)]
+    ours = torch.cat(parts)[:-1].log_softmax(-1)
+    expected = (full.exp() * (full - ours)).sum(-1)
+    assert sum(row["kl"]) == pytest.approx(float(expected.sum()), abs=1e-4) and expected.sum() > 1
+    # Whatever runs together, and whatever is there already.
+    together = all_rows(model, tokenizer, settings.but(batch_size=2))
+    key = lambda row: (row["text"], row["policy"], row["budget"])  # noqa: E731
+    for ours, theirs in zip(sorted(rows, key=key), sorted(together, key=key), strict=True):
+        assert ours["kl"] == pytest.approx(theirs["kl"], abs=1e-4)
+    job = make_text_jobs(settings, tokenizer)[0]
+    (again,) = rows_of(run_texts(model, tokenizer, settings, job, set(job.keys()) - {tuple(key(row))}))
+    assert again["kl"] == pytest.approx(row["kl"], abs=1e-6)
+
+
 def out_of_memory() -> Any:
     raise torch.OutOfMemoryError("no room")
 
@@ -112,7 +138,7 @@ def test_bins_hold_every_position_once() -> None:
     bins = Bins(100)
     bins.add(torch.full((60,), 2.0), 1)
     bins.add(torch.full((39,), 2.0), 61)
-    found = bins.as_row()
+    found = {"loss": bins.sums(), "count": bins.counts()}
     assert len(found["loss"]) == len(found["count"]) == BINS
     assert sum(found["count"]) == 99 and sum(found["loss"]) == pytest.approx(198)
     row = {"policy": "full", "budget": "full", "budget_tokens": None, **found}
@@ -167,7 +193,7 @@ def test_a_stream_gives_the_model_nothing_that_grows(model: Any) -> None:
     ids = torch.randint(2, 600, (2, 400), generator=torch.Generator().manual_seed(0))
     model.forward = watched
     try:
-        parts = [(start, losses.shape) for start, losses in stream_losses(model, ids, cache, 16)]
+        parts = [(start, said.shape) for start, _, said in stream_logits(model, ids, cache, 16)]
     finally:
         del model.forward
     assert max(seen) <= 32 + 16

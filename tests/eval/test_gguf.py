@@ -1,0 +1,93 @@
+"""A model that is one GGUF file loads everywhere a folder does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+from typer.testing import CliRunner
+
+pytest.importorskip("gguf", reason="the extra `gguf` is not installed")
+
+from gguf_files import HEADS, KV_HEADS, LAYERS, TEMPLATE, WIDTH, write_gguf
+from hf_paged_eviction_eval import gguf, models
+from hf_paged_eviction_eval.commands import app
+from hf_paged_eviction_eval.errors import UserError
+from hf_paged_eviction_eval.settings import TaskSettings
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("gguf") / "tiny.gguf"
+    write_gguf(path)
+    return path
+
+
+def settings_of(model: Path | str, **changes: Any) -> TaskSettings:
+    return TaskSettings(policies=(), budgets=("full",), tasks=("passkey",), model=str(model), **changes)
+
+
+def test_model_configuration_and_tokenizer_come_from_the_file(file: Path, tmp_path: Path) -> None:
+    model, tokenizer = models.load(settings_of(file))
+    config = models.load_config(settings_of(file))
+    for found in (model.config, config):
+        shape = found.num_hidden_layers, found.hidden_size, found.num_attention_heads, found.num_key_value_heads
+        assert shape == (LAYERS, WIDTH, HEADS, KV_HEADS)
+    assert tokenizer.decode(tokenizer("Any text: ä", add_special_tokens=False).input_ids) == "Any text: ä"
+    assert tokenizer.chat_template == TEMPLATE
+    assert {weight.dtype for weight in model.parameters()} == {torch.float32}
+    # An ordinary model from then on: it can be saved, and says the same.
+    model.save_pretrained(tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    ids = torch.arange(3, 40)[None]
+    with torch.no_grad():
+        torch.testing.assert_close(again(ids).logits, model(ids).logits)
+
+
+def test_a_command_takes_the_file_as_model_and_as_tokenizer(file: Path, tmp_path: Path) -> None:
+    options = [
+        "--tasks",
+        "passkey",
+        "--limit",
+        "1",
+        "--length",
+        "300",
+        "--budgets",
+        "25%,full",
+        "--policies",
+        "keydiff",
+    ]
+    done = CliRunner().invoke(
+        app,
+        ["eval", "--model", str(file), "--tokenizer", str(file), *options, "--output", str(tmp_path)],
+    )
+    assert done.exit_code == 0, done.output
+    assert len((tmp_path / "results.jsonl").read_text().splitlines()) == 2
+
+
+def test_the_other_harness_takes_it_too(file: Path) -> None:
+    harness = pytest.importorskip("hf_paged_eviction_eval.lm_eval.model", reason="the extra `lm-eval` is missing")
+    assert harness.PagedEvictionLM(str(file), device="cpu", budget=32, block_size=4).model.config.hidden_size == WIDTH
+
+
+@pytest.mark.parametrize("load", [models.load, models.load_config, models.load_tokenizer])
+def test_what_is_missing_is_named(load: Any, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match=r"none\.gguf.*no such file"):
+        load(settings_of(file.parent / "none.gguf"))
+    broken = file.parent / "broken.gguf"
+    broken.write_bytes(b"GGUF, but nothing behind it")
+    with pytest.raises(UserError, match="cannot load"):
+        load(settings_of(broken))
+    monkeypatch.setattr(gguf, "is_gguf_available", lambda: False)
+    with pytest.raises(UserError, match=r"pip install 'hf_paged_eviction\[gguf\]'"):
+        load(settings_of(file))
+
+
+def test_only_marks_of_the_file_are_forgotten() -> None:
+    plain = SimpleNamespace(config=SimpleNamespace(hidden_size=3))
+    gguf.forget_gguf(plain)
+    assert plain.config.hidden_size == 3 and plain.hf_quantizer is None

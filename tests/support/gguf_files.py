@@ -1,0 +1,67 @@
+"""A Llama of two layers with random weights, and a tokenizer of single bytes, as one GGUF file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+WIDTH, INNER, HEADS, KV_HEADS, LAYERS, WINDOW = 32, 64, 4, 2, 2, 512
+TEMPLATE = "{% for message in messages %}<s>{{ message.content }}</s>{% endfor %}"
+
+
+def write_gguf(path: Path) -> None:
+    """Write the file; numbers are the same each time."""
+    from gguf import GGUFWriter, TokenType
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    words = ["<unk>", "<s>", "</s>", *sorted(ByteLevel.alphabet()), "ab"]
+    writer = GGUFWriter(path, "llama")
+    writer.add_context_length(WINDOW)
+    writer.add_embedding_length(WIDTH)
+    writer.add_block_count(LAYERS)
+    writer.add_feed_forward_length(INNER)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(KV_HEADS)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_freq_base(10_000.0)
+    writer.add_vocab_size(len(words))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(words)
+    writer.add_token_types([TokenType.CONTROL] * 3 + [TokenType.NORMAL] * (len(words) - 3))
+    writer.add_token_merges(["a b"])
+    writer.add_unk_token_id(0)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_chat_template(TEMPLATE)
+    for name, shape in _shapes(len(words)).items():
+        writer.add_tensor(name, _numbers(name, shape))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _shapes(words: int) -> dict[str, tuple[int, ...]]:
+    narrow = WIDTH * KV_HEADS // HEADS
+    layer = {
+        "attn_norm": (WIDTH,),
+        "ffn_norm": (WIDTH,),
+        "attn_q": (WIDTH, WIDTH),
+        "attn_k": (narrow, WIDTH),
+        "attn_v": (narrow, WIDTH),
+        "attn_output": (WIDTH, WIDTH),
+        "ffn_gate": (INNER, WIDTH),
+        "ffn_up": (INNER, WIDTH),
+        "ffn_down": (WIDTH, INNER),
+    }
+    found: dict[str, tuple[int, ...]] = {"token_embd.weight": (words, WIDTH), "output_norm.weight": (WIDTH,)}
+    return found | {f"blk.{at}.{name}.weight": shape for at in range(LAYERS) for name, shape in layer.items()}
+
+
+def _numbers(name: str, shape: tuple[int, ...]) -> Any:
+    if len(shape) == 1:
+        return np.ones(shape, np.float32)
+    return np.random.default_rng(len(name)).normal(scale=0.2, size=shape).astype(np.float32)
