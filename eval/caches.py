@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from hf_paged_eviction import EvictionPolicy, PagedEvictionCache
-from hf_paged_eviction.allocators import Global, HeadAllocator, make_allocator
 
 from .errors import UserError
 from .options.cache import CacheOptions
@@ -30,10 +29,8 @@ def make_paged_cache(
     """
     scorer, allocator = split_name(name)
     try:
-        shares = make_allocator(allocator)
-        heads = {"heads": "separate"} if isinstance(shares, HeadAllocator | Global) else {}
-        arguments = {**options.cache_arguments, **heads, **more}
-        return PagedEvictionCache(config, policy=scorer if policy is None else policy, allocator=shares, **arguments)
+        arguments = {**options.cache_arguments, **more}
+        return PagedEvictionCache(config, policy=scorer if policy is None else policy, allocator=allocator, **arguments)
     except (TypeError, ValueError) as error:
         raise UserError(f"{name} {label}: {error}") from error
 

@@ -60,13 +60,16 @@ def choose_policies(typed: str) -> tuple[str, ...]:
 
 
 def split_list(typed: str) -> list[str]:
-    """The parts of a comma-separated list; a comma in parentheses belongs to its part."""
-    parts, depth = [""], 0
-    for piece in re.split(r"([(),])", typed):
-        if piece == "," and depth <= 0:
-            parts.append("")
-            continue
-        depth += {"(": 1, ")": -1}.get(piece, 0)
+    """The parts of a comma-separated list; a comma in parentheses or quotes belongs to its part."""
+    parts, depth, quote = [""], 0, ""
+    for piece in re.split(r"([(),'\"])", typed):
+        if piece in ("'", '"') and quote in ("", piece):
+            quote = "" if quote else piece
+        elif not quote:
+            if piece == "," and depth <= 0:
+                parts.append("")
+                continue
+            depth += {"(": 1, ")": -1}.get(piece, 0)
         parts[-1] += piece
     return [part.strip() for part in parts if part.strip()]
 

@@ -137,8 +137,8 @@ class LayerBuilder:
         return layers
 
     def _rotaries(self, config: Any, paged: Sequence[int]) -> Mapping[int, Rotary | None]:
-        if not self._options.policy.needs.rotary:
-            return {}
+        if not self._options.policy.needs.rotary or is_latent_attention(config):
+            return {}  # latents are not rotated; a policy to which they say nothing was refused before
         try:
             return layer_rotaries(config, paged)
         except UnknownRotaryError as error:

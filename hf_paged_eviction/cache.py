@@ -27,7 +27,7 @@ from .layers.forwards import Forwards
 from .layers.hybrid import HybridLayer, paged_part, repeat_rows, select_rows
 from .options import Options, check_config, check_flag, check_instance
 from .policies import EvictionPolicy
-from .policies.scorer import Heads
+from .policies.needs import Heads
 from .queries.attention import ModelAttention, forget_handover, hand_over
 from .recipes.saving import context
 from .stats import CacheStats, readable_bytes
@@ -55,7 +55,8 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         block_size: tokens per block.
         policy: a name from `available_policies()` or an `EvictionPolicy`.
         heads: "shared" = the KV heads of a layer evict the same tokens (scores are averaged), "separate" = each
-            evicts its own.
+            evicts its own. None = what the policy says (`Needs.heads`), "separate" for allocators that share out among
+            heads.
         sink_tokens: first real tokens of each row that are never evicted; one block if None.
         protected_prefix: the same for a prefix you know, such as a system prompt; the larger of the two counts.
         recent_tokens: newest real tokens of each row that are never evicted; one block if None. Exact to the token
@@ -107,7 +108,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         budget: int | Sequence[int] | None = None,
         block_size: int = 16,
         policy: str | EvictionPolicy = "paged_eviction",
-        heads: Heads = "shared",
+        heads: Heads | None = None,
         sink_tokens: int | None = None,
         protected_prefix: int = 0,
         attention_mask: Tensor | None = None,

@@ -22,7 +22,8 @@ from .layers.place import Place
 from .layers.scores import Scores
 from .layers.takeback import Takeback
 from .policies import EvictionPolicy, QueryCount
-from .policies.scorer import Heads, Scorer
+from .policies.needs import Heads
+from .policies.scorer import Scorer
 from .queries.listener import Listener
 from .queries.observer import Observer, Queries
 from .queries.parts import Part, Read

@@ -14,9 +14,9 @@ from .allocators.cutoff import check_cutoff
 from .allocators.threshold import Global, check_common_unit
 from .calibration.basis import Basis, chosen_basis
 from .disposals import Disposal, Surroundings, make_disposal
-from .integration.models import check_model, is_latent_attention, why_not_ours
+from .integration.models import check_model, is_latent_attention, mixes_heads, why_not_ours
 from .policies import EvictionPolicy, make_policy
-from .policies.scorer import Heads
+from .policies.needs import Heads
 from .queries.attention import PAGED_EVICTION, ModelAttention
 from .store.codec import check_bits
 from .table.budget import BlockBudget
@@ -46,6 +46,22 @@ def check_instance(name: str, value: object, kind: type[Any]) -> None:
     """Raise TypeError unless `value` is None or of this class."""
     if value is not None and not isinstance(value, kind):
         raise TypeError(f"{name} must be a {kind.__name__} object or None, got {value!r}.")
+
+
+def chosen_heads(given: object, policy: EvictionPolicy, allocator: BudgetAllocator, config: Any) -> Heads:
+    """What `heads=` means for a policy, an allocator and a model.
+
+    Raises:
+        ValueError: it is none of the choices.
+    """
+    if given is None:
+        apart = isinstance(allocator, HeadAllocator | Global) or (
+            policy.needs.heads == "separate" and not mixes_heads(config)
+        )
+        return "separate" if apart else "shared"
+    if given not in ("shared", "separate"):
+        raise ValueError(f'heads must be "shared", "separate" or None for what the policy says, got {given!r}.')
+    return given
 
 
 def _coded(**given: tuple[int | None, int | None]) -> str:
@@ -90,7 +106,7 @@ class Options:
         protection: tuple[int | None, int, int | None],
         *,
         policy: str | EvictionPolicy,
-        heads: Heads,
+        heads: Heads | None,
         allocator: str | BudgetAllocator,
         disposal: str | Disposal,
         positions: Positions,
@@ -110,8 +126,7 @@ class Options:
             budget, shares = given_shares(budget, shares)
         most_bytes = None if memory is None else parse_bytes(memory)
         sizes = BlockBudget.validate(cast(int | None, budget), keep_ratio, block_size, *protection, memory=most_bytes)
-        if heads not in ("shared", "separate"):
-            raise ValueError(f'heads must be "shared" or "separate", got {heads!r}.')
+        heads = chosen_heads(heads, scorer, shares, config)
         if positions not in ("text", "cache"):
             raise ValueError(f'positions must be "text" or "cache", got {positions!r}.')
         check_model(config, inside_encoder_decoder, heads)

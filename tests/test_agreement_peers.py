@@ -63,9 +63,9 @@ SAME: list[tuple[str, str | EvictionPolicy, int]] = [
         "expected_attention(covariance=False, value_norm=False)",
         1,
     ),
-    # kvpress weighs leverage by the share that is evicted.
-    ("CompactorPress(chunk_size=157)", "compactor(chunk=157, blending=0.75)", 1),
-    ("CompactorPress", WithBlanks(blending=0.75), 1),
+    # Both weigh leverage by the share that is evicted.
+    ("CompactorPress(chunk_size=157)", "compactor(chunk=157)", 1),
+    ("CompactorPress", WithBlanks(), 1),
 ]
 
 

@@ -13,6 +13,9 @@ import models
 import modes
 from closeness import assert_close
 from hf_paged_eviction import PagedEvictionCache, available_policies, make_policy, paged_encoder_decoder_cache
+from hf_paged_eviction.allocators import make_allocator
+from hf_paged_eviction.options import chosen_heads
+from hf_paged_eviction.queries.attention import PAGED_EVICTION
 
 
 def make(**settings: Any) -> PagedEvictionCache:
@@ -90,7 +93,6 @@ def test_something_must_be_left_to_evict(settings: dict[str, int], smallest: int
         ({"budget": 64, "record_past": "x"}, TypeError, "record_past must be True or False"),
         ({"budget": 64, "record_past": None}, TypeError, "record_past must be True or False"),
         ({"budget": 64, "pool": "x"}, TypeError, "pool must be a StoragePool object or None, got 'x'"),
-        ({"budget": 64, "heads": None}, ValueError, '"shared" or "separate", got None'),
         ({"budget": 64, "policy": None}, TypeError, "policy must be a name"),
         ({"budget": 64, "policy": " "}, ValueError, "Unknown policy ''"),
         ({"budget": 64, "allocator": None}, TypeError, "allocator must be a name"),
@@ -108,7 +110,7 @@ def test_something_must_be_left_to_evict(settings: dict[str, int], smallest: int
         ({"keep_ratio": -0.5}, ValueError, "keep_ratio"),
         ({"keep_ratio": float("nan")}, ValueError, "keep_ratio"),
         ({"keep_ratio": "half"}, TypeError, "keep_ratio"),
-        ({"budget": 64, "heads": "both"}, ValueError, '"shared" or "separate"'),
+        ({"budget": 64, "heads": "both"}, ValueError, '"shared", "separate" or None'),
         ({"budget": 64, "policy": "h3o"}, ValueError, "Unknown policy"),
         ({"budget": 64, "policy": 7}, TypeError, "policy"),
         ({"budget": 64, "attention_mask": [[1, 1]]}, TypeError, "attention_mask"),
@@ -424,3 +426,17 @@ def test_another_batch_needs_a_reset() -> None:
     one = torch.cat([ids, ids[:, :1]], dim=1)[:1]
     with pytest.raises(ValueError, match="holds 2 rows but got 1"):
         modes.forward(model, cache, one, torch.ones_like(one), 20, 21)
+
+
+def test_heads_are_the_policys_unless_the_user_or_the_model_says_otherwise() -> None:
+    def heads(family: str, policy: str, **given: Any) -> str:
+        config = models.build(family, PAGED_EVICTION).config
+        return PagedEvictionCache(config, budget=64, policy=policy, **given).paged_layers[0][1].heads
+
+    assert heads("llama", "paged_eviction") == heads("llama", "keydiff") == "shared"
+    assert heads("llama", "value_norm") == heads("llama", "hybrid(compactor, tova)") == "separate"
+    assert heads("llama", "value_norm", heads="shared") == "shared"
+    assert heads("llama", "keydiff", heads="separate") == heads("llama", "keydiff", allocator="ada_kv") == "separate"
+    mixing = models.build("llama", PAGED_EVICTION).config
+    mixing.model_type = "doge"
+    assert chosen_heads(None, make_policy("value_norm"), make_allocator("uniform"), mixing) == "shared"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import dataclass, is_dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from hf_paged_eviction import EvictionPolicy, ScoreContext, available_policies, 
 from hf_paged_eviction.policies import (
     H2O,
     Adaptive,
+    Calibrated,
     Caote,
     GraphKV,
     Hybrid,
@@ -23,6 +25,8 @@ from hf_paged_eviction.policies import (
     available_modifiers,
     registry,
 )
+from hf_paged_eviction_eval import embedded
+from hf_paged_eviction_eval.policy_names import split_list
 
 WRITTEN: list[tuple[str, EvictionPolicy]] = [
     ("h2o", H2O()),
@@ -211,6 +215,77 @@ def test_a_policy_of_the_users_own(monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert not is_dataclass(Plain)
     assert GraphKV(Plain()).label == "graphkv(Plain)"
+
+
+# ---- policies that a file makes ---------------------------------------------------------------------------------
+
+
+PATHS = [
+    "plain.safetensors",
+    "a, b (1).safetensors",
+    "C:\\new\\calibration.safetensors",
+    "it's.safetensors",
+    'a "quoted" name.safetensors',
+    """both ' and ".safetensors""",
+    "folder@v2/x=1, y.safetensors",
+]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Calibrations under names that are hard to spell."""
+    source = Path(embedded.__file__).parent / "model" / "calibration.safetensors"
+    folder, found = tmp_path_factory.mktemp("with, commas (and more)"), {}
+    for name in PATHS:
+        path = folder / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(source.read_bytes())
+        found[name] = str(path)
+    return found
+
+
+@pytest.mark.parametrize("name", PATHS)
+@pytest.mark.parametrize(
+    "around",
+    [
+        lambda part: part,
+        lambda part: Hybrid(part, H2O()),
+        lambda part: Hybrid(H2O(), GraphKV(part, sources=0.2), part, weights=(1, 2, 3)),
+        lambda part: Adaptive(Hybrid(part, Recency()), part, threshold=0.4),
+    ],
+)
+def test_files_in_any_nesting_read_back(around: Any, name: str, files: dict[str, str]) -> None:
+    policy = around(Calibrated(files[name]))
+    found = make_policy(policy.label)
+    assert found == policy
+    assert found.label == policy.label
+    assert split_list(f"{policy.label},tova, {policy.label}@ada_kv") == [policy.label, "tova", f"{policy.label}@ada_kv"]
+
+
+def test_plain_files_need_no_quotes(files: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path(files["plain.safetensors"]).parent)
+    policy = make_policy("hybrid(calibrated: plain.safetensors , tova)")
+    assert policy.label == "hybrid(calibrated:plain.safetensors, tova)"
+    assert make_policy(f"calibrated:{files['a, b (1).safetensors']}") == Calibrated(files["a, b (1).safetensors"])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("hybrid(calibrated:nowhere, tova)", "No calibration 'nowhere'"),
+        ("hybrid(calibrated:'C:\\\\no, where', tova)", "No calibration"),
+        ("hybrid(tova, calibrated:nowhere(sources=2))", "character 14: calibrated has no parameter sources"),
+        ("calibrated:nowhere(keep=1)", "calibrated has no parameter keep"),
+        ("hybrid(gate:nowhere(keep_above=0.1), tova)", "No gates 'nowhere'"),
+        ("hybrid(tova, calibrated)", "Unknown policy 'calibrated'"),
+        ("hybrid(calibrated:, tova)", "No calibration ''"),
+        ("hybrid(calibrated:nowhere, tovva)", "No calibration|Unknown policy 'tovva'"),
+        ("caote(calibrated:a, weights=(1, 2)))", "character 36: unmatched"),
+    ],
+)
+def test_mistakes_around_files(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_policy(text)
 
 
 # ---- what a modifier keeps for its parts ------------------------------------------------------------------------

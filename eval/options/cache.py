@@ -60,8 +60,8 @@ class CacheOptions(Options):
     panel: ClassVar[str] = "Cache"
 
     block_size: int = option(16, "Tokens per block.", at_least=1)
-    heads: Literal["shared", "separate"] = option(
-        "shared", "One decision for all KV heads of a layer, or one for each."
+    heads: Literal["shared", "separate"] | None = option(
+        None, "One decision for all KV heads of a layer, or one for each.", shown="the policy's"
     )
     sink_tokens: int | None = option(None, "First tokens that are never evicted.", at_least=0, shown="one block")
     protected_prefix: int = option(

@@ -41,6 +41,12 @@ def wrap(context: str, question: str, tokenizer: Any, cue: str = "") -> tuple[st
     return whole[:shared], whole[shared:]
 
 
+def end_of_turn(tokenizer: Any) -> str:
+    """What the template writes between a message and its answer: the end of the user's turn, the model's begin."""
+    whole = render("A", tokenizer)
+    return whole[len(whole) - _shared_length([whole[::-1], render("B", tokenizer)[::-1]]) :]
+
+
 def render(message: str, tokenizer: Any, cue: str = "") -> str:
     """The text that the model reads when a user says `message`, up to the mark of its own turn and the cue."""
     if not has_template(tokenizer):

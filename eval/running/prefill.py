@@ -29,6 +29,7 @@ class Inputs:
         contexts: what is read first, each once; the whole prompt of each row if nothing is asked afterwards.
         context_ids, context_mask: `[contexts, columns]`, the first columns of what the rows read.
         spread: `[rows]` int64, which context belongs to which row; None where the two are the same.
+        chat: the first of them is wrapped in the chat template, as are all prompts of a task.
     """
 
     ids: Tensor
@@ -37,6 +38,7 @@ class Inputs:
     context_ids: Tensor
     context_mask: Tensor
     spread: Tensor | None
+    chat: bool = False
 
     @classmethod
     def of(cls, prompts: Sequence[Prompt], device: torch.device, *, apart: bool = False) -> Inputs:
@@ -60,6 +62,7 @@ class Inputs:
             context_ids=context_ids,
             context_mask=context_mask,
             spread=spread,
+            chat=prompts[0].chat,
         )
 
     def extended(self, tokens: Tensor) -> tuple[Tensor, Tensor]:

@@ -15,6 +15,7 @@ from hf_paged_eviction.layer import PagedLayer
 from hf_paged_eviction.queries.observer import Queries
 from hf_paged_eviction.recipes.probe import REPEAT, compress_by_probe
 
+from ..prompting.chat_template import end_of_turn
 from ..prompting.prompts import Prompt
 from ..settings import TaskSettings
 from .agreement import recorded_logits
@@ -194,7 +195,10 @@ class Reader:
     def _probe(self, inputs: Inputs, cache: Any, budget: int) -> None:
         columns = self.probed(inputs)
         ids, mask = inputs.context_ids[:, :columns], inputs.context_mask[:, :columns]
-        probe = self.generator.tokenizer.encode(REPEAT, add_special_tokens=False)
+        tokenizer = self.generator.tokenizer
+        # As in KVzip, an instruct model is asked in the user's turn, and repeats in its own.
+        asked = REPEAT + (end_of_turn(tokenizer) if inputs.chat and not self.settings.question_aware else "")
+        probe = tokenizer.encode(asked, add_special_tokens=False)
         chunk = self.settings.prefill_chunk_size or 2048
         compress_by_probe(self.model, cache, budget, ids, mask, probe_ids=probe, chunk_size=chunk)
 

@@ -16,7 +16,7 @@ from ..integration.heads import HeadShare
 from ..naming import Named
 from ..parts import Snapshot
 from ..policies import EvictionPolicy
-from ..policies.scorer import Heads
+from ..policies.needs import Heads
 from ..queries.observer import Queries
 from ..queries.parts import Part, Read
 from ..store.store import HeldSnapshot, Store

@@ -85,11 +85,16 @@ def check_model(config: Any, inside_encoder_decoder: bool = False, heads: str = 
     text = config.get_text_config(decoder=True)
     _check_positions(config)
     _check_positions(text)
-    if heads == "separate" and text.model_type in _MIXING_HEADS:
+    if heads == "separate" and mixes_heads(config):
         raise ValueError(
             f"{text.model_type} {_MIXING_HEADS[text.model_type]}, so heads that evict on their own would give wrong "
             "results without a message. Use heads='shared'."
         )
+
+
+def mixes_heads(config: Any) -> bool:
+    """Whether the model adds up over KV heads what a slot holds, so that they have to hold the same tokens."""
+    return config.get_text_config(decoder=True).model_type in _MIXING_HEADS
 
 
 def why_not_ours(config: Any) -> str | None:

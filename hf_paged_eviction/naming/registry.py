@@ -1,8 +1,9 @@
 """Classes by name, and objects of them by text."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
+from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 from .plugins import Plugins
@@ -22,13 +23,21 @@ class Registry(Generic[T]):
         kind: what they are, for messages.
         base: what each is a subclass of.
         modifier: what those that are made around others of the kind are a subclass of; None where there are none.
+        of_files: by name, those that a file makes: written `name:file`, made of the file and parameters.
         classes: by name, as far as they are loaded.
     """
 
-    def __init__(self, kind: Kind, base: type[T], modifier: type[T] | None = None) -> None:
+    def __init__(
+        self,
+        kind: Kind,
+        base: type[T],
+        modifier: type[T] | None = None,
+        of_files: Mapping[str, type[T]] = MappingProxyType({}),
+    ) -> None:
         self.kind = kind
         self.base = base
         self.modifier = modifier
+        self.of_files = of_files
         self.classes: dict[str, type[T]] = {}
         self._plugins = Plugins(f"hf_paged_eviction.{kind.plural}")
 
@@ -90,14 +99,22 @@ class Registry(Generic[T]):
         text = thing.strip()
         if text in self.classes:
             return self._build(Spelling(text, (), {}, 0), text)
-        if "(" not in text:
+        if "(" not in text and not text.startswith(tuple(f"{name}:" for name in self.of_files)):
             if self.find(text) is None:
                 raise self._unknown(text)
             return self._build(Spelling(text, (), {}, 0), text)
-        return self._build(read(self.kind, text), text)
+        return self._build(self.read(text), text)
+
+    def read(self, text: str) -> Spelling:
+        """What a text says, before anything is looked up.
+
+        Raises:
+            SpellingError: it cannot be read.
+        """
+        return read(self.kind, text, self.of_files)
 
     def _build(self, spelling: Spelling, text: str) -> T:
-        cls = self.find(spelling.name)
+        cls = self.of_files.get(spelling.name) if spelling.file is not None else self.find(spelling.name)
         if cls is None:
             raise self._unknown(spelling.name)
         self._check_hosts(cls, spelling, text)
@@ -108,8 +125,9 @@ class Registry(Generic[T]):
                 has = f"Its parameters: {', '.join(known)}" if known else "It has no parameters"
                 raise self._error(text, spelling, f"{spelling.name} has no parameter {name}. {has}")
         hosts = [self._build(host, text) for host in spelling.hosts]
+        files = () if spelling.file is None else (spelling.file,)
         try:
-            bound = signature.bind(*hosts, **spelling.parameters)
+            bound = signature.bind(*files, *hosts, **spelling.parameters)
         except TypeError as error:
             example = f", as in {self._example(cls)!r}" if self.is_modifier(cls) else ""
             raise self._error(text, spelling, f"{spelling.name}: {error}{example}") from None

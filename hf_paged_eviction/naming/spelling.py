@@ -1,10 +1,12 @@
 """Things as text: `snapkv(window=16)`, `graphkv(hybrid(h2o, recency), sources=0.2)`, `ada_kv(floor=0.5)`."""
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from keyword import iskeyword
 from typing import Any
+
+from .of_files import take_out
 
 _LONGEST = 1000
 
@@ -59,16 +61,21 @@ class Spelling:
         hosts: the things in its parentheses.
         parameters: the values by name.
         column: where it begins in the text, from 0.
+        file: what makes it, of `name:file`; None of others.
     """
 
     name: str
     hosts: tuple["Spelling", ...]
     parameters: Mapping[str, Any]
     column: int
+    file: str | None = None
 
 
-def read(kind: Kind, text: str) -> Spelling:
+def read(kind: Kind, text: str, of_files: Collection[str] = ()) -> Spelling:
     """Take a text apart. Nothing is evaluated.
+
+    Args:
+        of_files: names of things that files make, written `name:file`.
 
     Raises:
         SpellingError: it is no such text.
@@ -77,7 +84,8 @@ def read(kind: Kind, text: str) -> Spelling:
     if len(text) > _LONGEST:
         raise SpellingError.at(kind, text, _LONGEST, f"it is longer than {_LONGEST} characters")
     try:
-        return _Reader(kind, text).thing(ast.parse(text, mode="eval").body)
+        plain, files = take_out(text, of_files)
+        return _Reader(kind, text, files).thing(ast.parse(plain, mode="eval").body)
     except SyntaxError as error:
         raise SpellingError.at(kind, text, max((error.offset or 1) - 1, 0), error.msg) from None
     except (RecursionError, MemoryError, ValueError) as error:
@@ -87,13 +95,15 @@ def read(kind: Kind, text: str) -> Spelling:
 
 
 class _Reader:
-    def __init__(self, kind: Kind, text: str) -> None:
+    def __init__(self, kind: Kind, text: str, files: Mapping[str, tuple[str, str]]) -> None:
         self.kind = kind
         self.text = text
+        self.files = files
 
     def thing(self, node: ast.expr) -> Spelling:
         if isinstance(node, ast.Name):
-            return Spelling(node.id, (), {}, self._column(node))
+            name, file = self.files.get(node.id, (node.id, None))
+            return Spelling(name, (), {}, self._column(node), file)
         if not isinstance(node, ast.Call):
             such = f", such as {self.kind.parameter}" if self.kind.parameter else ""
             by_name = f"parameters are given by name{such}"
@@ -107,7 +117,8 @@ class _Reader:
                 reason = "** is not allowed" if keyword.arg is None else f"{keyword.arg} is given twice"
                 raise self._error(keyword.value, reason)
             parameters[keyword.arg] = self._value(keyword.value)
-        return Spelling(node.func.id, hosts, parameters, self._column(node))
+        name, file = self.files.get(node.func.id, (node.func.id, None))
+        return Spelling(name, hosts, parameters, self._column(node), file)
 
     def _value(self, node: ast.expr) -> Any:
         if isinstance(node, ast.Name):  # pooling=max, without quotes that a shell would eat

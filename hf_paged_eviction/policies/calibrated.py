@@ -7,11 +7,9 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from ..calibration import Calibration, load_calibration
+from ..naming.of_files import quoted
 from .base import EvictionPolicy, ScoreContext
 from .needs import Needs
-
-#: How a policy with a file is spelled: `calibrated:F.safetensors`.
-PREFIX = "calibrated:"
 
 
 @dataclass(frozen=True)
@@ -39,7 +37,7 @@ class Calibrated(EvictionPolicy):
     file: str
 
     name: ClassVar[str] = "calibrated"
-    needs = Needs(token_local=True, absolute_noise=True, common_unit=True, supports_mla=False)
+    needs = Needs(heads="separate", token_local=True, absolute_noise=True, common_unit=True, supports_mla=False)
 
     def __post_init__(self) -> None:
         _ = self.calibration  # read at once, so that a file that is not there is an error here
@@ -51,7 +49,7 @@ class Calibrated(EvictionPolicy):
 
     @property
     def label(self) -> str:
-        return f"{PREFIX}{self.file}"
+        return f"{self.name}:{quoted(self.file)}"
 
     def check_model(self, config: Any) -> None:
         self.calibration.check_model(config)

@@ -40,7 +40,9 @@ class Compactor(EvictionPolicy):
     the whole prompt, at earlier ones in decode. `leverage` is the half that needs no queries.
 
     Args:
-        blending: weight of leverage. The authors' engine has 0.5; kvpress takes the share that is evicted.
+        blending: weight of leverage; None = the share of the text that is evicted, as in kvpress: the less stays, the
+            more geometry counts. (The authors' engine has 0.5, with which a real model answered nothing at an eighth
+            of the tokens.)
         chunk: tokens in a chunk, counted from the end of the sinks.
         kernel: tokens pooled, odd; 1 = no pooling.
         n_sink, n_recent: tokens that stay.
@@ -50,7 +52,7 @@ class Compactor(EvictionPolicy):
         ValueError: a parameter is out of range.
     """
 
-    blending: float = 0.5
+    blending: float | None = None
     chunk: int = 256
     kernel: int = 3
     n_sink: int = 8
@@ -59,11 +61,18 @@ class Compactor(EvictionPolicy):
 
     paper: ClassVar[str | None] = "2507.08143"
     needs = Needs(
-        absolute_noise=True, supports_mla=False, rotary=True, token_statistics=("received",), reads_weights=False
+        heads="separate",
+        absolute_noise=True,
+        supports_mla=False,
+        rotary=True,
+        reads_budget=True,
+        token_statistics=("received",),
+        reads_weights=False,
     )
 
     def __post_init__(self) -> None:
-        check_between("blending", self.blending, 0)
+        if self.blending is not None:
+            check_between("blending", self.blending, 0)
         check_count("chunk", self.chunk, at_least=1)
         check_kernel("kernel", self.kernel)
         check_count("n_sink", self.n_sink)
@@ -115,8 +124,15 @@ class Compactor(EvictionPolicy):
         geometry = self._standard(leverage(keys, self.ridge).float(), rivals, context)
         paid = context.statistics["received"] * l2_norm(context.values)
         paid = pool(paid.where(rivals, 0.0), positions, self.kernel, "avg")
-        scores = self.blending * geometry + self._standard(paid, rivals, context)
+        scores = self._blending(context) * geometry + self._standard(paid, rivals, context)
         return scores.masked_fill(context.valid & ~rivals, float("inf"))
+
+    def _blending(self, context: ScoreContext) -> float | Tensor:
+        """The weight of leverage, by row where it is the share that is evicted."""
+        if self.blending is not None:
+            return self.blending
+        evicted: Tensor = (1 - context.budget / context.seen[:, None, None].clamp_min(1)).clamp_min(0)
+        return evicted
 
     def _standard(self, scores: Tensor, rivals: Tensor, context: ScoreContext) -> Tensor:
         """Mean 0 and standard deviation 1 over the row's rivals of all heads."""

@@ -1,6 +1,5 @@
 """A score that a small network was trained to give: `paged-eviction fit-gate` makes the file."""
 
-import re
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -8,13 +7,10 @@ import torch
 from torch import Tensor
 
 from ..gates import Gates, load_gates
+from ..naming.of_files import quoted
 from .base import EvictionPolicy, ScoreContext
 from .checks import check_between, check_count
 from .needs import Cutoff, Needs
-
-#: How the policy is spelled: `gate:F.safetensors`, `gate:F.safetensors(keep_above=0.01)`.
-GATE_PREFIX = "gate:"
-_PARAMETERS = re.compile(r"\(([^()]*)\)$")
 
 
 @dataclass(frozen=True)
@@ -64,13 +60,13 @@ class Gate(EvictionPolicy):
     @property
     def needs(self) -> Needs:
         cutoff = None if self.keep_above is None else Cutoff(float(self.keep_above), self.room)
-        return Needs(supports_mla=False, common_unit=True, gates=self.network.digest, cutoff=cutoff)
+        return Needs(heads="separate", supports_mla=False, common_unit=True, gates=self.network.digest, cutoff=cutoff)
 
     @property
     def label(self) -> str:
         said = [] if self.keep_above is None else [f"keep_above={self.keep_above!r}"]
         said += [] if self.room == Gate.room else [f"room={self.room}"]
-        return f"{GATE_PREFIX}{self.file}" + (f"({', '.join(said)})" if said else "")
+        return f"{self.name}:{quoted(self.file)}" + (f"({', '.join(said)})" if said else "")
 
     def check_model(self, config: Any) -> None:
         self.network.check_model(config)
@@ -79,30 +75,3 @@ class Gate(EvictionPolicy):
         if context.marks is None:
             raise ValueError(f"{self.label!r} was given no marks: install_gates(model, {self.file!r}) hands them over.")
         return context.marks.to(torch.float32)
-
-
-def gate_file(text: str) -> str:
-    """The file in `gate:FILE` or `gate:FILE(keep_above=0.01)`."""
-    return _PARAMETERS.sub("", text)[len(GATE_PREFIX) :].strip()
-
-
-def read_gate(text: str) -> Gate:
-    """The policy that is spelled `gate:FILE` or `gate:FILE(keep_above=0.01, room=64)`.
-
-    Raises:
-        ValueError: it cannot be read, or there are no such gates.
-    """
-    found = _PARAMETERS.search(text)
-    given: dict[str, Any] = {}
-    for part in found.group(1).split(",") if found else ():
-        name, equals, value = (piece.strip() for piece in part.partition("="))
-        if not equals or name not in ("keep_above", "room") or name in given:
-            raise ValueError(
-                f"Cannot read the policy {text!r}: {part.strip()!r} is none of its parameters, keep_above=NUMBER and "
-                "room=TOKENS."
-            )
-        try:
-            given[name] = int(value) if name == "room" else float(value)
-        except ValueError:
-            raise ValueError(f"Cannot read the policy {text!r}: {name} must be a number, got {value!r}.") from None
-    return Gate(gate_file(text), **given)

@@ -29,7 +29,7 @@ class KVzip(AttentionPolicy):
     """
 
     paper: ClassVar[str | None] = "2505.23416"
-    needs = Needs(by_probe=True, common_unit=True, token_statistics=("attention",))
+    needs = Needs(heads="separate", by_probe=True, common_unit=True, token_statistics=("attention",))
 
     def observe(self, statistics: Statistics, attention: Attention) -> Statistics:
         return {"attention": torch.maximum(statistics["attention"], attention.weights.amax((2, 3)))}

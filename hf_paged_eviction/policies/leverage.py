@@ -8,6 +8,7 @@ from torch import Tensor
 
 from .base import EvictionPolicy, ScoreContext
 from .checks import check_positive
+from .needs import Needs
 from .registry import register_policy
 
 
@@ -18,10 +19,11 @@ class Leverage(EvictionPolicy):
 
     .. math:: s_t = k_t (K^\top K + r I)^{-1} k_t^\top
 
-    Each KV head on its own, over the tokens held, of keys as they are cached (after rotary embedding). `r` is `ridge`
-    times the mean eigenvalue of `K'K`; it keeps the score smooth where there are fewer tokens than channels. Ours: the
-    geometric half of `compactor`, simplified so that it needs neither queries nor the model's rotation. Leverage is the
-    same for all linear codes of the keys, so it also makes sense of the latents of MLA.
+    Each KV head on its own, over the tokens held, of keys before rotary embedding: rotated, a key's direction says
+    where it stands as much as what it says. `r` is `ridge` times the mean eigenvalue of `K'K`; it keeps the score
+    smooth where there are fewer tokens than channels. Ours: the geometric half of `compactor`, without queries.
+    Leverage is the same for all linear codes of the keys, so it also makes sense of the latents of MLA, which are not
+    rotated.
 
     Args:
         ridge: above 0.
@@ -33,12 +35,13 @@ class Leverage(EvictionPolicy):
     ridge: float = 0.01
 
     paper: ClassVar[str | None] = "2507.08143"
+    needs = Needs(rotary=True)
 
     def __post_init__(self) -> None:
         check_positive("ridge", self.ridge)
 
     def score(self, context: ScoreContext) -> Tensor:
-        return leverage(context.keys.float().masked_fill(~context.valid[..., None], 0.0), self.ridge)
+        return leverage(context.unrotated_keys.float().masked_fill(~context.valid[..., None], 0.0), self.ridge)
 
 
 def leverage(rows: Tensor, ridge: float) -> Tensor:

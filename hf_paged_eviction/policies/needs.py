@@ -2,6 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
+
+#: "shared": the KV heads of a layer evict the same tokens. "separate": each evicts its own.
+Heads = Literal["shared", "separate"]
 
 
 @dataclass(frozen=True)
@@ -25,6 +29,8 @@ class Needs:
     The cache reads them once, when it is made.
 
     Attributes:
+        heads: whether the KV heads of a layer are to evict the same tokens, as the policy was published or measured
+            better on real models; it counts where the user says nothing.
         token_local: True if a token's score depends on nothing but its own key, value and position. Such a score is
             computed once, when the token's block fills. A policy that compares tokens (KeyDiff) leaves it False and
             is asked again about all held tokens at every eviction.
@@ -63,6 +69,7 @@ class Needs:
         ValueError: statements that contradict each other, or a number out of range.
     """
 
+    heads: Heads = "shared"
     token_local: bool = False
     by_layer: bool = True
     absolute_noise: bool = False
@@ -120,6 +127,7 @@ class Needs:
             )
         windows = [part.window for part in watching]
         return cls(
+            heads="separate" if any(part.heads == "separate" for part in parts) else "shared",
             absolute_noise=any(part.absolute_noise for part in parts),
             supports_mla=all(part.supports_mla for part in parts),
             rotary=any(part.rotary for part in parts),

@@ -5,8 +5,8 @@ from typing import TypeVar
 
 from ..naming import Kind, Registry
 from .base import EvictionPolicy
-from .calibrated import PREFIX, Calibrated
-from .gate import GATE_PREFIX, read_gate
+from .calibrated import Calibrated
+from .gate import Gate
 from .modifier import Modifier
 
 PolicyClass = TypeVar("PolicyClass", bound=type[EvictionPolicy])
@@ -16,6 +16,7 @@ POLICIES: Registry[EvictionPolicy] = Registry(
     Kind("policy", "policies", "snapkv(window=16)", "caote(h2o)"),
     EvictionPolicy,  # type: ignore[type-abstract]
     Modifier,
+    {each.name: each for each in (Calibrated, Gate)},
 )
 
 
@@ -48,15 +49,12 @@ def make_policy(policy: str | EvictionPolicy) -> EvictionPolicy:
     Args:
         policy: a name ("h2o"), a name with parameters ("snapkv(window=16, pooling=max)"), a modifier around policies
             ("graphkv(hybrid(h2o, recency), sources=0.2)") or a file ("calibrated:F.safetensors",
-            "gate:F.safetensors"). An object's `label`
-            is such a text.
+            "gate:F.safetensors(keep_above=0.1)"), which may stand inside a modifier, too:
+            "hybrid(calibrated:F.safetensors, tova)"; a path with a comma, a parenthesis or a quote is written in quotes
+            there. An object's `label` is such a text.
 
     Raises:
         ValueError: no policy has that name or parameter, a value is out of range, or the text is no policy.
         TypeError: neither a text nor a policy object.
     """
-    if isinstance(policy, str) and policy.strip().startswith(PREFIX):
-        return Calibrated(policy.strip()[len(PREFIX) :])
-    if isinstance(policy, str) and policy.strip().startswith(GATE_PREFIX):
-        return read_gate(policy.strip())
     return POLICIES.make(policy)

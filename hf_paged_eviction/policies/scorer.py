@@ -3,16 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal
 
 from torch import Tensor
 
 from ..integration.heads import WHOLE, HeadShare
 from ..integration.rotary import Rotary
 from ..policies import EvictionPolicy, QueryCount, ScoreContext
-
-#: "shared": the KV heads of a layer evict the same tokens. "separate": each evicts its own.
-Heads = Literal["shared", "separate"]
+from ..policies.needs import Heads
 
 
 @dataclass(frozen=True)

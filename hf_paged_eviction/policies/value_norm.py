@@ -20,7 +20,7 @@ class ValueNorm(EvictionPolicy):
     """
 
     paper: ClassVar[str | None] = "2509.04377"
-    needs = Needs(token_local=True, by_layer=False, supports_mla=False)
+    needs = Needs(heads="separate", token_local=True, by_layer=False, supports_mla=False)
 
     def score(self, context: ScoreContext) -> Tensor:
         return l2_norm(context.values)

@@ -53,7 +53,8 @@ def compress_by_probe(
         budget: tokens held per layer and row in the end, see `PagedEvictionCache.shrink`.
         input_ids: `[rows, length]`, left-padded.
         attention_mask: `[rows, length]`, nonzero = real token; None = all are.
-        probe_ids: what asks to repeat, such as the ids of `REPEAT`, without special tokens.
+        probe_ids: what asks to repeat, such as the ids of `REPEAT`; for an instruct model whose context lies in the
+            user's turn, with what the chat template writes between that turn and the answer.
         chunk_size: tokens fed at once. Chunks are counted from the end, so that rows of a batch are cut as if alone.
 
     Raises:

@@ -255,6 +255,8 @@ def _refuse_others(others: Mapping[str, Any]) -> None:
     for name, value in others.items():
         if name not in _UNSERVED:
             raise TypeError(f"paged_batching() got an unexpected keyword argument {name!r}.")
+        if (name, value) == ("heads", "shared"):
+            continue
         if value is not known[name].default and value != known[name].default:
             raise ValueError(
                 f"{name}={value!r} is not there in continuous batching: {_UNSERVED[name]}. Leave {name}= out, or use "

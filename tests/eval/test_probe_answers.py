@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,11 @@ from hf_paged_eviction.queries.attention import PAGED_EVICTION
 from hf_paged_eviction.recipes.probe import compress_by_probe
 from hf_paged_eviction_eval import embedded
 from hf_paged_eviction_eval.evaluation import evaluate_tasks
+from hf_paged_eviction_eval.prompting.chat_template import end_of_turn, wrap
+from hf_paged_eviction_eval.prompting.prompts import encode
+from hf_paged_eviction_eval.running import start
+from hf_paged_eviction_eval.running.generation import Generator
+from hf_paged_eviction_eval.running.start import Reader
 from hf_paged_eviction_eval.running.variants import row_key
 from hf_paged_eviction_eval.settings import TaskSettings
 from hf_paged_eviction_eval.store.results import read_rows
@@ -88,3 +94,30 @@ def test_an_evaluation_probes_by_itself(tmp_path: Path, aware: bool) -> None:
     assert scores["kvzip", "64"] >= 3
     assert scores["random", "64"] <= 2
     assert scores["kvzip", "512"] == 4
+
+
+def test_instruct_models_are_asked_in_the_users_turn() -> None:
+    """The template's end of turn stands between the probe and what is repeated, where prompts are wrapped."""
+    tokenizer = copy.deepcopy(TOKENIZER)
+    tokenizer.chat_template = "{% for m in messages %}The user: {{ m.content }}{% endfor %}\n\nThe answer: "
+    between = end_of_turn(tokenizer)
+    wrapped = wrap("What a day.", " Which?", tokenizer)
+    assert between and "".join(wrapped).endswith(f" Which?{between}")
+    asked: list[Any] = []
+    for template in ("always", "never"):
+        settings = TaskSettings(
+            policies=("kvzip",), budgets=("64",), tasks=("passkey",), chat_template=template, question_aware=False
+        )
+        prompts = [
+            encode(sample, tokenizer, question_aware=False, max_length=None, chat_template=template)
+            for sample in make_samples("passkey", tokenizer, 128, 1)
+        ]
+        reader = Reader(MODEL, settings, Generator(MODEL, tokenizer))
+        inputs = reader.inputs(prompts)
+        cache = PagedEvictionCache(MODEL.config, budget=256, policy="kvzip")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(start, "compress_by_probe", lambda *given, **named: asked.append(named["probe_ids"]))
+            reader._probe(inputs, cache, BUDGET)
+    said = [tokenizer.decode(ids) for ids in asked]
+    ends = tokenizer.decode(tokenizer.encode(between, add_special_tokens=False))
+    assert said[0].endswith(ends) and not said[1].endswith(ends)

@@ -150,8 +150,8 @@ def test_keep_above_needs_our_attention_and_stands_alone(file: str) -> None:
     ("text", "reason"),
     [
         ("gate:nowhere.safetensors", "No gates 'nowhere.safetensors': there is no such file"),
-        ("gate:{file}(keep=1)", "'keep=1' is none of its parameters"),
-        ("gate:{file}(keep_above=much)", "keep_above must be a number, got 'much'"),
+        ("gate:{file}(keep=1)", "gate has no parameter keep. Its parameters: keep_above, room"),
+        ("gate:{file}(keep_above=much)", "keep_above must be a number of at least 0, got 'much'"),
         ("gate:{file}(keep_above=-1)", "keep_above must be a number of at least 0"),
         ("gate:{file}(keep_above=1, room=-1)", "room must be a whole number"),
     ],

@@ -291,11 +291,11 @@ def _leverage(rows: list[Vector], ridge: float) -> Vector:
 
 def leverage(head: Head, first: int) -> Vector:
     """Ridge 0.01."""
-    return _leverage(head.keys, 0.01)
+    return _leverage(head.unrotated_keys, 0.01)
 
 
-def compactor(head: Head, first: int) -> Vector:
-    """Chunks of 5 after one sink, the newest two stay, blending 0.7."""
+def compactor(head: Head, first: int, blending: float = 0.7) -> Vector:
+    """Chunks of 5 after one sink, the newest two stay."""
     rivals = range(1, head.length - 2)
 
     def geometry(one: Head) -> Vector:
@@ -321,7 +321,7 @@ def compactor(head: Head, first: int) -> Vector:
         deviation = math.sqrt(sum((x - centre) ** 2 for x in everywhere) / (len(everywhere) - 1))
         return [(x - centre) / deviation for x in half(head)]
 
-    scores = [0.7 * a + b for a, b in zip(standard(geometry), standard(attention), strict=True)]
+    scores = [blending * a + b for a, b in zip(standard(geometry), standard(attention), strict=True)]
     return [math.inf, *scores, math.inf, math.inf]
 
 
@@ -407,6 +407,7 @@ SLOW_ATTENTION_POLICIES: dict[str, Slow] = {
     "lagkv(lag=4, n_sink=2, value_weight=0.5)": lagkv,
     "leverage": leverage,
     "compactor(chunk=5, n_sink=1, n_recent=2, blending=0.7)": compactor,
+    "compactor(chunk=5, n_sink=1, n_recent=2)": lambda head, first: compactor(head, first, 1 - BUDGET / head.length),
     "hybrid(attention_mean, recency, weights=(2, 1))": hybrid,
     "caote(attention_mean)": caote,
     "graphkv(attention_mean, sources=0.4, neighbours=2)": graphkv,

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,9 @@ from ...layer import PagedLayer
 from ...layers.contents import PagedSnapshot
 from ...layers.hybrid import HybridLayer, paged_part
 from ...layers.sliding import SlidingSnapshot, StaticSlidingLayer
-from ...naming.spelling import read as read_spelling
+from ...naming.spelling import Spelling, SpellingError
 from ...parts import Snapshot
-from ...policies import EvictionPolicy, make_policy
-from ...policies.calibrated import PREFIX
-from ...policies.gate import GATE_PREFIX, gate_file
+from ...policies import EvictionPolicy, Gate, make_policy
 from ...policies.registry import POLICIES
 from . import files
 from .checks import check_padding, check_paged, check_sharing, check_sliding
@@ -195,8 +193,8 @@ def _policy(label: str, given: str | EvictionPolicy | None) -> EvictionPolicy:
         if policy.label != label and not _another_file(policy.label, label):
             raise ValueError(f"its policy is {label!r}, and policy= is {policy.label!r}")
         return policy
-    for name in _files(label):
-        if not (gates_are_here if label.strip().startswith(GATE_PREFIX) else is_here)(name):
+    for kind, name in _files(label):
+        if not (gates_are_here if kind == Gate.name else is_here)(name):
             raise ValueError(f"its policy {label!r} needs the file {name!r}, which is not here: pass policy=")
     try:
         return make_policy(label)
@@ -207,23 +205,32 @@ def _policy(label: str, given: str | EvictionPolicy | None) -> EvictionPolicy:
 
 
 def _another_file(here: str, label: str) -> bool:
-    """Whether these are the same policy but for the place of its file: that may lie elsewhere on this machine."""
-    if here.startswith(GATE_PREFIX) and label.startswith(GATE_PREFIX):
-        return here.removeprefix(GATE_PREFIX + gate_file(here)) == label.removeprefix(GATE_PREFIX + gate_file(label))
-    return here.startswith(PREFIX) and label.startswith(PREFIX)
+    """Whether these are the same policy but for the places of its files: they may lie elsewhere on this machine."""
+
+    def plain(text: str) -> list[Spelling]:
+        return [replace(each, file=each.file and "", column=0, hosts=()) for each in _parts(text)]
+
+    return plain(here) == plain(label) != []
 
 
-def _files(label: str) -> list[str]:
-    """The files, or names on the Hub, that making this policy would look for."""
-    if label.strip().startswith(PREFIX):
-        return [label.strip().removeprefix(PREFIX)]
-    if label.strip().startswith(GATE_PREFIX):
-        return [gate_file(label.strip())]
-    found, left = [], [read_spelling(POLICIES.kind, label)] if "(" in label else []
+def _files(label: str) -> list[tuple[str, str]]:
+    """The files, or names on the Hub, that making this policy would look for, each with the name of its policy."""
+    parts = _parts(label)
+    given = [(part.name, part.file) for part in parts if part.file is not None]
+    return given + [(part.name, str(part.parameters["file"])) for part in parts if "file" in part.parameters]
+
+
+def _parts(label: str) -> list[Spelling]:
+    """A policy as it is spelled, and all that is inside it."""
+    try:
+        left = [POLICIES.read(label)]
+    except SpellingError:  # a policy of the user's own may be called anything
+        return []
+    found: list[Spelling] = []
     while left:
         spelling = left.pop()
         left += spelling.hosts
-        found += [str(value) for name, value in spelling.parameters.items() if name == "file"]
+        found.append(spelling)
     return found
 
 

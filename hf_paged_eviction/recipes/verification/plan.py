@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...policies.scorer import Heads
+from ...policies.needs import Heads
 from ...queries.attention import PAGED_EVICTION
 from .report import Budgets, CallNames, Mode, Question
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ...policies.scorer import Heads
+from ...policies.needs import Heads
 from .distances import Distances
 from .rotation import Rotation
 
