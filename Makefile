@@ -19,7 +19,7 @@ VERSIONS = $(OLDEST) 5.0.0 5.14.1 $(NEWEST)
 SERVED = 5.19.0 5.20.0 5.21.0 5.22.0
 
 .DEFAULT_GOAL := help
-.PHONY: help demo real test test-real test-all test-notebooks test-families test-oldest test-versions test-serving fuzz \
+.PHONY: help demo real gpu gpu-dry test test-real test-all test-notebooks test-families test-oldest test-versions test-serving fuzz \
 	notebooks docs \
 	coverage mutate embedded build format clean
 
@@ -35,6 +35,12 @@ real: .venv/.stamp-eval $(SMOLLM2) ## the same on a real model of 135 million we
 
 $(SMOLLM2): | .venv/.stamp-eval
 	.venv/bin/python benchmarks/fetch_models.py smollm2 --folder $(MODELS)
+
+gpu: .venv/.stamp-dev ## on a machine with CUDA: tests, verify and every benchmark that needs a GPU (an hour, resumable)
+	.venv/bin/python benchmarks/gpu.py
+
+gpu-dry: .venv/.stamp-dev ## every step of it, small and on the CPU (15 minutes)
+	$(ONE_THREAD) .venv/bin/python benchmarks/gpu.py --dry-run
 
 test: .venv/.stamp-dev ## ruff, mypy and the tests
 	.venv/bin/ruff check .

@@ -17,6 +17,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="run the whole product of each test's parameters, not only enough cases to meet every pair of values",
     )
+    parser.addoption(
+        "--device",
+        default="cpu",
+        help="where tests/contract runs: cuda, or pretend, a CPU that refuses what an accelerator would",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -25,6 +30,10 @@ def pytest_configure(config: pytest.Config) -> None:
         import torch
 
         torch.set_num_threads(1)
+        if (device := config.getoption("device")) != "cpu":
+            import device as place
+
+            place.use(device)
 
 
 @pytest.hookimpl(trylast=True)

@@ -33,6 +33,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "batch_sizes": (1, 32),
         "variants": (FLOOR_COMPILED, *STATIC, FLOOR, PAGED, FULL),
         "throughput": Throughput(),
+        "update": True,
         "goals": H200,
     },
     PAPER: {

@@ -16,14 +16,15 @@ from ...errors import UserError
 from ...options.bench import BenchOptions
 from ...store.results import SUMMARY
 from ...terminal import say
-from ..summary import measure_once, refuse_others
+from ..shapes import SHAPES, choose_device
+from ..summary import a_shape, measure_once, refuse_others
 from .answering import run_serving
 from .bookkeeping import run_bookkeeping
 from .trace import ServingSettings
 
 PRESET = "serving"
 #: Options that replace parts of the preset.
-_TAKEN = {"policy", "block_size", "requests"}
+_TAKEN = {"policy", "block_size", "requests", "model", "device"}
 _COLUMNS = {
     "live_mean_while_others_wait": "live",
     "preempted": "preempted",
@@ -41,13 +42,17 @@ def read(options: BenchOptions) -> ServingSettings:
     Raises:
         UserError: an option that the preset does not take, or a transformers release that is not served.
     """
-    refuse_others(options, _TAKEN, PRESET, "which makes model and requests")
+    refuse_others(options, _TAKEN, PRESET, "which makes its requests")
     try:
         check_transformers()
     except UnsupportedTransformersError as error:
         raise UserError(str(error)) from error
     names = options.model_fields_set & {"budgets", *_TAKEN}
-    return ServingSettings(**{name: getattr(options, name) for name in names})
+    given = {name: getattr(options, name) for name in names}
+    if "model" in given:
+        del given["model"]
+        given["shape"] = {**SHAPES[a_shape(options, PRESET)], "eos_token_id": None}
+    return ServingSettings(**{**given, "device": choose_device(options.device or "cpu", options.model)})
 
 
 def run(options: BenchOptions, output: Path) -> bool:
@@ -58,7 +63,7 @@ def run(options: BenchOptions, output: Path) -> bool:
     def measure() -> dict[str, Any]:
         return {**run_serving(settings, say=tell), "bookkeeping": run_bookkeeping(settings, say=tell)}
 
-    found = measure_once(options, output, "cpu", measure)
+    found = measure_once(options, output, settings.device, measure)
     Console().print(table(found["runs"]))
     say(notes, f"written to {output / SUMMARY}")
     return True

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..shapes import shape
+from ..shapes import dtype_of, shape
 
 #: Small enough for a CPU: what is compared is scheduling, and attention to a pool that is equally full.
 SHAPE = shape(4096, 256, 768, 4, 8, 4, 8192, eos_token_id=None)
@@ -29,6 +29,7 @@ class ServingSettings:
         chunk: prompts are cut every so many tokens where there is a budget.
         seed: of the trace and of the weights.
         shape: of the model, as `LlamaConfig` takes it.
+        device: where it runs; in bfloat16 on any but a CPU.
     """
 
     budgets: tuple[int, ...] = (256, 128)
@@ -44,6 +45,7 @@ class ServingSettings:
     chunk: int = 256
     seed: int = 0
     shape: dict[str, Any] = field(default_factory=lambda: dict(SHAPE))
+    device: str = "cpu"
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,10 @@ def between(draw: random.Random, ends: tuple[int, int]) -> int:
 
 def make_model(settings: ServingSettings) -> Any:
     """A model with random weights."""
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import AutoModelForCausalLM, LlamaConfig
 
     torch.manual_seed(settings.seed)
-    return LlamaForCausalLM(LlamaConfig(**settings.shape)).eval()
+    with torch.device(settings.device):
+        return AutoModelForCausalLM.from_config(
+            LlamaConfig(**settings.shape), dtype=dtype_of("auto", settings.device)
+        ).eval()

@@ -1,0 +1,291 @@
+"""Everything that needs a GPU, in one command: tests, `verify`, and what `paged-eviction bench` measures.
+
+    python benchmarks/gpu.py              # or: make gpu
+    python benchmarks/gpu.py --dry-run    # the same steps, small and on the CPU
+
+An hour at most: each step is a process of its own with a limit, and one that fails or hangs stops none of the others.
+Steps that are finished are not run again, and benchmarks that were cut off go on where they were, so the command may be
+stopped and repeated. What was found goes into one file, `gpu.json`, and one page, `gpu.md`, in
+`benchmarks/results`, both made to be committed as they are. Logs and rows lie in `results/gpu`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parents[1]
+EVAL = (sys.executable, "-m", "hf_paged_eviction_eval")
+TESTS = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "addopts=")
+DONE, FAILED, STOPPED = "done", "failed", "stopped"
+#: Families of `verify`: plain, with a window, sinks, latents, and a linear state beside keys and values.
+FAMILIES = ("llama", "gemma3_text", "gpt_oss", "deepseek_v3", "qwen3_next")
+
+
+@dataclass(frozen=True)
+class Step:
+    """One process.
+
+    Attributes:
+        says: what it shows.
+        command: what runs; `{out}` is the folder of the step and `{device}` the device.
+        small: what is put behind the command in a dry run.
+        minutes: after so many it is stopped.
+    """
+
+    name: str
+    says: str
+    command: tuple[str, ...]
+    small: tuple[str, ...] = ()
+    minutes: float = 10
+    result: str | None = "summary.json"
+
+
+def bench(name: str, says: str, words: str, small: str, minutes: float) -> Step:
+    """A run of `paged-eviction bench`."""
+    command = (*EVAL, "bench", *words.split(), "--device", "{device}", "--output", "{out}")
+    return Step(name, says, command, tuple(small.split()), minutes)
+
+
+ONE_B = "--model llama-3.2-1b"
+SMALL = "--model 100m --threads 1"
+STEPS = (
+    Step(
+        "cuda",
+        "no synchronisation in a decode step, CUDA graphs, attention kernels",
+        (*TESTS, "tests/contract/test_cuda.py"),
+        minutes=6,
+        result=None,
+    ),
+    Step(
+        "contract",
+        "the contract suite on the device",
+        (*TESTS, "-m", "contract", "tests/contract", "--device", "{device}", "-n", "4"),
+        ("-n", "0", "--device", "pretend", "-k", "test_rows and llama and greedy"),
+        minutes=12,
+        result=None,
+    ),
+    Step(
+        "verify",
+        "logits against DynamicCache for five families",
+        (sys.executable, str(Path(__file__)), "--verify", "{out}/verify.json", "--device", "{device}"),
+        minutes=3,
+        result="verify.json",
+    ),
+    bench(
+        "decode",
+        "a decoded token from 1k to 128k, eager and with CUDA graphs; throughput of 64 requests; update",
+        "--preset h200 --contexts 1024,8192,32768,131072",
+        f"{SMALL} --contexts 64,128 --budgets 64 --batch-sizes 1 --steps 16 --rounds 1 --requests 1 --input-tokens 32 "
+        "--output-tokens 16 --variants floor,paged,full",
+        minutes=16,
+    ),
+    bench(
+        "bits",
+        "a decoded token at each precision",
+        f"--preset bits {ONE_B}",
+        f"{SMALL} --budgets 64 --steps 16 --rounds 1",
+        minutes=4,
+    ),
+    bench(
+        "prefill",
+        "the time to the first token of 2k to 128k tokens",
+        f"--preset prefill {ONE_B} --contexts 2048,8192,32768,131072",
+        "--model prefill --contexts 256,512 --budgets 128 --rounds 1 --threads 1",
+        minutes=5,
+    ),
+    bench(
+        "serving",
+        "64 requests in continuous batching, with budgets and without",
+        f"--preset serving {ONE_B} --requests 64",
+        f"{SMALL} --requests 2",
+        minutes=5,
+    ),
+    bench(
+        "paper",
+        "the figures of the PagedEviction paper at one budget, answers of 1,024 tokens",
+        f"--preset paper {ONE_B} --budgets 1024 --output-tokens 1024",
+        f"{SMALL} --budgets 96 --requests 1 --input-tokens 128 --output-tokens 16 --variants full,paged_16,keydiff",
+        minutes=7,
+    ),
+    bench(
+        "profile",
+        "where the time of a step goes: trace.json in the folder of the step",
+        f"{ONE_B} --contexts 32768 --budgets 1024 --variants floor_compiled,paged_static_own,floor,paged --rounds 3 "
+        "--profile {out}/trace.json",
+        f"{SMALL} --contexts 128 --budgets 64 --steps 16 --rounds 1 --variants floor,paged",
+        minutes=2,
+    ),
+)
+
+
+@dataclass
+class Outcome:
+    """What became of a step."""
+
+    state: str
+    seconds: float
+    command: str
+    last_lines: list[str] = field(default_factory=list)
+    result: Any = None
+
+
+def run(step: Step, folder: Path, device: str, dry: bool) -> Outcome:
+    """Run a step to its end or its limit; its output goes to the terminal and into a log."""
+    out = folder / step.name
+    out.mkdir(parents=True, exist_ok=True)
+    words = [word.format(out=out, device=device) for word in (*step.command, *(step.small if dry else ()))]
+    shown = " ".join(words).replace(sys.executable, "python").replace(str(HERE) + "/", "")
+    print(f"\n== {step.name}: {step.says}\n   {shown}", flush=True)
+    started, log = time.monotonic(), out / "log.txt"
+    with log.open("w", encoding="utf-8") as written:
+        process = subprocess.Popen(words, cwd=HERE, env=_environment(folder), stdout=written, stderr=subprocess.STDOUT)
+        try:
+            state = DONE if process.wait(60 * step.minutes) == 0 else FAILED
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            state = STOPPED
+    lines = log.read_text("utf-8", errors="replace").splitlines()[-12:]
+    seconds = time.monotonic() - started
+    print("\n".join(f"   {line}" for line in lines[-6:]) + f"\n   {state} after {seconds:.0f} s", flush=True)
+    return Outcome(state, round(seconds, 1), shown, [] if state == DONE else lines, _result(out, step))
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    """That of this process; a checkout that is not installed is found, too, `eval` under its long name."""
+    link = folder / "path" / "hf_paged_eviction_eval"
+    if not link.exists():
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(HERE / "eval")
+    paths = [str(HERE), str(link.parent), os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "COLUMNS": "140"}
+
+
+def _result(out: Path, step: Step) -> Any:
+    path = out / (step.result or "")
+    return json.loads(path.read_text("utf-8")) if path.is_file() else None
+
+
+def verify_families(target: Path, device: str) -> bool:
+    """`verify` of a tiny model of each family; whether none is wrong."""
+    sys.path[:0] = [str(HERE / "tests"), str(HERE / "tests" / "support")]
+    from families.building import build
+    from families.listing import families
+    from hf_paged_eviction import verify
+
+    found, fine = {}, True
+    for family in families():
+        if str(family) not in FAMILIES:
+            continue
+        report = verify(build(family).to(device))
+        print(str(report).splitlines()[0])
+        found[str(family)] = {"exact": len(report.exact), "wrong": [str(check) for check in report.wrong]}
+        fine = fine and report.ok
+    target.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+    return fine and len(found) == len(FAMILIES)
+
+
+def facts(folder: Path, device: str, dry: bool) -> dict[str, Any]:
+    """The machine, the versions, and the commit."""
+    sys.path[:0] = _environment(folder)["PYTHONPATH"].split(os.pathsep)
+    from hf_paged_eviction_eval.environment import commit, hardware, versions
+
+    return {"device": device, "dry_run": dry, "commit": commit(), "hardware": hardware(1), "versions": versions()}
+
+
+def page(found: dict[str, Any]) -> str:
+    """What was found, to be read."""
+    known = found["facts"]
+    cards = ", ".join(card["name"] for card in known["hardware"]["accelerators"]) or known["hardware"]["cpu"]
+    words = {name: known["versions"][name] for name in ("torch", "transformers")}
+    lines = [
+        f"# On {cards}",
+        "",
+        f"`make gpu`, torch {words['torch']}, transformers {words['transformers']}, commit {known['commit']}."
+        + (" A dry run: small sizes on a CPU, which say nothing about a GPU." if known["dry_run"] else ""),
+        "",
+        "| step | what it shows | state | seconds |",
+        "|---|---|---|---:|",
+    ]
+    for step in STEPS:
+        outcome = found["steps"].get(step.name)
+        if outcome is None:
+            lines.append(f"| {step.name} | {step.says} | not run | |")
+        else:
+            lines.append(f"| {step.name} | {step.says} | {outcome['state']} | {outcome['seconds']:.0f} |")
+    for step in STEPS:
+        lines += _section(step, found["steps"].get(step.name), found["tables"].get(step.name, ""))
+    return "\n".join(lines) + "\n"
+
+
+def _section(step: Step, outcome: dict[str, Any] | None, table: str) -> list[str]:
+    if outcome is None:
+        return []
+    lines = ["", f"## {step.name}", "", f"`{outcome['command']}`"]
+    for text in (table, "\n".join(outcome["last_lines"])):
+        if text:
+            lines += ["", "```text", text, "```"]
+    return lines
+
+
+def _table(out: Path) -> str:
+    """What the step printed, without its progress."""
+    lines = (out / "log.txt").read_text("utf-8", errors="replace").replace("\r", "\n").splitlines()
+    noise = ("measurements", "prompts ", "note:", "written to", "Loading")
+    return "\n".join(line.rstrip() for line in lines if line.strip() and not line.lstrip().startswith(noise))[-6000:]
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """0 if every step is done."""
+    asked = _arguments().parse_args(words)
+    if asked.verify is not None:
+        return 0 if verify_families(asked.verify, asked.device or "cuda") else 1
+    device = asked.device or ("cpu" if asked.dry_run else "cuda")
+    folder = asked.work or HERE / "results" / ("gpu_dry" if asked.dry_run else "gpu")
+    target = asked.output or (folder if asked.dry_run else HERE / "benchmarks" / "results")
+    import torch
+
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        print("no CUDA device in sight: --dry-run tries every step on this CPU", file=sys.stderr)
+        return 1
+    folder.mkdir(parents=True, exist_ok=True)
+    target.mkdir(parents=True, exist_ok=True)
+    state = folder / "steps.json"
+    known: dict[str, Any] = json.loads(state.read_text("utf-8")) if state.exists() else {}
+    chosen = [step for step in STEPS if not asked.steps or step.name in asked.steps]
+    for step in chosen:
+        if known.get(step.name, {}).get("state") == DONE:
+            print(f"== {step.name}: done already")
+            continue
+        known[step.name] = vars(run(step, folder, device, asked.dry_run))
+        state.write_text(json.dumps(known, indent=1) + "\n", "utf-8")
+        found = {"facts": facts(folder, device, asked.dry_run), "steps": known}
+        (target / "gpu.json").write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+        tables = {each.name: _table(folder / each.name) for each in STEPS if each.name in known}
+        (target / "gpu.md").write_text(page({**found, "tables": tables}), "utf-8")
+    print(f"\n{target / 'gpu.json'}, {target / 'gpu.md'}")
+    return 0 if all(known.get(step.name, {}).get("state") == DONE for step in chosen) else 1
+
+
+def _arguments() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dry-run", action="store_true", help="small, on the CPU: does every step run?")
+    parser.add_argument("--device", help="cuda, cuda:1, ...")
+    parser.add_argument("--steps", nargs="*", choices=[step.name for step in STEPS], help="these alone")
+    parser.add_argument("--work", type=Path, help="folder of logs and rows; default results/gpu")
+    parser.add_argument("--output", type=Path, help="folder of gpu.json and gpu.md; default benchmarks/results")
+    parser.add_argument("--verify", type=Path, help=argparse.SUPPRESS)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

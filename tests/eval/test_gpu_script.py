@@ -1,0 +1,98 @@
+"""`make gpu`: what becomes of steps, what a second call runs again, and the page."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def script() -> Any:
+    spec = importlib.util.spec_from_file_location("gpu_script", ROOT / "benchmarks" / "gpu.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The script with three steps of its own: fine, broken until a file is there, endless."""
+    made = script()
+    fine = "import pathlib; pathlib.Path(r'{out}/summary.json').write_text('[1, 2]'); print('all is well')"
+    broken = "import pathlib, sys; sys.exit('broken') if not pathlib.Path(r'{out}/mended').exists() else None"
+    endless = "import time; print('going on', flush=True); time.sleep(600)"
+    monkeypatch.setattr(made, "_environment", lambda folder: {"PYTHONPATH": ""})
+    steps = tuple(
+        made.Step(name, f"whether it is {name}", (sys.executable, "-c", code), minutes=minutes)
+        for name, code, minutes in (("fine", fine, 5), ("broken", broken, 5), ("endless", endless, 0.02))
+    )
+    monkeypatch.setattr(made, "STEPS", steps)
+    return made
+
+
+def test_a_step_that_fails_or_hangs_stops_no_other_and_is_run_again(
+    gpu: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["gpu.py"])
+    words = ["--dry-run", "--work", str(tmp_path), "--output", str(tmp_path / "out")]
+    (tmp_path / "out").mkdir()
+    assert gpu.main([*words, "--steps"]) == 1
+    found = json.loads((tmp_path / "out" / "gpu.json").read_text("utf-8"))
+    assert {name: step["state"] for name, step in found["steps"].items()} == {
+        "fine": "done",
+        "broken": "failed",
+        "endless": "stopped",
+    }
+    assert found["steps"]["fine"]["result"] == [1, 2] and found["steps"]["broken"]["last_lines"] == ["broken"]
+    assert found["facts"]["dry_run"] and found["facts"]["versions"]["torch"]
+    page = (tmp_path / "out" / "gpu.md").read_text("utf-8")
+    assert "all is well" in page and "| broken | whether it is broken | failed |" in page and "dry run" in page
+    assert str(ROOT) not in page and sys.executable not in page
+
+    (tmp_path / "broken" / "mended").touch()
+    capsys.readouterr()
+    assert gpu.main([*words, "--steps"]) == 1
+    said = capsys.readouterr().out
+    assert "fine: done already" in said and "broken: done already" not in said
+    again = json.loads((tmp_path / "out" / "gpu.json").read_text("utf-8"))["steps"]
+    assert again["broken"]["state"] == "done" and again["fine"] == found["steps"]["fine"]
+
+
+def test_without_a_gpu_it_says_what_can_be_done(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a CUDA device")
+    assert script().main(["--work", str(tmp_path)]) == 1
+    assert "--dry-run" in capsys.readouterr().err
+
+
+def test_every_benchmark_takes_its_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every `paged-eviction bench` of the list is understood, as it is and in a dry run; nothing is measured."""
+    from typer.testing import CliRunner
+
+    from hf_paged_eviction_eval.bench import precision, prefill, request
+    from hf_paged_eviction_eval.bench.serving import preset as serving
+    from hf_paged_eviction_eval.commands import app
+
+    asked: list[Any] = []
+    monkeypatch.setattr(request, "run", lambda settings, *rest: asked.append(settings) or True)
+    monkeypatch.setattr(precision, "run", lambda options, output: asked.append(options) or True)
+    for module in (prefill, serving):
+        read = module.read
+        monkeypatch.setattr(module, "run", lambda options, output, read=read: asked.append(read(options)) or True)
+    steps = [step for step in script().STEPS if "bench" in step.command]
+    for step in steps:
+        for small in ((), step.small):
+            words = [word.format(out=tmp_path, device="cpu") for word in (*step.command, *small)]
+            result = CliRunner().invoke(app, words[words.index("bench") :])
+            assert result.exit_code == 0, result.output
+    assert len(asked) == 2 * len(steps) == 12
