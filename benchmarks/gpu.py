@@ -69,7 +69,7 @@ STEPS = (
         "contract",
         "the contract suite on the device",
         (*TESTS, "-m", "contract", "tests/contract", "--device", "{device}", "-n", "4"),
-        ("-n", "0", "--device", "pretend", "-k", "test_rows and llama and greedy"),
+        ("-n", "0", "--device", "pretend", "-k", "test_low_precision and greedy"),
         minutes=12,
         result=None,
     ),
@@ -154,7 +154,7 @@ def run(step: Step, folder: Path, device: str, dry: bool) -> Outcome:
             process.kill()
             process.wait()
             state = STOPPED
-    lines = log.read_text("utf-8", errors="replace").splitlines()[-12:]
+    lines = _lines(log)[-12:]
     seconds = time.monotonic() - started
     print("\n".join(f"   {line}" for line in lines[-6:]) + f"\n   {state} after {seconds:.0f} s", flush=True)
     return Outcome(state, round(seconds, 1), shown, [] if state == DONE else lines, _result(out, step))
@@ -237,11 +237,16 @@ def _section(step: Step, outcome: dict[str, Any] | None, table: str) -> list[str
     return lines
 
 
+def _lines(log: Path) -> list[str]:
+    """What a step printed, without the path of this folder."""
+    text = log.read_text("utf-8", errors="replace").replace("\r", "\n").replace(f"{HERE}/", "")
+    return [line.rstrip() for line in text.splitlines() if line.strip()]
+
+
 def _table(out: Path) -> str:
-    """What the step printed, without its progress."""
-    lines = (out / "log.txt").read_text("utf-8", errors="replace").replace("\r", "\n").splitlines()
+    """The same without progress."""
     noise = ("measurements", "prompts ", "note:", "written to", "Loading")
-    return "\n".join(line.rstrip() for line in lines if line.strip() and not line.lstrip().startswith(noise))[-6000:]
+    return "\n".join(line for line in _lines(out / "log.txt") if not line.lstrip().startswith(noise))[-6000:]
 
 
 def main(words: Sequence[str] | None = None) -> int:
