@@ -24,9 +24,9 @@ from .layers.member import Member
 from .layers.sliding import StaticSlidingLayer
 from .options import Options
 from .policies import EvictionPolicy
+from .precision.codec import Codec
+from .precision.low_rank import RankCodec
 from .queries.attention import PAGED_EVICTION
-from .store.codec import Codec
-from .store.low_rank import RankCodec
 from .store.turning import Turning
 from .table.budget import BlockBudget
 from .table.cohort import Cohorts
@@ -58,19 +58,21 @@ class LayerBuilder:
             self.sharing = Threshold(options.sizes)
         self._memory: MemoryPlan | None = None
 
-    def _codecs(self, config: Any, index: int, share: HeadShare) -> tuple[Codec, Codec] | None:
-        """Of keys and of values of one layer."""
+    def _codecs(self, config: Any, index: int, share: HeadShare, rotary: Rotary | None) -> tuple[Codec, Codec] | None:
+        """Of keys and of values of one layer; `rotary` turns the keys, or the rotary part of latents."""
         keys, values = self._options.bits
-        if self._options.basis is not None:
-            found = self._options.basis.layer(index, self._options.ranks)
-            pairs = zip((found.keys, found.values), self._options.ranks, self._options.bits, (True, False), strict=True)
-            made = [
-                Codec(bits, turned) if rank is None else RankCodec(axes, rank, bits, share)
-                for axes, rank, bits, turned in pairs
-            ]
-            return made[0], made[1]
-        # What latent attention (MLA) hands over as values are keys too.
-        return None if keys is values is None else (Codec(keys, True), Codec(values, is_latent_attention(config)))
+        if keys is values is None and self._options.basis is None:
+            return None
+        if is_latent_attention(config):  # what it hands over as values are the keys' rotary part
+            plain = Codec(keys, True, centred=True), Codec(values, True, centred=True, rotary=rotary)
+        else:
+            plain = Codec(keys, True, centred=True, rotary=rotary), Codec(values, True)
+        if self._options.basis is None:
+            return plain
+        found = self._options.basis.layer(index, self._options.ranks)
+        pairs = zip((found.keys, found.values), self._options.ranks, plain, strict=True)
+        made = [codec if rank is None else RankCodec(axes, rank, codec.bits, share) for axes, rank, codec in pairs]
+        return made[0], made[1]
 
     def _make(
         self,
@@ -123,11 +125,12 @@ class LayerBuilder:
             self._memory = MemoryPlan(sizes, partial(checked_storage, self._options, len(paged)))
         rotaries = self._rotaries(config, paged)
         turnings = turnings_of(config, paged) if self._options.positions == "cache" else {}
+        turns = known_rotaries(config, paged) if self._options.bits != (None, None) else {}
         layers = []
         for index, layer in enumerate(plan):
             if index in budgets:
                 share, rotary = HeadShare.of(config, index), rotaries.get(index)
-                codecs = self._codecs(config, index, share)
+                codecs = self._codecs(config, index, share, turns.get(index))
                 made = self._make(budgets[index], index, padding, share, rotary, turnings.get(index), codecs)
                 layers.append(made if layer is None else HybridLayer(made, layer))
             else:
@@ -160,6 +163,14 @@ def checked_storage(options: Options, layers: int, sizes: BlockBudget, rows: int
     except ValueError as error:
         raise ValueError(f"memory={options.sizes.memory:,} leaves {sizes.tokens} tokens: {error}") from error
     return most_stored(sizes, options.allocator, layers, rows)
+
+
+def known_rotaries(config: Any, paged: Sequence[int]) -> Mapping[int, Rotary | None]:
+    """How these layers turn their keys, or the rotary part of latents; nothing where that is not known."""
+    try:
+        return layer_rotaries(config, paged, latents=is_latent_attention(config))
+    except UnknownRotaryError:
+        return {}
 
 
 def turnings_of(config: Any, paged: Sequence[int]) -> dict[int, Turning]:

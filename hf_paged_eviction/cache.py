@@ -89,7 +89,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             a block plus the forward, however long the text is. The model's queries keep their positions; the keys held
             are turned, which needs a rotary embedding and half as much memory again once something was evicted; with
             bits= instead of memory a slower step, which turns them whenever they are read.
-        bits: 8, 4 or 2: keep keys and values in so many bits per number, rounded token by token, and decode them for
+        bits: 8, 4, 3 or 2: keep keys and values in so many bits per number, rounded token by token, and decode them for
             each forward; a pair `(keys, values)` gives each its own. The first `sink_tokens` (or `protected_prefix`)
             and the newest `block_size` tokens of a row stay as they came. None = the model's own type. The budget
             still counts tokens; `stats` tells the bytes.

@@ -16,6 +16,7 @@ from .integration.padding import Padding
 from .integration.rotary import Rotary
 from .layers.compiled import Compiled
 from .layers.contents import Contents, PagedSnapshot
+from .layers.gradients import refuse_gradients
 from .layers.member import Member
 from .layers.overflow import Overflow
 from .layers.place import Place
@@ -24,13 +25,13 @@ from .layers.takeback import Takeback
 from .policies import EvictionPolicy, QueryCount
 from .policies.needs import Heads
 from .policies.scorer import Scorer
+from .precision.codec import Codec
+from .precision.coded import make_store
 from .queries.listener import Listener
 from .queries.observer import Observer, Queries
 from .queries.parts import Part, Read
 from .queries.ring import QueryRing
 from .stats import LayerStats
-from .store.codec import Codec
-from .store.coded import make_store
 from .store.pending import Pending
 from .store.store import Arrived
 from .store.turning import Turning
@@ -300,6 +301,16 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         return keys, values
 
     def _use_then_evict(self, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
+        attended = self._attended(key_states, value_states)
+        if not key_states.requires_grad:
+            return attended
+        single, later = key_states.shape[2] == 1 and self.store.rounds, self.contents.came_with_gradients
+        self.contents.came_with_gradients = True
+        if single or (later and (self.store.rounds or self.record_past)):
+            return refuse_gradients(attended, key_states)
+        return attended
+
+    def _attended(self, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         keys, values = self.store.detached(key_states, value_states)
@@ -366,7 +377,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         """Hold new tokens. Returns all that they may attend to, where that was put together; else `_read` gives it."""
         table, count, listener = self.contents.known, keys.shape[2], self.listener
         if count > 1 and self.store.rounds:
-            self.store.meet(keys, real)
+            self.store.meet(keys, values, real)
         self.quota.scores = None
         if self.marks is not None:
             self.marks.expect(marks)
@@ -430,7 +441,9 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         else:
             self.scores.encode()
             table.append(count, real)
-            self.store.append(held, keys, values, Arrived(table.positions, table.seen - table.pads))
+            positions = table.positions
+            arrived = Arrived(positions, positions[..., held:], table.seen - table.pads)
+            self.store.append(held, keys, values, arrived)
             self.scores.note_appended(keys, values)
 
     def _overwrite(self, table: BlockTable, keys: Tensor, values: Tensor, real: Tensor | None) -> None:

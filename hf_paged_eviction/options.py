@@ -17,8 +17,8 @@ from .disposals import Disposal, Surroundings, make_disposal
 from .integration.models import check_model, is_latent_attention, mixes_heads, why_not_ours
 from .policies import EvictionPolicy, make_policy
 from .policies.needs import Heads
+from .precision.codec import check_bits
 from .queries.attention import PAGED_EVICTION, ModelAttention
-from .store.codec import check_bits
 from .table.budget import BlockBudget
 from .table.gaps import Positions
 from .table.memory import parse_bytes

@@ -1,8 +1,8 @@
 """`paged-eviction bench --preset bits`: time and memory of a decoded token at each precision.
 
-A cache of C tokens as they came beside caches of as many tokens in 8, 4 and 2 bits, and of as many as fit into the same
-bytes. One row; keys and values are random, since time does not depend on them. Memory is that of the cache, and the
-most that a step takes on top: a layer's tokens are decoded for its attention and given up after it.
+A cache of C tokens as they came beside caches of as many tokens in 8, 4, 3 and 2 bits, and of as many as fit into the
+same bytes. One row; keys and values are random, since time does not depend on them. Memory is that of the cache, and
+the most that a step takes on top: a layer's tokens are decoded for its attention and given up after it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from .timing import interleaved, ratio
 from .variants import Held
 
 PRESET = "bits"
-BITS = (None, 8, 4, 2)
+BITS = (None, 8, 4, 3, 2)
 #: Options that replace parts of the preset.
 _TAKEN = {"model", "dtype", "device", "steps", "rounds"}
 

@@ -61,7 +61,7 @@ requests, preemptions, time to the first token
 
   paged-eviction bench --preset serving --threads 1
 
-A decoded token at 8, 4 and 2 bits, at the same tokens and in the same bytes, eager and compiled
+A decoded token at 8, 4, 3 and 2 bits, at the same tokens and in the same bytes, eager and compiled
 
   paged-eviction bench --preset bits --threads 1
 

@@ -16,14 +16,14 @@ def precision(text: str | int | Sequence[int | None] | None) -> int | tuple[int 
     """
     if text is None:
         return None
-    from hf_paged_eviction.store.codec import check_bits  # asked for rarely, and brings torch
+    from hf_paged_eviction.precision.codec import check_bits  # asked for rarely, and brings torch
 
     typed = text if isinstance(text, str) else ",".join(map(str, [text] if isinstance(text, int) else text))
     try:
         counts = _counts(typed)
         pair = check_bits(counts[0] if len(counts) == 1 else counts)
     except ValueError:
-        raise ValueError("write 8, 4 or 2, or two of these or none for keys and values, such as 8,4") from None
+        raise ValueError("write 8, 4, 3 or 2, or two of these or none for keys and values, such as 8,4") from None
     return pair[0] if len(counts) == 1 else pair
 
 
@@ -70,7 +70,7 @@ class CacheOptions(Options):
     recent_tokens: int | None = option(None, "Newest tokens that are never evicted.", at_least=0, shown="one block")
     bits: Bits | None = option(
         None,
-        "Bits of a number that is kept, 8, 4 or 2; two numbers for keys and values, such as 8,4.",
+        "Bits of a number that is kept, 8, 4, 3 or 2; two numbers for keys and values, such as 8,4.",
         metavar="N",
         shown="the model's",
     )

@@ -28,7 +28,7 @@ def precisions(text: str) -> tuple[str | None, ...]:
         try:
             precision(pair)
         except ValueError:
-            raise ValueError("write none, 8, 4 or 2, and for keys and values apart 8/4, with commas between") from None
+            raise ValueError("write none, 8, 4, 3 or 2, for keys and values apart 8/4, with commas between") from None
         found.append(pair)
     if not found:
         raise ValueError("write at least one, such as none,8")
@@ -61,7 +61,7 @@ class GridOptions(Options):
     )
     bits: Annotated[Numbers, readable(precisions)] = option(
         "none,8,4",
-        "Bits of a number that is kept: none, 8, 4, 2, or keys/values such as 8/4.",
+        "Bits of a number that is kept: none, 8, 4, 3, 2, or keys/values such as 8/4.",
         metavar="N,...",
         panel=TRIED,
     )

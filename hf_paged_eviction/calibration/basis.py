@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from ..integration.models import is_latent_attention
-from ..store.low_rank import Axes, LayerBasis, check_rank
+from ..precision.low_rank import Axes, LayerBasis, check_rank
 from .calibration import fingerprint
 
 _FORMAT = "hf_paged_eviction.basis"

@@ -134,7 +134,9 @@ class Rotary:
             factor = scaling**scaled
             cos, sin = cos * factor, sin * factor
         turned = turning * cos + turning.index_select(-1, partners) * sin
-        return torch.cat([turned, still], dim=-1) if still.shape[-1] else turned
+        if not still.shape[-1]:
+            return turned
+        return torch.cat([turned, still.expand(*turned.shape[:-1], -1)], dim=-1)  # one state, many positions
 
     def _on(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         if device not in self._tables:

@@ -60,6 +60,7 @@ class Contents:
         marks: what gates say of them; None where nobody asks.
         table: which token is where; None before the first forward.
         pending: tokens that wait for `crop` or for attention, beside those in the table; None = no tokens.
+        came_with_gradients: whether a forward was to have a gradient.
 
     Args:
         store, quota, outlet, listener, marks: see above.
@@ -82,6 +83,7 @@ class Contents:
         self.marks = marks
         self.table: BlockTable | None = None
         self.pending: Pending | None = None
+        self.came_with_gradients = False
         self._scorer = scorer
 
     # ---- what there is --------------------------------------------------------------------------------------------
@@ -196,6 +198,7 @@ class Contents:
     def clear(self) -> None:
         """Forget every token. The storage stays."""
         self.table = self.pending = None
+        self.came_with_gradients = False
         self.quota.clear()
         self.store.clear()
         self.outlet.clear()

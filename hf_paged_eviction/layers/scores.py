@@ -5,7 +5,7 @@ from torch import Tensor
 
 from ..policies import QueryCount
 from ..policies.scorer import Scorer
-from ..store.coded import CodedStore
+from ..precision.coded import CodedStore
 from .contents import Contents
 
 
@@ -112,7 +112,7 @@ class Scores:
             return
         table = self._contents.known
         scores = table.tokens.scores
-        slots, keys, values, new = store.newest()
-        slots, new = slots[:, : scores.shape[1]], new[:, : scores.shape[1]]
-        found = self.alike(keys, values, table.positions.gather(-1, slots), table.seen - table.pads)
+        newest, sets = store.newest(), scores.shape[1]
+        slots, new = newest.slots[:, :sets], newest.waits[:, :sets]
+        found = self.alike(newest.keys, newest.values, table.positions.gather(-1, slots), table.seen - table.pads)
         scores.scatter_(-1, slots, torch.where(new, found, scores.gather(-1, slots)))

@@ -21,10 +21,10 @@ from ..integration.feeding import feed
 from ..integration.model_rotary import UnknownRotaryError, layer_rotaries
 from ..integration.models import is_latent_attention, is_paged, layer_plan
 from ..integration.rotary import Rotary
+from ..precision.low_rank import Axes, LayerBasis
 from ..queries.attention import PAGED_EVICTION
 from ..queries.bystander import Bystander, OverheardCache
 from ..queries.observer import Queries
-from ..store.low_rank import Axes, LayerBasis
 from .fit import Progress, Window
 from .future import shows_queries
 

@@ -63,10 +63,12 @@ class Arrived:
 
     Attributes:
         positions: `[batch, 1 or sets, held]`, -1 for pads and dead slots.
+        new: `[batch, 1 or sets, n]`, as `positions`, of those that have just come, held or not.
         count: `[batch]` real tokens of each row so far, held or not.
     """
 
     positions: Tensor
+    new: Tensor
     count: Tensor
 
 
@@ -258,7 +260,7 @@ class Store:
         keys, values = self._both
         return gather_slots(keys, slots), gather_slots(values, slots)
 
-    def meet(self, keys: Tensor, real: Tensor | None) -> None:
+    def meet(self, keys: Tensor, values: Tensor, real: Tensor | None) -> None:
         """Several tokens are about to come; `real` `[batch, n]` bool, None = all of them are."""
 
     def append(self, start: int, keys: Tensor, values: Tensor, arrived: Arrived | None = None) -> None:

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from hf_paged_eviction.store.codec import BITS, Codec, check_bits, mixing_matrix, pack, unpack
+from hf_paged_eviction.precision.codec import BITS, Codec, check_bits, mixing_matrix, pack, packed_width, unpack
 from rounded import slow_round, slow_turn
 
 
@@ -22,7 +22,8 @@ def test_the_mixing_matrix(dim: int) -> None:
 def test_packing_loses_nothing(bits: int, dim: int) -> None:
     index = torch.randint(0, 2**bits, (2, 3, 5, dim), dtype=torch.uint8)
     packed = pack(index, bits)
-    assert packed.shape == (2, 3, 5, math.ceil(dim * bits / 8))
+    assert packed.shape == (2, 3, 5, packed_width(dim, bits))
+    assert math.ceil(dim * bits / 8) <= packed.shape[-1] <= math.ceil(dim * bits / 8) + 1
     assert torch.equal(unpack(packed, bits, dim, torch.float32), index.float())
 
 
@@ -36,7 +37,7 @@ def test_rounding(bits: int, dim: int, turned: bool) -> None:
     codes = codec.encode(states)
     packed, levels = codec.shapes(states, 7)
     assert (codes.packed.shape, codes.levels.shape) == (packed, levels)
-    assert (codes.packed.dtype, codes.levels.dtype) == (torch.uint8, torch.float16)
+    assert (codes.packed.dtype, codes.levels.dtype) == (torch.uint8, torch.bfloat16)
     found = codec.decode(codes, dim, states.dtype)
     assert torch.allclose(found, slow_round(states, bits, turned), rtol=1e-9, atol=1e-12)
 
@@ -45,11 +46,19 @@ def test_rounding(bits: int, dim: int, turned: bool) -> None:
 def test_low_precision(dtype: torch.dtype) -> None:
     """The result has the model's type and is off by little more than rounding and type allow."""
     states = torch.randn(1, 2, 50, 64).to(dtype)
-    for bits, most in ((8, 0.01), (4, 0.11), (2, 0.4)):
+    for bits, most in ((8, 0.01), (4, 0.11), (3, 0.22), (2, 0.4)):
         codec = Codec(bits, turned=True)
         found = codec.decode(codec.encode(states), 64, dtype)
         assert found.dtype == dtype
         assert (found.float() - states.float()).norm() <= most * states.float().norm()
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e-6, 1e-5, 1.0, 1e30])
+def test_numbers_of_any_size_are_rounded_alike(size: float) -> None:
+    """Tiny ones have levels, too."""
+    states = size * torch.randn(1, 2, 50, 64, dtype=torch.float64)
+    found = Codec(8).decode(Codec(8).encode(states), 64, states.dtype)
+    assert (found - states).norm() <= 0.01 * states.norm()
 
 
 @pytest.mark.parametrize("bits", BITS)

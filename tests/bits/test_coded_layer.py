@@ -9,14 +9,32 @@ import pytest
 import torch
 from torch import Tensor
 
+from hf_paged_eviction.integration.rotary import Rotary
 from hf_paged_eviction.layer import PagedLayer
 from hf_paged_eviction.policies import make_policy
-from hf_paged_eviction.store.codec import Codec
-from hf_paged_eviction.store.coded import CodedStore
+from hf_paged_eviction.precision.codec import Codec
+from hf_paged_eviction.precision.coded import CodedStore
 from hf_paged_eviction.table.budget import BlockBudget
-from rounded import slow_channels, slow_round
+from rounded import slow_round
 
 HEADS, DIM, BLOCK, BITS = 2, 6, 3, 4
+#: Channels 0 and 2 turn together, 1 and 3, and the last two do not turn.
+FREQUENCIES = (0.7, 0.1)
+
+
+def rotary() -> Rotary:
+    partners, signs = torch.tensor([2, 3, 0, 1]), torch.tensor([-1.0, -1.0, 1.0, 1.0])
+    return Rotary(torch.tensor(FREQUENCIES * 2), partners, signs, torch.ones(4))
+
+
+def slow_turned(state: Tensor, position: int) -> Tensor:
+    """`[heads, dim]` turned by so many positions: each pair of channels is a complex number."""
+    turned = state.clone()
+    for at, frequency in enumerate(FREQUENCIES):
+        angle = torch.tensor(position * torch.tensor(frequency).item())
+        turned[:, at] = state[:, at] * angle.cos() - state[:, at + 2] * angle.sin()
+        turned[:, at + 2] = state[:, at + 2] * angle.cos() + state[:, at] * angle.sin()
+    return turned
 
 
 @dataclass
@@ -37,13 +55,14 @@ class Slow:
         self.rows: list[list[Token]] = [[] for _ in range(rows)]
         self.real = torch.ones(rows, 0, dtype=torch.bool)  # by column
         self.protected = protected
-        self.channels = [torch.ones(HEADS, DIM, dtype=torch.float64)] * rows
+        self.means = [torch.zeros(HEADS, DIM, dtype=torch.float64)] * rows
 
     def came(self, keys: Tensor, values: Tensor, real: Tensor) -> None:
         for row, tokens in enumerate(self.rows):
             first = [keys[row, :, at] for at in range(keys.shape[2]) if real[row, at]]
             if not tokens and len(first) > 1:
-                self.channels[row] = slow_channels(first)
+                plain = [slow_turned(key, -position) for position, key in enumerate(first)]
+                self.means[row] = torch.stack(plain).mean(0).bfloat16().double()
             tokens += [Token(keys[row, :, at], values[row, :, at]) for at in range(keys.shape[2]) if real[row, at]]
             for position, token in enumerate(tokens):
                 token.rounded |= self.protected <= position < len(tokens) - BLOCK
@@ -55,25 +74,27 @@ class Slow:
         for row, per_head in enumerate(layer.positions.tolist()):
             for head, positions in enumerate(per_head):
                 slots = [slot for slot, position in enumerate(positions) if position >= 0]
-                wanted = [self._states(row, head, self.rows[row][positions[slot]]) for slot in slots]
+                wanted = [self._states(row, head, positions[slot]) for slot in slots]
                 for states, expected in zip((keys, values), zip(*wanted, strict=True), strict=False):
                     place = f"row {row}, head {head}, tokens {positions}"
-                    assert torch.allclose(states[row, head, slots], torch.stack(expected), rtol=0, atol=1e-9), place
+                    assert torch.allclose(states[row, head, slots], torch.stack(expected), rtol=0, atol=1e-6), place
                 if head == 0:
                     self._same_codes(store, row, positions)
 
-    def _states(self, row: int, head: int, token: Token) -> tuple[Tensor, Tensor]:
+    def _states(self, row: int, head: int, position: int) -> tuple[Tensor, Tensor]:
+        token = self.rows[row][position]
         key, value = token.key[head], token.value[head]
         if not token.rounded:
             return key, value
         if head not in token.few:
-            token.few[head] = slow_round(key, BITS, True, self.channels[row][head]), slow_round(value, BITS, False)
+            mean = slow_turned(self.means[row], position)[head]
+            token.few[head] = slow_round(key - mean, BITS, True) + mean, slow_round(value, BITS, True)
         return token.few[head]
 
     def _same_codes(self, store: CodedStore, row: int, positions: list[int]) -> None:
         for slot, position in enumerate(positions):
             if position >= 0 and (token := self.rows[row][position]).rounded:
-                codes = [part[row, 0, slot].clone() for part in store.tensors]
+                codes = [part[row, 0, slot].clone() for part in store.tensors]  # of its position, too
                 assert token.codes is None or all(map(torch.equal, token.codes, codes)), "encoded again"
                 token.codes = codes
 
@@ -87,7 +108,7 @@ def test_random_calls(seed: int, policy: str, sinks: int, recent: int | None, he
     torch.manual_seed(seed)
     draw, rows = Random(seed), 3
     budget = BlockBudget.validate(8 * BLOCK, None, BLOCK, sinks, 0, recent)
-    codecs = Codec(BITS, turned=True), Codec(BITS)
+    codecs = Codec(BITS, turned=True, centred=True, rotary=rotary()), Codec(BITS, turned=True)
     layer = PagedLayer(budget, make_policy(policy), heads, codecs=codecs)  # type: ignore[arg-type]
     layer.padding.expected = False
     slow = Slow(rows, sinks)
@@ -100,7 +121,7 @@ def test_random_calls(seed: int, policy: str, sinks: int, recent: int | None, he
             layer.reorder_cache(torch.tensor(index))
             slow.rows = [[Token(**vars(token)) for token in slow.rows[row]] for row in index]
             slow.real = slow.real[index]
-            slow.channels = [slow.channels[row] for row in index]
+            slow.means = [slow.means[row] for row in index]
             layer.padding.map_rows(lambda known, index=index: known[index], rows)
         elif layer.held and action < 0.25:
             layer.offload()

@@ -200,8 +200,8 @@ def test_crop_and_shrink() -> None:
 def test_bytes_and_a_pool() -> None:
     """Not a copy: 4 bytes per slot, for all heads or, where they hold other tokens, for each."""
     pool = StoragePool()
-    plain = filled(positions="text")[1].stats().storage_bytes
     for heads, sets in (("shared", 1), ("separate", 2)):
+        plain = filled(positions="text", heads=heads)[1].stats().storage_bytes
         cache = filled(heads=heads, pool=pool)[1]
         taken = cache.stats().storage_bytes
         assert taken == plain + 2 * 2 * sets * 24 * 4

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from reference import Recorder, _additive_mask, _recorded, assert_said, replayed_forward
-from rounded import slow_channels, slow_round
+from rounded import slow_round
 
 Sets = list[list[set[int]]]  # [row][kv head] -> positions or columns
 
@@ -34,6 +34,18 @@ def poison_empty(layer: Any) -> None:
         for levels in (demoted.key_levels, demoted.value_levels):
             empty = (demoted.positions < 0).expand(-1, levels.shape[1], -1)
             levels.copy_(levels.masked_fill(empty[..., None], math.nan))
+
+
+def slow_channels(keys: list[Tensor]) -> Tensor:
+    """`[heads, dim]` for a row that begins with these keys `[heads, dim]`: by what each channel is divided."""
+    divided = torch.ones_like(keys[0])
+    if len(keys) > 1:
+        for head in range(len(divided)):
+            size = torch.stack([key[head] for key in keys]).square().mean(0)
+            size = size * len(keys) + 8 * size.median()
+            for channel, ratio in enumerate((size / size.median()).sqrt().tolist()):
+                divided[head, channel] = 2.0 ** max(round(math.log2(ratio)), 0)
+    return divided
 
 
 class DemoteRecorder(Recorder):
@@ -145,7 +157,7 @@ class DemoteRecorder(Recorder):
         )
         turned = settings.balance == "rotation"
         channels = torch.stack([self._channels(index, row) for row in range(len(keys))])[:, :, None]
-        return slow_round(keys, settings.bits, turned, channels), slow_round(values, settings.bits, False)
+        return slow_round(keys / channels, settings.bits, turned) * channels, slow_round(values, settings.bits, False)
 
     def _channels(self, index: int, row: int) -> Tensor:
         real = [at for at, column in enumerate(self.columns) if column.real[row]]

@@ -277,7 +277,7 @@ def test_refused() -> None:
         ({"disposal": "demote", "positions": "cache"}, "positions='cache'"),
         ({"disposal": "demote", "allocator": "pyramid"}, "an allocator"),
         ({"disposal": "demote", "budget": [16, 24]}, "an allocator"),
-        ({"disposal": "demote(bits=3)"}, "bits must be one of"),
+        ({"disposal": "demote(bits=5)"}, "bits must be one of"),
         ({"disposal": "demote(share=1)"}, "share must lie"),
         ({"disposal": "demote(balance=scales)"}, "balance must be one of"),
     ]:

@@ -63,7 +63,7 @@ def test_bits_are_one_number_or_two(typed: str | None, given: Any) -> None:
 
 @pytest.mark.parametrize("typed", ["5", "x", "4,2,1", "4,"])
 def test_bits_that_cannot_be(typed: str) -> None:
-    with pytest.raises(ValueError, match="write 8, 4 or 2"):
+    with pytest.raises(ValueError, match="write 8, 4, 3 or 2"):
         CacheOptions(bits=typed)
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hf_paged_eviction.calibration.basis import Basis
-from hf_paged_eviction.store.low_rank import Axes
+from hf_paged_eviction.precision.low_rank import Axes
 from rounded import RoundedRecorder, slow_round
 
 

@@ -197,7 +197,7 @@ def test_prompts_need_no_answers(tmp_path: Path) -> None:
         (["--memory", "nonsense"], "no number of bytes"),
         (["--memory", "64MiB", "--length", "256"], "nothing would have to go"),
         (["--memory", "1MiB", "--text", "missing.txt"], "no such file: missing.txt"),
-        (["--memory", "1MiB", "--bits", "5"], "write none, 8, 4 or 2"),
+        (["--memory", "1MiB", "--bits", "5"], "write none, 8, 4, 3 or 2"),
         (["--memory", "1MiB", "--policies", "keydif"], "did you mean 'keydiff'"),
         (["--memory", "1MiB", "--policies", "h2o@cake"], "name allocators in --allocators"),
         (["--memory", "1MiB", "--disposals", "burn"], "--disposals burn"),

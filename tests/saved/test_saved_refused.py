@@ -293,6 +293,10 @@ def _counter(name: str, value: Any) -> Callable[[dict[str, Any], dict[str, Any]]
         (lambda c, t: c["settings"].update(allocator="pyramid"), "the settings make it"),
         (lambda c, t: t.pop("layers.0.store.keys"), "layers.0.store.keys is not what it has to be"),
         (lambda c, t: t.update(more=torch.zeros(1)), "'more' belongs nowhere"),
+        (
+            lambda c, t: t.update({"layers.0.store.channels": torch.ones(1)}),
+            "few bits by an earlier version",
+        ),
         (lambda c, t: t.update({"layers.0.store.keys": torch.zeros(3, 2, 24, 8, dtype=torch.int64)}), "keys are"),
         (lambda c, t: t.update({"layers.0.store.values": torch.zeros(3, 2, 23, 8)}), "not those of 3 rows"),
         (lambda c, t: t.update({"padding.mask": torch.ones(2, 39, dtype=torch.bool)}), "mask of the padding"),

@@ -40,32 +40,18 @@ def slow_turn(dim: int) -> Tensor:
     return matrix
 
 
-def slow_channels(keys: list[Tensor]) -> Tensor:
-    """`[heads, dim]` for a row that begins with these keys `[heads, dim]`: by what each channel is divided."""
-    divided = torch.ones_like(keys[0])
-    if len(keys) > 1:
-        for head in range(len(divided)):
-            size = torch.stack([key[head] for key in keys]).square().mean(0)
-            size = size * len(keys) + 8 * size.median()
-            for channel, ratio in enumerate((size / size.median()).sqrt().tolist()):
-                divided[head, channel] = 2.0 ** max(round(math.log2(ratio)), 0)
-    return divided
-
-
-def slow_round(states: Tensor, bits: int | None, turned: bool, channels: Tensor | None = None) -> Tensor:
+def slow_round(states: Tensor, bits: int | None, turned: bool) -> Tensor:
     """`[..., dim]` as they are read after they were kept in so many bits."""
     if bits is None:
         return states
-    if channels is not None:
-        return slow_round(states / channels, bits, turned) * channels
     turn = slow_turn(states.shape[-1]).to(states) if turned else torch.eye(states.shape[-1]).to(states)
     numbers, levels = states @ turn, 2**bits - 1
     low, high = numbers.min(-1, keepdim=True).values, numbers.max(-1, keepdim=True).values
     best, least = numbers, torch.full_like(low, math.inf)
     for share in (1.0, 0.85, 0.7) if bits == 2 else (1.0,):
         start, stop = ((low + high) / 2 + side * share * (high - low) / 2 for side in (-1, 1))
-        zero = start.half().to(states)
-        step = ((stop - zero) / levels).clamp(min=0).half().to(states)
+        zero = start.bfloat16().to(states)
+        step = ((stop - zero) / levels).clamp(min=0).bfloat16().to(states)
         rounded = zero + step * torch.nan_to_num((numbers - zero) / step, 0.0, 0.0, 0.0).round().clamp(0, levels)
         error = ((rounded - numbers) ** 2).sum(-1, keepdim=True)
         better = error < 0.999 * least
@@ -78,24 +64,38 @@ class RoundedRecorder(Recorder):
 
     def __init__(self, model: torch.nn.Module, cache: Any, bits: tuple[int | None, int | None], latent: bool) -> None:
         super().__init__(model, cache)
-        self.bits, self.turned = bits, (True, latent)
+        self.bits, self.centred = bits, (True, latent)
 
     def round(self, index: int, count: int | None = None) -> tuple[Tensor, Tensor]:
         """What a layer was given, rounded."""
-        keys, values = self.came(index, count)
-        channels = torch.stack([self._channels(index, row) for row in range(len(keys))])[:, :, None]
-        return slow_round(keys, self.bits[0], self.turned[0], channels), slow_round(
-            values, self.bits[1], self.turned[1]
-        )
+        found = []
+        for half, (states, bits) in enumerate(zip(self.came(index, count), self.bits, strict=True)):
+            if bits is None or not self.centred[half]:
+                found.append(slow_round(states, bits, True))
+            else:
+                offset = self._offset(index, half, states)
+                found.append(slow_round(states - offset, bits, True) + offset)
+        return found[0], found[1]
+
+    def _offset(self, index: int, half: int, states: Tensor) -> Tensor:
+        """What is subtracted: the mean over the first forward of each row, turned to where each token stands."""
+        rotary = dict(self.cache.paged_layers)[index].store._codecs[half].rotary
+        real = torch.tensor([column.real for column in self.columns]).T
+        at = (real.long().cumsum(-1) - 1).clamp(min=0)
+        plain = self.came(index)[half]
+        plain = plain if rotary is None else rotary.unrotate(plain, at[:, None])
+        means = []
+        for row, flags in enumerate(real):
+            here = [column for column in range(len(flags)) if flags[column]]
+            first = [c for c in here if self.columns[c].forward == self.columns[here[0]].forward]
+            mean = plain[row][:, first].mean(1) if len(first) > 1 else torch.zeros_like(plain[row][:, 0])
+            means.append(mean.bfloat16().to(states))
+        mean = torch.stack(means)[:, :, None].expand(-1, -1, states.shape[2], -1)
+        return mean if rotary is None else rotary.rotate(mean, at[:, None, : states.shape[2]]).to(states)
 
     def shown(self, index: int, keys: Tensor, count: int) -> Tensor:
         """Keys of the first columns as attention sees them in the forward of the last of these."""
         return keys
-
-    def _channels(self, index: int, row: int) -> Tensor:
-        real = [column for column in self.columns if column.real[row]]
-        first = [column.keys[index][row] for column in real if column.forward == real[0].forward]
-        return slow_channels(first) if first else torch.ones_like(self.columns[0].keys[index][row])
 
     def _watch(self, index: int, layer: Any, update: Callable[..., Any]) -> Callable[..., Any]:
         followed = super()._watch(index, layer, update)

@@ -5,10 +5,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ...store.codec import Codec, Codes, outliers
+from ...precision.codec import LEVELS, Codec, Codes
 
 #: See `Demote`.
 Balance = Literal["rotation", "queries", "none"]
+#: Tokens, see `_outliers`.
+_ALIKE = 8
+_LARGEST = torch.finfo(torch.float16).max
+
 BALANCES: tuple[Balance, ...] = ("rotation", "queries", "none")
 
 
@@ -34,7 +38,7 @@ class Balancer:
             real: `[batch, n]` bool, False for pads; None = all real.
         """
         if self.balance == "rotation":
-            return outliers(keys, real).float()
+            return _outliers(keys, real).float()
         if self.balance == "none":
             return torch.ones_like(keys[:, :, :1], dtype=torch.float32)
         largest_query = _largest(queries.unflatten(1, (keys.shape[1], -1)), real).amax(2)
@@ -46,8 +50,6 @@ class Balancer:
 
     def encode(self, keys: Tensor, values: Tensor, channels: Tensor) -> tuple[Codes, Codes]:
         """Codes of keys and of values; `channels` as above."""
-        if self.balance == "rotation":
-            return self._keys.encode(keys, channels.to(keys.dtype)), self._values.encode(values)
         return self._keys.encode(keys.float() / channels), self._values.encode(values)
 
     def decode(
@@ -55,8 +57,6 @@ class Balancer:
     ) -> tuple[Tensor, Tensor]:
         """Keys and values as they were rounded, `[batch, kv_heads, n, dims[0]]` and `[..., dims[1]]`."""
         values = self._values.decode(codes[1], dims[1], dtype)
-        if self.balance == "rotation":
-            return self._keys.decode(codes[0], dims[0], dtype, channels.to(dtype)), values
         return (self._keys.decode(codes[0], dims[0], torch.float32) * channels).to(dtype), values
 
     def shapes(self, keys: Tensor, values: Tensor, tokens: int) -> list[tuple[tuple[int, ...], torch.dtype]]:
@@ -64,7 +64,7 @@ class Balancer:
         found = []
         for codec, like in ((self._keys, keys), (self._values, values)):
             packed, levels = codec.shapes(like, tokens)
-            found += [(packed, codec.packed_dtype(like.dtype)), (levels, torch.float16)]
+            found += [(packed, codec.packed_dtype(like.dtype)), (levels, LEVELS)]
         return found
 
 
@@ -75,3 +75,26 @@ def _largest(states: Tensor, real: Tensor | None) -> Tensor:
         hidden = ~real.view(len(real), *[1] * (states.ndim - 3), -1, 1)
         sizes = sizes.masked_fill(hidden, 0.0)
     return sizes.amax(-2, keepdim=True)
+
+
+def _outliers(states: Tensor, real: Tensor | None) -> Tensor:
+    """By what channels that stand out are to be divided: the power of two nearest to their size, that of the middle
+    channel being 1; 1 for all others. A power of two is exact, and does not depend on the last digit.
+
+    Args:
+        states: `[batch, kv_heads, n, dim]`.
+        real: `[batch, n]` bool, False for pads; None = all real.
+
+    Returns:
+        `[batch, kv_heads, 1, dim]` in the type of the states.
+    """
+    squares = states.to(torch.promote_types(states.dtype, torch.float32)).square()
+    count = torch.full_like(squares[:, :1, :1, :1], states.shape[2])
+    if real is not None:
+        squares = squares * real[:, None, :, None]
+        count = real.sum(-1)[:, None, None, None].to(squares.dtype).clamp_min(1)
+    sums = squares.sum(2, keepdim=True)
+    # Few tokens say little: as many more are added in which all channels are alike.
+    sums = sums + _ALIKE * sums.median(-1, keepdim=True).values / count
+    ratio = (sums / sums.median(-1, keepdim=True).values).nan_to_num(1.0, 1.0).clamp(1, _LARGEST)
+    return (ratio.log2() / 2).round().exp2().to(states.dtype)

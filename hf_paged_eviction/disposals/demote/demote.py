@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import ClassVar
 
-from ...store.codec import BITS
+from ...precision.codec import BITS
 from ..base import Disposal, Outlet, Site, Surroundings
 from ..registry import register_disposal
 from .balance import BALANCES, Balance

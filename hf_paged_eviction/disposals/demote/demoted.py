@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ...parts import Snapshot
-from ...store.codec import Codes
+from ...precision.codec import Codes
 from ...store.tensors import gather_slots, make_storage, slot_index
 from ...table.ranking import rank_keys
 

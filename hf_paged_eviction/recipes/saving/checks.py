@@ -14,9 +14,9 @@ from ...integration.padding import PaddingSnapshot
 from ...layer import PagedLayer
 from ...layers.contents import PagedSnapshot
 from ...layers.sliding import SlidingSnapshot, StaticSlidingLayer
+from ...precision.coded import CodedSnapshot, CodedStore
+from ...precision.exact import EMPTY
 from ...queries.observer import ObserverSnapshot
-from ...store.coded import CodedSnapshot, CodedStore
-from ...store.exact import EMPTY
 from ...store.shifts import Shifts
 from ...store.store import HeldSnapshot, StoreSnapshot
 from ...table.state import Choice, Counters, Phase, Tokens
@@ -133,7 +133,7 @@ def _check_coded(saved: HeldSnapshot, layer: PagedLayer, rows: int, capacity: in
         _range(name, getattr(saved, name), 0, _LONGEST)
     _need((saved.coded <= saved.count).all(), "more tokens are encoded than came")
     _need(0 <= saved.waiting < layer.budget.block_size, f"{saved.waiting} tokens wait for their codes")
-    _need((saved.channels > 0).all(), "channels are divided by what is not positive")
+    _need(saved.means.isfinite().all(), "the mean of its keys is no number")
     layer.quota.check(heads, layer.share)
     return heads
 

@@ -177,6 +177,11 @@ def read(path: str | Path, config: Any, input_ids: Tensor | None, policy: str | 
         if content["text"] is None:
             raise ValueError("it does not say what its text was: it was saved without input_ids=, so load it without")
         check_text(content["text"], input_ids)
+    if any(name.endswith(".store.channels") for name in tensors):
+        raise ValueError(
+            "its tokens were rounded to few bits by an earlier version, whose codes this one cannot read: make the "
+            "context anew"
+        )
     settings = dict(content["settings"])
     settings["policy"] = _policy(settings["policy"], policy)
     return SavedContext(

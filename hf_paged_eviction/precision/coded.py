@@ -7,16 +7,17 @@ from math import prod
 import torch
 from torch import Tensor
 
+from ..store.fixed import FixedStore, static
+from ..store.shifts import Shifts
+from ..store.store import Arrived, HeldSnapshot, Store
+from ..store.tensors import byte_count, gather_slots, make_storage, slot_index
+from ..store.turning import Turning
 from ..table.budget import BlockBudget
-from .codec import Codec, Codes
-from .exact import Exact
-from .fixed import FixedStore, static
-from .shifts import Shifts
-from .store import Arrived, HeldSnapshot, Store
-from .tensors import byte_count, gather_slots, make_storage, slot_index
-from .turning import Turning
+from .codec import LEVELS, Codec, Codes
+from .exact import Exact, Newest
 
 _Change = Callable[[Tensor], Tensor]
+_POSITIONS = torch.int32
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,8 @@ class CodedSnapshot(HeldSnapshot):
         waiting: see `Store`.
         shifts: see `Shifts`, `[batch, sets, held]`.
         key_codes, key_levels, value_codes, value_levels: see `Codes`, `[batch, kv_heads, held, ...]`.
-        keys, values, places, count, coded, channels, since: see `Exact`, where the places are `slots`.
+        positions: `[batch, sets, held, 0 or 1]`, see `CodedStore`.
+        keys, values, places, count, coded, means, since: see `Exact`, where the places are `slots`.
     """
 
     waiting: int
@@ -44,12 +46,13 @@ class CodedSnapshot(HeldSnapshot):
     key_levels: Tensor
     value_codes: Tensor
     value_levels: Tensor
+    positions: Tensor
     keys: Tensor
     values: Tensor
     places: Tensor
     count: Tensor
     coded: Tensor
-    channels: Tensor
+    means: Tensor
     since: Tensor
 
     @property
@@ -64,13 +67,13 @@ class CodedSnapshot(HeldSnapshot):
 
     @property
     def codes(self) -> list[Tensor]:
-        """Those of keys, then those of values."""
-        return [self.key_codes, self.key_levels, self.value_codes, self.value_levels]
+        """Those of keys, then those of values, and the positions."""
+        return [self.key_codes, self.key_levels, self.value_codes, self.value_levels, self.positions]
 
     @property
     def exact(self) -> list[Tensor]:
         """In the order of `Exact`."""
-        return [self.keys, self.values, self.places, self.count, self.coded, self.channels, self.since]
+        return [self.keys, self.values, self.places, self.count, self.coded, self.means, self.since]
 
 
 class CodedStore(Store):
@@ -80,6 +83,8 @@ class CodedStore(Store):
     held, all others rounded. Which these are follows from a row's real tokens alone, so it does not depend on the
     batch. A single token therefore goes beside the codes at first, and the codes of a whole block are written together:
     the layer asks for it (`encode`) when as many have come.
+
+    Where the mean that a codec subtracts turns with the position, the positions of the tokens lie beside their codes.
 
     Where states are turned for attention, no copy of them is kept: they are turned at each read, once decoded.
 
@@ -109,6 +114,7 @@ class CodedStore(Store):
         self._newest, self._first = block_size, protected
         self._fixed = fixed
         self._codes: tuple[Codes, Codes] | None = None
+        self._positions: Tensor | None = None  # [batch, sets, slots, 0 or 1] int32
         self._kinds: tuple[_Kind, _Kind] | None = None
         self._exact: Exact | None = None
         self.waiting = 0
@@ -141,8 +147,14 @@ class CodedStore(Store):
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """Codes and levels, `[batch, kv_heads, slots, ...]` each."""
-        return tuple(_parts(self.codes))
+        """Codes and levels, `[batch, kv_heads, slots, ...]` each, and positions, `[batch, sets, slots, 0 or 1]`."""
+        if self._positions is None:
+            raise RuntimeError("The cache is empty: run a forward first.")
+        return *_parts(self.codes), self._positions
+
+    def _use(self, parts: Sequence[Tensor]) -> None:
+        """Let these be the tensors."""
+        self._codes, self._positions = (Codes(*parts[:2]), Codes(*parts[2:4])), parts[4]
 
     @property
     def bytes(self) -> int:
@@ -157,9 +169,14 @@ class CodedStore(Store):
         for codec, like in zip(self._codecs, (keys, values), strict=True):
             packed, levels = codec.shapes(like, 1)
             total += prod(packed) * codec.packed_dtype(like.dtype).itemsize + prod(levels) * 2
+        total += prod(self._positions_shape(keys, 1)) * _POSITIONS.itemsize
         if self.turning is not None:
             total += prod(self._shifts_shape(keys, 1)) * Shifts.dtype.itemsize
         return total
+
+    def _positions_shape(self, keys: Tensor, slots: int) -> tuple[int, int, int, int]:
+        asked = any(codec.rotary is not None for codec in self._codecs)
+        return (*self._shifts_shape(keys, slots), int(asked))
 
     def _shifts_shape(self, keys: Tensor, slots: int) -> tuple[int, int, int]:
         return keys.shape[0], keys.shape[1] if self._separate else 1, slots
@@ -178,7 +195,7 @@ class CodedStore(Store):
             (places, numbers),
             ((rows,), numbers),
             ((rows,), numbers),
-            ((rows, heads, 1, keys.shape[-1]), keys.dtype),
+            ((rows, heads, 1, keys.shape[-1] + values.shape[-1]), keys.dtype),
             ((rows,), numbers),
         ]
 
@@ -210,7 +227,10 @@ class CodedStore(Store):
         """See `Store.make`."""
         self.give_up()
         self._kinds = _Kind(keys.shape[-1], keys.dtype), _Kind(values.shape[-1], values.dtype)
-        self._codes = self._new_codes(keys, values, slots)
+        self._use(self._new_codes(keys, values, slots))
+        for codec in self._codecs:
+            if codec.rotary is not None:
+                codec.rotary.prepare(keys.device)
         parts = [self._new(shape, dtype, keys.device) for shape, dtype in self._exact_shapes(keys, values)]
         self._exact = Exact(self._newest, *parts)
         if self._fixed and self.turning is not None:
@@ -229,32 +249,32 @@ class CodedStore(Store):
         made = make(shape, dtype, device).zero_()
         return static(made) if self._fixed else made
 
-    def _new_codes(self, keys: Tensor, values: Tensor, slots: int) -> tuple[Codes, Codes]:
+    def _new_codes(self, keys: Tensor, values: Tensor, slots: int) -> list[Tensor]:
         made = []
         for codec, like in zip(self._codecs, (keys, values), strict=True):
             packed, levels = codec.shapes(like, slots)
             dtype = codec.packed_dtype(like.dtype)
-            made.append(Codes(self._new(packed, dtype, like.device), self._new(levels, torch.float16, like.device)))
-        return made[0], made[1]
+            made += [self._new(packed, dtype, like.device), self._new(levels, LEVELS, like.device)]
+        return [*made, self._new(self._positions_shape(keys, slots), _POSITIONS, keys.device)]
 
     def give_up(self) -> None:
         """See `Store.give_up`."""
         self._shift_by(None)
         if self.pool is not None and self._codes is not None and self._exact is not None:
             self.pool.give(*reversed([*self.tensors, *self._exact.tensors()]))
-        self._codes = self._exact = None
+        self._codes = self._positions = self._exact = None
 
-    def _use(self, codes: tuple[Codes, Codes]) -> None:
+    def _use_instead(self, parts: Sequence[Tensor]) -> None:
         if self.pool is not None:
             self.pool.give(*reversed(self.tensors))
-        self._codes = codes
+        self._use(parts)
 
     def move(self, slots: int, held: int) -> None:
         """See `Store.move`."""
         new = self._new_codes(self.exact.keys, self.exact.values, slots)
-        for target, part in zip(_parts(new), self.tensors, strict=True):
+        for target, part in zip(new, self.tensors, strict=True):
             target[:, :, :held] = part[:, :, :held]
-        self._use(new)
+        self._use_instead(new)
         if self._shifts is not None:
             old = self._shifts.by
             moved = self._new((*old.shape[:2], slots), old.dtype, old.device)
@@ -263,19 +283,26 @@ class CodedStore(Store):
 
     # ---- codes ----------------------------------------------------------------------------------------------------
 
-    def _encode(self, keys: Tensor, values: Tensor) -> list[Tensor]:
-        return _parts((self._codecs[0].encode(keys, self.exact.channels), self._codecs[1].encode(values)))
+    def _encode(self, keys: Tensor, values: Tensor, positions: Tensor) -> list[Tensor]:
+        """What is kept of tokens at these positions `[batch, 1 or kv_heads, n]`, in the order of `tensors`."""
+        made = []
+        for codec, states, mean in zip(self._codecs, (keys, values), self.exact.split_means(), strict=True):
+            codes = codec.encode(states, codec.offset(mean, positions))
+            made += [codes.packed, codes.levels]
+        rows, sets, _, asked = self._positions_shape(keys, 1)
+        placed = positions[:, :sets].expand(rows, sets, -1)[..., None][..., :asked]
+        return [*made, placed.to(_POSITIONS)]
 
     def _decode(self, parts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         if self._kinds is None:
             raise RuntimeError("The cache is empty: run a forward first.")
-        (keys, values), (kind, other) = self._codecs, self._kinds
-        return (
-            keys.decode(Codes(*parts[:2]), kind.dim, kind.dtype, self.exact.channels),
-            values.decode(Codes(*parts[2:]), other.dim, other.dtype),
-        )
+        found = []
+        for at, (codec, kind, mean) in enumerate(zip(self._codecs, self._kinds, self.exact.split_means(), strict=True)):
+            offset = codec.offset(mean, parts[4][..., 0]) if codec.rotary is not None else codec.offset(mean, parts[4])
+            found.append(codec.decode(Codes(*parts[2 * at : 2 * at + 2]), kind.dim, kind.dtype, offset))
+        return found[0], found[1]
 
-    def newest(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def newest(self) -> Newest:
         """See `Exact.newest_tokens`."""
         return self.exact.newest_tokens()
 
@@ -284,10 +311,11 @@ class CodedStore(Store):
         if not self.waiting:
             return
         self.waiting = 0
-        slots, keys, values, new = self.newest()
-        for held, part in zip(self.tensors, self._encode(keys, values), strict=True):
-            index = slot_index(slots, part)
-            held.scatter_(2, index, torch.where(new[..., None], part, held.gather(2, index)))
+        new = self.newest()
+        for held, part in zip(self.tensors, self._encode(new.keys, new.values, new.positions), strict=True):
+            sets = held.shape[1]
+            index = slot_index(new.slots[:, :sets], part)
+            held.scatter_(2, index, torch.where(new.waits[:, :sets, :, None], part, held.gather(2, index)))
         self.exact.all_coded()
 
     # ---- what attention reads -------------------------------------------------------------------------------------
@@ -303,11 +331,11 @@ class CodedStore(Store):
 
     def shown_before(self, held: int, real: Tensor | None) -> tuple[Tensor, Tensor]:
         """See `Store.shown_before`."""
-        read, (slots, *oldest, leaves) = self.read(held), self.exact.oldest(real)
-        few = self._decode(self._encode(*oldest))  # its codes may not have been written yet
+        read, old = self.read(held), self.exact.oldest(real)
+        few = self._decode(self._encode(old.keys, old.values, old.positions))  # may not have been written yet
         for states, rounded in zip(read, few, strict=True):
-            index = slot_index(slots, states)
-            states.scatter_(2, index, torch.where(leaves, rounded, states.gather(2, index)))
+            index = slot_index(old.slots, states)
+            states.scatter_(2, index, torch.where(old.waits[..., None], rounded, states.gather(2, index)))
         return self._turned_in_place(read, held)
 
     @property
@@ -336,12 +364,12 @@ class CodedStore(Store):
 
     def at(self, slots: Tensor) -> tuple[Tensor, Tensor]:
         """See `Store.at`."""
-        keys, values = self._decode([gather_slots(part, slots) for part in self.tensors])
+        keys, values = self._decode([gather_slots(part, slots[:, : part.shape[1]]) for part in self.tensors])
         return self.exact.instead(slots, keys, values)
 
-    def meet(self, keys: Tensor, real: Tensor | None) -> None:
+    def meet(self, keys: Tensor, values: Tensor, real: Tensor | None) -> None:
         """See `Store.meet`."""
-        self.exact.meet(keys, real)
+        self.exact.meet(self._codecs, (keys, values), real)
 
     # ---- tokens ---------------------------------------------------------------------------------------------------
 
@@ -350,7 +378,8 @@ class CodedStore(Store):
         if arrived is None:
             raise RuntimeError("Several tokens come with their positions.")
         count = keys.shape[2]
-        for held, part in zip(self.tensors, self._encode(keys, values), strict=True):
+        positions = arrived.new.clamp_min(0)  # a pad's may be any
+        for held, part in zip(self.tensors, self._encode(keys, values, positions), strict=True):
             held.narrow(2, start, count).copy_(part)
         if self._shifts is not None:
             self._shifts.append(start, count)
@@ -385,12 +414,12 @@ class CodedStore(Store):
 
     def keep(self, keys: Tensor, values: Tensor, kept: Tensor, held: int, arrived: Arrived, anew: bool) -> None:
         """See `Store.keep`; new tokens are encoded, those held are not."""
-        old, new = self.tensors, self._encode(keys[:, :, held:], values[:, :, held:])
-        codes = self._new_codes(keys, values, kept.shape[-1]) if anew else self.codes
-        for target, part, added in zip(_parts(codes), old, new, strict=True):
+        old, new = self.tensors, self._encode(keys[:, :, held:], values[:, :, held:], arrived.new.clamp_min(0))
+        parts = self._new_codes(keys, values, kept.shape[-1]) if anew else old
+        for target, part, added in zip(parts, old, new, strict=True):
             target.copy_(gather_slots(torch.cat([part[:, :, :held], added], dim=2), kept))
         if anew:
-            self._use(codes)
+            self._use_instead(parts)
 
         def states(slots: Tensor) -> tuple[Tensor, Tensor]:
             place = kept.expand(-1, slots.shape[1], -1).gather(-1, slots)
@@ -427,7 +456,7 @@ class CodedStore(Store):
         ours: _Change = static if self._fixed else (lambda part: part)
         if self.pool is not None:
             self.pool.give(*reversed([*self.tensors, *exact.tensors()]))
-        self._codes = Codes(*map(ours, codes[:2])), Codes(*map(ours, codes[2:]))
+        self._use([ours(part) for part in codes])
         self._exact = new.change(ours)
         self._shift_by(None if shifts is None else Shifts(ours(shifts)))
 
@@ -445,8 +474,7 @@ class CodedStore(Store):
     def _to(self, device: torch.device) -> None:
         if self._codes is None:
             return
-        parts = [part.to(device, non_blocking=True) for part in self.tensors]
-        self._codes = Codes(*parts[:2]), Codes(*parts[2:])
+        self._use([part.to(device, non_blocking=True) for part in self.tensors])
         self._exact = self.exact.change(lambda held: held.to(device, non_blocking=True))
         if self._shifts is not None:
             self._shifts = Shifts(self._shifts.by.to(device, non_blocking=True))
@@ -486,10 +514,11 @@ class CodedStore(Store):
     def expected(self, saved: CodedSnapshot) -> list[tuple[tuple[int, ...], torch.dtype]]:
         """Shapes and types of all tensors of a snapshot, given its first keys and values and how many are held."""
         held, found = saved.shape[2], []
+        positions = self._positions_shape(saved.keys, held), _POSITIONS
         for codec, like in zip(self._codecs, (saved.keys, saved.values), strict=True):
             packed, levels = codec.shapes(like, held)
-            found += [(packed, codec.packed_dtype(like.dtype)), (levels, torch.float16)]
-        return found + self._exact_shapes(saved.keys, saved.values)
+            found += [(packed, codec.packed_dtype(like.dtype)), (levels, LEVELS)]
+        return [*found, positions, *self._exact_shapes(saved.keys, saved.values)]
 
 
 def _parts(codes: tuple[Codes, Codes]) -> list[Tensor]:

@@ -1,9 +1,9 @@
 """Keys or values in a few bits: rounded token by token, so that each can be moved, overwritten and read alone.
 
-Of each token and head the smallest number and the distance of the levels are kept in float16, and for every number the
-index of its level, several to a byte. Keys have a few channels that are far larger than the others, which would take
-all levels for themselves. So channels that stand out in the first prompt are divided by a power of two, and keys are
-turned by a fixed orthogonal matrix (as in QuaRot, arXiv 2404.00456), which spreads what is left over all channels.
+Of each token and head the smallest number and the distance of the levels are kept in bfloat16, and for every number the
+index of its level, several to a byte. Keys have a large constant part, which would take most of the levels for itself:
+the mean of a row's first keys, turned to where the token stands where the model turns its keys, is subtracted before.
+What is left is mixed by a fixed orthogonal matrix (as in QuaRot, arXiv 2404.00456), which spreads it over all channels.
 Reading undoes both.
 """
 
@@ -15,15 +15,18 @@ from random import Random
 import torch
 from torch import Tensor
 
+from ..integration.rotary import Rotary
+
 #: What `bits=` accepts, beside None.
-BITS = (2, 4, 8)
+BITS = (2, 3, 4, 8)
+#: Of the levels: as wide as float32, so that tiny numbers have levels too.
+LEVELS = torch.bfloat16
 
 #: With few levels it pays to cut off the ends: what share of the range the levels cover is chosen per token. On normal
 #: numbers in 128 channels that makes a relative error of .36 at 2 bits, not .50; at 4 bits there is nothing to gain.
 _SHARES = {2: (0.85, 0.7)}
-#: Tokens, see `outliers`.
-_ALIKE = 8
-_LARGEST = torch.finfo(torch.float16).max
+#: So that sums and differences stay finite.
+_LARGEST = torch.finfo(LEVELS).max / 8
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,7 @@ class Codes:
 
     Attributes:
         packed: `[batch, kv_heads, n, bytes]` uint8.
-        levels: `[batch, kv_heads, n, 2]` float16: the lowest level and the distance between two.
+        levels: `[batch, kv_heads, n, 2]` bfloat16: the lowest level and the distance between two.
     """
 
     packed: Tensor
@@ -42,14 +45,23 @@ class Codes:
 class Codec:
     """Rounds states `[batch, kv_heads, n, dim]` to `2**bits` levels per token and head.
 
+    Attributes:
+        centred: whether a mean is subtracted before.
+
     Args:
         bits: one of `BITS`; None = states stay as they are, which makes it possible to encode only keys or only values.
         turned: whether channels are mixed before.
+        centred: see above.
+        rotary: how the model turns these states by their position; None = it does not, or that is not known.
     """
 
-    def __init__(self, bits: int | None, turned: bool = False) -> None:
+    def __init__(
+        self, bits: int | None, turned: bool = False, centred: bool = False, rotary: Rotary | None = None
+    ) -> None:
         self.bits = bits
         self.turned = turned and bits is not None
+        self.centred = centred and bits is not None
+        self.rotary = rotary if self.centred else None
         self._turns: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}
 
     def __repr__(self) -> str:
@@ -58,24 +70,47 @@ class Codec:
     def shapes(self, like: Tensor, slots: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Of `Codes.packed` and `Codes.levels` for `slots` tokens of states like these."""
         batch, heads, _, dim = like.shape
-        width = dim if self.bits is None else -(-dim * self.bits // 8)
+        width = dim if self.bits is None else packed_width(dim, self.bits)
         return (batch, heads, slots, width), (batch, heads, slots, 0 if self.bits is None else 2)
 
     def packed_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """Of `Codes.packed`, for states of this type."""
         return dtype if self.bits is None else torch.uint8
 
-    def encode(self, states: Tensor, channels: Tensor | None = None) -> Codes:
-        """Round states of any floating type.
+    def mean(self, states: Tensor, positions: Tensor, real: Tensor | None) -> Tensor:
+        """What is to be subtracted from the states of rows that begin with these, `[batch, kv_heads, 1, dim]`: their
+        mean, as it is before the model turns them. In few digits, so that it does not depend on the last one.
 
         Args:
-            channels: `[batch, kv_heads, 1, dim]`, what each is divided by before it is turned.
+            positions: `[batch, n]` of the tokens.
+            real: `[batch, n]` bool, False for pads; None = all real.
         """
-        if self.bits is None:
-            return Codes(states, states.new_empty((*states.shape[:3], 0), dtype=torch.float16))
         numbers = states.to(torch.promote_types(states.dtype, torch.float32))
+        if self.rotary is not None:
+            numbers = self.rotary.unrotate(numbers, positions[:, None])
+        if real is None:
+            found = numbers.mean(2, keepdim=True)
+        else:
+            weights = real[:, None, :, None].to(numbers.dtype)
+            found = (numbers * weights).sum(2, keepdim=True) / weights.sum(2, keepdim=True).clamp_min(1)
+        return found.clamp(-_LARGEST, _LARGEST).to(LEVELS).to(states.dtype)
+
+    def offset(self, mean: Tensor, positions: Tensor) -> Tensor | None:
+        """What is subtracted from tokens at these positions `[batch, 1 or kv_heads, n]`, `[batch, kv_heads, 1 or n,
+        dim]`; None = nothing. `mean`: see above."""
+        if not self.centred:
+            return None
+        return mean if self.rotary is None else self.rotary.rotate(mean, positions)
+
+    def encode(self, states: Tensor, offset: Tensor | None = None) -> Codes:
+        """Round states of any floating type; `offset`: see above."""
+        if self.bits is None:
+            return Codes(states, states.new_empty((*states.shape[:3], 0), dtype=LEVELS))
+        numbers = states.to(torch.promote_types(states.dtype, torch.float32))
+        numbers = (
+            numbers.clamp(-_LARGEST, _LARGEST) if offset is None else (numbers - offset).clamp(-_LARGEST, _LARGEST)
+        )
         if self.turned:
-            numbers = numbers if channels is None else numbers / channels
             numbers = numbers @ self.turn(states.shape[-1], numbers.dtype, states.device)
         lowest, highest = numbers.aminmax(dim=-1, keepdim=True)
         middle, reach = (lowest + highest) / 2, (highest - lowest) / 2
@@ -91,25 +126,23 @@ class Codec:
         """Indices, levels and squared errors per token with levels from `lowest` on."""
         most = 2 ** (self.bits or 0) - 1
         # What the rounding of the lowest level changes, the indices make up for.
-        zero = lowest.clamp(-_LARGEST, _LARGEST).half()
-        step = ((lowest + width - zero) / most).clamp(0, _LARGEST).half()
+        zero = lowest.to(LEVELS)
+        step = ((lowest + width - zero) / most).clamp_min(0).to(LEVELS)
         per_step = torch.where(step > 0, step.to(numbers.dtype).reciprocal(), 0.0)
         index = ((numbers - zero) * per_step).round().clamp(0, most)
         error = torch.addcmul(zero.to(numbers.dtype), index, step.to(numbers.dtype)).sub(numbers).square()
         return index, torch.cat([zero, step], dim=-1), error.sum(-1, keepdim=True)
 
-    def decode(self, codes: Codes, dim: int, dtype: torch.dtype, channels: Tensor | None = None) -> Tensor:
-        """The rounded states `[batch, kv_heads, n, dim]`, in a tensor of their own; `channels` as for `encode`."""
+    def decode(self, codes: Codes, dim: int, dtype: torch.dtype, offset: Tensor | None = None) -> Tensor:
+        """The rounded states `[batch, kv_heads, n, dim]`, in a tensor of their own; `offset` as for `encode`."""
         if self.bits is None:
             return codes.packed.clone()
         wide = torch.promote_types(dtype, torch.float32)
         zero, step = codes.levels.to(wide).split(1, dim=-1)
         numbers = torch.addcmul(zero, unpack(codes.packed, self.bits, dim, wide), step).to(dtype)
-        if not self.turned:
-            return numbers
-        back = self.turn(dim, dtype, numbers.device).mT
-        # Into the matrix rather than over all tokens.
-        return numbers @ (back if channels is None else back * channels)
+        if self.turned:
+            numbers = numbers @ self.turn(dim, dtype, numbers.device).mT
+        return numbers if offset is None else numbers.add_(offset)
 
     def turn(self, dim: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         """The matrix that mixes channels, `[dim, dim]`, orthogonal."""
@@ -120,38 +153,39 @@ class Codec:
         return self._turns[key]
 
 
-def outliers(states: Tensor, real: Tensor | None) -> Tensor:
-    """By what channels that stand out are to be divided: the power of two nearest to their size, that of the middle
-    channel being 1; 1 for all others. A power of two is exact, and does not depend on the last digit.
+def packed_width(dim: int, bits: int) -> int:
+    """Bytes of so many indices."""
+    return sum(-(-dim * plane // 8) for plane in _PLANES[bits])
 
-    Args:
-        states: `[batch, kv_heads, n, dim]`.
-        real: `[batch, n]` bool, False for pads; None = all real.
 
-    Returns:
-        `[batch, kv_heads, 1, dim]` in the type of the states.
-    """
-    squares = states.to(torch.promote_types(states.dtype, torch.float32)).square()
-    count = torch.full_like(squares[:, :1, :1, :1], states.shape[2])
-    if real is not None:
-        squares = squares * real[:, None, :, None]
-        count = real.sum(-1)[:, None, None, None].to(squares.dtype).clamp_min(1)
-    sums = squares.sum(2, keepdim=True)
-    # Few tokens say little: as many more are added in which all channels are alike.
-    sums = sums + _ALIKE * sums.median(-1, keepdim=True).values / count
-    ratio = (sums / sums.median(-1, keepdim=True).values).nan_to_num(1.0, 1.0).clamp(1, _LARGEST)
-    return (ratio.log2() / 2).round().exp2().to(states.dtype)
+#: Three bits are two and one: a plane of each, one behind the other.
+_PLANES = {2: (2,), 3: (2, 1), 4: (4,), 8: (8,)}
 
 
 def pack(index: Tensor, bits: int) -> Tensor:
-    """Indices `[..., dim]` uint8 below `2**bits` -> `[..., ceil(dim * bits / 8)]` uint8.
+    """Indices `[..., dim]` uint8 below `2**bits` -> `[..., packed_width(dim, bits)]` uint8."""
+    planes, lower = [], 0
+    for plane in _PLANES[bits]:
+        planes.append(_pack_plane(index >> lower if lower else index, plane))
+        lower += plane
+    return planes[0] if len(planes) == 1 else torch.cat(planes, dim=-1)
 
-    The lowest bits of the bytes belong to the first part of the channels, the next bits to the next part.
-    """
+
+def unpack(packed: Tensor, bits: int, dim: int, dtype: torch.dtype) -> Tensor:
+    """What `pack` packed, `[..., dim]`, as floating numbers."""
+    if len(_PLANES[bits]) == 1:
+        return _unpack_plane(packed, bits, dim).to(dtype)
+    width = -(-dim * 2 // 8)
+    return (_unpack_plane(packed[..., :width], 2, dim) | (_unpack_plane(packed[..., width:], 1, dim) << 2)).to(dtype)
+
+
+def _pack_plane(index: Tensor, bits: int) -> Tensor:
+    """The lowest bits of indices. Those of the bytes belong to the first part of the channels, the next to the next."""
     parts = 8 // bits
     if parts == 1:
         return index
     width = -(-index.shape[-1] // parts)
+    index = index & (2**bits - 1)
     index = torch.nn.functional.pad(index, (0, width * parts - index.shape[-1])).unflatten(-1, (parts, width))
     packed = index[..., 0, :]
     for part in range(1, parts):
@@ -159,14 +193,12 @@ def pack(index: Tensor, bits: int) -> Tensor:
     return packed
 
 
-def unpack(packed: Tensor, bits: int, dim: int, dtype: torch.dtype) -> Tensor:
-    """What `pack` packed, `[..., dim]`, as floating numbers."""
+def _unpack_plane(packed: Tensor, bits: int, dim: int) -> Tensor:
     parts = 8 // bits
     if parts == 1:
-        return packed.to(dtype)
+        return packed
     mask = 2**bits - 1
-    index = torch.cat([(packed >> (bits * part)) & mask for part in range(parts)], dim=-1)
-    return index[..., :dim].to(dtype)
+    return torch.cat([(packed >> (bits * part)) & mask for part in range(parts)], dim=-1)[..., :dim]
 
 
 def mixing_matrix(dim: int) -> Tensor:

@@ -6,14 +6,31 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from .codec import outliers
-from .tensors import gather_slots, slot_index
+from ..store.tensors import gather_slots, slot_index
+from .codec import Codec
 
 #: The slot of a place that has no token.
 EMPTY = -1
 
 #: Keys and values `[B, H, n, dim]` of the slots `[B, H, n]`.
 Source = Callable[[Tensor], tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True)
+class Newest:
+    """The newest tokens of a layer.
+
+    Attributes:
+        slots, positions: `[B, H, P]` int64.
+        keys, values: `[B, H, P, dim]` as they came.
+        waits: `[B, H, P]` bool, whether codes are still to be written.
+    """
+
+    slots: Tensor
+    positions: Tensor
+    keys: Tensor
+    values: Tensor
+    waits: Tensor
 
 
 @dataclass
@@ -32,7 +49,8 @@ class Exact:
         slots: `[B, H, W]` int64, where the tokens are held; `EMPTY` = the place has no token.
         count: `[B]` int64, real tokens of each row.
         coded: `[B]` int64, how many of these have their codes.
-        channels: `[B, H, 1, dim]`, what the channels of keys are divided by before they are encoded.
+        means: `[B, H, 1, dim of keys + dim of values]`, what is subtracted from both before they are encoded, see
+            `Codec.mean`; 0 where nothing is, or where a row began with a single token.
         since: `[B]` int64: of the tokens before this one, none is among the newest (they were, before later ones were
             taken back).
     """
@@ -43,7 +61,7 @@ class Exact:
     slots: Tensor
     count: Tensor
     coded: Tensor
-    channels: Tensor
+    means: Tensor
     since: Tensor
 
     def tensors(self) -> Iterator[Tensor]:
@@ -60,17 +78,25 @@ class Exact:
         """No token has come."""
         for held in self.tensors():
             held.zero_()
-        self.channels.fill_(1)
         self.slots.fill_(EMPTY)
 
-    def meet(self, keys: Tensor, real: Tensor | None) -> None:
-        """The first keys of some rows, `[B, H, n, dim]`, show which channels stand out; `real` `[B, n]`, None = all.
+    def meet(self, codecs: tuple[Codec, Codec], states: tuple[Tensor, Tensor], real: Tensor | None) -> None:
+        """The first keys and values of some rows, `[B, H, n, dim]`, show their mean; `real` `[B, n]`, None = all.
 
         A single token shows nothing, whatever batch it comes in.
         """
-        several = keys.shape[2] if real is None else real.sum(-1)
-        new = (self.count == 0) & torch.as_tensor(several > 1, device=keys.device)
-        self.channels.copy_(torch.where(new[:, None, None, None], outliers(keys, real), self.channels))
+        several = states[0].shape[2] if real is None else real.sum(-1)
+        new = (self.count == 0) & torch.as_tensor(several > 1, device=self.means.device)
+        arrived = torch.ones_like(states[0][:, 0, :, 0], dtype=torch.bool) if real is None else real
+        positions = (arrived.cumsum(-1) - 1).clamp_min(0)
+        for codec, held, mean in zip(codecs, states, self.split_means(), strict=True):
+            if codec.centred:
+                mean.copy_(torch.where(new[:, None, None, None], codec.mean(held, positions, real), mean))
+
+    def split_means(self) -> tuple[Tensor, Tensor]:
+        """Of keys and of values, views."""
+        width = self.keys.shape[-1]
+        return self.means[..., :width], self.means[..., width:]
 
     # ---- one token ------------------------------------------------------------------------------------------------
 
@@ -90,14 +116,14 @@ class Exact:
             held.index_put_(at, states)
         self.count.add_(1 if real is None else real[:, 0])
 
-    def newest_tokens(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Slots `[B, H, P]` of the newest tokens, their keys and values, and which wait for their codes, `[B, H, P]`
-        bool. An empty place shows another one, or slot 0, which then does not wait: what is written to the slots may
-        be written in any order."""
+    def newest_tokens(self) -> "Newest":
+        """The tokens that came last, whether or not they wait for their codes. An empty place shows another one, or
+        slot 0, which then does not wait: what is written to the slots may be written in any order."""
         place, any_held = self._shown_places(self.newest)
         slots = self.slots[..., : self.newest].gather(-1, place).clamp_min(0)
-        waits = (self._positions()[:, : self.newest] >= self.coded[:, None])[:, None].expand_as(place).gather(-1, place)
-        return slots, gather_slots(self.keys, place), gather_slots(self.values, place), waits & any_held
+        positions = self._positions()[:, None, : self.newest].expand_as(place).gather(-1, place)
+        waits = (positions >= self.coded[:, None, None]) & any_held
+        return Newest(slots, positions, gather_slots(self.keys, place), gather_slots(self.values, place), waits)
 
     def _shown_places(self, count: int) -> tuple[Tensor, Tensor]:
         """Of the first `count` places `[B, H, count]`, each itself, or another one where it is empty; and whether any
@@ -171,16 +197,16 @@ class Exact:
         stays = (positions >= lowest) & (positions < left[:, None])
         self.slots.copy_(torch.where(stays[:, None], self.slots, EMPTY))
 
-    def oldest(self, real: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Of each row the token whose place the next one takes: slot `[B, H, 1]`, key and value `[B, H, 1, dim]`, and
-        `[B, H, 1, 1]` bool, whether it will be rounded then; `real` `[B, 1]` bool, whether the next one is no pad."""
+    def oldest(self, real: Tensor | None) -> Newest:
+        """Of each row the token whose place the next one takes, which waits if it will be rounded then; `real` `[B, 1]`
+        bool, whether the next one is no pad."""
         leaving = self.count - self.newest
         leaves = (leaving >= self.since) & (leaving >= self.slots.shape[-1] - self.newest)
         leaves = leaves if real is None else leaves & real[:, 0]
         place = (self.count % self.newest)[:, None, None].expand(-1, self.slots.shape[1], -1)
+        slots, positions = self.slots.gather(-1, place), leaving[:, None, None].clamp_min(0).expand_as(place)
         states = gather_slots(self.keys, place), gather_slots(self.values, place)
-        slots = self.slots.gather(-1, place)
-        return slots.clamp_min(0), *states, (leaves[:, None, None] & (slots != EMPTY))[..., None]
+        return Newest(slots.clamp_min(0), positions, *states, leaves[:, None, None] & (slots != EMPTY))
 
     # ---- reading --------------------------------------------------------------------------------------------------
 

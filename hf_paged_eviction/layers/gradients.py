@@ -1,0 +1,28 @@
+"""Gradients that a cache cannot give."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class _Refusal(torch.autograd.Function):
+    """The first tensor, which needs a gradient if the second does. Asking for it is an error."""
+
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, new: Tensor) -> Tensor:
+        return states.view_as(states)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None]:
+        raise RuntimeError(
+            "Gradients do not reach the tokens that a cache with bits= or record_past=True holds: they would be wrong "
+            "without a word. Read all that is to have a gradient in one forward of several tokens, or use a cache "
+            "without the two."
+        )
+
+
+def refuse_gradients(states: tuple[Tensor, Tensor], new: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values that attention may read, but that nothing may be learned through; `new` has a gradient."""
+    keys, values = (_Refusal.apply(each, new) for each in states)  # type: ignore[no-untyped-call]
+    return keys, values
