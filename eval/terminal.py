@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from functools import partial
 
 from rich.console import Console, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from .budgets import rounding_notes
 from .distributed import is_main_process, leave
@@ -23,6 +23,8 @@ from .tracking import log_run
 
 #: Seconds between two lines about progress where there is no terminal to draw a bar on.
 LINE_SECONDS = 15.0
+#: A run is known after so many seconds, and one of more than so many is worth a word on how to cut it.
+KNOWN_SECONDS, LONG_SECONDS = 20.0, 600.0
 
 
 def run_tasks(requests: Sequence[Request[TaskSettings]], workers: int | None, log_to: str | None = None) -> bool:
@@ -40,7 +42,7 @@ def run_tasks(requests: Sequence[Request[TaskSettings]], workers: int | None, lo
             say(notes, f"{request.settings.model}: {request.output}")
         for length in request.settings.lengths:
             _say_rounding(notes, request.settings, length)
-        with progress(notes, "answers") as watch:
+        with progress(notes, "answers", "--limit 8, fewer --tasks, --policies or --budgets") as watch:
             found = evaluate_tasks(request.settings, request.output, workers, watch, partial(_note, notes))
         if found is not None:
             outcome, cells = found
@@ -56,7 +58,7 @@ def run_texts(request: Request[TextSettings], workers: int | None, log_to: str |
     """A run over texts with a progress bar and a table; whether all rows are there. Arguments as of `run_tasks`."""
     notes, complete = _notes(), True
     _say_rounding(notes, request.settings, request.settings.length)
-    with progress(notes, "texts") as watch:
+    with progress(notes, "texts", "a smaller --limit or --length, fewer --policies or --budgets") as watch:
         found = evaluate_texts(request.settings, request.output, workers, watch, partial(_note, notes))
     if found is not None:
         outcome, curves = found
@@ -108,27 +110,67 @@ def _show(notes: Console, outcome: Outcome, tables: Sequence[RenderableType]) ->
     return not outcome.missing
 
 
+class Clock:
+    """How long a run still takes, by what it has done since it began."""
+
+    def __init__(self) -> None:
+        self.started = time.monotonic()
+        self._before: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.started
+
+    def left(self, state: State) -> float | None:
+        """Seconds; None while nothing is known."""
+        done = state.finished + state.begun
+        if self._before is None:
+            self._before, self.started = done, time.monotonic()
+        gained = done - self._before
+        return self.seconds * (state.total - done) / gained if gained > 0 else None
+
+
+def readable_time(seconds: float) -> str:
+    """As a person says it: 40 s, 12 min, 3 h 20 min."""
+    minutes = round(seconds / 60)
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
+
+
 @contextmanager
-def progress(console: Console, unit: str) -> Iterator[Watch]:
-    """Shows how far a run is, from the first call of the function that is told: a bar, or lines in a log."""
-    if not console.is_terminal:
-        yield _lines(console, unit)
-        return
+def progress(console: Console, unit: str, cuts: str = "") -> Iterator[Watch]:
+    """Shows how far a run is, from the first call of the function that is told: a bar, or lines in a log.
+
+    Args:
+        cuts: what makes a long run shorter; said once, as soon as it is known how long it takes.
+    """
+    clock, told = Clock(), not cuts
     columns = (
         f"{unit} ",
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
-        "left",
-        TimeRemainingColumn(),
+        TextColumn("{task.fields[left]}"),
         TextColumn("{task.fields[last]}", markup=False),
     )
-    bar = Progress(*columns, console=console)
-    task = bar.add_task(unit, total=None, last="")
+    bar = Progress(*columns, console=console, disable=not console.is_terminal)
+    task = bar.add_task(unit, total=None, last="", left="")
+    line = _lines(console, unit, clock)
 
     def watch(state: State) -> None:
+        nonlocal told
+        left = clock.left(state)
+        if left is not None and not told and clock.seconds > KNOWN_SECONDS:
+            told = True
+            if left > LONG_SECONDS:
+                say(console, f"note: about {readable_time(left)} left for {state.total:,} {unit}. Shorter: {cuts}")
+        if not console.is_terminal:
+            line(state, left)
+            return
         bar.start()
-        bar.update(task, completed=state.finished + state.begun, total=state.total, last=state.last)
+        shown = "" if left is None else f"{readable_time(left)} left"
+        bar.update(task, completed=state.finished + state.begun, total=state.total, last=state.last, left=shown)
 
     try:
         yield watch
@@ -136,15 +178,15 @@ def progress(console: Console, unit: str) -> Iterator[Watch]:
         bar.stop()
 
 
-def _lines(console: Console, unit: str) -> Callable[[State], None]:
-    started = time.monotonic()
+def _lines(console: Console, unit: str, clock: Clock) -> Callable[[State, float | None], None]:
     shown = -LINE_SECONDS
 
-    def watch(state: State) -> None:
+    def line(state: State, left: float | None) -> None:
         nonlocal shown
-        seconds = time.monotonic() - started
+        seconds = clock.seconds
         if seconds - shown >= LINE_SECONDS or (state.finished == state.total and not state.last):
             shown = seconds
-            say(console, f"{state.finished}/{state.total} {unit}, {seconds:.0f} s {state.last}".rstrip())
+            rest = "" if not left else f", {readable_time(left)} left"
+            say(console, f"{state.finished}/{state.total} {unit}, {seconds:.0f} s{rest} {state.last}".rstrip())
 
-    return watch
+    return line

@@ -35,6 +35,7 @@ def run_verify(settings: Settings, output: Path | None, **asked: Any) -> Verific
     notes = Console(stderr=True)
     if output is not None and (output.is_dir() or not output.parent.is_dir()):
         raise UserError(f"--json {output}: {output if output.is_dir() else output.parent} is no place for a file")
+    say(notes, f"loading {settings.model}")
     model = load(settings, notes)
     try:
         with progress(notes, "checks") as watch:
@@ -46,6 +47,8 @@ def run_verify(settings: Settings, output: Path | None, **asked: Any) -> Verific
     except (ValueError, TypeError) as error:
         raise UserError(str(error)) from error
     say(Console(), str(report))
+    if not asked.get("thorough", True):
+        say(notes, f"{len(report.checks)} checks that find most; every setting under each question: --thorough")
     if output is not None:
         output.write_text(json.dumps({**asdict(report), "ok": report.ok}, indent=1) + "\n", "utf-8")
     return report

@@ -83,6 +83,19 @@ def test_what_does_not_come_back_is_found() -> None:
     }  # fmt: skip
 
 
+def test_the_short_way_finds_most() -> None:
+    """A large and a small budget, in chunks and in steps, both implementations; told of before the first check."""
+    told: list[tuple[int, int]] = []
+    report = verify(models.shared("llama"), thorough=False, progress=lambda done, total: told.append((done, total)))
+    assert outcomes(report) == {"exact"} and told[0] == (0, len(report.checks)) and len(report.checks) == 5
+    assert {check.question for check in report.checks} == {
+        "same as DynamicCache", "exact for what it holds", "row as alone",
+    }  # fmt: skip
+    assert {check.calls for check in report.checks} == {"one forward", "chunks"}
+    assert {check.attention for check in report.checks} == {"sdpa", "paged_eviction"}
+    assert outcomes(verify(models.shared("llama"), thorough=False, disposal="recall(blocks=all)")) == {"exact"}
+
+
 def test_every_value_meets_every_question() -> None:
     asked = [(question, setting) for questions, setting in make_plan("sdpa", "random", "h2o") for question in questions]
     for question in ("same as DynamicCache", "exact for what it holds", "row as alone"):

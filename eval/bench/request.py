@@ -95,7 +95,7 @@ def run(settings: BenchSettings, output: Path, again: bool, trace: Path | None) 
     if settings.largest_batch and not settings.device.startswith("cuda"):
         say(notes, "note: --largest-batch is left out: CUDA only")
         settings = settings.but(largest_batch=False)
-    with progress(notes, "measurements") as watch:
+    with progress(notes, "measurements", "fewer --contexts, --budgets, --variants or --rounds") as watch:
         report = run_bench(at(settings, settings.device), output, again, trace, watch)
     _show(report, settings.model)
     drawn = [

@@ -24,7 +24,7 @@ covered: there is nothing to compare with, and why
 
   paged-eviction verify --model Qwen/Qwen3-8B
 
-  paged-eviction verify --model ./my-model --dtype bfloat16 --json verified.json
+  paged-eviction verify --model ./my-model --dtype bfloat16 --thorough --json verified.json
 """
 
 
@@ -53,13 +53,21 @@ class VerifyOptions(ModelOptions):
         metavar="NAME",
     )
     seed: int = option(0, "Of the tokens, which are random.")
+    thorough: bool = option(
+        False,
+        "Every value of every setting under each question, instead of the few checks that find most.",
+        flags="--thorough/--quick",
+    )
     json_file: File | None = option(None, "Also write all checks, as JSON.", metavar="FILE", flags="--json")
 
 
 def verify(options: VerifyOptions) -> bool:
-    """Is the cache right for this model? Logits against DynamicCache, in seconds; exit status 1 if one is wrong."""
+    """Is the cache right for this model? Logits against DynamicCache, in seconds; exit status 1 if one is wrong.
+
+    A few checks that find most; all of them with --thorough.
+    """
     from ..requests import model_settings
     from ..verifying import run_verify
 
-    asked = {name: getattr(options, name) for name in ("budget", "policy", "disposal", "seed")}
+    asked = {name: getattr(options, name) for name in ("budget", "policy", "disposal", "seed", "thorough")}
     return run_verify(model_settings(options), options.json_file, **asked).ok

@@ -16,6 +16,8 @@ from math import inf
 KEPT = 1 / 2
 #: No round leaves fewer.
 FEWEST = 2
+#: Passages of the first round, the most that may be afforded: one alone says little.
+FIRST = (2, 1)
 
 
 @dataclass(frozen=True)
@@ -37,9 +39,10 @@ def plan(candidates: int, passages: int, share: float) -> tuple[Round, ...]:
         share: above 0, up to 1.
     """
     allowed = share * cost([Round(candidates, passages)])
-    best = _rounds(candidates, passages, 1, allowed)
+    least = next((few for few in FIRST if few <= passages and cost([Round(candidates, few)]) <= allowed), 1)
+    best = _rounds(candidates, passages, 1, allowed, least)
     for count in range(2, 12):
-        rounds = _rounds(candidates, passages, count, allowed)
+        rounds = _rounds(candidates, passages, count, allowed, least)
         longer = best[-1].passages < rounds[-1].passages and cost(rounds) <= allowed
         if not longer or rounds[-1].candidates == rounds[-2].candidates:
             break
@@ -56,21 +59,22 @@ def cost(rounds: Sequence[Round]) -> int:
     return total + before
 
 
-def _rounds(candidates: int, passages: int, count: int, allowed: float) -> tuple[Round, ...]:
+def _rounds(candidates: int, passages: int, count: int, allowed: float, least: int) -> tuple[Round, ...]:
     """The longest of so many rounds that cost what is allowed, each about the same; the shortest if all cost more."""
     low, high = 0.0, float(passages)
     for _ in range(40):
         middle = (low + high) / 2
-        low, high = (middle, high) if cost(_scaled(candidates, passages, count, middle)) <= allowed else (low, middle)
-    return _scaled(candidates, passages, count, low)
+        fits = cost(_scaled(candidates, passages, count, middle, least)) <= allowed
+        low, high = (middle, high) if fits else (low, middle)
+    return _scaled(candidates, passages, count, low, least)
 
 
-def _scaled(candidates: int, passages: int, count: int, first: float) -> tuple[Round, ...]:
+def _scaled(candidates: int, passages: int, count: int, first: float, least: int) -> tuple[Round, ...]:
     """Rounds whose first reads so many passages: half of the candidates reads twice as many, and so on."""
     found, total = [], 0.0
     for index in range(count):
         size = max(min(candidates, FEWEST), round(candidates * KEPT**index))
-        total = min(float(passages), max(total + 1, total + first * candidates / size))
+        total = min(float(passages), max(total + 1, least, total + first * candidates / size))
         found.append(Round(size, int(total + 1e-6)))
     return tuple(found)
 

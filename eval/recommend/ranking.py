@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from statistics import median
+from dataclasses import dataclass, replace
+from math import isfinite, sqrt
+from statistics import median, stdev
 from typing import Any
 
 from ..budgets import FULL
@@ -27,6 +28,9 @@ class Found:
         passages: how many it has read.
         bytes: most that keys, values and what is kept beside them took on the device.
         finalist: never dropped.
+        error: standard error of the divergence, over its passages; None where it has read one alone.
+        tied: not seen to be worse than the best of its size: over the passages that both have read, the mean of the
+            differences is at most twice its standard error.
     """
 
     size: str
@@ -40,6 +44,8 @@ class Found:
     host_bytes: int
     step_ms: float
     finalist: bool
+    error: float | None = None
+    tied: bool = False
 
 
 @dataclass(frozen=True)
@@ -78,9 +84,21 @@ def rank(rows: Mapping[Any, Row], left: Mapping[str, Sequence[str]], by: str) ->
             own = mean([decides(row, by) for row in read.values()])
             same = mean([decides(fine[best][passage], by) for passage in read if passage in fine[best]])
             scale = whole / same if 0 < same < float("inf") else 1.0
-            found.append(_found(size, name, own * scale, list(read.values()), name in finalists))
+            one = _found(size, name, own * scale, list(read.values()), name in finalists)
+            deviation = _error([decides(row, by) for row in read.values()])
+            pairs = [decides(read[each], by) - decides(fine[best][each], by) for each in read if each in fine[best]]
+            found.append(replace(one, error=deviation, tied=name == best or _tied(pairs)))
     order = {size: index for index, size in enumerate(left)}
     return sorted(found, key=lambda each: (order[each.size], not each.finalist, each.divergence))
+
+
+def _error(values: Sequence[float]) -> float | None:
+    return stdev(values) / sqrt(len(values)) if len(values) > 1 and all(map(isfinite, values)) else None
+
+
+def _tied(differences: Sequence[float]) -> bool:
+    error = _error(differences)
+    return error is not None and mean(differences) <= 2 * error
 
 
 def _found(size: str, name: str, divergence: float, rows: list[Row], finalist: bool) -> Found:

@@ -79,7 +79,7 @@ def run_recommend(options: RecommendOptions) -> dict[str, Found]:
         kept.folder.write_text(RUN_FILE, run_file(options))
         _tell(notes, compared, passages, options)
         search = Search(model, options, compared, passages, kept, end_tokens(model, tokenizer))
-        with progress(notes, "readings") as watch:
+        with progress(notes, "readings", "a smaller --share or --length, fewer --policies") as watch:
             search.run(watch)
         return _finish(notes, search, left_out, settings.device)
 

@@ -33,11 +33,18 @@ def table(size: str, found: Sequence[Found], numbered: Sequence[Found]) -> Rende
         shown.add_row(
             Text(each.candidate),
             number,
-            f"{each.divergence:.4g}",
+            f"{each.divergence:.4g}" + ("" if each.error is None else f" ± {each.error:.2g}"),
             str(each.passages),
             str(each.held),
             readable_bytes(each.bytes) + (f" + {readable_bytes(each.host_bytes)} host" if each.host_bytes else ""),
             f"{each.step_ms:.3g}",
+        )
+    tied = [each.candidate for each in found if each.tied]
+    if len(tied) > 1:
+        names = "; ".join(tied[:_MOST]) + (f" and {len(tied) - _MOST} more" if len(tied) > _MOST else "")
+        shown.caption, shown.caption_justify = (
+            f"no difference seen between {names}: more --passages may show one",
+            "left",
         )
     return shown
 

@@ -11,8 +11,10 @@ from hf_paged_eviction.queries.attention import PAGED_EVICTION
 
 from ..settings import TaskSettings
 
-#: No more rows than this, however small the model.
-MOST = 64
+#: No more rows than this, however small the model; and on a CPU, which is no faster with more of a larger one, so many
+#: that rows are soon written.
+MOST, MOST_ON_CPU = 64, 8
+_SMALL = 20_000_000  # weights
 #: Share of the free memory to fill: the allocator, the runtime and other processes want the rest.
 SAFE = 0.8
 
@@ -35,7 +37,8 @@ def start_size(settings: TaskSettings, model_config: Any, longest_prompt: int) -
     row = row_bytes(config, longest_prompt, size, settings.attn_implementation == "eager")
     if settings.attn_implementation == PAGED_EVICTION and settings.share_prefill:
         row += longest_prompt * size * query_numbers_per_token(config)
-    rows = max(1, min(MOST, int(free // row)))
+    slow = _on_cpu(settings) and weight_count(config) > _SMALL
+    rows = max(1, min(MOST_ON_CPU if slow else MOST, int(free // row)))
     return 1 << (rows.bit_length() - 1)
 
 
@@ -44,8 +47,11 @@ def bytes_per_number(settings: TaskSettings, config: Any) -> int:
     if settings.dtype != "auto":
         return torch.empty(0, dtype=getattr(torch, settings.dtype)).element_size()
     stored = getattr(config, "dtype", None)
-    on_cpu = settings.device_map is None and torch.device(settings.device).type == "cpu"
-    return 4 if on_cpu or not isinstance(stored, torch.dtype) else int(stored.itemsize)
+    return 4 if _on_cpu(settings) or not isinstance(stored, torch.dtype) else int(stored.itemsize)
+
+
+def _on_cpu(settings: TaskSettings) -> bool:
+    return settings.device_map is None and torch.device(settings.device).type == "cpu"
 
 
 def kv_numbers_per_token(config: Any) -> int:

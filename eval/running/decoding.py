@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import torch
@@ -36,17 +38,41 @@ class Decoding:
         return FullAnswer(tokens, torch.stack([step[row] for step in self.logits[: len(tokens)]]))
 
 
+@contextmanager
+def _steps_told(model: Any, most: int, tell: Callable[[int, int], None] | None) -> Iterator[None]:
+    if tell is None:
+        yield
+        return
+    steps = count(1)
+    handle = model.register_forward_hook(lambda *_: tell(min(next(steps), most), most))
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
 def decode(
-    generator: Generator, inputs: Inputs, start: Start, limits: Sequence[int], *, record: bool = False
+    generator: Generator,
+    inputs: Inputs,
+    start: Start,
+    limits: Sequence[int],
+    *,
+    record: bool = False,
+    tell: Callable[[int, int], None] | None = None,
 ) -> Decoding:
     """Continue from the first tokens until every answer has ended.
 
     Args:
         limits: most tokens per row.
         record: keep the logits that each token was chosen by.
+        tell: told after every forward how many of how many tokens there are.
     """
     watch = Stopwatch(inputs.ids.device)
-    with timed_updates(start.cache) as updates, recorded_logits(generator.model, record) as logits:
+    with (
+        timed_updates(start.cache) as updates,
+        recorded_logits(generator.model, record) as logits,
+        _steps_told(generator.model, max(limits), tell),
+    ):
         output = generator.rest(inputs, start.first.tokens, start.cache, limits)
         seconds = watch.lap()
     answers = [until_end(tokens, limit, generator.ends) for tokens, limit in zip(output.tolist(), limits, strict=True)]

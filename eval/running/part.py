@@ -168,7 +168,8 @@ class Part:
         # Decoding uses it up.
         compressed = deepcopy(start.cache) if settings.agreement and not group.is_full else None
         limits = [self.batch.prompts[row].sample.max_new_tokens for row in group.rows]
-        decoding = decode(self.generator, inputs, start, limits, record=settings.agreement and group.is_full)
+        record = settings.agreement and group.is_full
+        decoding = decode(self.generator, inputs, start, limits, record=record, tell=self._tell)
         return decoding, self._agreement(group, inputs, decoding, compressed, start.first)
 
     def _probed(self, group: Group, inputs: Inputs) -> bool:

@@ -44,7 +44,8 @@ def test_it_grows_with_memory_and_shrinks_with_the_prompt(free: Any) -> None:
     found = []
     for memory in (1, 24, 40, 80, 10_000):
         free(memory * GIB)
-        found.append([start_size(settings(dtype="bfloat16"), LLAMA_8B, tokens) for tokens in (512, 8192, 131072)])
+        asked = settings(dtype="bfloat16", device="cuda")
+        found.append([start_size(asked, LLAMA_8B, tokens) for tokens in (512, 8192, 131072)])
     assert found[0] == [1, 1, 1] and found[-1] == [64, 64, 64]
     for smaller, larger in pairwise(found):
         assert all(few <= many for few, many in zip(smaller, larger, strict=True))
@@ -55,14 +56,22 @@ def test_it_grows_with_memory_and_shrinks_with_the_prompt(free: Any) -> None:
 
 def test_precision_and_eager_attention_count(free: Any) -> None:
     free(80 * GIB)
-    half = start_size(settings(dtype="float16"), LLAMA_8B, 8192)
-    assert start_size(settings(dtype="float32"), LLAMA_8B, 8192) < half
-    assert start_size(settings(dtype="float16", attn_implementation="eager"), LLAMA_8B, 8192) < half
-    showing = settings(dtype="float16", attn_implementation="paged_eviction")
+    there = settings(dtype="float16", device="cuda")
+    half = start_size(there, LLAMA_8B, 8192)
+    assert start_size(there.but(dtype="float32"), LLAMA_8B, 8192) < half
+    assert start_size(there.but(attn_implementation="eager"), LLAMA_8B, 8192) < half
+    showing = there.but(attn_implementation="paged_eviction")
     assert start_size(showing, LLAMA_8B, 8192) < half
     assert start_size(showing.but(share_prefill=False), LLAMA_8B, 8192) == half
     assert batching.bytes_per_number(settings(), LLAMA_8B) == 4
     assert batching.bytes_per_number(settings(device="cuda"), LLAMA_8B) == 2
+
+
+def test_rows_of_a_larger_model_are_soon_written_on_a_cpu(free: Any) -> None:
+    free(10_000 * GIB)
+    model, _ = embedded.load()
+    assert start_size(settings(), LLAMA_8B, 512) == 8 < start_size(settings(device="cuda"), LLAMA_8B, 512)
+    assert start_size(settings(), model.config, 512) == 64
 
 
 def test_sizes_of_models() -> None:

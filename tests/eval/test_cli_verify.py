@@ -31,12 +31,15 @@ def run(*arguments: object, status: int = 0) -> Any:
 
 def test_the_embedded_model(tmp_path: Path) -> None:
     output = tmp_path / "verified.json"
-    result = run("--json", output)
+    result = run("--thorough", "--json", output)
     assert result.stdout.startswith("LlamaForCausalLM, float32 on cpu: 30 exact\n")
     assert "30/30 checks" in result.stderr
     written = json.loads(output.read_text("utf-8"))
     assert written["ok"] and len(written["checks"]) == 30
     assert {check["outcome"] for check in written["checks"]} == {"exact"}
+    result = run()
+    assert result.stdout.startswith("LlamaForCausalLM, float32 on cpu: 5 exact\n")
+    assert "0/5 checks" in result.stderr and "--thorough" in result.stderr
 
 
 def test_a_wrong_cache_is_exit_status_1(model_folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,7 +55,9 @@ def test_a_configuration_without_weights_gets_random_ones(tmp_path: Path) -> Non
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
     LlamaConfig(vocab_size=300, **sizes).save_pretrained(tmp_path)
     before = torch.get_rng_state()
-    result = run("--model", tmp_path, "--device", "cpu", "--attn-implementation", "eager", "--policy", "keydiff")
+    result = run(
+        "--model", tmp_path, "--device", "cpu", "--attn-implementation", "eager", "--policy", "keydiff", "--thorough"
+    )
     assert "holds no weights: random ones are used" in result.stderr
     assert "  eager  " in result.stdout and "  keydiff  " in result.stdout and "  sdpa  " not in result.stdout
     assert torch.equal(before, torch.get_rng_state())

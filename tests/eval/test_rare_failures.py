@@ -32,10 +32,11 @@ from hf_paged_eviction_eval.running import batching
 from hf_paged_eviction_eval.scoring import score_files
 from hf_paged_eviction_eval.settings import EMBEDDED, TaskSettings
 from hf_paged_eviction_eval.store import lock, shards
+from hf_paged_eviction_eval.store.completion import Progress
 from hf_paged_eviction_eval.store.results import RowFile, make_folder, read_lines
 from hf_paged_eviction_eval.tasks import get_task, library
 from hf_paged_eviction_eval.tasks.ruler import common_words
-from hf_paged_eviction_eval.terminal import progress
+from hf_paged_eviction_eval.terminal import progress, readable_time
 
 
 def settings(**changes: Any) -> TaskSettings:
@@ -72,6 +73,26 @@ def test_a_bar_on_a_terminal() -> None:
         watch(SimpleNamespace(finished=3, begun=0, total=8, last="keydiff [12%]"))  # type: ignore[arg-type]
     assert "3/8" in screen.getvalue()
     assert "keydiff [12%]" in screen.getvalue(), "what is last is no markup"
+
+
+def test_the_time_left_is_told_and_how_to_cut_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that were there before count for nothing, those that are begun do."""
+    now = 0.0
+    monkeypatch.setattr("hf_paged_eviction_eval.terminal.time.monotonic", lambda: now)
+    for console in (
+        Console(file=io.StringIO(), width=100),
+        Console(file=io.StringIO(), force_terminal=True, width=100),
+    ):
+        now = 0.0
+        with progress(console, "answers", "--limit 8") as watch:
+            watch(Progress(500, 1000))
+            for seconds, begun in ((10.0, 0.5), (30.0, 1.0), (60.0, 2.0)):
+                now = seconds
+                watch(Progress(500, 1000, "keydiff", begun))
+        said = " ".join(console.file.getvalue().split())  # type: ignore[attr-defined]
+        assert said.count("note: about 4 h 10 min left for 1,000 answers. Shorter: --limit 8") == 1
+        assert "4 h 9 min left" in said
+    assert [readable_time(seconds) for seconds in (7, 89, 90, 5400)] == ["7 s", "89 s", "2 min", "1 h 30 min"]
 
 
 # ---- models and devices -------------------------------------------------------------------------------------------

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import io
 from itertools import product
+from typing import Any
 
 import pytest
+from rich.console import Console
 
 from hf_paged_eviction_eval.recommend.halving import Round, cost, plan, survivors
+from hf_paged_eviction_eval.recommend.ranking import rank
+from hf_paged_eviction_eval.recommend.show import table
 
 
 @pytest.mark.parametrize(("candidates", "passages"), [*product((1, 2, 7, 40, 300), (1, 9, 20, 40, 200))])
@@ -23,6 +28,30 @@ def test_rounds_cost_no_more_than_their_share(candidates: int, passages: int, sh
         assert candidates < 40 or cost(rounds) > 0.7 * allowed, "what may be read is read"
     else:
         assert read[0] == 1
+
+
+def test_no_candidate_is_dropped_after_one_passage_where_more_may_be_read() -> None:
+    for candidates, passages in ((40, 40), (12, 30), (200, 80)):
+        rounds = plan(candidates, passages, 0.1)
+        assert rounds[0].passages >= 2 and (len(rounds) > 1 or candidates == 12)
+    assert plan(40, 9, 0.1)[0].passages == 1
+
+
+def test_equal_divergences_are_no_victory() -> None:
+    def row(candidate: str, passage: int, divergence: float) -> dict[str, Any]:
+        fields = {"held": 8, "bytes": 8, "host_bytes": 0, "step_ms": 1.0, "failed": ""}
+        both = {"reading": divergence, "answering": divergence}
+        return {"size": "8", "candidate": candidate, "passage": str(passage), **fields, **both}
+
+    values = {"best": [1.0, 1.0, 1.2], "near": [1.1, 0.9, 1.3], "far": [2.0, 2.1, 2.0], "once": [1.0]}
+    rows = {(name, at): row(name, at, value) for name, read in values.items() for at, value in enumerate(read)}
+    found = {each.candidate: each for each in rank(rows, {"8": ["best", "near"]}, "both")}
+    assert {name for name, each in found.items() if each.tied} == {"best", "near"}
+    assert found["once"].error is None and found["far"].error == pytest.approx(0.0333, abs=1e-3)
+    shown = Console(width=100, file=io.StringIO())
+    shown.print(table("8", list(found.values()), list(found.values())))
+    text = shown.file.getvalue()  # type: ignore[attr-defined]
+    assert "1.067 ± 0.067" in text and "no difference seen between best; near" in text
 
 
 def test_everything_is_read_where_everything_may_be() -> None:

@@ -71,6 +71,21 @@ def recall_plan(policy: str, disposal: str, everything: bool) -> Plan:
     ]
 
 
+def shortened(plan: Plan) -> Plan:
+    """The checks that find most: small budgets under the model's own attention, with steps after the prompt, and under
+    "paged_eviction" in chunks, there with a large one, too."""
+    wanted: list[tuple[bool, CallNames]] = [(True, "chunks"), (False, "one forward"), (False, "chunks")]
+    found: Plan = []
+    for roomy, calls in wanted:
+        fitting = [
+            each
+            for each in plan
+            if (each[0] == ROOMY, each[1].calls, each[1].mode, each[1].budgets) == (roomy, calls, "dynamic", "equal")
+        ]
+        found += fitting[:1] if calls == "one forward" else fitting[-1:]
+    return found or plan[:3]
+
+
 def _order(questions: Sequence[Question]) -> bool:
     return questions != ROOMY
 
