@@ -62,7 +62,7 @@ def task_settings(options: EvalOptions) -> TaskSettings:
         if is_library_metric(file.metric):
             check_library_metric(str(file.metric), options.trust_remote_code)
     listed = words(options.tasks) if not own or "tasks" in options.model_fields_set else []
-    tasks = tuple(dict.fromkeys([*expand([name for name in listed if name not in own]), *own]))
+    tasks = tuple(dict.fromkeys([*expand([name for name in listed if name not in own], options.data_dir), *own]))
     if not tasks:
         raise UserError(f"no task given (--tasks {options.tasks!r}): for example --tasks suite")
     given = {name for name in TaskFileOptions.model_fields if getattr(options, name) is not None}

@@ -35,19 +35,31 @@ def task_groups() -> dict[str, tuple[str, ...]]:
     return {**TASK_GROUPS, **longbench.PRESETS, "v2": (longbench.V2,), **published.GROUPS}
 
 
-def expand(names: Sequence[str]) -> tuple[str, ...]:
+def expand(names: Sequence[str], data_dir: str | None = None) -> tuple[str, ...]:
     """The tasks behind these names of tasks and groups, in order, each once.
 
     Raises:
-        UserError: a name is neither; lists what there is.
+        UserError: a name is neither, or a folder has some of a group's records; says what there is.
     """
     groups, known = task_groups(), task_names()
     found: dict[str, None] = {}
     for name in names:
         if name not in known and name not in groups:
             raise UserError(_unknown(name, groups, known))
+        if data_dir is not None and name in published.GROUPS:
+            _refuse_part(name, data_dir)
         found |= dict.fromkeys((name,) if name in known else groups[name])
     return tuple(found)
+
+
+def _refuse_part(group: str, data_dir: str) -> None:
+    """Refuse a group of which the folder holds a part, and name that part."""
+    tasks = published.GROUPS[group]
+    there = [task for task in tasks if published.TASKS[task].is_in(data_dir)]
+    if there and len(there) < len(tasks):
+        raise UserError(
+            f"--data-dir {data_dir} holds {len(there)} of the {len(tasks)} tasks of {group}: --tasks {','.join(there)}"
+        )
 
 
 def own_names(files: Sequence[TaskFile]) -> tuple[str, ...]:
@@ -176,10 +188,4 @@ def data_notes(tasks: Sequence[str], settings: TaskSettings) -> dict[str, str]:
 def _unknown(name: str, groups: dict[str, tuple[str, ...]], known: list[str]) -> str:
     close = get_close_matches(name, [*groups, *known], n=1)
     hint = f", did you mean {close[0]!r}?" if close else ""
-    return (
-        f"unknown task {name!r} (--tasks){hint}\n"
-        f"groups: {', '.join(groups)}\n"
-        f"generated: {', '.join(available_tasks())}\n"
-        f"LongBench: {', '.join([*longbench.TASKS, longbench.V2])}\n"
-        f"others: {', '.join(published.TASKS)}" + (f"\nof plugins: {', '.join(REGISTERED)}" if REGISTERED else "")
-    )
+    return f"unknown task {name!r} (--tasks){hint} Groups: {', '.join(groups)}. `paged-eviction tasks` lists all tasks"

@@ -106,6 +106,14 @@ class PublishedTask:
             raise UserError(f"{self.name}: there is no record")
         return found
 
+    def is_in(self, data_dir: str) -> bool:
+        """Whether a folder or zip file holds its records."""
+        try:
+            local_source(data_dir, self.files)
+        except UserError:
+            return False
+        return True
+
     def digests(self, settings: TaskSettings) -> dict[str, str]:
         """SHA-256 of the records and of the prompt."""
         data = hashlib.sha256()

@@ -15,7 +15,7 @@ from ..budgets import FULL
 from ..longbench.tasks import TASKS
 from ..summaries.aggregates import BUCKETS
 from ..summaries.plot import SINGLE, TOKEN_AXIS, accuracy_panels, budget_axis, score_axis
-from ..summaries.plot_style import COLUMNS, FULL_STYLE, finish, make_panels, policy_styles
+from ..summaries.plot_style import COLUMNS, FULL_STYLE, finish, make_panels, policy_styles, titled
 from ..summaries.summary import Cell, held_tokens, over_tasks
 from .agreement import Agreement, agreement_at
 from .efficiency import MIB, Cost, cost_at, lengths_of, scaled
@@ -348,7 +348,7 @@ def _heat_panels(run: Run, task: str, panels: Sequence[_Panel | None], columns: 
         numbers = [[float("nan") if value is None else 100 * value for value in row] for row in cells]
         image = axes.imshow(numbers, aspect="auto", vmin=0, vmax=100, cmap="viridis", interpolation="nearest")
         axes.set_facecolor("#dddddd")
-        axes.set_title(panel.title, fontsize=9)
+        titled(axes, panel.title, 0.8 * HEAT_WIDTH / columns, 9)
         lowest = index + columns >= len(panels) or panels[index + columns] is None
         axes.set_xticks(range(len(panel.names)), panel.names if lowest else [], rotation=60, fontsize=8)
         step = 2 if len(rows) > 6 else 1

@@ -31,6 +31,10 @@ def labels(settings: Sequence[dict[str, Any]], passed_over: frozenset[str]) -> l
             said = dict(zip(compared, _words(name, [settings[at][name] for at in compared]), strict=True))
             for at in places:
                 words[at][name] = said[at]
+    # What is at its default goes without saying, where another word tells the run.
+    brief = [{name: word for name, word in each.items() if not word.startswith("default ")} for each in words]
+    if all(brief) and len({tuple(each.items()) for each in brief}) == len({tuple(each.items()) for each in words}):
+        words = brief
     found = [", ".join(each[name] for name in sorted(each, key=_place)) for each in words]
     return [label or _kind(each) for label, each in zip(found, settings, strict=True)] if any(found) else found
 

@@ -12,7 +12,7 @@ from matplotlib.ticker import NullLocator
 from ..budgets import FULL, parse_budget
 from ..errors import UserError
 from ..grouping import grouped
-from .plot_style import COLUMNS, FULL_STYLE, PANEL, finish, make_panels, policy_styles
+from .plot_style import COLUMNS, FULL_STYLE, PANEL, finish, make_panels, policy_styles, titled
 from .summary import BINS, Cell, Curve, over_tasks
 
 SHARE_AXIS, TOKEN_AXIS = "budget (share of the prompt)", "budget (tokens per layer)"
@@ -25,7 +25,8 @@ def mean_accuracy(cells: Sequence[Cell]) -> Any:
     for length in dict.fromkeys(cell.length for cell in cells):
         here = [cell for cell in cells if cell.length == length]
         size = "own lengths" if length is None else f"{length} tokens"
-        groups[f"{size}, mean of {len({cell.task for cell in here})} tasks"] = over_tasks(here)
+        tasks = list(dict.fromkeys(cell.task for cell in here))
+        groups[f"{size}, {f'mean of {len(tasks)} tasks' if len(tasks) > 1 else tasks[0]}"] = over_tasks(here)
     return accuracy_panels(groups, len(groups), SINGLE if len(groups) == 1 else PANEL)
 
 
@@ -48,7 +49,7 @@ def accuracy_panels(groups: dict[str, list[Cell]], columns: int, panel: tuple[fl
     in_shares = all(_share(cell) for cell in every if cell.policy != FULL)
     for axes, (title, cells) in zip(panels, groups.items(), strict=True):
         _draw_accuracy(axes, cells, styles, in_shares)
-        axes.set_title(title, fontsize=11)
+        titled(axes, title, panel[0])
     return finish(figure, panels, columns, SHARE_AXIS if in_shares else TOKEN_AXIS, "score in %")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from textwrap import wrap
 from typing import IO, Any
 from zlib import crc32
 
@@ -64,6 +65,12 @@ def make_panels(
     for axes in grid.flat[count:]:
         axes.remove()
     return figure, list(grid.flat[:count])
+
+
+def titled(axes: Any, title: str, inches: float, size: int = 11) -> None:
+    """A title in lines as wide as its panel, so that neighbours do not overlap."""
+    longest = max(8, int(inches * 72 / (0.58 * size)))
+    axes.set_title("\n".join(part for line in title.splitlines() for part in wrap(line, longest)), fontsize=size)
 
 
 def logarithmic(axis: Any) -> None:

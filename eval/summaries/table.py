@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -39,36 +39,44 @@ def make_grid(
     numbers: dict[tuple[str, str], float],
     show: Callable[[float], str],
     best: Callable[[Sequence[float]], float],
+    errors: Mapping[tuple[str, str], float] | None = None,
 ) -> Grid:
-    """Arrange `numbers` by (policy, budget); what shows as the same text is equally good."""
+    """Arrange `numbers` by (policy, budget), with their standard errors; the same text is equally good."""
     policies = list(dict.fromkeys(policy for policy, _ in numbers))
     budgets = list(dict.fromkeys(budget for _, budget in numbers))
     texts = {key: show(value) for key, value in numbers.items()}
-    rows = tuple((policy, tuple(texts.get((policy, budget), "") for budget in budgets)) for policy in policies)
+    whole = {key: text + (f" ± {show(errors[key])}" if errors else "") for key, text in texts.items()}
+    rows = tuple((policy, tuple(whole.get((policy, budget), "") for budget in budgets)) for policy in policies)
     winners = []
-    for column, budget in enumerate(budgets):
+    for budget in budgets:
         winner = show(best([value for (_, other), value in numbers.items() if other == budget]))
-        bold = frozenset(index for index, (_, cells) in enumerate(rows) if cells[column] == winner)
+        bold = frozenset(index for index, policy in enumerate(policies) if texts.get((policy, budget)) == winner)
         winners.append(bold if len(bold) < len(rows) else frozenset())
     return Grid(title, tuple(budgets), rows, tuple(winners))
 
 
 def accuracy_grid(title: str, cells: Sequence[Cell], name: Callable[[Cell], str]) -> Grid:
-    """Accuracy in percent, in columns of these names; the full cache stands in the title."""
+    """Accuracy in percent and its standard error, in columns of these names; the full cache and the number of questions
+    stand in the title."""
     numbers = {(cell.policy, name(cell)): 100 * cell.accuracy for cell in cells if cell.policy != FULL}
-    full = [f"full cache {100 * cell.accuracy:.1f}" for cell in cells if cell.policy == FULL]
-    return make_grid(", ".join([title, *full]), numbers, "{:.1f}".format, max)
+    errors = {(cell.policy, name(cell)): 100 * cell.error for cell in cells}
+    full = [f"full cache {100 * cell.accuracy:.1f} ± {100 * cell.error:.1f}" for cell in cells if cell.policy == FULL]
+    counts = dict.fromkeys(str(count) for count in sorted({cell.samples for cell in cells}))
+    return make_grid(", ".join([title, f"n {' to '.join(counts)}", *full]), numbers, "{:.1f}".format, max, errors)
 
 
 def accuracy_grids(cells: Sequence[Cell]) -> list[Grid]:
-    """Per length: the mean over tasks, then every task."""
+    """Per length: the mean over tasks, then every task; of one task, that alone."""
     grids = []
     for length in dict.fromkeys(cell.length for cell in cells):
         here = [cell for cell in cells if cell.length == length]
         tasks = list(dict.fromkeys(cell.task for cell in here))
         size = "" if length is None else f"{length} tokens, "
-        title = f"accuracy in %, {size}mean of {len(tasks)} tasks"
-        grids.append(replace(accuracy_grid(title, over_tasks(here), column_name), leads=True))
+        of = tasks[0] if len(tasks) == 1 else f"mean of {len(tasks)} tasks"
+        shown = here if len(tasks) == 1 else over_tasks(here)
+        grids.append(replace(accuracy_grid(f"accuracy in %, {size}{of}", shown, column_name), leads=True))
+        if len(tasks) == 1:
+            continue
         for task in tasks:
             # Narrow columns, so that two tables stand side by side.
             mine = [cell for cell in here if cell.task == task]

@@ -169,3 +169,15 @@ def test_every_task_is_in_one_group_and_listed() -> None:
     assert [len(GROUPS[name]) for name in ("ruler_data", "infinitebench", "loogle", "mathematics")] == [13, 12, 4, 2]
     assert set(suites.expand(["infinitebench"])) == set(GROUPS["infinitebench"])
     assert all(suites.description(name) and not suites.is_generated(name) for name in TASKS)
+
+
+def test_official_lines_of_longeval_and_a_folder_with_a_part_of_a_group(tmp_path: Path) -> None:
+    prompt = "Below is a record.\n\nline a-b: REGISTER_CONTENT is <7>\nNow the record is over. Tell me. "
+    put(tmp_path, "200_lines.jsonl", {"prompt": prompt, "expected_number": 7, "num_lines": 200})
+    task = "longeval_200_lines"
+    (sample,) = suites.load_samples(task, settings(tmp_path, task), None, None)
+    assert sample.prompt == prompt and sample.question.startswith("Now the record") and sample.chat
+    assert suites.score(sample, "line 3: <7>.", settings(tmp_path, task)) == 1
+    with pytest.raises(UserError, match=r"holds 1 of the 6 tasks of longeval_data: --tasks longeval_200_lines$"):
+        suites.expand(["longeval_data"], str(tmp_path))
+    assert len(suites.expand(["longeval_data"], str(tmp_path / "absent"))) == 6

@@ -45,7 +45,10 @@ def test_tables() -> None:
     grids = accuracy_grids(summarise(ROWS))
     assert [grid.title.partition(",")[0] for grid in grids] == ["accuracy in %", "a", "b"]
     text = for_markdown(grids[0])
-    assert "full cache 75.0" in text and "| `p` | **50.0** |" in text and "| `q` | 37.5 |" in text
+    assert "full cache 75.0 ± 0.0" in text and "| `p` | **50.0 ± 25.0** |" in text and "| `q` | 37.5 ± 0.0 |" in text
+    assert "mean of 2 tasks, n 2 to 3" in text and "a, n 1 to 2" in for_markdown(grids[1])
+    (alone,) = accuracy_grids(summarise(ROWS[:4]))
+    assert alone.title == "accuracy in %, 100 tokens, a, n 1 to 2, full cache 100.0 ± 0.0"
     assert "| policy | 25% (25) |" in text
     curve = Curve("p", "64", 64, 3.0, [3.0] * 16, 100)
     assert "| policy | 64 |" in for_markdown(perplexity_grid([curve]))
@@ -60,7 +63,7 @@ def test_a_narrow_terminal_cuts_nothing_off() -> None:
     shown = captured.get()
     assert "…" not in shown
     assert "".join(line.split(" ")[1] for line in shown.splitlines()[6:] if line.strip()) == name
-    assert shown.count("12.5") == len(budgets)
+    assert shown.count("12.5") == len(budgets) and shown.count("±") == len(budgets)
 
 
 def test_plots_with_one_line_or_many(tmp_path: Path) -> None:
@@ -102,7 +105,7 @@ def test_the_page_of_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     results_page.main()
     text = page.read_text()
     assert text.startswith("before\n") and text.endswith("\nafter\n") and "stale" not in text
-    assert "| `p` | **50.0** |" in text
+    assert "| `p` | **50.0 ± 25.0** |" in text
     assert (tmp_path / "notebooks/images/accuracy.png").exists()
     page.write_text("no markers")
     with pytest.raises(SystemExit, match="results:begin"):

@@ -162,6 +162,15 @@ def test_prompts_have_their_real_lengths(tmp_path: Path) -> None:
             ["one", "two"],
         ),
         ([{"attn_implementation": None}, {"attn_implementation": "sdpa"}], ["default attention", "attention sdpa"]),
+        (
+            [
+                {"model": "m/one", "attn_implementation": None, "data_dir": None, "bits": None},
+                {"model": "m/two", "attn_implementation": "eager", "data_dir": None, "bits": None},
+                {"model": "m/one", "attn_implementation": None, "data_dir": "d", "bits": None},
+                {"model": "m/one", "attn_implementation": None, "data_dir": None, "bits": "8"},
+            ],
+            ["one", "two", "one, data dir d", "one, bits 8"],
+        ),
         ([{"model": "a/m"}, {"model": "b/m"}], ["model a/m", "model b/m"]),
         ([{"block_size": 16, "share_prefill": True}, {"block_size": 32, "share_prefill": False}],
          ["block size 16", "block size 32"]),

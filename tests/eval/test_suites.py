@@ -105,7 +105,7 @@ def test_unknown_names_list_what_there_is(name: str, close: str) -> None:
         expand(["qasper", name])
     text = str(caught.value)
     assert f"unknown task {name!r}" in text and f"did you mean {close!r}?" in text
-    assert all(known in text for known in ("en16", "passkey", "repobench-p_e", "longbench_v2"))
+    assert "en16" in text and "`paged-eviction tasks`" in text and len(text) < 400, "no wall of names"
 
 
 @pytest.mark.parametrize("name", ["", " ", "QASPER", "all"])
