@@ -12,7 +12,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from hf_paged_eviction.calibration import save_calibration
+from hf_paged_eviction.calibration import save_calibration, shelf, shelf_name
+from hf_paged_eviction.naming.of_files import quoted
 from hf_paged_eviction.recipes.fit import DISTANCE, Fitted, LayerReport, Window, fit, read_tokens
 
 from . import models
@@ -22,24 +23,26 @@ from .requests import model_settings
 from .running.prefill import input_device
 from .settings import TextSettings
 from .terminal import say
-from .texts import documents
+from .texts import documentation, documents
 
 #: Windows of a text are at least this long: shorter ones have hardly a token that is far from a later one.
 SHORTEST = 4 * DISTANCE
 
 
-def run_calibrate(settings: TextSettings, output: Path, tokens: int) -> Fitted:
+def run_calibrate(settings: TextSettings, output: Path | None, tokens: int) -> Fitted:
     """Calibrate a model on some texts, write the file, and print how well the score foretells attention.
 
     Args:
-        settings: model, device and texts; `length` is that of a window.
-        output: the file to write, `*.safetensors`.
+        settings: model, device and texts; `length` is that of a window. Without texts, Python's documentation is read.
+        output: the file to write, `*.safetensors`; None = where caches find it by the model's name.
         tokens: how many to read, in all.
 
     Raises:
         UserError: the output cannot be written, the texts are too short, or the model has no use for a calibration.
     """
     notes = Console(stderr=True)
+    found_by_name = output is None
+    output = shelf_file(settings) if output is None else output
     check_output(output)
     model, windows = read_windows(settings, tokens)
     try:
@@ -51,8 +54,25 @@ def run_calibrate(settings: TextSettings, output: Path, tokens: int) -> Fitted:
     save_calibration(fitted.calibration, output)
     Console().print(report_table(fitted))
     read = sum(window.count for window in windows)
-    say(notes, f"{read} tokens in {len(windows)} windows; written to {output}: --policies calibrated:{output}")
+    how = "caches find it by the model's name" if found_by_name else f"--policies calibrated:{quoted(str(output))}"
+    say(notes, f"{read} tokens in {len(windows)} windows; written to {output}: {how}")
     return fitted
+
+
+def shelf_file(settings: TextSettings) -> Path:
+    """Where a calibration of this model is found by name; the folder is made.
+
+    Raises:
+        UserError: the model has no name, or the folder cannot be made.
+    """
+    name = shelf_name(models.load_config(settings))
+    if name is None:
+        raise UserError(f"{settings.model!r} has no name by which its calibration could be found: say --output FILE")
+    try:
+        shelf().mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make the folder of calibrations: {error}; say --output FILE") from error
+    return shelf() / name
 
 
 def read_windows(settings: TextSettings, tokens: int) -> tuple[Any, list[Window]]:
@@ -63,23 +83,26 @@ def read_windows(settings: TextSettings, tokens: int) -> tuple[Any, list[Window]
     """
     tokenizer = models.load_tokenizer(settings)
     length = min(settings.length, longest(models.load_config(settings)))
-    texts = (text.content for text in documents(settings.files, settings.dataset, settings.dataset_revision))
+    texts: Iterable[str] = [documentation()]
+    if settings.files or settings.dataset:
+        texts = (text.content for text in documents(settings.files, settings.dataset, settings.dataset_revision))
     windows = cut(tokenizer, texts, length, tokens)
     model = models.load_model(settings)
     return model, [Window(window.tokens.to(input_device(model))) for window in windows]
 
 
-def text_settings(files: Sequence[Path], window: int, options: ModelOptions) -> TextSettings:
+def text_settings(files: Sequence[Path], window: int, options: ModelOptions, *, needed: bool = True) -> TextSettings:
     """What to read with which model.
 
     Args:
         files: plain texts and JSON lines.
         window: tokens per window.
+        needed: there have to be files.
 
     Raises:
         UserError: no file is given or one does not exist, or the device cannot be used.
     """
-    if not files:
+    if needed and not files:
         raise UserError("no text given to calibrate on: --text FILE...")
     missing = [str(file) for file in files if not file.is_file()]
     if missing:

@@ -61,6 +61,7 @@ def load_model(settings: Settings, kind: Any = AutoModelForCausalLM) -> Any:
         raise UserError(f"the weights of {settings.model!r} hold more than tensors, and are not read") from error
     if file:
         forget_gguf(model)
+        model.config._name_or_path = settings.model  # not the folder: that has many
     install_named(model, getattr(settings, "policies", ()))
     return model.eval()
 
@@ -95,11 +96,14 @@ def load_config(settings: Settings) -> Any:
     others = {"revision": settings.revision} if settings.revision else {}
     others |= gguf_arguments(settings.model)
     try:
-        return AutoConfig.from_pretrained(
+        config = AutoConfig.from_pretrained(
             source(settings.model), trust_remote_code=settings.trust_remote_code, **others
         )
     except (OSError, ValueError, ImportError) as error:
         raise _model_error(settings, error) from error
+    if is_gguf(settings.model):
+        config._name_or_path = settings.model
+    return config
 
 
 def load_tokenizer(settings: Settings) -> Any:

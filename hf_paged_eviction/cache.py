@@ -16,6 +16,7 @@ from .allocators import BudgetAllocator, Given
 from .allocators.budgets import layer_budgets
 from .build import LayerBuilder, check_static, make_steps
 from .calibration.basis import Basis
+from .defaults import AUTO, Default, choose
 from .disposals import Disposal
 from .integration import feeding
 from .integration.masks import open_channel
@@ -53,20 +54,22 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         budget: tokens held per layer and row, a multiple of `block_size`. A list gives each paged layer its own; that
             needs the attention implementation "paged_eviction".
         block_size: tokens per block.
-        policy: a name from `available_policies()` or an `EvictionPolicy`.
+        policy: a name from `available_policies()` or an `EvictionPolicy`. "auto" = the model's calibration, if there is
+            one by its name (`paged-eviction calibrate`), else "paged_eviction"; see `defaults`.
         heads: "shared" = the KV heads of a layer evict the same tokens (scores are averaged), "separate" = each
             evicts its own. None = what the policy says (`Needs.heads`), "separate" for allocators that share out among
             heads.
         sink_tokens: first real tokens of each row that are never evicted; one block if None.
         protected_prefix: the same for a prefix you know, such as a system prompt; the larger of the two counts.
-        recent_tokens: newest real tokens of each row that are never evicted; one block if None. Exact to the token
+        recent_tokens: newest real tokens of each row that are never evicted; one block if None (an eighth of `budget`
+            where policy="auto" found a calibration). Exact to the token
             where a prompt, chunk or turn overflows, and in `shrink`. While single tokens come, whole blocks go: any
             that holds one of these tokens stays, and so does the newest block, even if this is less than a block.
         attention_mask: `[rows, length]`, nonzero = real token. Normally learned from the model by itself; if given,
             it wins for the columns it covers. `rows` may divide the batch (beams). `reset` forgets it.
         allocator: how the budget of all layers together is shared out among layers and KV heads; a name from
             `available_allocators()`, perhaps with parameters, or a `BudgetAllocator`. All but "uniform" need the
-            attention implementation "paged_eviction".
+            attention implementation "paged_eviction". None = "uniform"; of policy="auto" what goes with it.
         disposal: what becomes of the tokens that are evicted; a name from `available_disposals()` or a `Disposal`.
         keep_ratio: instead of `budget`, the share of the first forward's tokens to hold, rounded up to a block. With
             chunked prefill the first chunk counts, so give `budget` there.
@@ -107,14 +110,14 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         config: Any,
         budget: int | Sequence[int] | None = None,
         block_size: int = 16,
-        policy: str | EvictionPolicy = "paged_eviction",
+        policy: str | EvictionPolicy = AUTO,
         heads: Heads | None = None,
         sink_tokens: int | None = None,
         protected_prefix: int = 0,
         attention_mask: Tensor | None = None,
         *,
         recent_tokens: int | None = None,
-        allocator: str | BudgetAllocator = "uniform",
+        allocator: str | BudgetAllocator | None = None,
         disposal: str | Disposal = "drop",
         keep_ratio: float | None = None,
         memory: int | str | None = None,
@@ -132,28 +135,33 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         check_flag("record_past", record_past)
         check_instance("pool", pool, StoragePool)
         protection = (sink_tokens, protected_prefix, recent_tokens)
-        self._options = options = Options.check(
-            config,
-            budget,
-            keep_ratio,
-            memory,
-            block_size,
-            protection,
-            policy=policy,
-            heads=heads,
-            allocator=allocator,
-            disposal=disposal,
-            positions=positions,
-            bits=bits,
-            rank=rank,
-            basis=basis,
-            static=static,
-            inside_encoder_decoder=_inside_encoder_decoder,
-        )
+        self._attention = ModelAttention(config.get_text_config(decoder=True))
+
+        def check(default: Default) -> Options:
+            options = Options.check(
+                config,
+                budget,
+                keep_ratio,
+                memory,
+                block_size,
+                protection,
+                default=default,
+                heads=heads,
+                disposal=disposal,
+                positions=positions,
+                bits=bits,
+                rank=rank,
+                basis=basis,
+                static=static,
+                inside_encoder_decoder=_inside_encoder_decoder,
+            )
+            options.check_attention(self._attention)
+            options.check_together()
+            return options
+
+        self._options = options = choose(config, policy, allocator, check)
         # Settled here, because `update` asks for every layer and token.
         self._needs_our_attention = options.needs_our_attention
-        self._attention = ModelAttention(config.get_text_config(decoder=True))
-        options.check_attention(self._attention)
         if static:
             check_static(config, self._attention.name, options.policy)
         plan = layer_plan(config)

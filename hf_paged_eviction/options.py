@@ -13,6 +13,7 @@ from .allocators.budgets import given_shares
 from .allocators.cutoff import check_cutoff
 from .allocators.threshold import Global, check_common_unit
 from .calibration.basis import Basis, chosen_basis
+from .defaults import Default
 from .disposals import Disposal, Surroundings, make_disposal
 from .integration.models import check_model, is_latent_attention, mixes_heads, why_not_ours
 from .policies import EvictionPolicy, make_policy
@@ -48,6 +49,17 @@ def check_instance(name: str, value: object, kind: type[Any]) -> None:
         raise TypeError(f"{name} must be a {kind.__name__} object or None, got {value!r}.")
 
 
+def with_share(
+    protection: tuple[int | None, int, int | None], share: float | None, budget: object, block_size: object
+) -> tuple[int | None, int, int | None]:
+    """What is protected, with a share of the budget in whole blocks for the newest tokens where they were not given."""
+    sinks, prefix, recent = protection
+    known = all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in (budget, block_size))
+    if recent is None and share is not None and known:
+        recent = max(1, int(share * cast(int, budget)) // cast(int, block_size)) * cast(int, block_size)
+    return sinks, prefix, recent
+
+
 def chosen_heads(given: object, policy: EvictionPolicy, allocator: BudgetAllocator, config: Any) -> Heads:
     """What `heads=` means for a policy, an allocator and a model.
 
@@ -76,6 +88,7 @@ class Options:
     Attributes:
         sizes: tokens of a layer, on average over layers; of a list of budgets the smallest.
         protection: `sink_tokens`, `protected_prefix` and `recent_tokens` as they were given.
+        recent_share: share of the budget for the newest tokens where `recent_tokens` was not given; None = one block.
         policy, heads, allocator, disposal, positions, static: see there.
         bits, ranks: of keys and of values.
         basis: where there are ranks.
@@ -84,6 +97,7 @@ class Options:
 
     sizes: BlockBudget
     protection: tuple[int | None, int, int | None]
+    recent_share: float | None
     policy: EvictionPolicy
     heads: Heads
     allocator: BudgetAllocator
@@ -105,9 +119,8 @@ class Options:
         block_size: int,
         protection: tuple[int | None, int, int | None],
         *,
-        policy: str | EvictionPolicy,
+        default: Default,
         heads: Heads | None,
-        allocator: str | BudgetAllocator,
         disposal: str | Disposal,
         positions: Positions,
         bits: int | tuple[int | None, int | None] | None,
@@ -121,11 +134,12 @@ class Options:
         Raises:
             TypeError, ValueError: sizes, policy or model that cannot work; the message says what would.
         """
-        scorer, shares, precision = make_policy(policy), make_allocator(allocator), check_bits(bits)
+        scorer, shares, precision = make_policy(default.policy), make_allocator(default.allocator), check_bits(bits)
         if isinstance(budget, Sequence) and not isinstance(budget, str | bytes):
             budget, shares = given_shares(budget, shares)
         most_bytes = None if memory is None else parse_bytes(memory)
-        sizes = BlockBudget.validate(cast(int | None, budget), keep_ratio, block_size, *protection, memory=most_bytes)
+        tokens, kept = cast(int | None, budget), with_share(protection, default.recent, budget, block_size)
+        sizes = BlockBudget.validate(tokens, keep_ratio, block_size, *kept, memory=most_bytes)
         heads = chosen_heads(heads, scorer, shares, config)
         if positions not in ("text", "cache"):
             raise ValueError(f'positions must be "text" or "cache", got {positions!r}.')
@@ -150,7 +164,21 @@ class Options:
         )
         reason = why_not_ours(config)
         return cls(
-            *(sizes, protection, scorer, heads, shares, made, positions, precision, ranks, directions, static, reason)
+            *(
+                sizes,
+                protection,
+                default.recent,
+                scorer,
+                heads,
+                shares,
+                made,
+                positions,
+                precision,
+                ranks,
+                directions,
+                static,
+                reason,
+            )
         )
 
     def check_together(self) -> None:
@@ -237,7 +265,8 @@ class Options:
         """
         if isinstance(budget, Sequence) and not isinstance(budget, str | bytes):
             return self._shrunk_list(budget)
-        sizes = BlockBudget.validate(cast(int, budget), None, self.sizes.block_size, *self.protection)
+        kept = with_share(self.protection, self.recent_share, budget, self.sizes.block_size)
+        sizes = BlockBudget.validate(cast(int, budget), None, self.sizes.block_size, *kept)
         if isinstance(self.allocator, Given):
             raise ValueError(
                 f"The layers of this cache were given budgets of their own, {list(self.allocator.tokens)}, and one "
@@ -258,7 +287,8 @@ class Options:
                 "as budget=, or shrink to a number."
             )
         least, shares = given_shares(budgets, Uniform())
-        sizes = BlockBudget.validate(least, None, self.sizes.block_size, *self.protection)
+        kept = with_share(self.protection, self.recent_share, least, self.sizes.block_size)
+        sizes = BlockBudget.validate(least, None, self.sizes.block_size, *kept)
         shares.budgets(sizes, len(self.allocator.tokens))
         if any(new > old for new, old in zip(shares.tokens, self.allocator.tokens, strict=True)):
             raise ValueError(
@@ -281,6 +311,8 @@ class Options:
                 "that is not in the file. Save a cache without rank=, with bits= where it has to be small."
             )
         sinks, prefix, recent = self.protection
+        if self.recent_share is not None:
+            recent = self.sizes.recent
         given = self.allocator if isinstance(self.allocator, Given) else None
         return {
             "budget": self.sizes.tokens if given is None else list(given.tokens),

@@ -95,7 +95,6 @@ def test_something_must_be_left_to_evict(settings: dict[str, int], smallest: int
         ({"budget": 64, "pool": "x"}, TypeError, "pool must be a StoragePool object or None, got 'x'"),
         ({"budget": 64, "policy": None}, TypeError, "policy must be a name"),
         ({"budget": 64, "policy": " "}, ValueError, "Unknown policy ''"),
-        ({"budget": 64, "allocator": None}, TypeError, "allocator must be a name"),
         ({"budget": 64, "block_size": 0}, ValueError, "block_size"),
         ({"budget": 64, "block_size": -4}, ValueError, "block_size"),
         ({"budget": 64, "block_size": 4.5}, TypeError, "block_size"),

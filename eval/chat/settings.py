@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from hf_paged_eviction.defaults import AUTO
+
 from ..budgets import FULL, ORACLE, parse_memory
+from ..defaults import settled
 from ..distributed import launched
 from ..errors import UserError
 from ..options.base import Options, flag
@@ -69,7 +72,7 @@ def chat_settings(options: ChatOptions) -> ChatSettings:
     """
     if launched() > 1:
         raise UserError("a chat runs in one process: start it without a launcher; --device-map auto splits a model")
-    policy = one_policy(options.policy)
+    policy = options.policy if options.policy == AUTO else one_policy(options.policy)
     if options.context is not None:
         _check_context(options)
     if options.memory is not None:
@@ -82,12 +85,14 @@ def chat_settings(options: ChatOptions) -> ChatSettings:
     loading = {
         **options.common(Settings),
         "device": device_for(options),
-        "attn_implementation": attention_for([policy], options.attn_implementation, options.disposal),
+        "attn_implementation": attention_for(
+            [] if policy == AUTO else [policy], options.attn_implementation, options.disposal
+        ),
         "policies": (policy,),
         "budgets": (str(budget) if options.memory is None else options.memory,),
     }
     return ChatSettings(
-        loading=Settings(**loading),
+        loading=settled(Settings(**loading)),
         budget=budget,
         memory=options.memory,
         context=options.context,

@@ -34,8 +34,9 @@ class ServeOptions(ModelOptions, OneCacheOptions):
         panel=OneCacheOptions.panel,
     )
     policy: str = option(
-        "paged_eviction",
-        "What evicts: keys, values and positions may decide, queries may not.",
+        "auto",
+        "What evicts: keys, values and positions may decide, queries may not. auto: the model's calibration, if it has "
+        "one, else paged_eviction.",
         metavar="NAME",
         panel=OneCacheOptions.panel,
     )

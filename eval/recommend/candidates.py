@@ -8,6 +8,7 @@ from itertools import product
 from typing import Any
 
 from hf_paged_eviction.allocators import Global, HeadAllocator, make_allocator
+from hf_paged_eviction.defaults import defaults
 from hf_paged_eviction.disposals.registry import make_disposal
 
 from ..budgets import FULL, ORACLE
@@ -93,6 +94,12 @@ def grid(options: GridOptions) -> tuple[Candidate, ...]:
     positions = options.positions.split(",")
     choices = product(policies, allocators, precisions(options.bits), positions, disposals)
     return tuple(dict.fromkeys(Candidate(*each) for each in choices))
+
+
+def with_defaults(candidates: Sequence[Candidate], config: Any) -> tuple[Candidate, ...]:
+    """These, and what a cache would take by itself for the model, such as its calibration."""
+    own = [Candidate(str(each.policy), str(each.allocator)) for each in defaults(config)]
+    return tuple(dict.fromkeys((*candidates, *own)))
 
 
 def _checked(option: str, names: Sequence[str], make: Any) -> list[str]:

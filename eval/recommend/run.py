@@ -30,7 +30,7 @@ from ..sizes import tokens_held
 from ..store.journal import journal
 from ..store.results import SUMMARY
 from ..terminal import progress, say
-from .candidates import Candidate, grid
+from .candidates import Candidate, grid, with_defaults
 from .passages import Passage, digest, make_texts, task_passages, text_passages
 from .plot import plot_front
 from .ranking import Found, cost, front, full_cache, rank
@@ -61,6 +61,8 @@ def run_recommend(options: RecommendOptions) -> dict[str, Found]:
     _check_sources(options)
     settings = model_settings(ModelOptions(**options.common(ModelOptions)))
     config, tokenizer = models.load_config(settings), models.load_tokenizer(settings)
+    if "policies" not in options.model_fields_set:
+        candidates = with_defaults(candidates, config)
     texts = [] if options.task_file else make_texts(options)
     model = models.load_model(settings.but(attn_implementation=_attention(settings, candidates, config)))
     length = options.length or _length(model, options, sizes)

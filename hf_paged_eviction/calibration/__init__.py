@@ -5,5 +5,15 @@ The scoring half, which the policies need. The fitting half is in `.fit`.
 
 from .calibration import Calibration, LayerScore
 from .files import load_calibration, name_calibration, save_calibration
+from .shelf import find_calibration, shelf, shelf_name
 
-__all__ = ["Calibration", "LayerScore", "load_calibration", "name_calibration", "save_calibration"]
+__all__ = [
+    "Calibration",
+    "LayerScore",
+    "find_calibration",
+    "load_calibration",
+    "name_calibration",
+    "save_calibration",
+    "shelf",
+    "shelf_name",
+]

@@ -7,6 +7,7 @@ from weakref import WeakSet
 
 from transformers import PreTrainedModel
 
+from ..defaults import AUTO
 from ..policies import EvictionPolicy
 from .contract import check_transformers
 from .stats import BatchingStats
@@ -68,7 +69,7 @@ class PagedBatching:
 def paged_batching(
     model: PreTrainedModel,
     budget: int,
-    policy: str | EvictionPolicy = "paged_eviction",
+    policy: str | EvictionPolicy = AUTO,
     block_size: int = 16,
     *,
     sink_tokens: int | None = None,

@@ -12,6 +12,7 @@ import torch
 from transformers import ContinuousBatchingConfig
 
 from ..cache import PagedEvictionCache
+from ..defaults import AUTO
 from ..layer import PagedLayer
 from ..policies import EvictionPolicy, make_policy
 from ..table.budget import BlockBudget, whole_number
@@ -43,7 +44,7 @@ class ServingOptions:
         cls,
         config: Any,
         budget: int,
-        policy: str | EvictionPolicy = "paged_eviction",
+        policy: str | EvictionPolicy = AUTO,
         block_size: int = 16,
         *,
         sink_tokens: int | None = None,
@@ -66,15 +67,18 @@ class ServingOptions:
             raise ValueError("budget= (tokens held per request and layer) is needed: pages are reserved for it.")
         _refuse_positions(positions)
         _refuse_others(others)
-        scorer = make_policy(policy)
-        _refuse_queries(scorer)
+        if policy != AUTO:
+            policy = make_policy(policy)
+            _refuse_queries(policy)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # they speak of `generate`
             alone = PagedEvictionCache(
                 config,
                 budget,
                 block_size,
-                scorer,
+                policy,
+                "shared",
+                allocator="uniform",
                 sink_tokens=sink_tokens,
                 protected_prefix=protected_prefix,
                 recent_tokens=recent_tokens,
@@ -87,7 +91,7 @@ class ServingOptions:
             )
         sizes = next(iter(layers.values())).budget
         chunk = whole_number("prefill_chunk_size", prefill_chunk_size, 1)
-        return cls(sizes, scorer, chunk, layers)
+        return cls(sizes, alone.policy, chunk, layers)
 
     @property
     def budget(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,16 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from hf_paged_eviction.calibration import load_calibration
-from hf_paged_eviction_eval import embedded
+from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction.calibration import find_calibration, load_calibration, shelf, shelf_name
+from hf_paged_eviction_eval import embedded, models
 from hf_paged_eviction_eval.calibrate import SHORTEST, cut, text_settings
+from hf_paged_eviction_eval.chat.settings import chat_settings
 from hf_paged_eviction_eval.commands import app
 from hf_paged_eviction_eval.errors import UserError
+from hf_paged_eviction_eval.options.chat import ChatOptions
 from hf_paged_eviction_eval.options.model import ModelOptions
+from hf_paged_eviction_eval.recommend.candidates import Candidate, with_defaults
 from hf_paged_eviction_eval.tasks import library
 
 TOKENIZER = embedded.load()[1]
@@ -105,3 +110,31 @@ def test_the_command_writes_a_file_that_the_evaluation_takes(tmp_path: Path) -> 
     assert evaluated.exit_code == 0, evaluated.output
     rows = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
     assert {row["policy"] for row in rows} == {f"calibrated:{output}", "calibrated:embedded"}
+
+
+def test_without_a_file_it_is_found_by_the_models_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """And without a text Python's documentation is read."""
+    monkeypatch.setenv("HF_PAGED_EVICTION_HOME", str(tmp_path))
+    result = run("--tokens", 800, "--window", 401)
+    assert result.exit_code == 0, result.output
+    assert "caches find it by the model's name" in " ".join(result.stderr.split())
+    config = embedded.load()[0].config
+    found = find_calibration(config)
+    assert found is not None and found.is_relative_to(tmp_path)
+    assert PagedEvictionCache(config, budget=64).policy.label == f"calibrated:{found}"
+
+
+def test_a_chat_takes_the_calibration_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HF_PAGED_EVICTION_HOME", str(tmp_path))
+    config = models.load_config(chat_settings(ChatOptions(budget=256)).loading)
+    shelf().mkdir(parents=True)
+    shutil.copy(Path(embedded.__file__).parent / "model" / "calibration.safetensors", shelf() / str(shelf_name(config)))
+    found = chat_settings(ChatOptions(budget=256))
+    assert found.policy == f"calibrated:{find_calibration(config)}@global"
+    assert found.loading.attn_implementation == "paged_eviction"
+    assert found.loading.recent_tokens == 32
+    plain = chat_settings(ChatOptions(budget=256, attn_implementation="sdpa"))
+    assert "@" not in plain.policy and plain.policy.startswith("calibrated:")
+    assert chat_settings(ChatOptions(budget=256, policy="keydiff")).policy == "keydiff"
+    candidates = with_defaults((Candidate("keydiff"),), config)
+    assert [each.allocator for each in candidates] == ["uniform", "global", "uniform", "uniform"]

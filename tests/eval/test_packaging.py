@@ -34,7 +34,11 @@ def expected_files() -> set[str]:
     found = set()
     for folder, package in SOURCES.items():
         for path in (ROOT / folder).rglob("*"):
-            if path.suffix in SHIPPED or path.name in ("py.typed", "NOTICE") or path.parent.name == "model":
+            if (
+                path.suffix in SHIPPED
+                or path.name in ("py.typed", "NOTICE")
+                or path.parent.name in ("model", "published")
+            ):
                 found.add(f"{package}/{path.relative_to(ROOT / folder).as_posix()}")
     return found
 

@@ -140,7 +140,7 @@ def test_large_budget_is_stock() -> None:
 def test_victims_are_the_same(policy: str, recent: int) -> None:
     """Not the tokens alone: every layer holds the same positions as `PagedEvictionCache`, in the same slots."""
     model, prompt, options = model_of(), texts([70])[0], OPTIONS | {"policy": policy, "recent_tokens": recent}
-    cache = PagedEvictionCache(model.config, **options)
+    cache = PagedEvictionCache(model.config, **{"heads": "shared"} | options)
     ids = torch.tensor([prompt])
     model.generate(
         ids,

@@ -1,0 +1,83 @@
+"""What a cache does where nobody says which policy: the one place where that is decided.
+
+Measured on real models, see docs/policies/index.md, "The default". A model with a calibration gets that: with one
+threshold over all layers and heads where its attention implementation can serve it, else with equal shares, and an
+eighth of the budget for the newest tokens. Any other model gets the published policy, which needs nothing.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from .allocators import BudgetAllocator
+from .calibration.shelf import find_calibration
+from .integration.models import is_latent_attention
+from .naming.of_files import quoted
+from .policies import EvictionPolicy
+
+T = TypeVar("T")
+
+#: The policy that is none: choose for this model.
+AUTO = "auto"
+
+
+@dataclass(frozen=True)
+class Default:
+    """One way to keep tokens.
+
+    Attributes:
+        policy, allocator: as `PagedEvictionCache` takes them.
+        recent: share of the budget for the newest tokens, where `recent_tokens` is not given; None = one block.
+    """
+
+    policy: str | EvictionPolicy
+    allocator: str | BudgetAllocator = "uniform"
+    recent: float | None = None
+
+    @property
+    def name(self) -> str:
+        """As commands write it: `calibrated:F@global`."""
+        return f"{self.policy}" if self.allocator == "uniform" else f"{self.policy}@{self.allocator}"
+
+
+def defaults(config: Any) -> tuple[Default, ...]:
+    """What suits a model, the best first; the last one needs nothing but keys and values.
+
+    Args:
+        config: `model.config`.
+    """
+    if is_latent_attention(config):
+        return (Default("keydiff"),)  # latents have no norms that mean anything
+    file = find_calibration(config)
+    if file is None:
+        return (Default("paged_eviction"),)
+    policy, recent = f"calibrated:{quoted(str(file))}", 1 / 8
+    return Default(policy, "global", recent), Default(policy, recent=recent), Default("paged_eviction")
+
+
+def choose(
+    config: Any,
+    policy: str | EvictionPolicy,
+    allocator: str | BudgetAllocator | None,
+    attempt: Callable[[Default], T],
+) -> T:
+    """What `attempt` makes of what was asked for, or of the first default with which it succeeds.
+
+    Args:
+        config: `model.config`.
+        policy: `AUTO` for the default.
+        allocator: None = what goes with the policy.
+
+    Raises:
+        TypeError, ValueError: as `attempt` does with the last of them.
+    """
+    if policy != AUTO:
+        return attempt(Default(policy, "uniform" if allocator is None else allocator))
+    known = defaults(config)
+    wanted = [each if allocator is None else Default(each.policy, allocator, each.recent) for each in known]
+    for each in wanted[:-1]:
+        try:
+            return attempt(each)
+        except ValueError:
+            continue
+    return attempt(wanted[-1])
