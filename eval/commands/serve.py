@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from ..errors import UserError
 from ..options.base import option
 from ..options.cache import OneCacheOptions
 from ..options.model import ModelOptions
@@ -43,6 +44,13 @@ class ServeOptions(ModelOptions, OneCacheOptions):
     prefill_chunk_size: int = option(
         512, "Prompts are read in pieces of so many tokens.", at_least=1, panel=OneCacheOptions.panel
     )
+    context: list[str] | None = option(
+        None,
+        'What `paged-eviction compress` wrote with the same budget, policy and protection; a request with "context": '
+        '"NAME" goes on from it. As often as there are such.',
+        metavar="NAME=FILE",
+        panel=OneCacheOptions.panel,
+    )
     host: str = option("localhost", "Where it listens. Other machines reach only what is not localhost.")
     port: int = option(8000, "Where it listens; 0: any that is free.", at_least=0, at_most=65535)
     served_name: str | None = option(
@@ -66,6 +74,19 @@ class ServeOptions(ModelOptions, OneCacheOptions):
     batch_tokens: int | None = option(
         None, "Most tokens of a forward.", at_least=1, panel=_POOL, shown="a chunk and 16 answers on a CPU, else 8192"
     )
+
+    @property
+    def contexts(self) -> dict[str, str]:
+        """Files of saved contexts, by name.
+
+        Raises:
+            UserError: one is not written as NAME=FILE.
+        """
+        pairs = [given.partition("=") for given in self.context or ()]
+        for name, _, path in pairs:
+            if not (name and path):
+                raise UserError(f"--context {name or path!r}: write NAME=FILE")
+        return {name: path for name, _, path in pairs}
 
     @property
     def batching_arguments(self) -> dict[str, Any]:

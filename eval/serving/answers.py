@@ -198,15 +198,6 @@ def _finite(logprob: float) -> float:
     return max(logprob, -9999.0)
 
 
-def usage(prompt: int, answers: int, shared: int = 0) -> dict[str, Any]:
-    """Tokens that were read and written.
-
-    Args:
-        shared: of those read, how many lay in pages of earlier requests.
-    """
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": answers,
-        "total_tokens": prompt + answers,
-        "prompt_tokens_details": {"cached_tokens": shared},
-    }
+def usage(prompt: int, answers: int) -> dict[str, Any]:
+    """Tokens that were read and written."""
+    return {"prompt_tokens": prompt, "completion_tokens": answers, "total_tokens": prompt + answers}

@@ -107,19 +107,20 @@ class Job:
         """Answers that are not complete."""
         return len(self._live)
 
-    def ask(self, index: int, tokens: Sequence[int], most: int, sampler: Sampler, **more: Any) -> None:
+    def ask(self, index: int, tokens: Sequence[int], most: int, sampler: Sampler, context: Any) -> None:
         """Ask for an answer of at most so many tokens.
 
         Args:
             index: of the answer; its tokens come under it.
-            more: of `add_request`.
+            context: that it goes on from, or None.
 
         Raises:
             Refused: nothing can be answered any more.
         """
         manager, name = self._engine.manager, self._request(index)
         manager.register_result_handler(name, partial(self._hear, index))
-        added = manager.add_request(list(tokens), name, max_new_tokens=most, streaming=True, sampler=sampler, **more)
+        more = {"max_new_tokens": most, "streaming": True, "sampler": sampler, "context": context}
+        added = manager.add_request(list(tokens), name, **more)
         if added is None:
             manager.cancel_request(name)
             raise self._engine.trouble or Refused("The request was not taken on.", status=503)

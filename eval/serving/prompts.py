@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
+from functools import partial
 from typing import Any
 
 from jinja2 import TemplateError
@@ -38,8 +39,11 @@ class Prompts:
             raise Refused("This model has no chat template: use /v1/completions.", code="no_chat_template")
         return await self._off_the_loop(self._chat, messages)
 
-    async def of_text(self, prompt: str | list[int]) -> list[int]:
+    async def of_text(self, prompt: str | list[int], goes_on: bool) -> list[int]:
         """Tokens of a prompt.
+
+        Args:
+            goes_on: it is no beginning, and gets no token that marks one.
 
         Raises:
             Refused: it is empty, or not made of tokens of the model.
@@ -53,10 +57,13 @@ class Prompts:
                     code="invalid_value",
                 )
             return prompt
-        return await self._off_the_loop(self._text, prompt)
+        return await self._off_the_loop(partial(self._text, not goes_on), prompt)
 
-    def most_new(self, tokens: Sequence[int], asked: int | None) -> int:
+    def most_new(self, tokens: Sequence[int], asked: int | None, before: int) -> int:
         """New tokens of an answer to this prompt.
+
+        Args:
+            before: tokens of a context that comes before it.
 
         Raises:
             Refused: prompt or answer are too long, or the prompt is empty.
@@ -66,7 +73,7 @@ class Prompts:
             raise Refused("The prompt is empty: a request needs at least one token.", code="empty_prompt")
         if count > limits.prompt:
             raise _too_long(f"The prompt has {count} tokens; this server reads at most {limits.prompt}.")
-        room = limits.answer if limits.window is None else min(limits.answer, limits.window - count)
+        room = limits.answer if limits.window is None else min(limits.answer, limits.window - before - count)
         if asked is not None and asked > limits.answer:
             raise Refused(
                 f"max_tokens is {asked}; this server gives at most {limits.answer} tokens.",
@@ -75,7 +82,7 @@ class Prompts:
             )
         if room < (asked or 1):
             raise _too_long(
-                f"This model's maximum context length is {limits.window} tokens. The prompt has {count}, and "
+                f"This model's maximum context length is {limits.window} tokens. The prompt has {before + count}, and "
                 f"{asked or 1} are asked for."
             )
         return asked or room
@@ -105,8 +112,8 @@ class Prompts:
         read = self._encoder.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=True)
         return list(read["input_ids"])
 
-    def _text(self, prompt: str) -> list[int]:
-        return list(self._encoder(prompt)["input_ids"])
+    def _text(self, special: bool, prompt: str) -> list[int]:
+        return list(self._encoder(prompt, add_special_tokens=special)["input_ids"])
 
     # ---- and back -------------------------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any
@@ -36,6 +36,7 @@ class Served:
         prompts: makes tokens of what they say.
         sampling: what the model's own configuration asks for.
         ends: tokens that end an answer.
+        contexts: texts that were read before, by name.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Served:
     prompts: Prompts
     sampling: Sampling
     ends: frozenset[int]
+    contexts: Mapping[str, Any]
 
     @property
     def card(self) -> dict[str, Any]:
@@ -62,6 +64,19 @@ class Served:
                 param="model",
                 code="model_not_found",
             )
+
+    def context(self, name: str | None) -> Any:
+        """What a request goes on from; None: nothing.
+
+        Raises:
+            Refused: there is no such context.
+        """
+        if name is None or name in self.contexts:
+            return None if name is None else self.contexts[name]
+        there = ", ".join(self.contexts) or "none: see --context"
+        raise Refused(
+            f"There is no context {name!r} here. There are {there}.", param="context", code="context_not_found"
+        )
 
 
 _STARTED = int(time.time())
@@ -83,7 +98,8 @@ def make_app(served: Served) -> FastAPI:
 
     async def completions(asked: CompletionRequest, request: Request) -> Response:
         served.check_model(asked.model)
-        prompts = [await served.prompts.of_text(prompt) for prompt in asked.prompts[: MOST_ANSWERS + 1]]
+        goes_on, texts = asked.context is not None, asked.prompts[: MOST_ANSWERS + 1]
+        prompts = [await served.prompts.of_text(prompt, goes_on) for prompt in texts]
         form = CompletionForm(served.name, served.prompts, asked.alternatives is not None)
         return await _answer(served, request, asked, prompts, form)
 
@@ -118,7 +134,9 @@ async def _answer(served: Served, request: Request, asked: Asked, prompts: list[
     count = len(prompts) * (asked.n or 1)
     if not 1 <= count <= MOST_ANSWERS:
         raise Refused(f"{count} answers are asked for; give prompts for 1 to {MOST_ANSWERS}.", param="n")
-    most = [served.prompts.most_new(prompt, asked.most) for prompt in prompts]
+    context = served.context(asked.context)
+    before = 0 if context is None else context.seen
+    most = [served.prompts.most_new(prompt, asked.most, before) for prompt in prompts]
     sampling = _sampling(served, asked)
     served.engine.check(count)
     answers = [
@@ -131,7 +149,7 @@ async def _answer(served: Served, request: Request, asked: Asked, prompts: list[
         async with served.engine.job(request) as job:
             for index, answer in enumerate(answers):
                 at = index // (asked.n or 1)
-                job.ask(index, prompts[at], most[at], answer.sampler)
+                job.ask(index, prompts[at], most[at], answer.sampler, context)
             async for index, output in job.outputs():
                 piece = answers[index].hear(output)
                 if piece.end is not None:

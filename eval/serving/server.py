@@ -71,6 +71,9 @@ def _check_early(options: ServeOptions, settings: Settings) -> None:
     from hf_paged_eviction.serving.contract import check_transformers
     from hf_paged_eviction.serving.options import ServingOptions
 
+    missing = [path for path in options.contexts.values() if not Path(path).is_file()]
+    if missing:
+        raise UserError(f"--context: there is no file {missing[0]}")
     try:
         check_transformers()
         checked = ServingOptions.check(load_config(settings), **options.batching_arguments)
@@ -87,9 +90,7 @@ def _pool(options: ServeOptions) -> Any:
 
     size = options.page_size or min(options.budget, _PAGE_SIZE)
     given = {"page_size": size, "num_blocks": options.pages, "max_batch_tokens": options.batch_tokens}
-    return ContinuousBatchingConfig(
-        allow_block_sharing=False, **{name: value for name, value in given.items() if value is not None}
-    )
+    return ContinuousBatchingConfig(**{name: value for name, value in given.items() if value is not None})
 
 
 def _bounded(stack: ExitStack, options: ServeOptions, model: Any, tokenizer: Any) -> tuple[Any, Any]:
@@ -106,6 +107,7 @@ def _bounded(stack: ExitStack, options: ServeOptions, model: Any, tokenizer: Any
 
     try:
         running = stack.enter_context(paged_batching(model, **options.batching_arguments))
+        contexts = {name: running.context(_load(path, model)) for name, path in options.contexts.items()}
         generation = _generation(model, tokenizer, options)
         manager = model.init_continuous_batching(generation, _pool(options))
         manager.warmup()
@@ -125,8 +127,23 @@ def _bounded(stack: ExitStack, options: ServeOptions, model: Any, tokenizer: Any
         Prompts(tokenizer, vocabulary, limits),
         Sampling.of(model.generation_config),
         frozenset(ends if isinstance(ends, list) else [ends]),
+        contexts,
     )
     return served, manager
+
+
+def _load(path: str, model: Any) -> Any:
+    """A saved context.
+
+    Raises:
+        UserError: there is none, or it belongs to another model.
+    """
+    from hf_paged_eviction import PagedEvictionCache
+
+    try:
+        return PagedEvictionCache.load(path, model.config)
+    except (OSError, ValueError) as error:
+        raise UserError(f"--context {path}: {error}") from error
 
 
 def _generation(model: Any, tokenizer: Any, options: ServeOptions) -> Any:

@@ -96,6 +96,7 @@ class Asked(Body):
     stop: Annotated[str | list[str], AfterValidator(_check_stop)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    context: str | None = None
     user: str | None = None
     metadata: dict[str, str] | None = None
 

@@ -1,5 +1,7 @@
 """Pages of the layers that evict: reserved when a request is admitted, never more than its budget needs."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from transformers.generation.continuous_batching.cache import PagedAttentionCache
@@ -8,8 +10,10 @@ from transformers.generation.continuous_batching.requests import RequestState
 
 from .options import ServingOptions
 from .pages import Pages
+from .prefixes import Prefixes
 from .roster import Roster
 from .seats import Seats
+from .start import Start
 from .step import Step
 
 
@@ -21,12 +25,14 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
     Attributes:
         seats: of the live requests.
         roster: their bookkeeping.
+        prefixes: pages that they share.
         evicted: tokens that finished requests have lost per layer.
         steps: forwards so far.
 
     Args:
         cache: of transformers. It must not have served any request.
         options: how each request is bounded.
+        share: whether requests that begin alike share pages from which nothing is evicted.
 
     Raises:
         ValueError: transformers takes other layers for full-attention layers than this package does.
@@ -35,7 +41,7 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
     supports_block_sharing = False
     supports_block_table = False
 
-    def __init__(self, cache: PagedAttentionCache, options: ServingOptions) -> None:
+    def __init__(self, cache: PagedAttentionCache, options: ServingOptions, share: bool) -> None:
         stock = cache.cache_allocators[self.layer_type]
         if set(stock.layer_indices) != set(options.layers):
             raise ValueError(
@@ -60,14 +66,18 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
         self.options, self.seats = options, Seats()
         self.roster = Roster(options.sizes, layers, pages)
         self.evicted = self.steps = self.admitted = 0
-        self._most: dict[str, int] = {}
+        self._starts: dict[str, Start] = {}
+        self._prompts: dict[str, list[int]] = {}
+        # Where other layers hold tokens, too, a prompt has to be read for those.
+        shares = share and len(cache.cache_allocators) == 1
+        self.prefixes = Prefixes(self.tokens_per_page, options.sizes.protected if shares else 0)
         self._step = self._new_step()
         self._place = {layer: at for at, layer in enumerate(self.layer_indices)}
 
     @classmethod
-    def install(cls, cache: PagedAttentionCache, options: ServingOptions) -> "BoundedAllocator":
+    def install(cls, cache: PagedAttentionCache, options: ServingOptions, share: bool) -> "BoundedAllocator":
         """Make one and put it where this cache looks for its allocators."""
-        bounded = cls(cache, options)
+        bounded = cls(cache, options, share)
         cache.cache_allocators[cls.layer_type] = bounded
         cache.layer_to_allocator.update(dict.fromkeys(bounded.layer_indices, bounded))
         cache.use_prefix_sharing = False
@@ -78,35 +88,70 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
 
     # ---- pages ----------------------------------------------------------------------------------------------------
 
-    def announce(self, state: RequestState) -> None:
-        """Note how long a request may become, which is asked for by its name later."""
-        if state.request_id not in self.seats:
-            most = None if state.max_new_tokens is None else len(state.initial_tokens) + state.max_new_tokens
-            self._most[state.request_id] = self.options.pages(self.tokens_per_page, most)
+    def prepare(self, state: RequestState) -> Start:
+        """What a request that waits would begin with; it is asked for by its name when it is admitted."""
+        context = state.logit_processor_kwargs.get("context")
+        shared = self.prefixes.match(state.initial_tokens) if context is None else []
+        read = len(shared) * self.tokens_per_page
+        begins = read if context is None else context.seen
+        most = (
+            None if state.max_new_tokens is None else begins + len(state.initial_tokens) - read + state.max_new_tokens
+        )
+        pages = self.options.pages(self.tokens_per_page, most)
+        start = self._starts[state.request_id] = Start(state.initial_tokens, begins, read, pages, shared, context)
+        return start
+
+    def has_room(self, start: Start) -> bool:
+        """Whether a request can be admitted; pages that are kept for requests to come make room for it.
+
+        Shared pages count for everyone who has them: all that live requests hold is read at once, and transformers has
+        made room for as many tokens as there are in all pages.
+        """
+        free = self.num_blocks - sum(seat.pages for seat in self.seats.taken.values())
+        if start.pages > free:
+            return False
+        found = self.pool.count_free_blocks(self.index) + self.pool.num_free_sectors * self.blocks_per_sector
+        self._give_up(start.pages - len(start.shared) - found, start.shared)
+        return True
+
+    def give_up_unused(self) -> bool:
+        """Give up all such pages; whether there were any."""
+        return self._give_up(self.num_blocks)
+
+    def _give_up(self, count: int, keep: Sequence[int] = ()) -> bool:
+        given = self.prefixes.give_up(max(count, 0), keep)
+        self.pool.free_blocks(self.index, given)
+        return bool(given)
 
     def needs_new_blocks(self, request_id: str, past_length: int, query_length: int) -> int:
         """Pages to be taken now: all of them for a new request, none later."""
         if request_id in self.seats:
             return 0
-        return self._most.get(request_id, self.options.pages(self.tokens_per_page))
+        start = self._starts.get(request_id)
+        return self.options.pages(self.tokens_per_page) if start is None else start.pages - len(start.shared)
 
     def allocate_cache_to_request(self, request_id: str, past_length: int, query_length: int) -> None:
         """Take the pages of a new request, and a seat."""
         if request_id in self.seats:
             return
-        pages = self.needs_new_blocks(request_id, past_length, query_length)
-        self._most.pop(request_id, None)
-        blocks = self.block_table[request_id] = self.pool.get_free_blocks(self.index, pages)
-        seat, seats = self.seats.take(request_id, pages), self.seats.count
+        new = self.pool.get_free_blocks(self.index, self.needs_new_blocks(request_id, past_length, query_length))
+        start = self._starts.pop(request_id, None) or Start([], 0, 0, len(new), [], None)
+        self.prefixes.use(start.shared)
+        blocks = self.block_table[request_id] = [*start.shared, *new]
+        seat, seats = self.seats.take(request_id, len(blocks)), self.seats.count
         starts = [block * self.block_physical_stride for block in blocks]
         self.roster.pages.seat(seat.number, seats, starts, self.tokens_per_page)
         self.roster.seat(seat.number, seats)
+        self.roster.begin(seat, start)
+        if start.context is None:
+            self._prompts[request_id] = start.prompt
         self.admitted += 1
 
     def free_blocks(self, request_id: str, no_cache: bool = False) -> None:
-        """Give back the pages of a request, and its seat."""
-        super().free_blocks(request_id, no_cache)
-        self._most.pop(request_id, None)
+        """Give back the pages of a request, and its seat. Pages that others may share are kept."""
+        self.pool.free_blocks(self.index, self.prefixes.leave(self.block_table.pop(request_id, [])))
+        self._starts.pop(request_id, None)
+        self._prompts.pop(request_id, None)
         seat = self.seats.leave(request_id)
         if seat is not None:
             self.evicted += max(seat.seen - self.roster.capacity, 0)
@@ -114,7 +159,13 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
     def free_all_requests(self) -> None:
         """Give back everything, also what a forward that failed was about to use."""
         super().free_all_requests()
+        self.give_up_unused()
         self._step = self._new_step()
+
+    @property
+    def pages_in_use(self) -> int:
+        """Pages that belong to requests; shared ones count once."""
+        return len({block for blocks in self.block_table.copy().values() for block in blocks})
 
     def fork_blocks(
         self, source_request_id: str, dest_request_id: str, past_length: int
@@ -137,7 +188,12 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
         """Empty: every layer writes elsewhere. The request is taken into the next forward."""
         if self._step.begun:
             self._step = self._new_step()
-        self._step.add(self.seats[request_id], query_length)
+        seat, prompt = self.seats[request_id], self._prompts.get(request_id)
+        if prompt is not None:  # forwards so far have written what it has seen
+            self.prefixes.add(prompt, self.block_table[request_id], seat.seen)
+            if seat.seen >= self.options.sizes.protected:
+                del self._prompts[request_id]
+        self._step.add(seat, query_length)
         return []
 
     def _new_step(self) -> Step:

@@ -7,8 +7,10 @@ from weakref import WeakSet
 
 from transformers import PreTrainedModel
 
+from ..cache import PagedEvictionCache
 from ..defaults import AUTO
 from ..policies import EvictionPolicy
+from .contexts import ServedContext
 from .contract import check_transformers
 from .stats import BatchingStats
 
@@ -32,6 +34,20 @@ class PagedBatching:
     def stats(self) -> BatchingStats:
         """What live requests hold, as of the last step, and what has happened since the last manager was made."""
         return BatchingStats() if self._latest is None else self._latest.stats()
+
+    def context(self, cache: PagedEvictionCache) -> ServedContext:
+        """A text that was read before, for `manager.add_request(question_ids, context=...)`.
+
+        Requests that begin with it give what `cache` would give alone; its tokens are copied into the pages of each.
+
+        Args:
+            cache: of one unpadded row, read or loaded from a file, made with the same budget, policy and protection. It
+                must not be used any more.
+
+        Raises:
+            ValueError: it cannot be served, with the reason.
+        """
+        return ServedContext.of(cache, self.options, self._model)
 
     def init_continuous_batching(
         self,
@@ -86,7 +102,8 @@ def paged_batching(
     `PagedEvictionCache` and the same `prefill_chunk_size`. Its pages are reserved when it is admitted, so that none is
     ever preempted. Outside, the model is as before. Only this model object is touched.
 
-    Off inside, because an evicting cache cannot have it: sharing of pages between equal prefixes. Refused with a
+    Requests that begin alike share pages as far as these lie wholly inside `protected_prefix`; nothing is evicted from
+    them, so that nothing changes. `allow_block_sharing=False` in the configuration turns it off. Refused with a
     reason: CUDA graphs, compiled steps, asynchronous batching, block tables, offloading, other schedulers, tensor
     parallelism.
 

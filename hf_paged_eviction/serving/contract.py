@@ -129,6 +129,16 @@ PARTS = (
             "self.pool.get_free_blocks(self.index, blocks_needed)",
         ),
     ),
+    Part(
+        "cache_allocators",
+        "CachePool",
+        (
+            ("get_free_blocks", "index num_blocks"),
+            ("count_free_blocks", "index"),
+            ("free_blocks", "index block_ids"),
+        ),
+        ("def num_free_sectors",),
+    ),
     Part("cache_allocators", "CacheAllocator", words=("self.block_physical_stride", "self.block_table", "layer_type")),
     Part(
         "scheduler",

@@ -9,6 +9,7 @@ from transformers.generation.continuous_batching.continuous_api import (
 )
 
 from .allocator import BoundedAllocator
+from .contexts import ServedContext
 from .options import ServingOptions
 from .sampling import Sampler, SamplingProcessor
 from .scheduler import FixedCutScheduler
@@ -38,6 +39,7 @@ class BoundedManager(ContinuousBatchingManager):  # type: ignore[misc]
     ) -> None:
         self.options = options
         self._last = BatchingStats()
+        self._share = continuous_batching_config is None or bool(continuous_batching_config.allow_block_sharing)
         config = options.configure(continuous_batching_config, model.device)
         super().__init__(model, generation_config, config, workload_hints)
         # transformers reads a prompt up to its last token, then forks it. Each child reads the prompt itself here, so
@@ -59,13 +61,18 @@ class BoundedManager(ContinuousBatchingManager):  # type: ignore[misc]
         request_id: str | None = None,
         *args: Any,
         sampler: Sampler | None = None,
+        context: ServedContext | None = None,
         **kwargs: Any,
     ) -> str | None:
         """Add a request, see `ContinuousBatchingManager.add_request`.
 
         One that cannot be served (no tokens, unknown ones, the name of a live request) fails with a reason, as its
-        result says; the others go on. `sampler=` chooses its tokens by what this request asks for; without one they
-        are chosen as the `generation_config` of all requests says.
+        result says; the others go on.
+
+        Args:
+            sampler: chooses its tokens by what this request asks for; without one they are chosen as the
+                `generation_config` of all requests says.
+            context: what it goes on from, see `PagedBatching.context`; `input_ids` are the tokens after that.
 
         Raises:
             ValueError: `budget=` was given: all requests have the same.
@@ -75,12 +82,13 @@ class BoundedManager(ContinuousBatchingManager):  # type: ignore[misc]
                 "All requests have the budget that paged_batching was given, because what is known of their tokens is "
                 "kept in tensors of one size. Run a second model with its own paged_batching for another budget."
             )
+        brought = {} if context is None else {"context": context}
         chosen = {} if sampler is None else {"sampler": sampler}
-        added: str | None = super().add_request(input_ids, request_id, *args, **chosen, **kwargs)
+        added: str | None = super().add_request(input_ids, request_id, *args, **brought, **chosen, **kwargs)
         if added is not None:
             for child in range(self._children):
                 chosen = {} if sampler is None else {"sampler": sampler.sibling(child + 1)}
-                super().add_request(input_ids, f"{added}__child#{child}", *args, **chosen, **kwargs)
+                super().add_request(input_ids, f"{added}__child#{child}", *args, **brought, **chosen, **kwargs)
         return added
 
     def cancel_request(self, request_id: str) -> None:
@@ -93,7 +101,7 @@ class BoundedManager(ContinuousBatchingManager):  # type: ignore[misc]
         processor = super()._create_batch_processor()
         if not isinstance(processor.scheduler, FixedCutScheduler):  # it was not there before
             self.options.check_room(self.continuous_batching_config)
-            bounded = BoundedAllocator.install(processor.cache, self.options)
+            bounded = BoundedAllocator.install(processor.cache, self.options, self._share)
             vocabulary = self.model.get_input_embeddings().num_embeddings
             cut = self.options.prefill_chunk_size
             processor.scheduler = FixedCutScheduler(processor.scheduler, bounded, cut, vocabulary)
@@ -136,7 +144,9 @@ def _stats(processor: ContinuousBatchProcessor) -> BatchingStats:
         refused=scheduler.refused,
         evicted=bounded.evicted + sum(request.evicted for request in requests),
         pages=bounded.num_blocks,
-        pages_in_use=sum(request.pages for request in requests),
+        pages_in_use=bounded.pages_in_use,
+        pages_kept=len(bounded.prefixes.unused),
+        shared=bounded.prefixes.hits,
         page_size=bounded.tokens_per_page,
         steps=bounded.steps,
     )

@@ -116,11 +116,10 @@ class ServingOptions:
             config = ContinuousBatchingConfig(page_size=min(self.budget, _PAGE_SIZE), allow_block_sharing=False)
         else:
             config = deepcopy(config)
-            _warn_of_sharing(config)
         for refused, reason in _refusals(config):
             if refused:
                 raise ValueError(f"{reason} Leave that option out of the ContinuousBatchingConfig.")
-        config.allow_block_sharing = False
+        config.allow_block_sharing = False  # of pages that may be evicted from; see `Prefixes` for the others
         config.use_async_batching = False
         config.use_cuda_graph = False
         config.max_blocks_per_request = 0
@@ -159,15 +158,6 @@ class ServingOptions:
                 "else. Set max_batch_tokens to at least the chunk plus one token per live request, or use smaller "
                 "chunks."
             )
-
-
-def _warn_of_sharing(config: ContinuousBatchingConfig) -> None:
-    if config.allow_block_sharing:
-        warnings.warn(
-            "Pages are not shared between requests that begin alike (allow_block_sharing): after an eviction what a "
-            "page holds no longer follows from the tokens alone. Set allow_block_sharing=False to say that you know.",
-            stacklevel=5,
-        )
 
 
 def _refusals(config: ContinuousBatchingConfig) -> list[tuple[bool, str]]:

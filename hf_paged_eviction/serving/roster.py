@@ -16,6 +16,7 @@ from ..table.budget import BlockBudget
 from ..table.ranking import KEEP, best_tokens, rank_keys
 from .pages import Pages
 from .seats import Seat
+from .start import Start
 
 
 class Roster:
@@ -62,6 +63,20 @@ class Roster:
                 for tensor in (self.positions, self.scores, self.block)
             )
         self.block[:, number] = len(self._blocks) - 1  # the newest one, once all slots are in use
+
+    def begin(self, seat: Seat, start: Start) -> None:
+        """The tokens before the first one that this request reads are in its slots."""
+        seat.seen, context = start.seen, start.context
+        if context is None:
+            self.positions[:, seat.number, : start.seen] = self._all_slots[: start.seen]
+            return
+        held = context.positions.shape[1]
+        self.positions[:, seat.number, :held] = context.positions
+        for layer, states in enumerate(zip(context.keys, context.values, strict=True)):
+            self.pages.write(layer, self.pages.rows[seat.number, :held], *states)
+        if held == self.capacity:
+            self.block[:, seat.number] = context.block
+            seat.full_at = context.full_at
 
     # ---- where new tokens go --------------------------------------------------------------------------------------
 

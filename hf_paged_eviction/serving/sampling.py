@@ -9,6 +9,8 @@ from torch import Tensor
 from transformers.generation.continuous_batching.cb_logits_processors import ContinuousBatchingLogitsProcessor
 from transformers.generation.continuous_batching.requests import FutureRequestState
 
+from .contexts import ServedContext
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -153,7 +155,8 @@ class SamplingProcessor(ContinuousBatchingLogitsProcessor):  # type: ignore[misc
     one come to the same.
     """
 
-    supported_kwargs = {"sampler": Sampler}  # noqa: RUF012 (as transformers spells it)
+    #: What requests may bring; contexts are the scheduler's.
+    supported_kwargs = {"sampler": Sampler, "context": ServedContext}  # noqa: RUF012 (as transformers spells it)
     ignored_kwargs = ()
 
     def __init__(self) -> None:

@@ -6,6 +6,7 @@ from transformers.generation.continuous_batching.requests import FutureRequestSt
 from transformers.generation.continuous_batching.scheduler import FIFOScheduler, Scheduler
 
 from .allocator import BoundedAllocator
+from .start import Start
 
 _Batch = tuple[list[FutureRequestState] | None, bool, int, int]
 
@@ -64,7 +65,8 @@ class FixedCutScheduler(FIFOScheduler):  # type: ignore[misc]
     def schedule_batch(self, token_budget: int, cache_budget: int) -> _Batch:
         """Choose the requests of the next forward, see `Scheduler.schedule_batch`."""
         self.starved_requests: list[tuple[RequestState, int]] = []  # nobody starves: pages are reserved
-        self._admits = self._try_to_meet_safety_margin() or not self.active_requests
+        margin = self._try_to_meet_safety_margin
+        self._admits = margin() or (self.bounded.give_up_unused() and margin()) or not self.active_requests
         self._batch: list[FutureRequestState] = []
         self._left, self._read = token_budget, 0
         active = list(self.active_requests.values())
@@ -92,10 +94,11 @@ class FixedCutScheduler(FIFOScheduler):  # type: ignore[misc]
 
     def _take(self, state: RequestState) -> bool:
         """Take the next tokens of a request into the batch; False if there is no room for them."""
-        count = self._next(state)
+        start = self.bounded.prepare(state) if state.status == RequestStatus.PENDING else None
+        count = self._next(state, start.read if start else 0)
         if count > self._left or len(self._batch) == self.max_requests_per_batch:
             return False
-        if state.status == RequestStatus.PENDING and not self._admit(state, count):
+        if start is not None and not self._admit(state, start, count):
             return False
         allocators = self.cache.cache_allocators.values()
         self._read += max(allocator.get_seqlen_k(state.position_offset, count) for allocator in allocators) - count
@@ -104,15 +107,22 @@ class FixedCutScheduler(FIFOScheduler):  # type: ignore[misc]
         self._batch.append(FutureRequestState(state, not state.remaining_prefill_tokens, {}, count))
         return True
 
-    def _next(self, state: RequestState) -> int:
-        """Tokens that the request brings next."""
-        answering = state.status == RequestStatus.DECODING
-        return len(state.tokens_to_process) if answering else min(len(state.remaining_prefill_tokens), self._cut_at)
+    def _next(self, state: RequestState, found: int) -> int:
+        """Tokens that the request brings next; so many of its prompt need not be read."""
+        if state.status == RequestStatus.DECODING:
+            return len(state.tokens_to_process)
+        rest = len(state.remaining_prefill_tokens) - found
+        return min(rest, self._cut_at - (len(state.initial_tokens) - rest) % self._cut_at)
 
-    def _admit(self, state: RequestState, count: int) -> bool:
-        self.bounded.announce(state)
-        if not self._admits or not self.cache.can_store_request_tokens(state, count):
+    def _admit(self, state: RequestState, start: Start, count: int) -> bool:
+        if (
+            not self._admits
+            or not self.bounded.has_room(start)
+            or not self.cache.can_store_request_tokens(state, count)
+        ):
             return False
+        state.position_offset = start.seen
+        state.remaining_prefill_tokens = state.remaining_prefill_tokens[start.read :]
         self.active_requests[state.request_id] = self.waiting_requests.pop(state.request_id)
         return True
 

@@ -1,0 +1,27 @@
+"""What a request finds in its pages when it is admitted."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .contexts import ServedContext
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a request begins.
+
+    Attributes:
+        prompt: its tokens.
+        seen: tokens before the first one that it reads.
+        read: tokens of its prompt among them.
+        pages: that it needs.
+        shared: pages of earlier requests among them, from the first on.
+        context: a saved cache that comes before its prompt.
+    """
+
+    prompt: list[int]
+    seen: int
+    read: int
+    pages: int
+    shared: Sequence[int]
+    context: ServedContext | None

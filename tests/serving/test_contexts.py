@@ -1,0 +1,132 @@
+"""Requests that go on from a saved cache give what that cache gives alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import driving
+import pytest
+import torch
+from driving import batching, greedy, model_of, pool, texts
+
+from hf_paged_eviction import PagedEvictionCache
+
+pytestmark = pytest.mark.skipif(bool(driving.UNSERVED), reason=driving.UNSERVED)
+
+OPTIONS: dict[str, Any] = {"budget": 32, "block_size": 4, "policy": "keydiff"}
+QUESTIONS = texts([1, 7, 20, 45], seed=3)
+
+
+def read(text: list[int], **changes: Any) -> PagedEvictionCache:
+    """A text in a cache, 16 tokens at a time."""
+    cache = PagedEvictionCache(model_of(changes.pop("family", "llama")).config, **(OPTIONS | changes))
+    feed(cache, text)
+    return cache
+
+
+def feed(cache: PagedEvictionCache, tokens: list[int]) -> torch.Tensor:
+    for start in range(0, len(tokens), 16):
+        with torch.no_grad():
+            logits = model_of()(torch.tensor([tokens[start : start + 16]]), past_key_values=cache).logits
+    return logits
+
+
+def alone(file: Path, question: list[int], new: int) -> list[int]:
+    """One token after the other, by hand."""
+    cache, answer = PagedEvictionCache.load(file, model_of().config), []
+    logits = feed(cache, question)
+    for _ in range(new):
+        answer.append(int(logits[0, -1].argmax()))
+        logits = feed(cache, answer[-1:])
+    return answer
+
+
+@pytest.mark.parametrize("length", [12, 32, 70, 67])
+@pytest.mark.parametrize("decoded", [0, 6])
+def test_same_as_alone(tmp_path: Path, length: int, decoded: int) -> None:
+    """Short texts and long ones, in the middle of a block too; all questions at once, each with its own pages."""
+    file, cache = tmp_path / "context", read(texts([length])[0])
+    for token in texts([decoded], seed=9)[0] if decoded else []:
+        feed(cache, [token])
+    cache.save(file)
+    with batching(model_of(), pool(8), **OPTIONS) as turned:
+        loaded = PagedEvictionCache.load(file, model_of().config)
+        context = running(turned).context(loaded)
+        for at, question in enumerate(QUESTIONS):
+            turned.add(str(at), question, 9, context=context)
+        turned.add("other", QUESTIONS[2], 9)
+        turned.run()
+        assert turned.free == 8
+    for at, question in enumerate(QUESTIONS):
+        assert turned.answers[str(at)] == alone(file, question, 9), at
+    assert turned.answers["other"] == driving.alone(model_of(), QUESTIONS[2], 9, **OPTIONS)
+    assert turned.answers["other"] != turned.answers["2"]
+
+
+def running(turned: Any) -> Any:
+    """The object that `paged_batching` has handed out."""
+    return vars(turned.manager.model)["init_continuous_batching"].__self__
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"budget": 64}, "made with budget=64"),
+        ({"block_size": 8}, "block_size=8"),
+        ({"protected_prefix": 8}, "prefix of 8"),
+        ({"policy": "key_norm"}, "policy 'key_norm'"),
+        ({"heads": "separate"}, "share their victims"),
+        ({"bits": 4}, "as they came"),
+    ],
+)
+def test_refused(changes: dict[str, Any], reason: str) -> None:
+    with batching(model_of(), pool(8), **OPTIONS) as turned, pytest.raises(ValueError, match=reason):
+        running(turned).context(read(texts([40])[0], **changes))
+
+
+def test_several_rows_and_none() -> None:
+    with batching(model_of(), pool(8), **OPTIONS) as turned:
+        with pytest.raises(ValueError, match="it is empty"):
+            running(turned).context(PagedEvictionCache(model_of().config, **OPTIONS))
+        cache = PagedEvictionCache(model_of().config, **OPTIONS)
+        ids = torch.tensor(texts([9, 9], seed=1))
+        model_of().generate(ids, past_key_values=cache, generation_config=greedy(2))
+        with pytest.raises(ValueError, match="several rows"):
+            running(turned).context(cache)
+
+
+def test_over_http(tmp_path: Path) -> None:
+    """A file that a request names; others begin where they did, and pages of a protected prefix are shared."""
+    pytest.importorskip("typer", reason="the extra `eval` is not installed")
+    import talking
+
+    model, tokenizer = talking.embedded()
+    text = tokenizer(talking.PLACES * 3)["input_ids"]
+    options: dict[str, Any] = {"budget": 64, "block_size": 4, "policy": "keydiff", "protected_prefix": 32}
+    cache = PagedEvictionCache(model.config, **options)
+    for start in range(0, len(text), 16):
+        with torch.no_grad():
+            model(torch.tensor([text[start : start + 16]]), past_key_values=cache)
+    file = tmp_path / "places.safetensors"
+    cache.save(file)
+    question = tokenizer("Where is the key? The key is", add_special_tokens=False)["input_ids"]
+    with torch.no_grad():
+        given = cache.follow_up(torch.tensor([question]))
+        out = model.generate(**given, past_key_values=cache, generation_config=greedy(8))
+    wanted = tokenizer.decode(out[0, -8:], skip_special_tokens=True)
+    with talking.serving(**options, pages=16, context=[f"places={file}"]) as served:
+        asked: dict[str, Any] = {"model": "embedded", "prompt": question, "max_tokens": 8}
+        for prompt in (question, "Where is the key? The key is"):
+            answer = served.client.completions.create(**asked | {"prompt": prompt}, extra_body={"context": "places"})
+            assert answer.choices[0].text == wanted
+        assert served.client.completions.create(**asked).choices[0].text != wanted
+        with pytest.raises(served.openai.BadRequestError, match="no context 'other' here"):
+            served.client.completions.create(**asked, extra_body={"context": "other"})
+        before = talking.wait_until_free(served)["tokens_shared_total"]
+        long = {"model": "embedded", "prompt": talking.prompt(2), "max_tokens": 6}
+        first, second = (served.client.completions.create(**long).choices[0].text for _ in range(2))
+        after = talking.wait_until_free(served)
+        assert first == second
+        assert after["tokens_shared_total"] - before == 32
+        assert after["pages_kept"] == 2
