@@ -21,6 +21,7 @@ from .running.runner import batch_keys, row_key, run_batch
 from .settings import Settings, TaskSettings, TextSettings
 from .store.completion import Outcome, Watch, Work, complete
 from .store.facts import task_facts, text_facts
+from .store.prompt_file import PROMPTS, as_lines
 from .store.results import SUMMARY, ResultFolder
 from .summaries.plot import accuracy_by_task, mean_accuracy, perplexity_by_position
 from .summaries.plot_style import save
@@ -37,6 +38,7 @@ def evaluate_tasks(
     workers: int | None,
     watch: Watch,
     say: Callable[[str], None] = lambda text: None,
+    log_samples: bool = False,
 ) -> tuple[Outcome, list[Cell]] | None:
     """Answer every question under every policy and budget.
 
@@ -46,6 +48,7 @@ def evaluate_tasks(
         workers: processes that this one starts; None chooses.
         watch: told of progress.
         say: told, before anything is computed, which prompts are too long for the model.
+        log_samples: write every prompt as the model reads it, see `store.prompt_file`.
 
     Returns:
         None in all processes of a launched run but the main one.
@@ -71,6 +74,8 @@ def evaluate_tasks(
         return None
     cells = summarise(outcome.rows)
     outcome.folder.write_json(SUMMARY, [asdict(cell) for cell in cells])
+    if log_samples:
+        outcome.folder.write_text(PROMPTS, as_lines(batches, tokenizer))
     if cells:
         save(mean_accuracy(cells), output / "accuracy.png")
         save(accuracy_by_task(cells), output / "accuracy_by_task.png")

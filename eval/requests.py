@@ -41,17 +41,17 @@ class Request(Generic[S_co]):
 
 def task_requests(options: EvalOptions) -> list[Request[TaskSettings]]:
     """One run over tasks per model."""
-    models: tuple[str, ...] = ()
-    given = options.model_fields_set
-    if options.preset is not None:
-        preset = get_preset(options.preset)
-        models = preset.models
-        sized = {"budgets"} if "memory" in given else set()
-        options = options.but(**{name: value for name, value in preset.options.items() if name not in given | sized})
     output = options.output or Path("results") / (options.preset or "eval")
-    if "model" in given or not models:
+    if options.preset is None:
         return [Request(task_settings(options), output)]
-    return [Request(task_settings(options.but(model=name)), output / name.rpartition("/")[2]) for name in models]
+    preset, given = get_preset(options.preset), options.model_fields_set
+    runs = preset.runs(given | ({"budgets"} if "memory" in given else set()))
+    models = [] if "model" in given else preset.models
+    return [
+        Request(task_settings(options.but(**found, **more)), output / model.rpartition("/")[2] / part)
+        for model, more in ([(name, {"model": name}) for name in models] or [("", {})])
+        for part, found in runs.items()
+    ]
 
 
 def task_settings(options: EvalOptions) -> TaskSettings:

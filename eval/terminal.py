@@ -27,13 +27,19 @@ LINE_SECONDS = 15.0
 KNOWN_SECONDS, LONG_SECONDS = 20.0, 600.0
 
 
-def run_tasks(requests: Sequence[Request[TaskSettings]], workers: int | None, log_to: str | None = None) -> bool:
+def run_tasks(
+    requests: Sequence[Request[TaskSettings]],
+    workers: int | None,
+    log_to: str | None = None,
+    log_samples: bool = False,
+) -> bool:
     """Runs over tasks, one after the other, each with a progress bar and tables; whether all rows are there.
 
     Args:
         requests: the runs.
         workers: processes that this one starts; None chooses.
         log_to: a tracker of experiments that is told of each finished run, see `tracking.log_run`.
+        log_samples: write the exact prompts, too.
     """
     complete = True
     for request in requests:
@@ -43,7 +49,7 @@ def run_tasks(requests: Sequence[Request[TaskSettings]], workers: int | None, lo
         for length in request.settings.lengths:
             _say_rounding(notes, request.settings, length)
         with progress(notes, "answers", "--limit 8, fewer --tasks, --policies or --budgets") as watch:
-            found = evaluate_tasks(request.settings, request.output, workers, watch, partial(_note, notes))
+            found = evaluate_tasks(request.settings, request.output, workers, watch, partial(_note, notes), log_samples)
         if found is not None:
             outcome, cells = found
             outcome.notes.extend(cut_prompts(cells))

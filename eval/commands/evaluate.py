@@ -49,7 +49,15 @@ Text that streams far past the model's window, held tokens at their places in th
 --positions text,cache
 """
 #: Options that mean nothing with, or without, --text.
-TASKS_ONLY = {"preset", "tasks", "task_file", "haystack", *TaskOptions.model_fields, *MetricOptions.model_fields}
+TASKS_ONLY = {
+    "preset",
+    "tasks",
+    "task_file",
+    "haystack",
+    "log_samples",
+    *TaskOptions.model_fields,
+    *MetricOptions.model_fields,
+}
 TEXTS_ONLY = {*TextOptions.model_fields}
 
 
@@ -78,7 +86,7 @@ def run(options: EvalOptions) -> bool:
         raise UserError(f"to read files, say --text: paged-eviction eval --text {options.files[0]}")
     if wrong := _given(options, TEXTS_ONLY):
         raise UserError(f"{wrong}: about texts, say --text")
-    return terminal.run_tasks(requests.task_requests(options), options.workers, options.log_to)
+    return terminal.run_tasks(requests.task_requests(options), options.workers, options.log_to, options.log_samples)
 
 
 def _given(options: EvalOptions, names: set[str]) -> str:

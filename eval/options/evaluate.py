@@ -268,6 +268,12 @@ class EvalOptions(ModelOptions, CacheOptions, RunOptions, TaskOptions, MetricOpt
         shown="1024",
         panel=TASKS,
     )
+    log_samples: bool = option(
+        False,
+        "Also write every prompt exactly as the model reads it, with the ids, into prompts.jsonl; the report shows it "
+        "beside the answers.",
+        panel=MEASURES,
+    )
     log_to: Literal["wandb", "trackio"] | None = option(
         None,
         "Log the finished run to wandb or trackio too: settings, means, and tables of summary and rows. Their own "

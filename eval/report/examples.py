@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..budgets import FULL
+from ..store.prompt_file import read_prompts
 from ..store.results import Row
 from .runs import Run
 
@@ -16,7 +17,8 @@ WORST, BEST = 2, 1
 
 @dataclass(frozen=True)
 class Example:
-    """One prediction beside the full cache's; `full` and `full_score` are None if that did not run."""
+    """One prediction beside the full cache's; `full` and `full_score` are None if that did not run, `prompt` if it was
+    not logged."""
 
     kind: str
     id: str
@@ -27,6 +29,7 @@ class Example:
     answers: str
     full: str | None
     full_score: float | None
+    prompt: str | None = None
 
 
 def examples(run: Run, task: str) -> list[Example]:
@@ -47,7 +50,14 @@ def examples(run: Run, task: str) -> list[Example]:
     best = _distinct(gains, BEST, {row["id"] for row in worst})
     picked = [("worst", row) for row in worst] + [("best", row) for row in best]
     picked = picked or [("as the full cache", row) for row in others[:1]]
-    return [_example(kind, row, full.get((row["length"], row["id"]))) for kind, row in picked]
+    prompts = {key: text for source in run.sources for key, text in read_prompts(source.folder).items()}
+    return [
+        replace(
+            _example(kind, row, full.get((row["length"], row["id"]))),
+            prompt=ends(prompts.get((row["task"], row["length"], row["id"]))),
+        )
+        for kind, row in picked
+    ]
 
 
 def _distinct(rows: Sequence[Row], count: int, seen: set[str]) -> list[Row]:
@@ -72,6 +82,13 @@ def _example(kind: str, row: Row, full: Row | None) -> Example:
         cut(full["prediction"]) if full else None,
         full["score"] if full else None,
     )
+
+
+def ends(text: str | None, most: int = CUT) -> str | None:
+    """The beginning and the end of a prompt: the question stands at its end."""
+    if text is None or len(text) <= 3 * most:
+        return text
+    return f"{text[:most]}\n… ({len(text)} characters) …\n{text[-2 * most :]}"
 
 
 def cut(text: str, most: int = CUT) -> str:

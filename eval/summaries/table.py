@@ -109,6 +109,7 @@ def for_terminal(grids: Sequence[Grid]) -> RenderableType:
 
 def _rich(grid: Grid) -> Table:
     table = Table(title=grid.title, title_justify="left", title_style="", box=SIMPLE_HEAD, pad_edge=False)
+    table.min_width = len(grid.title) if grid.leads else None  # a narrow table does not break its title
     # In a narrow terminal first the heads are wrapped, then long names; nothing is cut off.
     table.add_column("policy", overflow="fold")
     for name in grid.columns:

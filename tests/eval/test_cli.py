@@ -195,20 +195,27 @@ def test_too_short_prompts_are_refused(command: list[str]) -> None:
 
 def test_preset_paper() -> None:
     found = requests.task_requests(EvalOptions(preset="paper", output=Path("out")))
-    assert [request.settings.model for request in found] == list(presets.PRESETS["paper"].models)
-    assert [str(request.output) for request in found] == [
-        "out/Llama-3.2-1B-Instruct",
-        "out/Llama-3.2-3B-Instruct",
-        "out/Llama-3.1-8B-Instruct",
+    assert list(dict.fromkeys(each.settings.model for each in found)) == list(presets.PRESETS["paper"].models)
+    assert [str(request.output) for request in found[:5]] == [
+        *(f"out/Llama-3.2-1B-Instruct/{part}" for part in ("tokens", "blocks_16", "blocks_8", "blocks_32")),
+        "out/Llama-3.2-3B-Instruct/tokens",
+    ]
+    assert [(each.settings.block_size, each.settings.sink_tokens, each.settings.policies) for each in found[:4]] == [
+        (1, 4, ("streaming_llm", "key_norm", "keydiff")),
+        *((size, None, ("paged_eviction",)) for size in (16, 8, 32)),
     ]
     for request in found:
         assert request.settings.tasks == ("hotpotqa", "qasper", "multifieldqa_en", "gov_report", "multi_news")
-        assert request.settings.policies == ("paged_eviction", "streaming_llm", "key_norm", "keydiff")
         assert request.settings.budgets == ("256", "512", "1024", "2048", "4096", "full")
-        assert request.settings.block_size == 16 and request.settings.question_aware
+        assert request.settings.question_aware
         assert request.settings.limit is None
-    (one,) = requests.task_requests(EvalOptions(preset="paper", model="mine", budgets="128", limit=3))
-    assert (one.settings.model, one.settings.budgets, one.settings.limit) == ("mine", ("128",), 3)
+    few = requests.task_requests(EvalOptions(preset="paper", model="mine", budgets="128", limit=3))
+    assert [str(each.output) for each in few[:2]] == ["results/paper/tokens", "results/paper/blocks_16"]
+    (one,) = requests.task_requests(
+        EvalOptions(preset="paper", model="mine", budgets="128", limit=3, policies="keydiff,full")
+    )
+    assert one.settings.policies == ("keydiff",) and one.settings.block_size == 16
+    assert (one.settings.model, one.settings.budgets, one.settings.limit) == ("mine", ("128", "full"), 3)
     assert str(one.output) == "results/paper" and len(one.settings.tasks) == 5
 
 

@@ -13,9 +13,13 @@ from xml.etree import ElementTree
 
 import pytest
 
+from hf_paged_eviction_eval.options.evaluate import EvalOptions
 from hf_paged_eviction_eval.report import run_report
-from hf_paged_eviction_eval.report.examples import CUT, cut, examples
+from hf_paged_eviction_eval.report.examples import CUT, cut, ends, examples
+from hf_paged_eviction_eval.report.report import write_report
 from hf_paged_eviction_eval.report.runs import load_runs
+from hf_paged_eviction_eval.requests import task_requests
+from hf_paged_eviction_eval.terminal import run_tasks
 from report_rows import FULL, VARIANTS, make_row, make_rows, write_run
 
 VOID = {"meta", "img", "wbr", "br", "link", "input", "hr"}
@@ -224,3 +228,21 @@ def test_examples_are_cut() -> None:
     assert cut(" short ") == "short"
     long = cut("x" * 10_000_000)
     assert len(long) < CUT + 50 and long.endswith("(10000000 characters)")
+
+
+def test_exact_prompts_stand_beside_answers(tmp_path: Path) -> None:
+    """`--log-samples` writes what the model read, and the page shows its beginning and end."""
+    options = EvalOptions(
+        tasks="passkey", length="256", limit=2, policies="keydiff,full", budgets="64", log_samples=True, output=tmp_path
+    )
+    assert run_tasks(task_requests(options), 1, log_samples=options.log_samples)
+    lines = [json.loads(line) for line in (tmp_path / "prompts.jsonl").read_text("utf-8").splitlines()]
+    assert len(lines) == 2 and all(line["context"].startswith("<bos>") for line in lines)
+    assert all(line["context"].endswith("The vault opens with passkey") and not line["question"] for line in lines)
+    assert all(len(line["ids"]) + line["max_new_tokens"] <= 256 for line in lines)
+    (run,) = load_runs([tmp_path])
+    prompt = examples(run, "passkey")[0].prompt
+    assert prompt is not None and prompt.endswith("The vault opens with passkey")
+    assert "… (5000 characters) …" in str(ends("x" * 5000)) and ends(None) is None
+    write_report([run], tmp_path / "out")
+    assert "<dt>prompt</dt>" in (tmp_path / "out" / "report.html").read_text("utf-8")

@@ -1,0 +1,43 @@
+"""The prompts of a run as the model read them: one JSON line per question."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ..prompting.prompts import Batch
+
+PROMPTS = "prompts.jsonl"
+
+
+def as_lines(batches: Sequence[Batch], tokenizer: Any) -> str:
+    """Per question: task, length, id; `context`, which is compressed, and `question`, which is read after that (empty
+    where it is part of the context), special tokens included; the ids of both; right answers; tokens of an answer."""
+    lines = []
+    for batch in batches:
+        for prompt in batch.prompts:
+            found = {
+                "task": batch.task,
+                "length": batch.length,
+                "id": prompt.sample.id,
+                "context": tokenizer.decode(prompt.context),
+                "question": tokenizer.decode(prompt.question),
+                "ids": [*prompt.context, *prompt.question],
+                "answers": list(prompt.sample.answers),
+                "max_new_tokens": prompt.sample.max_new_tokens,
+            }
+            lines.append(json.dumps(found, ensure_ascii=False) + "\n")
+    return "".join(lines).encode("utf-8", errors="backslashreplace").decode("utf-8")
+
+
+def read_prompts(folder: Path) -> dict[tuple[str, int | None, str], str]:
+    """The whole prompt of each question by task, length and id; none where the folder has no such file."""
+    found = {}
+    with suppress(OSError), (folder / PROMPTS).open(encoding="utf-8") as file:
+        for line in file:
+            row = json.loads(line)
+            found[row["task"], row["length"], row["id"]] = row["context"] + row["question"]
+    return found
