@@ -20,12 +20,12 @@ from .defaults import AUTO, Default, choose
 from .disposals import Disposal
 from .integration import feeding
 from .integration.masks import open_channel
-from .integration.models import cross_attention_layers, layer_plan, warn_of_surprises
+from .integration.models import cross_attention_layers, is_paged, layer_plan, warn_of_surprises
 from .integration.padding import Padding
 from .integration.window import Window
 from .layer import PagedLayer
 from .layers.forwards import Forwards
-from .layers.hybrid import HybridLayer, paged_part, repeat_rows, select_rows
+from .layers.hybrid import HybridLayer, forget_states, paged_part, repeat_rows, select_rows
 from .options import Options, check_config, check_flag, check_instance
 from .policies import EvictionPolicy
 from .policies.needs import Heads
@@ -46,8 +46,8 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
     Pass it as `past_key_values=` to `generate` or to the model. Full-attention layers are paged, also where they hold a
     linear state next to their keys and values; other layers stay what `DynamicCache` makes of them. Eviction works on
     what a forward leaves behind: the queries of a forward always attend to all of its own tokens. With
-    `prefill_chunk_size=n` the peak is `budget + n` tokens. Gradients flow through the tokens of one forward of several,
-    not into what earlier ones left.
+    `prefill_chunk_size=n` the peak is `budget + n` tokens. Gradients flow through the tokens of one forward; into
+    tokens of earlier ones that gradients belong to, `backward` refuses to go.
 
     Args:
         config: `model.config`; the text part of a multimodal config is found by itself.
@@ -155,6 +155,8 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
                 static=static,
                 inside_encoder_decoder=_inside_encoder_decoder,
             )
+            if isinstance(options.allocator, Given):
+                options.allocator.budgets(options.sizes, sum(map(is_paged, layer_plan(config))))
             options.check_attention(self._attention)
             options.check_together()
             return options
@@ -269,7 +271,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         if self._attention.shows_queries:
             layer = paged_part(self.layers[layer_idx])
             if layer is not None:
-                hand_over(layer, updated[0])
+                hand_over(layer, *updated)
         return updated
 
     # ---- masks ----------------------------------------------------------------------------------------------------
@@ -433,12 +435,20 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             self._sharing.clear()
         forget_handover(self._evicting)
         super().reset()
+        if self._steps is None:
+            self._forget_states()
 
     def release(self) -> None:
         """Forget all tokens and give the storage up, to the pool where there is one. The cache may be used again."""
         self.reset()
+        self._forget_states()
         for _, layer in reversed(self.paged_layers):  # the pool hands out first what it got last
             layer.release()
+
+    def _forget_states(self) -> None:
+        """The next prompt may have another number of rows, which the linear states of this one would not fit."""
+        for layer in self.layers:
+            forget_states(layer)
 
     # ---- saving ---------------------------------------------------------------------------------------------------
 

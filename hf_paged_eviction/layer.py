@@ -275,6 +275,14 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             ValueError: another number of rows than the cache holds.
             RuntimeError: attention did not tell of the last forward.
         """
+        if torch.compiler.is_compiling() or not key_states.requires_grad:
+            return self._update(key_states, value_states)
+        single, later = key_states.shape[2] == 1 and self.store.rounds, self.contents.came_with_gradients
+        attended = self._update(key_states, value_states)
+        self.contents.came_with_gradients = True
+        return refuse_gradients(attended, key_states) if single or later else attended
+
+    def _update(self, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
         if self.compiled is None:
             return self._take_in(key_states, value_states)
         if key_states.shape[2] != 1 or self.contents.table is None:
@@ -301,16 +309,6 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         return keys, values
 
     def _use_then_evict(self, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
-        attended = self._attended(key_states, value_states)
-        if not key_states.requires_grad:
-            return attended
-        single, later = key_states.shape[2] == 1 and self.store.rounds, self.contents.came_with_gradients
-        self.contents.came_with_gradients = True
-        if single or (later and (self.store.rounds or self.record_past)):
-            return refuse_gradients(attended, key_states)
-        return attended
-
-    def _attended(self, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         keys, values = self.store.detached(key_states, value_states)

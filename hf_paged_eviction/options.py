@@ -134,6 +134,7 @@ class Options:
         Raises:
             TypeError, ValueError: sizes, policy or model that cannot work; the message says what would.
         """
+        latent = is_latent_attention(config)
         scorer, shares, precision = make_policy(default.policy), make_allocator(default.allocator), check_bits(bits)
         if isinstance(budget, Sequence) and not isinstance(budget, str | bytes):
             budget, shares = given_shares(budget, shares)
@@ -145,10 +146,10 @@ class Options:
             raise ValueError(f'positions must be "text" or "cache", got {positions!r}.')
         check_model(config, inside_encoder_decoder, heads)
         scorer.check_model(config)
-        if is_latent_attention(config) and not scorer.needs.supports_mla:
+        if latent and not scorer.needs.supports_mla:
             raise ValueError(
-                f"The policy {scorer.name!r} compares norms of keys and values, but this model caches latents (MLA). "
-                "Use one that does not, such as 'keydiff', 'streaming_llm' or 'random'."
+                f"The policy {scorer.name!r} reads keys and values as attention compares and sums them, but this model "
+                "caches latents (MLA). Use one that does not, such as 'keydiff', 'streaming_llm' or 'random'."
             )
         ranks, directions = chosen_basis(rank, basis, config)
         made = make_disposal(disposal)
@@ -157,7 +158,7 @@ class Options:
                 config.get_text_config(decoder=True),
                 *(sizes, scorer, heads, static),
                 uniform=isinstance(shares, Uniform) and scorer.needs.cutoff is None,
-                latent=is_latent_attention(config),
+                latent=latent,
                 positions=positions,
                 coded=_coded(bits=precision, rank=ranks),
             )
@@ -246,9 +247,9 @@ class Options:
                 f"{reason}; but {self.why_not_ours}. Choose a policy that needs no queries and allocator='uniform'."
             )
         raise ValueError(
-            f"{reason}; this model uses {attention.name!r}. Call "
-            f"model.set_attn_implementation({PAGED_EVICTION!r}) first, or load the model with "
-            f"attn_implementation={PAGED_EVICTION!r}."
+            f"{reason}; this model uses {attention.name!r}. Before the cache is made:\n"
+            f"    model.set_attn_implementation({PAGED_EVICTION!r})\n"
+            f"or load the model with attn_implementation={PAGED_EVICTION!r}."
         )
 
     # ---- another budget -------------------------------------------------------------------------------------------

@@ -514,6 +514,33 @@ def test_decoding_and_short_forwards_change_no_weight() -> None:
         assert torch.equal(weights, layer.observed["weights"])
 
 
+@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
+def test_small_chunks_add_up(padded: bool) -> None:
+    """A text in chunks of 64 is fitted as soon as it is long enough, before anything has left."""
+    tokens, model = some_windows()[0].tokens[:1, :330], embedded_model()[0]
+    pads = 10 if padded else 0
+    ids = torch.nn.functional.pad(tokens, (pads, 0))
+    mask = torch.nn.functional.pad(torch.ones_like(tokens), (pads, 0))
+    cache = PagedEvictionCache(model.config, budget=256, policy="self_calibrated", attention_mask=mask)
+    fitted = []
+    with torch.inference_mode():
+        for start in range(0, 330, 64):
+            model(
+                input_ids=ids[:, start : start + 64],
+                attention_mask=mask[:, : start + 64],
+                position_ids=(mask.cumsum(-1) - 1).clamp_min(0)[:, start : start + 64],
+                past_key_values=cache,
+            )
+            for _, layer in cache.paged_layers:
+                layer.commit()
+            fitted.append({float(layer.observed["fitted"]) for _, layer in cache.paged_layers})
+    last = [64 * chunk - pads - 1 for chunk in range(1, 6)]
+    expected = [-1, last[1], last[1], last[3], last[3]] if not padded else [-1, -1, last[2], last[2], last[4]]
+    assert fitted[:5] == [{place} for place in expected]
+    scores = cache.layers[0].block_scores()
+    assert scores[scores.isfinite()].unique().numel() > 2
+
+
 def test_before_a_prompt_all_scores_are_zero() -> None:
     given = a_context()
     assert torch.equal(SelfCalibrated().score(given), torch.zeros(2, HEADS, 90))

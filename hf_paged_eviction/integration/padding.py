@@ -79,6 +79,12 @@ class Padding:
         """
         self.observed = True
         if mask is not None and seen and mask.shape[1] < length:
+            if mask.shape[1] == length - seen:
+                raise ValueError(
+                    f"The whole text of {mask.shape[1]} tokens came, of which the cache has seen {seen}. `generate` "
+                    "does so with use_cache=False: leave that out, or past_key_values. For another text, call "
+                    "cache.reset() first."
+                )
             raise ValueError(
                 f"attention_mask covers {mask.shape[1]} tokens, but {seen} were seen before and {length - seen} are "
                 "new. It always covers everything seen, whatever the cache still holds: pass a mask of "

@@ -89,7 +89,7 @@ class Forwards:
 
     def _see_mask(self, seen: int, query_length: int, mask: Tensor | None, batch: int) -> Tensor | None:
         """Learn the 2-D mask of the coming forward; return the one its 4-D mask must be built from."""
-        self._check_attended()
+        self._check_attended(seen)
         self._check_in_step(seen)
         mask = self._padding.observe(mask, seen, seen + query_length, batch)
         if query_length == 1:
@@ -121,9 +121,9 @@ class Forwards:
         pads = (~visible).sum(-1, keepdim=True)
         return torch.arange(table.held, device=visible.device) >= pads - 1, offset
 
-    def _check_attended(self) -> None:
-        """Between forwards: did attention follow the last update?"""
-        skipped = unattended(self._layers) if self._mask_was_made else None
+    def _check_attended(self, seen: int) -> None:
+        """Between forwards: did attention follow the last update, unless the cache begins anew?"""
+        skipped = unattended(self._layers) if self._mask_was_made and seen else None
         self._mask_was_made = True
         if skipped is not None:
             raise RuntimeError(

@@ -16,9 +16,8 @@ class _Refusal(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None]:
         raise RuntimeError(
-            "Gradients do not reach the tokens that a cache with bits= or record_past=True holds: they would be wrong "
-            "without a word. Read all that is to have a gradient in one forward of several tokens, or use a cache "
-            "without the two."
+            "Gradients do not reach the tokens that a cache holds: they would be wrong without a word. Read all that "
+            "is to have a gradient in one forward of several tokens, and what comes before it under torch.no_grad()."
         )
 
 

@@ -153,6 +153,17 @@ def select_rows(layer: Any, indices: Tensor) -> None:
         layer.reorder_cache(_numbers(indices))
 
 
+def forget_states(layer: Any) -> None:
+    """Give up the linear states of a layer, if it has any: the next prompt makes new ones.
+
+    transformers keeps the tensors and copies what comes next into them, which takes as many rows.
+    """
+    if isinstance(layer, LinearAttentionLayer) and hasattr(layer, "number_of_states"):
+        recording = layer.record_past
+        LinearAttentionLayer.__init__(layer, number_of_states=layer.number_of_states)
+        layer.record_past = recording
+
+
 def _rows(layer: Any) -> int:
     """Of a layer with linear states; 0 where it has met no token."""
     for states in (layer.conv_states, layer.recurrent_states):

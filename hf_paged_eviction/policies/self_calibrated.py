@@ -36,15 +36,16 @@ class SelfCalibrated(EvictionPolicy):
     look at says little of what will be asked. Decoding adds no attention to the fit. Values take no part: observers are
     not shown them.
 
-    A forward of several tokens fits anew, to the tokens it saw, those held included, if it brings `least_tokens` or
-    more together with what was decoded before it; in a chunked prefill each chunk does. Others change nothing, and
-    single tokens are not observed at all. Before the first fit all scores are 0. Memory per row and layer, in numbers:
+    A forward of several tokens fits anew, to the tokens it saw, those held included, as soon as `least_tokens` have
+    come since the last fit, decoded ones included; in a chunked prefill what small chunks pay adds up until then.
+    Single tokens are not observed at all. Before the first fit all scores are 0, so that the oldest tokens go first: a
+    budget that overflows before `least_tokens` have come starts as `recency`. Memory per row and layer, in numbers:
     kv_heads x (head_dim + 5), and one per held token. A prompt costs its attention once more, in pieces, and one pass
     for each piece over the keys.
 
     Args:
         distance: tokens nearer than this to a query do not count, because they are in the cache anyway.
-        least_tokens: forwards of fewer tokens are not learned from.
+        least_tokens: so many have to come before a fit.
         shrinkage: what the components of the direction cost. The more, the less they may add to the other features.
 
     Raises:
@@ -60,7 +61,7 @@ class SelfCalibrated(EvictionPolicy):
         common_unit=True,
         supports_mla=False,
         token_statistics=("largest",),
-        row_statistics=("weights", "offset", "newest", "fitted"),
+        row_statistics=("weights", "offset", "fitted"),
         observes_decode=False,
     )
 
@@ -72,10 +73,9 @@ class SelfCalibrated(EvictionPolicy):
     def observe(self, statistics: Statistics, attention: Attention) -> Statistics:
         positions = attention.key_positions
         newest = positions.amax((1, 2)).float()  # [B]
-        seen = statistics.get("newest", torch.full_like(newest, -1.0))
-        # All pieces of a forward are shown the same keys: the first one brings new ones, the others none.
-        brought = newest - seen
-        learns = (brought >= self.least_tokens) | ((brought == 0) & (statistics.get("fitted", seen) == newest))
+        fitted = statistics.get("fitted", torch.full_like(newest, -1.0))
+        # All pieces of a forward are shown the same keys: the first one brings new ones, and the others fit as well.
+        learns = (newest - fitted >= self.least_tokens) | (fitted == newest)
         away = attention.query_positions[:, None, :, None] - positions[:, :, None, :] >= self.distance
         paid = (attention.weights.mean(2) * away).amax(2)
         largest = torch.maximum(statistics["largest"], paid)
@@ -84,11 +84,10 @@ class SelfCalibrated(EvictionPolicy):
         old_weights = statistics.get("weights", torch.zeros_like(weights))
         old_offset = statistics.get("offset", torch.zeros_like(offset))
         return {
-            "largest": torch.where(chosen[..., None], largest, statistics["largest"]),
+            "largest": largest,
             "weights": torch.where(chosen[..., None], weights, old_weights),
             "offset": torch.where(chosen, offset, old_offset),
-            "newest": torch.maximum(newest, seen),
-            "fitted": torch.where(learns, newest, statistics.get("fitted", torch.full_like(newest, -1.0))),
+            "fitted": torch.where(learns, newest, fitted),
         }
 
     def _fit(self, keys: Tensor, positions: Tensor, target: Tensor, newest: Tensor) -> tuple[Tensor, Tensor]:

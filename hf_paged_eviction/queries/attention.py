@@ -1,13 +1,14 @@
 """The attention implementation "paged_eviction": sdpa that tells the cache of the queries.
 
-A cache sees keys and values only. `PagedEvictionCache.update` leaves its layer here, per thread; the attention call
-that follows picks it up and tells it of the queries. Keys may be attended to again, by layers that share them: what
-may be seen of keys that only their layer can mask is noted on the tensor. Registering a name changes nothing for
-models that do not ask for it.
+A cache sees keys and values only. `PagedEvictionCache.update` leaves its layer here, per thread, with the tensors that
+it returned; the attention call that has these tensors picks it up and tells it of the queries, and no other does. Keys
+may be attended to again, by layers that share them: what may be seen of keys that only their layer can mask is noted on
+the tensor. Registering a name changes nothing for models that do not ask for it.
 """
 
 import sys
 import threading
+import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import chain
@@ -55,8 +56,15 @@ HARMLESS = frozenset(
 
 @dataclass
 class _Handover(threading.local):
-    listener: QueryListener | None = None
-    keys: Tensor | None = None
+    """What was handed over last and not attended to so far.
+
+    Weakly, since a forward that fails leaves it here. A graph that is being traced has no failures: it hands over and
+    attends, or it is not there.
+    """
+
+    listener: "weakref.ref[QueryListener] | None" = None
+    tensors: tuple["weakref.ref[Tensor]", ...] = ()
+    traced: tuple[QueryListener, Tensor] | None = None
 
 
 _handover = _Handover()
@@ -93,33 +101,68 @@ class ModelAttention:
         return self  # a copied cache serves the same model
 
 
-def hand_over(listener: QueryListener, keys: Tensor) -> None:
-    """The attention call that follows compares with these keys, `[batch, heads, tokens, dim]`: let it tell this one."""
-    _handover.listener, _handover.keys = listener, keys
+def hand_over(listener: QueryListener, keys: Tensor, values: Tensor) -> None:
+    """The attention call that compares with these keys, `[batch, heads, tokens, dim]`, tells this one."""
+    if torch.compiler.is_compiling():
+        _handover.traced = listener, keys
+    else:
+        _handover.listener = weakref.ref(listener)
+        _handover.tensors = weakref.ref(keys), weakref.ref(values)
 
 
 def unattended(listeners: Iterable[QueryListener]) -> QueryListener | None:
     """The one of these whose keys were handed over and not attended to so far."""
-    waiting = _handover.listener
+    waiting = None if _handover.listener is None else _handover.listener()
     return next((listener for listener in listeners if listener is waiting), None)
 
 
 def forget_handover(listeners: Iterable[QueryListener]) -> None:
     """These start anew: what one of them handed over will not be attended to."""
     if unattended(listeners) is not None:
-        _handover.listener = _handover.keys = None
+        _handover.listener, _handover.tensors = None, ()
 
 
-def _receive(module: torch.nn.Module, key: Tensor) -> QueryListener | None:
-    listener, keys = _handover.listener, _handover.keys
-    _handover.listener = _handover.keys = None
-    if listener is None or keys is None or keys is key:
-        return listener
-    # Latent attention (MLA) expands what the cache returned. Otherwise it was left over from a forward that failed, or
-    # this call has nothing to do with the cache (cross-attention).
-    if (keys.shape[0], keys.shape[2]) != (key.shape[0], key.shape[2]):
+def _receive(key: Tensor) -> QueryListener | None:
+    """Whom to tell of the queries that are compared with this key; None = nobody."""
+    if torch.compiler.is_compiling():
+        return _receive_traced(key)
+    if _handover.listener is None:
         return None
-    return listener if getattr(module, "layer_idx", listener.layer_idx) == listener.layer_idx else None
+    listener, tensors = _handover.listener(), [tensor() for tensor in _handover.tensors]
+    _handover.listener, _handover.tensors = None, ()
+    # What was left over from a forward that failed is in no hands, or in those of its traceback alone.
+    return listener if tensors[0] is key or _in_hand(tensors) else None
+
+
+def _receive_traced(key: Tensor) -> QueryListener | None:
+    traced = _handover.traced
+    _handover.traced = None
+    if traced is None:
+        return None
+    listener, keys = traced
+    return listener if keys is key or (keys.shape[0], keys.shape[2]) == (key.shape[0], key.shape[2]) else None
+
+
+#: Calls between the function of a model that asks its cache and the attention function, wrappers included.
+_NEAR = 6
+
+
+def _in_hand(tensors: Iterable[Tensor | None]) -> bool:
+    """Whether a function that has called for attention holds one of these tensors by a name of its own.
+
+    Latent attention (MLA) compares with what it has worked out from what the cache returned, which is another tensor.
+    The call of its `forward` that got this from the cache still has it, and no other call does: neither one without a
+    cache nor that of a forward that failed, which has not called for attention.
+    """
+    wanted = [tensor for tensor in tensors if tensor is not None]
+    frame = sys._getframe(3)
+    for _ in range(_NEAR if wanted else 0):
+        if any(value is tensor for value in frame.f_locals.values() for tensor in wanted):
+            return True
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    return False
 
 
 def paged_eviction_attention(
@@ -146,7 +189,7 @@ def paged_eviction_attention(
         ValueError: the model hands over an argument that sdpa would leave out, or a mask that fits no layer.
     """
     _check_understood(module, kwargs)
-    listener = _receive(module, key)
+    listener = _receive(key)
     if listener is not None and listener.masks_itself:
         key.seen_by_queries = _Seen(_own_mask(attention_mask, listener, query.shape[2]))  # type: ignore[attr-defined]
     seen = getattr(key, "seen_by_queries", None)

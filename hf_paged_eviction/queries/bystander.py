@@ -59,5 +59,5 @@ class OverheardCache(DynamicCache):  # type: ignore[misc]
         """Take in a layer's new keys and values."""
         updated: tuple[Tensor, Tensor] = super().update(key_states, value_states, layer_idx, *args, **kwargs)
         if layer_idx in self.bystanders:
-            hand_over(self.bystanders[layer_idx], updated[0])
+            hand_over(self.bystanders[layer_idx], *updated)
         return updated

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 from ..cache import PagedEvictionCache
 from ..defaults import AUTO
 from ..policies import EvictionPolicy
+from ..queries.attention import PAGED_EVICTION, ModelAttention
 from .contexts import ServedContext
 from .contract import check_transformers
 from .stats import BatchingStats
@@ -130,6 +131,11 @@ def paged_batching(
 
     if _ENTRY in vars(model):
         raise ValueError("This model is inside a paged_batching already: leave that one first.")
+    if ModelAttention(model.config.get_text_config(decoder=True)).shows_queries:
+        raise ValueError(
+            f"This model is set to the attention implementation {PAGED_EVICTION!r}, which continuous batching does not "
+            "know. Call model.set_attn_implementation('sdpa') first."
+        )
     if getattr(model, _CACHED, None) is not None:
         raise ValueError(
             "This model keeps a continuous batching manager from before, without eviction. Call "

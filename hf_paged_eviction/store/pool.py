@@ -94,6 +94,10 @@ class StoragePool:
         with self._lock:
             self._free.clear()
 
+    def __reduce__(self) -> tuple[type["StoragePool"], tuple[()]]:
+        """What was pickled with a cache has tensors of its own, which no pool gave out: an empty one comes back."""
+        return type(self), ()
+
     def __deepcopy__(self, memo: Any) -> "StoragePool":
         return self  # a copied cache has tensors of its own and takes further ones from the same pool
 

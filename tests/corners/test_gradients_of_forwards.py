@@ -1,0 +1,58 @@
+"""Gradients over several forwards are refused, not wrong; without `backward` nothing is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import DynamicCache
+
+import models
+from hf_paged_eviction import PagedEvictionCache
+
+TEXT, MASK = models.left_pad(models.prompts([40, 33], seed=1))
+WAYS: list[dict[str, Any]] = [
+    {},
+    {"record_past": True},
+    {"bits": 8},
+    {"bits": 4, "static": True},
+    {"positions": "cache"},
+    {"policy": "h2o"},
+]
+
+
+def forward(model: Any, cache: Any, start: int, stop: int) -> torch.Tensor:
+    where = models.positions_of(MASK)[:, start:stop]
+    return model(TEXT[:, start:stop], attention_mask=MASK[:, :stop], position_ids=where, past_key_values=cache).logits
+
+
+@pytest.mark.parametrize("spans", [[(0, 20), (20, 40)], [(0, 20), (20, 21), (21, 22)]], ids=["chunks", "steps"])
+@pytest.mark.parametrize("settings", WAYS, ids=str)
+def test_over_several_forwards(settings: dict[str, Any], spans: list[tuple[int, int]]) -> None:
+    if settings.get("static") and models.VERSION < (5, 14):
+        pytest.skip("static=True needs transformers 5.14")
+    model = models.build("llama", "paged_eviction")
+    sizes: dict[str, Any] = {"budget": 64, "block_size": 4, "policy": "keydiff", **settings}
+    cache, quiet = PagedEvictionCache(model.config, **sizes), PagedEvictionCache(model.config, **sizes)
+    logits = [forward(model, cache, *span) for span in spans]
+    with torch.no_grad():
+        assert all(torch.equal(said, forward(model, quiet, *span)) for said, span in zip(logits, spans, strict=True))
+    with pytest.raises(RuntimeError, match=r"Gradients do not reach the tokens|modified by an inplace operation"):
+        sum(said[:, -1].sum() for said in logits).backward()
+    cache.reset()  # nothing of it is left
+    forward(model, cache, 0, 20)[:, -1].sum().backward()
+
+
+@pytest.mark.parametrize("settings", [{}, {"record_past": True}, {"policy": "h2o"}], ids=str)
+def test_after_a_text_that_was_read_without(settings: dict[str, Any]) -> None:
+    model, found = models.build("llama", "paged_eviction"), []
+    sizes: dict[str, Any] = {"budget": 64, "block_size": 4, "policy": "keydiff", **settings}
+    for cache in (PagedEvictionCache(model.config, **sizes), DynamicCache(config=model.config)):
+        model.zero_grad()
+        with torch.no_grad():
+            forward(model, cache, 0, 20)
+        forward(model, cache, 20, 40)[:, -1].sum().backward()
+        found.append(model.model.layers[0].self_attn.k_proj.weight.grad.clone())
+    assert found[1].abs().max() > 0
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
