@@ -71,9 +71,11 @@ def main() -> None:
                 values.append(divergence(full, says(model, cache, ids, options.chunk)))
                 print(f"passage {number}, {bits} bits: {values[-1]:.5f}", flush=True)
     rows = {
-        bits: {"kl": round(mean(values), 6), "error": round(stdev(values) / len(values) ** 0.5, 6)}
+        bits: {
+            "kl": round(mean(values), 6),
+            "error": round(stdev(values) / len(values) ** 0.5, 6) if len(values) > 1 else None,
+        }
         for bits, values in found.items()
-        if len(values) > 1
     }
     settings = {name: value for name, value in vars(options).items() if name not in ("model", "name")}
     save(f"bits_kl_{options.name or 'model'}", {"settings": settings, "rows": rows})

@@ -14,6 +14,7 @@ import models
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.precision.codec import Codec
 from hf_paged_eviction.precision.coded import CodedStore
+from hf_paged_eviction.recipes.verification.precision import look_at_bits
 
 CONSTANT, TOKENS, FIRST = 300.0, 120, 40
 
@@ -78,3 +79,12 @@ def test_a_constant_costs_nothing(bits: int, pads: int) -> None:
     )
     assert there < 1.5 * here, "nothing that could be told from rounding itself"
     assert as_they_are > 20 * here
+
+
+def test_verify_measures_what_bits_cost_this_model() -> None:
+    for model in shared():
+        found = look_at_bits(model)
+        assert list(found.nats) == [8, 4, 3, 2]
+        assert 0 < found.nats[8] < found.nats[4] / 10 < found.nats[2] / 20
+        assert f"{found.nats[4]:.1e} at 4 bits" in str(found)
+    assert ("much" in str(found)) == (found.nats[4] > 0.1)

@@ -4,7 +4,8 @@ model, `check_policy(policy)` scores made-up tokens, and they say so."""
 from .checking import verify
 from .distances import Distances
 from .policy import check_policy
+from .precision import FewBits
 from .report import Check, Verification
 from .rotation import Rotation, rotary_error
 
-__all__ = ["Check", "Distances", "Rotation", "Verification", "check_policy", "rotary_error", "verify"]
+__all__ = ["Check", "Distances", "FewBits", "Rotation", "Verification", "check_policy", "rotary_error", "verify"]

@@ -11,6 +11,7 @@ from ...table.budget import BlockBudget
 from .distances import look_at_distances
 from .model_state import untouched
 from .plan import Plan, make_plan, recall_plan, shortened
+from .precision import look_at_bits
 from .report import Check, Verification
 from .rotation import look_at_rotation
 from .session import BLOCK_SIZE, Session
@@ -53,7 +54,8 @@ def verify(
     or pads, with `DynamicCache`, is measured first, and nothing is compared that it cannot do.
 
     Besides, the rotation (rotary embedding) of its keys is undone, as some policies do: see `Rotation`. And keys are
-    turned to other positions, as `positions="cache"` does: see `Distances`.
+    turned to other positions, as `positions="cache"` does: see `Distances`. What `bits=` would cost is measured: see
+    `FewBits`.
 
     The model is left as it was, also after an error. A small model takes a second or two on a CPU.
 
@@ -81,7 +83,7 @@ def verify(
     with untouched(model), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         # Before its attention implementation is changed.
-        rotation, distances = look_at_rotation(model), look_at_distances(model)
+        rotation, distances, bits = look_at_rotation(model), look_at_distances(model), look_at_bits(model, seed)
         session = Session(model, tokens, seed, policies)
         plan = _plan(session, policies, leaving)
         if not thorough:
@@ -95,7 +97,7 @@ def verify(
                 checks.append(session.check(question, setting))
                 if progress is not None:
                     progress(len(checks), total)
-        return replace(session.report(tuple(checks)), rotation=rotation, distances=distances)
+        return replace(session.report(tuple(checks)), rotation=rotation, distances=distances, few_bits=bits)
 
 
 def _policies(policy: str | EvictionPolicy | None) -> tuple[EvictionPolicy, EvictionPolicy]:

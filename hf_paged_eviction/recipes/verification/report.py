@@ -7,6 +7,7 @@ from typing import Literal
 
 from ...policies.needs import Heads
 from .distances import Distances
+from .precision import FewBits
 from .rotation import Rotation
 
 Question = Literal["same as DynamicCache", "exact for what it holds", "row as alone", "same with what comes back"]
@@ -66,6 +67,7 @@ class Verification:
         notes: what was seen of the model itself.
         rotation: whether its keys can be unrotated; None where that was not looked at.
         distances: whether its keys can be turned to other positions; None where that was not looked at.
+        few_bits: what `bits=` would cost this model; None where that was not looked at.
     """
 
     model: str
@@ -77,6 +79,7 @@ class Verification:
     notes: tuple[str, ...] = ()
     rotation: Rotation | None = None
     distances: Distances | None = None
+    few_bits: FewBits | None = None
 
     def _with(self, outcome: Outcome) -> tuple[Check, ...]:
         return tuple(check for check in self.checks if check.outcome == outcome)
@@ -115,7 +118,7 @@ class Verification:
         return "\n".join(
             (
                 *(self._title(), *self.notes),
-                *(str(found) for found in (self.rotation, self.distances) if found is not None),
+                *(str(found) for found in (self.rotation, self.distances, self.few_bits) if found is not None),
                 *("", *table, ""),
                 f"Errors and effects are in standard deviations of the logits. Up to {self.tolerance:.1e} counts as "
                 f"rounding; {self.noise:.1e} was seen.",
