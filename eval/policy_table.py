@@ -40,8 +40,10 @@ def make_policy_table() -> PolicyTable:
         available_disposals,
         available_modifiers,
         available_policies,
+        available_policy_files,
         make_policy,
     )
+    from hf_paged_eviction.policies import Calibrated, EvictionPolicy, Gate
     from hf_paged_eviction.queries.attention import PAGED_EVICTION
 
     seen: list[list[str]] = []
@@ -51,17 +53,26 @@ def make_policy_table() -> PolicyTable:
             policy = make_policy(name)
         except ValueError:  # one of another package, with a parameter that has no default
             continue
-        summary = (getdoc(type(policy)) or "").partition("\n\n")[0].replace("\n", " ").replace("`", "")
-        (asked if policy.needs.queries else seen).append([name, policy.paper or "", summary])
+        (asked if policy.needs.queries else seen).append([name, policy.paper or "", _summary(type(policy))])
+    of_files: tuple[type[EvictionPolicy], ...] = (Calibrated, Gate)
+    files = [
+        [f"{start}FILE", kind.paper or "", _summary(kind)]
+        for start, kind in zip(available_policy_files(), of_files, strict=True)
+    ]
     return PolicyTable(
         {
             "by keys, values and positions; with every attention implementation": seen,
             f"by queries or attention too; with the attention implementation {PAGED_EVICTION}": asked,
+            "fitted to the model at hand, made of a file": files,
         },
         list(available_modifiers()),
         list(available_allocators()),
         list(available_disposals()),
     )
+
+
+def _summary(kind: type) -> str:
+    return (getdoc(kind) or "").partition("\n\n")[0].replace("\n", " ").replace("`", "")
 
 
 def main() -> None:

@@ -54,12 +54,14 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         budget: tokens held per layer and row, a multiple of `block_size`. A list gives each paged layer its own; that
             needs the attention implementation "paged_eviction".
         block_size: tokens per block.
-        policy: a name from `available_policies()` or an `EvictionPolicy`. "auto" = the model's calibration, if there is
+        policy: a name from `available_policies()`, a name with a file (`available_policy_files()`) or an
+            `EvictionPolicy`. "auto" = the model's calibration, if there is
             one by its name (`paged-eviction calibrate`), else "paged_eviction"; see `defaults`.
         heads: "shared" = the KV heads of a layer evict the same tokens (scores are averaged), "separate" = each
             evicts its own. None = what the policy says (`Needs.heads`), "separate" for allocators that share out among
             heads.
-        sink_tokens: first real tokens of each row that are never evicted; one block if None.
+        sink_tokens: first real tokens of each row that are never evicted. None = as many as the policy was published
+            with ("streaming_llm" 4, "recency" 0), which for all others is one block.
         protected_prefix: the same for a prefix you know, such as a system prompt; the larger of the two counts.
         recent_tokens: newest real tokens of each row that are never evicted; one block if None (an eighth of `budget`
             where policy="auto" found a calibration). Exact to the token

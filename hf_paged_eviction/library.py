@@ -10,6 +10,7 @@ from .policies import (
     ScoreContext,
     available_modifiers,
     available_policies,
+    available_policy_files,
     make_policy,
     register_policy,
 )
@@ -36,6 +37,7 @@ __all__ = [
     "available_disposals",
     "available_modifiers",
     "available_policies",
+    "available_policy_files",
     "check_policy",
     "compress_by_probe",
     "install_gates",

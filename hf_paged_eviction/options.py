@@ -87,7 +87,8 @@ class Options:
 
     Attributes:
         sizes: tokens of a layer, on average over layers; of a list of budgets the smallest.
-        protection: `sink_tokens`, `protected_prefix` and `recent_tokens` as they were given.
+        protection: `sink_tokens`, `protected_prefix` and `recent_tokens` as they were given, or `sink_tokens` as the
+            policy was published with.
         recent_share: share of the budget for the newest tokens where `recent_tokens` was not given; None = one block.
         policy, heads, allocator, disposal, positions, static: see there.
         bits, ranks: of keys and of values.
@@ -138,6 +139,8 @@ class Options:
         scorer, shares, precision = make_policy(default.policy), make_allocator(default.allocator), check_bits(bits)
         if isinstance(budget, Sequence) and not isinstance(budget, str | bytes):
             budget, shares = given_shares(budget, shares)
+        if protection[0] is None:
+            protection = (scorer.needs.sink_tokens, *protection[1:])
         most_bytes = None if memory is None else parse_bytes(memory)
         tokens, kept = cast(int | None, budget), with_share(protection, default.recent, budget, block_size)
         sizes = BlockBudget.validate(tokens, keep_ratio, block_size, *kept, memory=most_bytes)

@@ -62,7 +62,7 @@ class CacheSettings(OneCacheOptions):
             self.budget,
             self.keep_ratio,
             self.block_size,
-            self.sink_tokens,
+            make_policy(self.policy).needs.sink_tokens if self.sink_tokens is None else self.sink_tokens,
             self.protected_prefix,
             self.recent_tokens,
             memory=None if self.memory is None else parse_bytes(self.memory),

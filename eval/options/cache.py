@@ -63,7 +63,7 @@ class CacheOptions(Options):
     heads: Literal["shared", "separate"] | None = option(
         None, "One decision for all KV heads of a layer, or one for each.", shown="the policy's"
     )
-    sink_tokens: int | None = option(None, "First tokens that are never evicted.", at_least=0, shown="one block")
+    sink_tokens: int | None = option(None, "First tokens that are never evicted.", at_least=0, shown="the policy's")
     protected_prefix: int = option(
         0, "The same for a prefix that you know, such as a system prompt; the larger of the two counts.", at_least=0
     )

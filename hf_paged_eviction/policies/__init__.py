@@ -26,7 +26,13 @@ from .paged_eviction import PagedEviction
 from .r_kv import RKV
 from .random import Random
 from .recency import Recency
-from .registry import available_modifiers, available_policies, make_policy, register_policy
+from .registry import (
+    available_modifiers,
+    available_policies,
+    available_policy_files,
+    make_policy,
+    register_policy,
+)
 from .roco import RoCo
 from .sage_kv import SageKV
 from .self_calibrated import SelfCalibrated
@@ -78,6 +84,7 @@ __all__ = [
     "ValueNorm",
     "available_modifiers",
     "available_policies",
+    "available_policy_files",
     "make_policy",
     "register_policy",
 ]

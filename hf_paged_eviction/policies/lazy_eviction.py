@@ -25,7 +25,8 @@ class LazyEviction(EvictionPolicy):
     once has no pause, and scores 1 while it is active and 0 after. A token that never was scores 0.
 
     As in the paper, victims are chosen every `lag` tokens only, as many blocks together, and the newest `lag` tokens
-    are safe (at most half of those held), so that pauses can show. They are overwritten one after the other. With a
+    are safe (at most half of those held), so that pauses can show. They are overwritten one after the other, and in
+    between nothing is scored (with equal shares and no more than a block of recent tokens protected). With a
     budget near `lag` that is a sliding window: choose it well below.
 
     Args:

@@ -52,6 +52,8 @@ class Needs:
         gates: digest of the gates (`hf_paged_eviction.gates`) whose marks the score reads; "" = it reads none.
         cutoff: how many tokens stay is decided by their scores; None = as many as the budget holds. Ask for it in
             policies that stand alone: a modifier changes what scores mean.
+        sink_tokens: first tokens of each row that the cache never evicts where the user names none, for methods that
+            were published with a number of their own; None = one block.
         decision_interval: decoded tokens between two decisions; where it is several blocks, so many victims are chosen
             together.
         by_probe: True if the score is made for the queries of a probe: see `hf_paged_eviction.compress_by_probe`.
@@ -79,6 +81,7 @@ class Needs:
     reads_budget: bool = False
     gates: str = ""
     cutoff: Cutoff | None = None
+    sink_tokens: int | None = None
     decision_interval: int = 1
     by_probe: bool = False
     token_statistics: tuple[str, ...] = ()
@@ -126,6 +129,7 @@ class Needs:
                 "it out of policies inside another."
             )
         windows = [part.window for part in watching]
+        sinks = [part.sink_tokens for part in parts]
         return cls(
             heads="separate" if any(part.heads == "separate" for part in parts) else "shared",
             absolute_noise=any(part.absolute_noise for part in parts),
@@ -133,6 +137,7 @@ class Needs:
             rotary=any(part.rotary for part in parts),
             reads_budget=any(part.reads_budget for part in parts),
             gates=next(iter(gates), ""),
+            sink_tokens=None if None in sinks else max((each for each in sinks if each is not None), default=None),
             decision_interval=max((part.decision_interval for part in parts), default=1),
             token_statistics=tuple(f"{at}.{name}" for at, part in enumerate(parts) for name in part.token_statistics),
             row_statistics=tuple(f"{at}.{name}" for at, part in enumerate(parts) for name in part.row_statistics),

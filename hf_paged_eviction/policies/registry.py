@@ -34,8 +34,14 @@ def register_policy(name: str) -> Callable[[PolicyClass], PolicyClass]:
 
 
 def available_policies() -> tuple[str, ...]:
-    """Names of all registered policies, sorted. Modifiers, which are no policy alone, have a list of their own."""
+    """Names of all registered policies, sorted. Modifiers (`available_modifiers`) and policies that are made of a file
+    (`available_policy_files`), whose names alone are no policy, have lists of their own."""
     return POLICIES.names()
+
+
+def available_policy_files() -> tuple[str, ...]:
+    """How the names of policies begin that are made of a file, such as "calibrated:F.safetensors", sorted."""
+    return tuple(f"{name}:" for name in sorted(POLICIES.of_files))
 
 
 def available_modifiers() -> tuple[str, ...]:

@@ -1,7 +1,6 @@
-"""Value L2 norm: the numerator of PagedEviction (arXiv 2509.04377) alone."""
+"""Value L2 norm: the numerator of PagedEviction's score alone, which nobody has proposed by itself."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -19,7 +18,6 @@ class ValueNorm(EvictionPolicy):
     .. math:: s_t = \lVert v_t \rVert
     """
 
-    paper: ClassVar[str | None] = "2509.04377"
     needs = Needs(heads="separate", token_local=True, by_layer=False, supports_mla=False)
 
     def score(self, context: ScoreContext) -> Tensor:

@@ -111,15 +111,21 @@ class Cohort(Generic[_Member]):
 
     def _choose_victims(self, real: Tensor | None) -> None:
         if not self._given:
-            self._begin(_choose(self.table, self.members[0].scores.in_slots, real))
+            self._begin(_choose(self.table, self.members[0].scores.in_slots, real, self._shows_scores))
             return
         self.table.write_back()
         self._hand_counters()
         real = None if real is None else real.repeat(len(self.members), 1)
-        begins = _choose(self.table, _score_together(self.members), real)
+        begins = _choose(self.table, _score_together(self.members), real, self._shows_scores)
         self._hand_out()
         self._hand_counters()
         self._begin(begins)
+
+    @property
+    def _shows_scores(self) -> bool:
+        """Whether an outlet is shown the scores of every block that goes."""
+        plans: bool = self.members[0].contents.outlet.plans
+        return plans
 
     def _begin(self, begins: Tensor) -> None:
         """Blocks are about to be overwritten: tell the layers' outlets, where they want to know, and turn keys."""
@@ -201,17 +207,21 @@ class Cohorts(Generic[_Member]):
         return cohorts
 
 
-def _choose(table: BlockTable, score_slots: ScoreSlots, real: Tensor | None) -> Tensor:
-    """Returns `[B, S]` bool: where a victim was chosen."""
+def _choose(table: BlockTable, score_slots: ScoreSlots, real: Tensor | None, always: bool) -> Tensor:
+    """Returns `[B, S]` bool: where a victim was chosen; `always`: scores are worked out, whether needed or not."""
     counters, phase = table.counters, table.phase
     counters.chosen_at = counters.seen
-    table.refresh_scores(score_slots)
     full = phase.full_at <= counters.seen
     used_up = (counters.seen - phase.full_at) % table.block_size == 0
     if real is not None:
         used_up = used_up & real
     moving = used_up & full
-    victim = _next_victim(table, moving)
+    if always or table.decides:
+        table.refresh_scores(score_slots)
+        victim = _next_victim(table, moving)
+    else:
+        table.write_back()
+        victim = _victim_ahead(table, moving)
     if phase.order is not None:
         # A row that still holds pads goes on to its next logical block, which lies in the pads' slots.
         victim = torch.where(full, victim, table.block_of_pads())
@@ -220,6 +230,15 @@ def _choose(table: BlockTable, score_slots: ScoreSlots, real: Tensor | None) -> 
     table.begin(torch.where(used_up, victim, table.choice.block))
     table.close_gaps(moving)
     return moving
+
+
+def _victim_ahead(table: BlockTable, moving: Tensor) -> Tensor:
+    """`[B, S]` the next of the blocks that were chosen together."""
+    choice = table.choice
+    victim = choice.ahead.gather(-1, choice.taken[..., None])[..., 0]
+    taken = (choice.taken + moving.long()).clamp_max(choice.ahead.shape[-1] - 1)
+    table.choice = replace(choice, left=choice.left - moving.long(), taken=taken)
+    return victim
 
 
 def _next_victim(table: BlockTable, moving: Tensor) -> Tensor:
@@ -235,10 +254,8 @@ def _next_victim(table: BlockTable, moving: Tensor) -> Tensor:
     ahead = torch.where(renewed[..., None], lowest, choice.ahead)
     left = torch.where(renewed, count, choice.left)
     taken = torch.where(renewed, 0, choice.taken)
-    victim = ahead.gather(-1, taken[..., None])[..., 0]
-    taken = (taken + moving.long()).clamp_max(lowest.shape[-1] - 1)
-    table.choice = replace(choice, ahead=ahead, left=left - moving.long(), taken=taken)
-    return victim
+    table.choice = replace(choice, ahead=ahead, left=left, taken=taken)
+    return _victim_ahead(table, moving)
 
 
 def _score_together(members: Sequence[Member]) -> ScoreSlots:

@@ -264,6 +264,20 @@ class BlockTable:
             and counters.chosen_at != counters.seen
         )
 
+    @property
+    def decides(self) -> bool:
+        """Whether some row finds its next victim by score now, not among those that were chosen together before.
+
+        Reads no tensor: how many are chosen together follows from the sizes alone, unless rows or heads hold different
+        numbers or more than the newest block is protected. Then it counts as true.
+        """
+        if self.blocks_ahead == 1 or self.limits is not None or self._recent > self.block_size:
+            return True
+        blocks, seen = self.capacity // self.block_size, self.counters.seen
+        free = blocks - -(-self._protected // self.block_size) - 1
+        together = max(1, min(free // 2, self.blocks_ahead, blocks)) * self.block_size
+        return any(seen >= full_at and (seen - full_at) % together == 0 for full_at in self.counters.full_at_values)
+
     def next_slot(self) -> Tensor:
         """Slot the next token goes to, `[B, S, 1]`."""
         counters = self.counters

@@ -31,7 +31,8 @@ def check(model: Any, mode: str, padded: bool, **settings: Any) -> PlacesRecorde
     with PlacesRecorder(model, cache, poison=True) as recorder:
         modes.run(model, cache, mode, ids, mask)
     assert_evicted(recorder)
-    assert any(layer.shifts.amax() > 0 for _, layer in cache.paged_layers)
+    # Without tokens that stay at the start there are no gaps to close.
+    assert settings.get("policy") == "recency" or any(layer.shifts.amax() > 0 for _, layer in cache.paged_layers)
     assert_exact_places(model, recorder)
     return recorder
 

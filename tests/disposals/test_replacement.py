@@ -21,6 +21,7 @@ from hf_paged_eviction.disposals.replacement import (
     make_replacement,
     register_replacement,
 )
+from hf_paged_eviction.disposals.replacement.base import scramble
 from hf_paged_eviction.disposals.replacement.simulation import faults
 
 Trace = list[set[int]]
@@ -63,6 +64,47 @@ def slow_belady(trace: Trace, frames: int) -> tuple[int, list[set[int]]]:
     return count, bits
 
 
+def slow_mark0(trace: Trace, frames: int, bits: list[set[int]]) -> int:
+    """With the set S of what was there when the phase began, as in the paper. Chance is drawn as the package does."""
+    cache: set[int] = set()
+    start: set[int] = set()
+    visited: set[int] = set()
+    count = 0
+    for at, (block,) in enumerate(trace):
+        visited.add(block)
+        if block in cache:
+            continue
+        count += 1
+        if len(cache) == frames:
+            pool = cache & bits[at - 1]
+            if not pool:
+                if not (start & cache) - visited:
+                    start, visited = set(cache), {block}
+                # Who comes is visited: what is not visited in the cache is of S, whoever asks.
+                pool = cache - visited
+            left = min(pool, key=lambda held: (int(scramble(torch.tensor(held), torch.tensor(at))), held))
+            cache.remove(left)
+        cache.add(block)
+    return count
+
+
+def slow_flush(trace: Trace, frames: int, bits: list[set[int]]) -> int:
+    """Where no bit says who may go, all are given up; who is asked for before it has left is taken back."""
+    cache: dict[int, int] = {}  # when each was asked for last
+    given_up: set[int] = set()
+    count = 0
+    for at, (block,) in enumerate(trace):
+        given_up.discard(block)
+        if block not in cache:
+            count += 1
+            if len(cache) == frames:
+                if not cache.keys() & (given_up | bits[at - 1]):
+                    given_up = set(cache)
+                del cache[min(cache.keys() & (given_up | bits[at - 1]), key=cache.__getitem__)]
+        cache[block] = at
+    return count
+
+
 def following(trace: Trace, block: int, at: int) -> int:
     return next((later for later in range(at + 1, len(trace)) if block in trace[later]), len(trace))
 
@@ -77,7 +119,17 @@ def test_against_slow_twins(trace: Trace, frames: int) -> None:
         if name != "belady":
             assert faults(trace, frames, make_replacement(name)) >= best
     # Who knows what leaves does as well as who knows the future.
-    assert faults(trace, frames, make_replacement("mark0"), bits) == best
+    for name in ("mark0", "flush"):
+        assert faults(trace, frames, make_replacement(name), bits) == best
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(TRACES, st.integers(2, 5), st.integers(0, 999), st.sampled_from([0.05, 0.3]))
+def test_marking_is_that_of_the_paper(trace: Trace, frames: int, seed: int, share: float) -> None:
+    draw = random.Random(seed)
+    bits = [{block for block in range(8) if draw.random() < share} for _ in trace]
+    assert faults(trace, frames, make_replacement("mark0"), bits) == slow_mark0(trace, frames, bits)
+    assert faults(trace, frames, make_replacement("flush"), bits) == slow_flush(trace, frames, bits)
 
 
 def harmonic(count: int) -> float:
@@ -96,7 +148,8 @@ def wrong_bits(trace: Trace, right: list[set[int]], given_bits: list[set[int]]) 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("adversary", ["inverted", "all", "none", "coin"])
 def test_adversarial_bits_stay_within_the_bound(adversary: str, seed: int) -> None:
-    """MARK0: faults <= OPT + 2 H_k wrong "keep" + wrong "goes". MARK&PREDICT: O(log k) OPT whatever the bits."""
+    """MARK0: faults <= OPT + 2 H_k wrong "keep" + wrong "goes", and its deterministic variant with k - 1 for 2 H_k.
+    MARK&PREDICT: O(log k) OPT whatever the bits."""
     draw = random.Random(seed)
     frames = 6
     hot = [draw.randrange(9) for _ in range(80)]
@@ -110,8 +163,10 @@ def test_adversarial_bits_stay_within_the_bound(adversary: str, seed: int) -> No
         "coin": [{block for block in blocks if draw.random() < 0.5} for _ in right],
     }[adversary]
     keep, goes = wrong_bits(trace, right, said)
-    mark0, predict = (faults(trace, frames, make_replacement(name), said) for name in ("mark0", "mark_predict"))
+    names = ("mark0", "mark_predict", "flush")
+    mark0, predict, flush = (faults(trace, frames, make_replacement(name), said) for name in names)
     assert best <= mark0 <= best + 2 * harmonic(frames) * keep + goes
+    assert best <= flush <= best + (frames - 1) * keep + goes
     assert best <= predict <= 2 * harmonic(frames) * best + frames
     assert (keep, goes) != (0, 0)
 
@@ -142,7 +197,9 @@ def test_a_learned_score_that_is_late_gives_way_to_lru(monkeypatch: pytest.Monke
 
 
 def test_registered() -> None:
-    assert {"lru", "lfu", "random", "mark0", "mark_predict", "learned", "belady"} <= set(available_replacements())
+    assert {"lru", "lfu", "random", "mark0", "flush", "mark_predict", "learned", "belady"} <= set(
+        available_replacements()
+    )
     for wrong, message in [("mru", "Unknown replacement"), ("learned(patience=0)", "patience"), ("lru(k=2)", "k")]:
         with pytest.raises(ValueError, match=message):
             make_replacement(wrong)

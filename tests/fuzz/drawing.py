@@ -17,7 +17,7 @@ LISTENING = (
 )
 OTHERS = ("lagkv(lag=4)", "leverage", "compactor", "hybrid(keydiff, recency)", "graphkv(keydiff)")
 ALLOCATORS = ("pyramid", "cake", "d2o", "ada_kv")
-BITS = (8, 4, 2, (8, 4), (None, 4), (8, None), (4, 2))
+BITS = (8, 4, 3, 2, (8, 4), (None, 4), (8, None), (4, 2))
 WEIGHTS = {"llama": 8, "deepseek_v3": 4, "gemma3": 3, "gpt_neox": 2, "small_states": 2, "gemma3n": 1}
 WEIGHTS |= {"lfm2": 1, "falcon_h1": 1}
 assert WEIGHTS.keys() == MODELS.keys()

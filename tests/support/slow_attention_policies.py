@@ -56,6 +56,11 @@ def sage_kv(head: Head, first: int) -> Vector:
     return [mean([w[-1][t] for w in head.weights]) for t in range(head.length)]
 
 
+def sage_kv_once(head: Head, first: int) -> Vector:
+    """Window 4: at the end of the prompt."""
+    return [math.inf if t >= head.length - 4 else score for t, score in enumerate(sage_kv(head, first))]
+
+
 def tova(head: Head, first: int) -> Vector:
     return [mean([w[-1][t] for one in head.siblings for w in one.weights]) for t in range(head.length)]
 
@@ -388,6 +393,7 @@ SLOW_ATTENTION_POLICIES: dict[str, Slow] = {
     "attention_mean": attention_mean,
     "kvzip": kvzip,
     "sage_kv": sage_kv,
+    "sage_kv(window=4)": sage_kv_once,
     "tova": tova,
     "snapkv(window=6, kernel=3)": snapkv,
     "snapkv(window=6, pooling=max)": snapkv_max,

@@ -20,10 +20,12 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from reference import SLOW_POLICIES, SlowLayer, _forced_masks, shared_layers
-from rounded import slow_channels, slow_round
+from rounded import slow_round
 
 #: How far one rounded key or value may be from what came, as a share of its norm.
-FARTHEST = {None: 0.0, 8: 0.04, 4: 0.5, 2: 1.5}
+FARTHEST = {None: 0.0, 8: 0.04, 4: 0.5, 3: 1.0, 2: 2.0}
+#: First tokens that stay where nobody says how many; one block with all others.
+PUBLISHED_SINKS = {"streaming_llm": 4, "recency": 0}
 #: [row][kv head] -> column -> how far forward it is seen
 Seen = list[list[dict[int, int]]]
 
@@ -33,12 +35,13 @@ class Rounding:
     """Of one row of one layer.
 
     Attributes:
-        channels: `[heads, dim]` by what keys are divided; None until several tokens have come at once.
+        means: of keys and values `[heads, 1, dim]` in few digits, what is subtracted before they are rounded: their
+            mean over the first tokens, if these were several, before the model turned them; None = nothing.
         below: tokens before this position have been outside the newest ones, and never come back as they were.
         count: real tokens that have been taken in.
     """
 
-    channels: Tensor | None = None
+    means: tuple[Tensor | None, Tensor | None] = (None, None)
     below: int = 0
     count: int = 0
 
@@ -51,11 +54,13 @@ class Given:
         states: keys and values `[rows, heads, columns, dim]`.
         rounding: per row.
         rule: which tokens are held; None = believe the fast cache.
+        rotaries: how the model turns keys, and values, where a mean is subtracted from them.
     """
 
     states: tuple[Tensor, Tensor]
     rounding: list[Rounding]
     rule: SlowLayer | None
+    rotaries: tuple[Any, Any]
 
 
 @dataclass
@@ -125,8 +130,8 @@ class SlowCache:
     @property
     def protected(self) -> int:
         """First tokens that stay."""
-        sinks = self.options.get("sink_tokens")
-        return max(self.block if sinks is None else sinks, self.options.get("protected_prefix", 0))
+        published = PUBLISHED_SINKS.get(self.options.get("policy", ""), self.block)
+        return max(self.options.get("sink_tokens", published), self.options.get("protected_prefix", 0))
 
     @property
     def recent(self) -> int:
@@ -137,7 +142,9 @@ class SlowCache:
     def _rule(self, index: int, budget: int) -> SlowLayer | None:
         plain = [self.options.get("allocator", "uniform") == "uniform", self.options.get("disposal", "drop") == "drop"]
         score = SLOW_POLICIES.get(self.options.get("policy", "paged_eviction"))
-        if score is None or not all(plain):
+        # What compares tokens is shown them rounded.
+        reads_rounded = self.bits != (None, None) and self.options.get("policy") == "keydiff"
+        if score is None or reads_rounded or not all(plain):
             return None
         shared = self.options.get("heads", "shared") == "shared"
         rule = SlowLayer(budget, self.block, self.protected, score, shared, index, self.recent)
@@ -242,7 +249,8 @@ class SlowCache:
         if index not in self.layers:
             empty = keys[:, :, :0], values[:, :, :0]
             rule = self._rule(index, layer.budget.capacity)
-            self.layers[index] = Given(empty, [Rounding() for _ in range(rows)], rule)
+            rotaries = tuple(codec.rotary for codec in getattr(layer.store, "_codecs", ())) or (None, None)
+            self.layers[index] = Given(empty, [Rounding() for _ in range(rows)], rule, rotaries)
         given = self.layers[index]
         after = self._seen_by_rule(given, keys, values, real) if given.rule else self._around[index]
         sees = torch.zeros(rows, heads, count, start + count, dtype=torch.bool)
@@ -285,14 +293,28 @@ class SlowCache:
                 count = rounding.count + (0 if single is None else int(single[row, 0]))
                 newest = max(rounding.below, count - self.block)
                 few = (position[row] >= self.protected) & (position[row] < newest)
-                channels = rounding.channels[:, None] if kind == 0 and rounding.channels is not None else None
-                states[row][:, few] = slow_round(states[row][:, few], self.bits[kind], self._turned(kind), channels)
+                offset = self._offset(given, row, kind, position[row])[:, few]
+                states[row][:, few] = slow_round(states[row][:, few] - offset, self.bits[kind], True) + offset
             moves = self.options.get("positions") == "cache" and kind == int(self.latent) and shifts is not None
             read.append(turned(self.model, index, states, shifts) if moves and states.shape[2] else states)
         return read[0], read[1]
 
-    def _turned(self, kind: int) -> bool:
-        return kind == 0 or self.latent
+    def _offset(self, given: Given, row: int, kind: int, position: Tensor) -> Tensor:
+        """`[heads, columns, dim]`, what is subtracted of each column of this row."""
+        mean, rotary = given.rounding[row].means[kind], given.rotaries[kind]
+        if mean is None:
+            return torch.zeros_like(given.states[kind][row])
+        mean = mean.expand_as(given.states[kind][row])
+        return mean if rotary is None else rotary.rotate(mean[None], position.clamp(min=0)[None, None])[0].to(mean)
+
+    def _mean(self, given: Given, row: int, kind: int, columns: list[int]) -> Tensor | None:
+        """Of the first columns of this row, see `Rounding.means`."""
+        if self.bits[kind] is None or not (kind == 0 or self.latent):
+            return None
+        states = given.states[kind][row][:, columns]
+        if given.rotaries[kind] is not None:
+            states = given.rotaries[kind].unrotate(states[None], torch.arange(len(columns))[None, None])[0]
+        return states.mean(1, keepdim=True).bfloat16().to(given.states[kind])
 
     # ---- commit and take back --------------------------------------------------------------------------------------
 
@@ -311,7 +333,7 @@ class SlowCache:
                 came = [at for at in range(self.seen - count, self.seen) if self.real[row, at]]
                 # A single column shows nothing, nor does one real token among several.
                 if not rounding.count and count > 1 and len(came) > 1:
-                    rounding.channels = slow_channels([given.states[0][row, :, at] for at in came])
+                    rounding.means = self._mean(given, row, 0, came), self._mean(given, row, 1, came)
                 rounding.count += len(came)
                 rounding.below = max(rounding.below, rounding.count - self.block)
 
@@ -339,6 +361,7 @@ class SlowCache:
             for given in self.layers.values():
                 for row, rounding in enumerate(given.rounding):
                     rounding.count = int(self.real[row].sum())
+                    rounding.below = min(rounding.below, rounding.count)
                     if not rounding.count:
                         given.rounding[row] = Rounding()
 

@@ -4,13 +4,14 @@ from .base import Replacement, Resident
 from .belady import Belady
 from .lfu import Lfu
 from .lru import Lru
-from .marking import Mark0, MarkPredict
+from .marking import Flush, Mark0, MarkPredict
 from .random import Random
 from .registry import available_replacements, make_replacement, register_replacement
 from .timed import Timed
 
 __all__ = [
     "Belady",
+    "Flush",
     "Lfu",
     "Lru",
     "Mark0",

@@ -12,7 +12,11 @@ from .registry import register_replacement
 
 
 class _Marking(Replacement):
-    """A block that was asked for in this phase is marked. A phase ends when room is needed and all are marked."""
+    """A block that was asked for in this phase is marked. A phase ends when room is needed and all are marked.
+
+    The set S of the paper, what was there when the phase began, needs no list: who comes is marked, so the unmarked
+    blocks are those of S that were neither asked for nor replaced since.
+    """
 
     paper: ClassVar[str | None] = "2210.02775"
 
@@ -27,8 +31,13 @@ class _Marking(Replacement):
 
     def after(self, resident: Resident, free: Tensor, faults: Tensor, now: Tensor) -> Resident:
         """See `Replacement.after`."""
-        unmarked = (free & (resident.wanted_at < resident.phase[..., None])).sum(-1)
-        return replace(resident, phase=torch.where(faults > unmarked, now[:, None], resident.phase))
+        marked = resident.wanted_at >= resident.phase[..., None]
+        room = (free & self._goes_in_this_phase(marked, resident.unlikely)).sum(-1)
+        return replace(resident, phase=torch.where(faults > room, now[:, None], resident.phase))
+
+    def _goes_in_this_phase(self, marked: Tensor, unlikely: Tensor) -> Tensor:
+        """`[B, S, F]` bool, blocks that make room without a new phase."""
+        return ~marked
 
 
 @register_replacement("mark_predict")
@@ -45,8 +54,27 @@ class MarkPredict(_Marking):
 class Mark0(_Marking):
     """A block that is predicted not to be needed goes first, marked or not; else a random unmarked one.
 
-    Difference: in the paper such a block leaves at once; here it leaves when room is needed.
+    A new phase begins only where neither is left. Difference: in the paper a block that is predicted not to be needed
+    leaves at once; here it leaves when room is needed.
     """
 
     def _classes(self, marked: Tensor, unlikely: Tensor) -> Tensor:
         return torch.where(unlikely, 0, 1 + marked.long())
+
+    def _goes_in_this_phase(self, marked: Tensor, unlikely: Tensor) -> Tensor:
+        return unlikely | ~marked
+
+
+@register_replacement("flush")
+@dataclass(frozen=True)
+class Flush(Mark0):
+    """The deterministic variant: where no block is predicted not to be needed, all are given up.
+
+    Differences: what is given up leaves when room is needed, the block that was asked for longest ago first, and stays
+    if it is asked for before that.
+    """
+
+    def ranks(self, resident: Resident, ids: Tensor, now: Tensor) -> Tensor:
+        """See `Replacement.ranks`."""
+        given_up = resident.unlikely | (resident.wanted_at < resident.phase[..., None])
+        return ((~given_up).long() << 32) + resident.wanted_at

@@ -184,6 +184,8 @@ def read(path: str | Path, config: Any, input_ids: Tensor | None, policy: str | 
         )
     settings = dict(content["settings"])
     settings["policy"] = _policy(settings["policy"], policy)
+    if settings["sink_tokens"] is None:  # one block, whatever the policy was published with
+        settings["sink_tokens"] = settings["block_size"]
     return SavedContext(
         settings, put_together(CacheSnapshot, content["state"], tensors), content["seen"], content["rows"]
     )

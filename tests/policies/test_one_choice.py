@@ -1,0 +1,80 @@
+"""Policies that decide now and then: SAGE-KV with a window chooses once, LazyEviction scores where it decides."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import models
+import modes
+from hf_paged_eviction import PagedEvictionCache, ScoreContext
+from hf_paged_eviction.policies import LazyEviction
+from hf_paged_eviction.table.table import BlockTable
+
+PROMPT = 40
+
+
+def filled(policy: Any, steps: int, **settings: Any) -> tuple[PagedEvictionCache, list[Tensor]]:
+    """Two rows, one of them padded; the positions of the first layer's first head after the prompt and each step."""
+    model = models.shared("llama", "paged_eviction")
+    cache = PagedEvictionCache(model.config, budget=32, block_size=4, policy=policy, **settings)
+    ids, mask = models.left_pad(models.prompts([PROMPT + steps, PROMPT + steps - 6]))
+    held = []
+    for start, stop in ((0, PROMPT), *((at, at + 1) for at in range(PROMPT, PROMPT + steps))):
+        modes.forward(model, cache, ids, mask, start, stop)
+        held.append(cache.layers[0].positions[:, 0].clone())
+    return cache, held
+
+
+def test_what_sage_kv_chose_stays_and_the_rest_slides() -> None:
+    _, held = filled("sage_kv(window=12)", 30, heads="separate")
+    for row, length in enumerate((PROMPT, PROMPT - 6)):
+        chosen = {p for p in held[0][row].tolist() if p < length - 12}
+        assert 4 < len(chosen) < length - 12  # more than the sinks, and not all
+        for step, positions in enumerate(held[1:], 1):
+            now = set(positions[row].tolist())
+            assert chosen <= now
+            slides = sorted(now - chosen)
+            # The newest, but for the part of the oldest block that is not overwritten yet.
+            assert slides[-8:] == list(range(length + step - 8, length + step))
+            assert slides[0] >= length + step - 16
+
+
+def test_without_a_window_the_choice_is_never_final() -> None:
+    _, held = filled("sage_kv", 30, heads="separate")
+    before = {p for p in held[0][0].tolist() if p < PROMPT - 12}
+    assert not before <= set(held[-1][0].tolist())
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_lazy_eviction_scores_where_it_decides(static: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if static and models.VERSION < (5, 14):
+        pytest.skip("static=True needs transformers 5.14 or later")
+    calls = []
+    right = LazyEviction.score
+
+    def counted(policy: LazyEviction, context: ScoreContext) -> Tensor:
+        calls.append(context.layer_idx)
+        return right(policy, context)
+
+    monkeypatch.setattr(LazyEviction, "score", counted)
+    told = {}
+    for lag, each in ((12, 3), (1, 1)):
+        calls.clear()
+        _, held = filled(LazyEviction(threshold=0.02, lag=lag), 25, static=static)
+        told[lag] = len(calls), held
+        # Two layers, the overflow of the prompt, then a decision after every `each` of the 7 blocks.
+        assert len(calls) <= 2 * (1 + -(-7 // each))
+    assert told[12][0] < told[1][0]
+
+
+def test_decisions_are_those_of_scoring_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = LazyEviction(threshold=0.02, lag=12)
+    cache, held = filled(policy, 30, heads="separate")
+    monkeypatch.setattr(BlockTable, "decides", True)
+    _, always = filled(policy, 30, heads="separate")
+    assert all(torch.equal(*pair) for pair in zip(held, always, strict=True))
+    assert cache.stats().evicted_blocks > 6
