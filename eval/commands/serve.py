@@ -62,7 +62,7 @@ class ServeOptions(ModelOptions, OneCacheOptions):
     max_new_tokens: int = option(4096, "Most that a request may ask for.", at_least=1)
     max_queue: int = option(256, "Answers that are worked on or waited for; further ones are told to wait.", at_least=1)
     grace: float = option(10.0, "Seconds to finish answers in after SIGTERM; a second one ends at once.", at_least=0)
-    access_log: bool = option(True, "One line per request.", flags="--access-log/--no-access-log")
+    quiet: bool = option(False, "No line per request in the log.")
     pages: int | None = option(
         None,
         "Pages of the cache, for all requests together.",

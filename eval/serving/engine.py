@@ -76,6 +76,7 @@ class Engine:
             watch.cancel()
             job.cancel()
             self._jobs.discard(job)
+            self.manager.drop_unheard()
 
     def close(self) -> None:
         """Take nothing on any more."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
@@ -22,6 +23,11 @@ NEEDS = "fastapi, uvicorn and prometheus_client are needed: pip install 'hf_page
 _LONGEST_PROMPT = 32768
 #: Tokens per page where the budget is not smaller.
 _PAGE_SIZE = 256
+#: What of a model's `generation_config` is followed, or says nothing about which tokens are chosen.
+_FOLLOWED = frozenset(
+    "do_sample temperature top_p top_k repetition_penalty bos_token_id eos_token_id pad_token_id max_length "
+    "max_new_tokens use_cache transformers_version cache_implementation".split()
+)
 #: Seconds in which a forward may come to its end after everything else has.
 _LAST_FORWARD = 2.0
 
@@ -48,7 +54,7 @@ def serve(options: ServeOptions, ready: Callable[[Any], None] | None = None) -> 
     model = load_model(settings)
     with ExitStack() as stack:
         served, manager = _bounded(stack, options, model, tokenizer)
-        server = _server(make_app(served), served.engine, options)
+        server = _server(make_app(served), served.engine, options, _announcement(served, manager, model))
         if ready is not None:
             ready(server)
         try:
@@ -160,7 +166,20 @@ def _generation(model: Any, tokenizer: Any, options: ServeOptions) -> Any:
     )
 
 
-def _server(app: Any, engine: Any, options: ServeOptions) -> Any:
+def _announcement(served: Any, manager: Any, model: Any) -> list[str]:
+    """What the log says at the start."""
+    pool = manager.continuous_batching_config
+    lines = [
+        f"Serving {served.name}: at most {manager.options.budget} tokens per request and layer by "
+        f"{manager.options.policy.label}, {pool.num_blocks} pages of {pool.page_size} tokens; see /metrics"
+    ]
+    unread = {name for name in model.generation_config.to_diff_dict() if name not in _FOLLOWED and name[0] != "_"}
+    if unread:
+        lines.append(f"Of the model's generation_config this is not followed: {', '.join(sorted(unread))}")
+    return lines
+
+
+def _server(app: Any, engine: Any, options: ServeOptions, lines: Sequence[str] = ()) -> Any:
     import uvicorn
 
     class Server(uvicorn.Server):
@@ -172,6 +191,12 @@ def _server(app: Any, engine: Any, options: ServeOptions) -> Any:
                 leave(128 + sig)
             engine.close()
             self.should_exit = True
+
+        async def startup(self, sockets: Any = None) -> None:
+            """Listen, and say what is served."""
+            await super().startup(sockets)
+            for line in lines:
+                logging.getLogger("uvicorn.error").info(line)
 
         async def shutdown(self, sockets: Any = None) -> None:
             """Let what has begun come to its end, but not for long."""
@@ -186,7 +211,7 @@ def _server(app: Any, engine: Any, options: ServeOptions) -> Any:
         port=options.port,
         timeout_graceful_shutdown=int(options.grace) + 2,
         log_level="info",
-        access_log=options.access_log,
+        access_log=not options.quiet,
     )
     return Server(config)
 

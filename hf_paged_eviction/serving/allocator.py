@@ -159,6 +159,7 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
     def free_all_requests(self) -> None:
         """Give back everything, also what a forward that failed was about to use."""
         super().free_all_requests()
+        self._starts.clear()
         self.give_up_unused()
         self._step = self._new_step()
 

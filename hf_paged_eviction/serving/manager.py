@@ -97,6 +97,12 @@ class BoundedManager(ContinuousBatchingManager):  # type: ignore[misc]
         with self.output_router._lock:
             self.output_router.result_handlers.pop(request_id, None)
 
+    def drop_unheard(self) -> None:
+        """Forget results that no handler waits for: where all requests have one, they are of such as were cancelled."""
+        results = self.output_router.output_queue
+        for _ in range(results.qsize()):
+            results.get_nowait()
+
     def _create_batch_processor(self) -> ContinuousBatchProcessor:
         processor = super()._create_batch_processor()
         if not isinstance(processor.scheduler, FixedCutScheduler):  # it was not there before

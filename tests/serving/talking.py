@@ -51,7 +51,7 @@ def serving(**options: Any) -> Iterator[Any]:
     from hf_paged_eviction_eval.commands.serve import ServeOptions
     from hf_paged_eviction_eval.serving import server as module
 
-    asked = {"model": "embedded", "port": 0, "pages": 10, "page_size": 16, "batch_tokens": 24, "access_log": False}
+    asked = {"model": "embedded", "port": 0, "pages": 10, "page_size": 16, "batch_tokens": 24, "quiet": True}
     limits = {"max_new_tokens": MOST, "max_prompt_tokens": LONGEST, "prefill_chunk_size": CHUNK}
     wanted = ServeOptions(**{**asked, **limits, **OPTIONS, **options})
     ready: list[Any] = []

@@ -378,6 +378,11 @@ def test_a_client_that_goes_away(served: Any, stream: bool, count: int) -> None:
     assert after[cancelled] == before.get(cancelled, 0) + 1
     most = MOST if count == 3 else LONGEST // 16 + 1
     assert after["steps_total"] - before["steps_total"] < most
+    # What came for it after it had gone is not kept.
+    served.client.completions.create(**TEXT | {"max_tokens": 1})
+    manager = vars(embedded()[0])["init_continuous_batching"].__self__._latest
+    assert manager.output_router.output_queue.empty()
+    assert not manager.output_router.result_handlers
 
 
 def test_half_a_request(served: Any) -> None:
@@ -423,6 +428,22 @@ def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     result = CliRunner().invoke(app, ["serve", "--model", "embedded", "--budget", "64"])
     assert result.exit_code == 2
     assert "pip install 'hf_paged_eviction[eval,serve]'" in result.stderr.replace("\n", "")
+
+
+def test_what_is_not_followed_is_said() -> None:
+    from types import SimpleNamespace
+
+    from transformers import GenerationConfig
+
+    from hf_paged_eviction_eval.serving.server import _announcement
+
+    pool = SimpleNamespace(num_blocks=4, page_size=16)
+    options = SimpleNamespace(budget=64, policy=SimpleNamespace(label="keydiff"))
+    manager = SimpleNamespace(continuous_batching_config=pool, options=options)
+    model = SimpleNamespace(generation_config=GenerationConfig(temperature=0.5, do_sample=True, min_p=0.1))
+    first, second = _announcement(SimpleNamespace(name="m"), manager, model)
+    assert "64 tokens per request and layer by keydiff, 4 pages of 16 tokens" in first
+    assert second.endswith("not followed: min_p")
 
 
 def test_pages_follow_the_budget() -> None:
