@@ -60,6 +60,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         compiled: how the layer of a static cache takes single tokens; None in any other.
         memory: where the budget of the cache is in bytes, what makes tokens of them; None where it is not.
         marks: what gates say of the tokens; None where the policy does not ask.
+        as_given: see `QueryListener`.
 
     Args:
         budget: sizes in tokens.
@@ -102,6 +103,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     ) -> None:
         self.is_initialized = False
         self.is_compileable = static
+        self.as_given = False
         self.record_past = False
         self.policy = policy
         self.needs = needs = policy.needs
@@ -110,7 +112,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.share, self.rotary = share, rotary
         self.padding = padding if padding is not None else Padding()
         self.quota = quota(budget)
-        self.store = make_store(budget, static, turning, codecs, heads == "separate")
+        unequal = self.quota.unequal and (disposal is None or isinstance(disposal, Drop))
+        self.store = make_store(budget, static, turning, codecs, heads == "separate", unequal)
         self.outlet = (disposal or Drop()).outlet(Site(self.store, heads, share, budget, policy.needs.absolute_noise))
         if self.store.rounds and (self.outlet.plans or self.outlet.reads or self.outlet.ranks):
             raise ValueError(
@@ -304,7 +307,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         keys, values = self._use_then_evict(key_states, value_states)
         if key_states.shape[2]:
             self.listener.expect()
-        if self.masks_itself and not self.store.rounds and keys is self.store.shown()[0]:
+        if self.masks_itself and not self.store.copies and keys is self.store.shown()[0]:
             keys = keys[:]  # attention notes on them what may be seen, which the storage must not keep
         return keys, values
 
@@ -325,11 +328,29 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         if count == 1 or (table.seen and not key_states.requires_grad and not self.store.rounds):
             every_slot = table.held == table.capacity
             attended = self._take(keys, values, real, marks)
+            noted = self._noted(keys, table) if attended is None and count == 1 else None
+            if noted is not None:
+                return noted, values
             return self.contents.shown(None if every_slot else table.held) if attended is None else attended
         # The caller's own tensors carry a gradient and are not rounded, which those of the storage may be.
         attended = self.contents.shown_with(table.held, key_states, value_states)
         self._take(keys, values, real, marks)
         return attended
+
+    def _noted(self, keys: Tensor, table: BlockTable) -> Tensor | None:
+        """No keys, with a note of all that is held in segments, which attention then reads where it lies.
+
+        None where it is to get a padded copy: some slots are not visible, the model changes what it is given, observers
+        are to be shown all keys; or on an accelerator, where a loop over rows and heads would cost more.
+        """
+        held = self.store.in_segments()
+        if held is None or not (self.as_given and table.filled) or keys.device.type != "cpu":
+            return None
+        if (self.needs.queries and table.may_fill_block) or torch.compiler.is_compiling():
+            return None
+        noted = keys[:, :, :0]
+        noted.in_segments = held  # type: ignore[attr-defined]
+        return noted
 
     def _started(self, keys: Tensor, values: Tensor) -> BlockTable:
         """The table, which the first tokens make."""
@@ -657,7 +678,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             compiled.steps.settle()
         if self.contents.table is not None and not self._waiting:
             self.commit()
-        saved = self.contents.snapshot()
+        saved = replace(self.contents.snapshot(), as_given=self.as_given)
         if compiled is None or saved.table is None:
             return saved
         return replace(saved, ring=compiled.ring_snapshot(), all_real=compiled.all_real)
@@ -667,7 +688,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         if saved.table is None:
             return
         self.contents.restore(saved, device)
-        self.is_initialized = True
+        self.is_initialized, self.as_given = True, saved.as_given
         if self.compiled is not None:
             self.compiled.restore_ring(saved.ring, device)
 

@@ -197,12 +197,9 @@ class Options:
             raise ValueError(f"The allocator {allocator.name!r} needs budget= in tokens, not keep_ratio=.")
         if self.sizes.memory is not None and isinstance(allocator, LayerAllocator | HeadAllocator | Global):
             raise ValueError(
-                f"The allocator {allocator.name!r} decides for each row or head, and a layer's storage is as long as "
-                "the longest of them, so memory= could not be kept to: give budget= in tokens, or use "
-                "allocator='uniform' or 'pyramid'."
+                f"The allocator {allocator.name!r} shares tokens out among rows or heads, and memory= turns into "
+                "tokens only when a prompt arrives: give budget= in tokens, or use allocator='uniform' or 'pyramid'."
             )
-        if isinstance(allocator, Global):
-            check_common_unit(self.policy)
         if isinstance(allocator, HeadAllocator) and self.heads != "separate":
             raise ValueError(f'The allocator {allocator.name!r} shares out among KV heads: use heads="separate".')
         if self.static and not self.uniform:
@@ -210,6 +207,8 @@ class Options:
                 f"static=True needs layers and heads of one size, and {allocator.name!r} makes them differ: use "
                 "allocator='uniform' and one number as budget."
             )
+        if isinstance(allocator, Global):
+            check_common_unit(self.policy)
 
     @property
     def uniform(self) -> bool:

@@ -200,13 +200,13 @@ def test_repeating_once_is_a_copy_too() -> None:
 
 @pytest.mark.parametrize("allocator", ["cake", "ada_kv"])
 def test_unequal_layers_bring_back_what_they_outgrow(allocator: str) -> None:
+    """Where heads differ, tensors are of any size: no pool could hand them on."""
     pool = StoragePool()
     settings = {"allocator": allocator, "heads": "separate", "policy": "snapkv"}
     for seed in range(3):
         cache = make(pool, **settings)
         assert torch.equal(serve(cache, seed), serve(make(None, **settings), seed))
-        held = sum(states.numel() * 4 for states in tensors(cache))
-        assert pool.taken_bytes == held
+        assert pool.taken_bytes == 0
         cache.release()
         assert pool.taken_bytes == 0
 

@@ -28,8 +28,8 @@ class Global(BudgetAllocator):
 
     KVzip (2505.23416) compresses so; here any policy can whose scores have the same meaning in every layer and head
     (`Needs.common_unit`). Where they have none, a threshold would compare what cannot be compared, so such a policy
-    is refused. Every head keeps its protected tokens, its newest block and one block to evict; beyond that it holds
-    exactly as many tokens as are above the threshold, not whole blocks.
+    is refused. Every head keeps its protected tokens, its newest block and one block to evict (a small block size
+    leaves more to the threshold); beyond that it holds exactly as many tokens as are above it, not whole blocks.
 
     It is decided layer by layer while a forward of several tokens walks through the model: after each layer the best of
     the layers so far stay, which contain the best of all. So all layers together never hold more than the budget, and
@@ -80,7 +80,7 @@ class Threshold(Sharing):
             ranks: `[B, sets, tokens]` int64, comparable over layers; `KEEP` for protected tokens, `DROP` for none.
         """
         ranks = ranks.sort(dim=-1, descending=True).values
-        least = torch.arange(ranks.shape[-1], device=ranks.device) < self.budget.smallest
+        least = torch.arange(ranks.shape[-1], device=ranks.device) < self.budget.fewest
         self._offered[place] = ranks.masked_fill(least & (ranks > DROP), KEEP)
         self._decided = False
 
@@ -110,7 +110,7 @@ class Threshold(Sharing):
         if len(places) == self.layers:  # the others have not said what they need
             spare = (mean * sets - torch.cat(counts, dim=1).sum(-1, keepdim=True)).clamp_min(0) // sets
         for place, count in zip(places, counts, strict=True):
-            share = torch.where(most <= mean, mean, (count + spare).clamp_min(self.budget.smallest))
+            share = torch.where(most <= mean, mean, (count + spare).clamp_min(self.budget.fewest))
             offered = self._offered[place]
             beyond = torch.arange(offered.shape[-1], device=device) >= share.to(offered.device)[..., None]
             self._offered[place] = offered.masked_fill(beyond, DROP)[..., : int(share.max())]

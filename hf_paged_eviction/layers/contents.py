@@ -34,6 +34,7 @@ class PagedSnapshot(Snapshot):
         scores: see `Quota`.
         all_real: of the run of compiled steps that the layer takes part in, see `StaticRun`; None where there is none.
         marks: `[batch, kv_heads, held]` of gates, where the policy reads any.
+        as_given: see `QueryListener`.
     """
 
     tokens: int | None = None
@@ -47,6 +48,7 @@ class PagedSnapshot(Snapshot):
     scores: Tensor | None = None
     all_real: bool | None = None
     marks: Tensor | None = None
+    as_given: bool = False
 
 
 class Contents:
@@ -112,12 +114,12 @@ class Contents:
     @property
     def rows(self) -> int:
         """Of the batch."""
-        return self.store.tensors[0].shape[0]
+        return self.store.shape[0]
 
     @property
     def heads(self) -> int:
         """KV heads of the layer that this process holds."""
-        return self.store.tensors[0].shape[1]
+        return self.store.shape[1]
 
     def alike(self, other: "Contents") -> bool:
         """Whether victims of both can be chosen together now. Reads no tensor."""

@@ -105,7 +105,7 @@ class Overflow:
         # Without new tokens, these states are views of the storage.
         anew = count == 0 or store.slots != quota.budget.capacity
         came = count if real is None else real.sum(-1)
-        arrived = Arrived(kept_positions, positions[..., table.held :], table.seen - table.pads + came)
+        arrived = Arrived(kept_positions, positions[..., table.held :], table.seen - table.pads + came, limits)
         store.keep(tokens.keys, tokens.values, kept, table.held, arrived, anew)
         if contents.marks is not None:
             contents.marks.keep(kept, table.held, count)

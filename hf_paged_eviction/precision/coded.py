@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..store.fixed import FixedStore, static
+from ..store.ragged import RaggedStore
 from ..store.shifts import Shifts
 from ..store.store import Arrived, HeldSnapshot, Store
 from ..store.tensors import byte_count, gather_slots, make_storage, slot_index
@@ -535,8 +536,15 @@ def make_store(
     turning: Turning | None,
     codecs: tuple[Codec, Codec] | None,
     separate: bool,
+    unequal: bool,
 ) -> Store:
-    """The store of a layer: `fixed` for compiled steps, coded where there are codecs; `separate`: see `CodedStore`."""
+    """The store of a layer: `fixed` for compiled steps, coded where there are codecs; `separate`: see `CodedStore`.
+
+    With `unequal` rows or heads hold different numbers of tokens: then nothing is padded, unless tokens are coded or
+    turned.
+    """
     if codecs is not None:
         return CodedStore(codecs, budget.block_size, budget.protected, fixed, turning, separate)
+    if unequal and turning is None:
+        return RaggedStore()
     return FixedStore(turning) if fixed else Store(turning)

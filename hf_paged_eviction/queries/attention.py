@@ -21,9 +21,11 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from ..integration.masks import is_plain_causal
+from ..store.segments import InSegments
 from .listener import QueryListener
 from .observer import Queries
 from .parts import Part, Read, join, read
+from .segments import attend
 from .weights import Logits
 
 #: For `model.set_attn_implementation` and `from_pretrained(attn_implementation=...)`.
@@ -122,7 +124,7 @@ def forget_handover(listeners: Iterable[QueryListener]) -> None:
         _handover.listener, _handover.tensors = None, ()
 
 
-def _receive(key: Tensor) -> QueryListener | None:
+def _receive(key: Tensor, value: Tensor) -> QueryListener | None:
     """Whom to tell of the queries that are compared with this key; None = nobody."""
     if torch.compiler.is_compiling():
         return _receive_traced(key)
@@ -130,6 +132,8 @@ def _receive(key: Tensor) -> QueryListener | None:
         return None
     listener, tensors = _handover.listener(), [tensor() for tensor in _handover.tensors]
     _handover.listener, _handover.tensors = None, ()
+    if listener is not None:
+        listener.as_given = tensors[0] is key and tensors[1] is value
     # What was left over from a forward that failed is in no hands, or in those of its traceback alone.
     return listener if tensors[0] is key or _in_hand(tensors) else None
 
@@ -189,7 +193,12 @@ def paged_eviction_attention(
         ValueError: the model hands over an argument that sdpa would leave out, or a mask that fits no layer.
     """
     _check_understood(module, kwargs)
-    listener = _receive(key)
+    listener = _receive(key, value)
+    held = getattr(key, "in_segments", None)
+    if held is not None or not key.shape[2]:
+        logits = Logits(query.shape[-1] ** -0.5 if scaling is None else scaling, softcap, s_aux)
+        noted = _checked(module, held, listener, attention_mask, dropout)
+        return _attended_in_segments(listener, Queries(query, key, logits), noted), None
     if listener is not None and listener.masks_itself:
         key.seen_by_queries = _Seen(_own_mask(attention_mask, listener, query.shape[2]))  # type: ignore[attr-defined]
     seen = getattr(key, "seen_by_queries", None)
@@ -216,6 +225,31 @@ def paged_eviction_attention(
         eager = sys.modules[type(module).__module__].eager_attention_forward
         mask = _additive(attention_mask, query, key, _is_causal(module, kwargs))
         output = eager(module, query, key, value, mask, scaling=scaling, softcap=softcap, s_aux=s_aux, **kwargs)
+    if listener is not None:
+        listener.attended(queries)
+    return output
+
+
+def _checked(
+    module: torch.nn.Module,
+    held: InSegments | None,
+    listener: QueryListener | None,
+    mask: Tensor | None,
+    dropout: float,
+) -> InSegments:
+    _check_own_mask(mask)
+    if held is None or (listener is not None and not listener.as_given):
+        raise ValueError(
+            f"{type(module).__name__} copies or changes keys or values that the cache returned, which it did not do "
+            "with the prompt, and what was noted on them is lost. Use allocator='uniform' and one number as budget."
+        )
+    if dropout:
+        raise ValueError("Attention to rows and heads of different length has no dropout: call model.eval().")
+    return held
+
+
+def _attended_in_segments(listener: QueryListener | None, queries: Queries, held: InSegments) -> Tensor:
+    output = attend(queries.query, held, queries.logits)
     if listener is not None:
         listener.attended(queries)
     return output
@@ -287,13 +321,17 @@ def _own_mask(mask: Tensor | None, listener: QueryListener, count: int) -> Tenso
     """The mask of a layer that holds another number of tokens than the others."""
     if not listener.held and getattr(mask, "of_other_tokens", False):
         return mask  # nothing was held before: the model's mask fits, and it may see more than causality
+    _check_own_mask(mask)
+    return listener.mask(count)
+
+
+def _check_own_mask(mask: Tensor | None) -> None:
     if not _is_ours(mask):
         raise ValueError(
             "This model or call brings an attention mask of its own making, but the layers of this cache hold "
             "different numbers of tokens, so no mask fits them all. Use allocator='uniform', or pass the 2-D "
             "attention_mask."
         )
-    return listener.mask(count)
 
 
 def _per_head(mask: Tensor | None, query: Tensor) -> Tensor | None:

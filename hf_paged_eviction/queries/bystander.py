@@ -18,6 +18,7 @@ class Bystander:
     """
 
     masks_itself = False
+    as_given = False
     held = 0
     all_real = False
 

@@ -23,9 +23,11 @@ class QueryListener(Protocol):
         masks_itself: the model's own mask does not fit these keys; `mask` is used.
         held: tokens held before this forward, or after it.
         all_real: whether a single query may see all keys, so that it needs no mask.
+        as_given: whether the last attention got the very keys and values that were handed over; set by it.
     """
 
     layer_idx: int
+    as_given: bool
 
     @property
     def masks_itself(self) -> bool: ...
@@ -65,7 +67,9 @@ class Listener:
         observer: statistics of attention.
         masks_itself: the model's own mask does not fit this layer, whose number of tokens is not that of the others.
         queries: of the tokens that wait; None where attention has not told of them.
-        positions: `[B, q]` int64 of the tokens that are being taken in, -1 for pads.
+        positions: `[B, q]` int64 of the tokens that are being taken in, -1 for pads; of a single one only where it
+            waited.
+        arriving: how many are being taken in.
         real: `[B, q]` bool, which of them are real; None = all.
     """
 
@@ -75,6 +79,7 @@ class Listener:
         self.queries: Queries | None = None
         self.positions = torch.empty(0, 0, dtype=torch.int64)
         self.real: Tensor | None = None
+        self.arriving = 0
         self._expected = False
 
     # ---- one forward ----------------------------------------------------------------------------------------------
@@ -104,7 +109,8 @@ class Listener:
     def prepare(self, table: BlockTable, count: int, real: Tensor | None) -> None:
         """The next `count` tokens are being taken in."""
         self.real = real
-        if count > 1 or self.masks_itself or self.queries is not None:
+        self.arriving = count
+        if count > 1 or self.queries is not None:
             self.positions = table.new_positions(count, real)[:, 0]
         if self.queries is not None:
             self.queries = self.queries.first(count)
@@ -165,9 +171,12 @@ class Listener:
             `[batch, 1 or kv_heads, query_length, tokens]` bool; None where a single token sees all.
         """
         if pending is None:
-            keys, queries = table.positions, self.positions
             if table.all_real:
                 return None
+            keys, queries = table.positions, self.positions
+            if self.arriving == 1:
+                newest = (table.seen - table.pads - 1)[:, None]
+                queries = newest if self.real is None else newest.masked_fill(~self.real, -1)
         else:
             queries = table.new_positions(pending.count, pending.real)[:, 0]
             keys = table.positions_with(queries)

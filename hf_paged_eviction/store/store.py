@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ..parts import Snapshot
 from .pool import StoragePool
+from .segments import InSegments
 from .tensors import byte_count, gather_slots, make_storage, serves, slot_index, storage_shape
 from .turning import Turning
 
@@ -65,11 +66,13 @@ class Arrived:
         positions: `[batch, 1 or sets, held]`, -1 for pads and dead slots.
         new: `[batch, 1 or sets, n]`, as `positions`, of those that have just come, held or not.
         count: `[batch]` real tokens of each row so far, held or not.
+        limits: `[batch, 1 or sets]`, how many slots each set may use; None = all. The others are dead.
     """
 
     positions: Tensor
     new: Tensor
     count: Tensor
+    limits: Tensor | None = None
 
 
 class Store:
@@ -130,11 +133,26 @@ class Store:
         return 0
 
     @property
+    def copies(self) -> bool:
+        """Whether `read` makes new tensors, so that what is shown is never the storage itself."""
+        return self.rounds
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and KV heads."""
+        rows, heads = self.tensors[0].shape[:2]
+        return rows, heads
+
+    @property
     def slots(self) -> int:
         """How many there are."""
         return self.tensors[0].shape[2]
 
     # ---- what attention reads -------------------------------------------------------------------------------------
+
+    def in_segments(self) -> InSegments | None:
+        """All that is held, where rows and heads hold different numbers of tokens; None where numbers are equal."""
+        return None
 
     def shown(self, held: int | None = None) -> tuple[Tensor, Tensor]:
         """As `read`, for attention: turned, where positions are counted in the cache."""

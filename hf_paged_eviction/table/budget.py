@@ -112,6 +112,11 @@ class BlockBudget:
         """Fewest tokens that leave one block to evict beside the protected ones and the newest."""
         return (self.protected_blocks + self.recent_blocks + 1) * self.block_size
 
+    @property
+    def fewest(self) -> int:
+        """As `smallest`, where a set need not hold whole blocks: what is protected at the start has no more company."""
+        return self.protected + (self.recent_blocks + 1) * self.block_size
+
     def of(self, tokens: int) -> "BlockBudget":
         """The same with another number of tokens, a multiple of the block size."""
         return replace(self, tokens=tokens, keep_ratio=None, memory=None)

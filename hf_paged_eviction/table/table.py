@@ -536,6 +536,12 @@ class BlockTable:
         return self.tokens.scores[:, :, : self.held]
 
     @property
+    def filled(self) -> bool:
+        """Whether every slot that a set may use is known to hold a real token. Reads no tensor."""
+        counters = self.counters
+        return counters.overwriting and max(counters.full_at_values) <= counters.seen
+
+    @property
     def all_real(self) -> bool:
         """Whether every slot is known to hold a real token. Reads no tensor."""
         counters = self.counters

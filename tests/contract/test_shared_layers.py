@@ -113,12 +113,17 @@ def test_logits_to_keep_without_pads(name: str, kept: int) -> None:
     assert_close(last(kept), last(0)[:, -kept:])
 
 
-def test_a_mask_that_was_not_replaced_is_noticed() -> None:
+@pytest.mark.parametrize(
+    ("name", "stop", "message"),
+    [("list", 20, "lie on several devices"), ("ada_kv", 40, "copies or changes keys")],
+)
+def test_a_mask_that_was_not_replaced_is_noticed(name: str, stop: int, message: str) -> None:
     """As where shared keys were copied to another device, and what was noted on them is lost."""
     model = two_sources("gemma4")
-    cache = cache_of(model, UNEQUAL["list"])
-    ids, mask = modes.batch("direct", padded=True)
-    modes.forward(model, cache, ids, mask, 0, 20)
+    cache = cache_of(model, UNEQUAL[name])
+    ids, mask = modes.batch("greedy", padded=False)
+    ids, mask = torch.cat([ids, ids[:, :1]], dim=1), modes.extend(mask, 1)
+    modes.forward(model, cache, ids, mask, 0, stop)
     sharing = model.model.layers[4].self_attn
     copied = sharing.forward
 
@@ -127,8 +132,8 @@ def test_a_mask_that_was_not_replaced_is_noticed() -> None:
         return copied(*args, shared_kv_states=copies, **kwargs)
 
     sharing.forward = with_copies
-    with pytest.raises(ValueError, match="lie on several devices"):
-        modes.forward(model, cache, ids, mask, 20, 21)
+    with pytest.raises(ValueError, match=message):
+        modes.forward(model, cache, ids, mask, stop, stop + 1)
 
 
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])

@@ -22,6 +22,7 @@ from transformers import DynamicCache
 
 import models
 from closeness import SHARE, bound
+from hf_paged_eviction.store.ragged import RaggedStore
 
 Visible = list[list[set[int]]]  # [row][kv head] -> columns
 
@@ -206,6 +207,13 @@ def poison_unused(layer: Any) -> None:
 
     The pads get huge numbers instead of NaN: attention may multiply them by a weight of exactly zero.
     """
+    if isinstance(layer.store, RaggedStore) and layer.store.segments is not None:
+        segments = layer.store.segments
+        inside = torch.arange(segments.width) < torch.tensor(segments.lengths)[..., None]
+        pads = segments.places(torch.arange(segments.width))[(layer.positions < 0) & inside]
+        for column in layer.storage:
+            column[pads] = 1e4
+        return
     layer.keys[:, :, layer.held :] = math.nan
     layer.values[:, :, layer.held :] = math.nan
     turned = [] if layer.store.turning is None else [layer.store.turning.turned]
@@ -699,8 +707,8 @@ Held = dict[tuple[int, int], dict[int, float]]
 
 
 def slow_threshold(held: Held, total: int, budget: int, sizes: Any) -> dict[tuple[int, int], set[int]]:
-    """Positions that stay in each set of one row: in each the protected ones and the best up to the smallest legal
-    number, then the best of all sets. Of equal scores the newer token stays, then that of the earlier layer and head.
+    """Positions that stay in each set of one row: in each the protected ones and the best up to the fewest that are
+    legal, then the best of all sets. Of equal scores the newer token stays, then that of the earlier layer and head.
     """
     seen = 1 + max(max(scores) for scores in held.values())
     if all(len(scores) <= budget for scores in held.values()):
@@ -709,8 +717,8 @@ def slow_threshold(held: Held, total: int, budget: int, sizes: Any) -> dict[tupl
     for place, scores in sorted(held.items()):
         protected = {at for at in scores if at < sizes.protected or at >= seen - sizes.recent}
         order = sorted(scores, key=lambda at: (at in protected, scores[at], at), reverse=True)
-        certain[place] = set(order[: sizes.smallest])
-        others += [(-scores[at], -at, place) for at in order[sizes.smallest :]]
+        certain[place] = set(order[: sizes.fewest])
+        others += [(-scores[at], -at, place) for at in order[sizes.fewest :]]
     for _, at, place in sorted(others)[: total - sum(map(len, certain.values()))]:
         certain[place].add(-at)
     return certain

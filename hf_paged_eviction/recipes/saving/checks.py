@@ -17,6 +17,7 @@ from ...layers.sliding import SlidingSnapshot, StaticSlidingLayer
 from ...precision.coded import CodedSnapshot, CodedStore
 from ...precision.exact import EMPTY
 from ...queries.observer import ObserverSnapshot
+from ...store.ragged import RaggedSnapshot, RaggedStore
 from ...store.shifts import Shifts
 from ...store.store import HeldSnapshot, StoreSnapshot
 from ...table.state import Choice, Counters, Phase, Tokens
@@ -72,6 +73,10 @@ def check_paged(saved: PagedSnapshot, layer: PagedLayer, rows: int, seen: int) -
     # Where shares differ, slots beyond the row's own are dead and count as held.
     _check_counters(counters, held, seen, capacity, held <= seen or state.phase.limits is not None)
     _check_phase(state.phase, counters, (rows, sets, capacity), size, layer.quota.unequal)
+    if isinstance(saved.store, RaggedSnapshot):
+        limits = state.phase.limits
+        same = limits is not None and torch.equal(limits.expand(-1, heads), saved.store.lengths)
+        _need(same, "rows and heads hold other numbers of tokens than they may")
     _check_tokens(state.tokens, state.phase, held, seen, (rows, sets, capacity))
     _check_shifts(saved.store, state.tokens, layer, (rows, sets, capacity))
     _check_choice(state.choice, (rows, sets, capacity), size)
@@ -101,6 +106,8 @@ def check_paged(saved: PagedSnapshot, layer: PagedLayer, rows: int, seen: int) -
 def _check_store(store: HeldSnapshot, layer: PagedLayer, rows: int, capacity: int) -> int:
     if isinstance(layer.store, CodedStore):
         return _check_coded(store, layer, rows, capacity)
+    if isinstance(store, RaggedSnapshot):
+        return _check_ragged(store, layer, rows, capacity)
     _need(isinstance(store, StoreSnapshot), "its keys and values are in few bits, and here they are not")
     if not isinstance(store, StoreSnapshot):
         return 0
@@ -114,6 +121,21 @@ def _check_store(store: HeldSnapshot, layer: PagedLayer, rows: int, capacity: in
     _need(heads > 0 and held <= store.slots <= capacity, f"{held} tokens, {store.slots} slots, a budget of {capacity}")
     layer.quota.check(heads, layer.share)
     return heads
+
+
+def _check_ragged(store: RaggedSnapshot, layer: PagedLayer, rows: int, capacity: int) -> int:
+    _need(isinstance(layer.store, RaggedStore), "its heads hold different numbers of tokens, and here they do not")
+    keys, values, lengths = store.keys, store.values, store.lengths
+    _need(lengths.ndim == 2 and lengths.shape[0] == rows and lengths.dtype == torch.int64, "its lengths are none")
+    _range("lengths", lengths, 1, capacity)
+    _need(
+        keys.ndim == 2 and values.ndim == 2 and keys.shape[0] == values.shape[0] == int(lengths.sum()),
+        f"keys {list(keys.shape)} and values {list(values.shape)} are not {int(lengths.sum())} tokens",
+    )
+    _need(keys.dtype == values.dtype and keys.dtype.is_floating_point, f"keys are {keys.dtype}, values {values.dtype}")
+    _need(lengths.shape[1] > 0 and store.slots == capacity, f"{store.slots} slots, a budget of {capacity}")
+    layer.quota.check(lengths.shape[1], layer.share)
+    return lengths.shape[1]
 
 
 def _check_coded(saved: HeldSnapshot, layer: PagedLayer, rows: int, capacity: int) -> int:

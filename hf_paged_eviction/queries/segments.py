@@ -1,0 +1,49 @@
+"""Attention of a single query to keys and values that lie in segments of different length, where they lie."""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from ..store.segments import InSegments
+from .weights import Logits
+
+
+def attend(query: Tensor, held: InSegments, logits: Logits) -> Tensor:
+    """Attention of one query per row.
+
+    Each segment is read alone: a product of its own for each row and KV head, and no copy of anything held.
+
+    Args:
+        query: `[batch, query_heads, 1, dim]`; `G` query heads share a KV head.
+
+    Returns:
+        `[batch, 1, query_heads, dim]`.
+    """
+    rows, heads = query.shape[:2]
+    # All of four dimensions: others take a slower way.
+    asked = query.reshape(len(held.lengths), 1, 1, -1, query.shape[-1]).unbind(0)  # per segment [1, 1, G, D]
+    keys, values = (states[None, None].split(held.lengths, dim=2) for states in (held.keys, held.values))
+    if logits.softcap is None and logits.sinks is None:
+        found = [
+            scaled_dot_product_attention(one, key, value, scale=logits.scaling)
+            for one, key, value in zip(asked, keys, values, strict=True)
+        ]
+    else:
+        sinks = [None] * len(asked) if logits.sinks is None else [*logits.sinks.view(-1, asked[0].shape[2], 1)] * rows
+        found = [
+            _one(one, key, value, logits, sink)
+            for one, key, value, sink in zip(asked, keys, values, sinks, strict=True)
+        ]
+    return torch.cat(found).reshape(rows, 1, heads, -1).to(query.dtype)
+
+
+def _one(query: Tensor, keys: Tensor, values: Tensor, logits: Logits, sinks: Tensor | None) -> Tensor:
+    """`[1, 1, G, dim]` of queries of that shape; `sinks` `[G, 1]` take part and belong to no token."""
+    products = (query.float() * logits.scaling) @ keys.float().mT
+    if logits.softcap is not None:
+        products = (products / logits.softcap).tanh() * logits.softcap
+    if sinks is None:
+        weights = products.softmax(-1)
+    else:
+        weights = torch.cat([products, sinks.float().expand(*products.shape[:3], 1)], dim=-1).softmax(-1)[..., :-1]
+    return weights @ values.float()

@@ -1,0 +1,92 @@
+"""Where the slots of each row and KV head lie in one flat tensor, if they hold different numbers of tokens."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class InSegments:
+    """Keys and values of all rows and KV heads, one after the other, all of them visible.
+
+    Attributes:
+        keys, values: `[total, dim]`.
+        lengths: tokens of each segment: rows, then KV heads.
+    """
+
+    keys: Tensor
+    values: Tensor
+    lengths: list[int]
+
+
+class Segments:
+    """One segment of slots for each row and KV head, one after the other, without gaps.
+
+    A flat tensor `[total, ...]` is a column: what lies per slot. The layout is decided on the host, so that nothing has
+    to be read while tokens come.
+
+    Attributes:
+        lengths: slots of each row's KV heads.
+        flat_lengths: the same in one list.
+        total: slots in all.
+        width: slots of a padded copy, at least those of the longest.
+
+    Args:
+        lengths: see above.
+        device: of the columns.
+        width: see above.
+    """
+
+    def __init__(self, lengths: Sequence[Sequence[int]], device: torch.device, width: int) -> None:
+        self.width = width
+        self.lengths = tuple(tuple(row) for row in lengths)
+        self.flat_lengths = [length for row in self.lengths for length in row]
+        self.total = sum(self.flat_lengths)
+        with torch.inference_mode(False):
+            self._lengths = torch.tensor(self.lengths, device=device)  # [B, H]
+            ends = self._lengths.flatten().cumsum(0).view_as(self._lengths)
+            self._starts = ends - self._lengths
+
+    @property
+    def device(self) -> torch.device:
+        """Of the columns."""
+        return self._lengths.device
+
+    @property
+    def rows(self) -> int:
+        """Of the batch."""
+        return len(self.lengths)
+
+    @property
+    def heads(self) -> int:
+        """KV heads."""
+        return len(self.lengths[0])
+
+    def places(self, slots: Tensor) -> Tensor:
+        """Where the slots `[B, 1 or H, n]` lie: `[B, H, n]`. Beyond the end of a segment the last slot stands."""
+        return self._starts[..., None] + slots.minimum(self._lengths[..., None] - 1)
+
+    def places_inside(self, slot: Tensor) -> Tensor:
+        """As `places`, of one slot of each, `[B, 1 or H, 1]`, that is no dead one: `[B * H]`."""
+        return (self._starts + slot[..., 0]).flatten()
+
+    def padded(self, column: Tensor, width: int) -> Tensor:
+        """The first `width` slots of all segments, `[B, H, width, ...]`; those beyond an end mean nothing."""
+        places = self.places(torch.arange(width, device=self.device))
+        return column.index_select(0, places.flatten()).view(*places.shape, *column.shape[1:])
+
+    def taken_from(self, kept: Tensor, width: int) -> Tensor:
+        """`[total]` indices into what is `[B, H, width, ...]`, flattened: the first of `kept` `[B, 1 or H, n]`."""
+        rows, heads = self._lengths.shape
+        first = torch.arange(rows * heads, device=self.device).view(rows, heads, 1) * width
+        inside = torch.arange(kept.shape[-1], device=self.device) < self._lengths[..., None]
+        return (first + kept)[inside]
+
+    def rows_of(self, change: Callable[[Tensor], Tensor]) -> "tuple[Segments, Tensor]":
+        """The segments of rows that are indexed, and `[total]` where their slots lay before."""
+        rows = change(torch.arange(self.rows, device=self.device))
+        after = Segments([self.lengths[row] for row in rows.tolist()], self.device, self.width)
+        moved = (self._starts[rows] - after._starts).flatten().repeat_interleave(after._lengths.flatten())
+        return after, moved + torch.arange(after.total, device=self.device)

@@ -1,0 +1,104 @@
+"""Heads of different length in one flat tensor: no slot more than the budget says, and attention that reads it so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import models
+import modes
+from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction.queries import attention
+from hf_paged_eviction.queries.segments import attend
+from hf_paged_eviction.queries.weights import Logits
+from hf_paged_eviction.store.segments import InSegments, Segments
+
+LENGTHS = [[3, 1, 4], [2, 5, 2]]
+CPU = torch.device("cpu")
+
+
+def test_slots_lie_one_after_the_other() -> None:
+    segments, column = Segments(LENGTHS, CPU, 6), torch.arange(17)
+    parts = column.split([length for row in LENGTHS for length in row])
+    padded = segments.padded(column, 6)
+    assert padded.shape == (2, 3, 6)
+    for own, expected in zip(padded.flatten(0, 1).tolist(), parts, strict=True):
+        assert own[: len(expected)] == expected.tolist()
+    slot = torch.tensor([[[2], [0], [1]], [[1], [4], [0]]])
+    assert segments.places(slot).flatten().tolist() == segments.places_inside(slot).tolist() == [2, 3, 5, 9, 14, 15]
+    kept = torch.tensor([[[7, 0, 3, 9, 9, 9]], [[1, 2, 4, 5, 6, 9]]])  # the same in all heads of a row
+    assert segments.taken_from(kept, 10).tolist() == [
+        *(7, 0, 3),
+        *(17,),
+        *(27, 20, 23, 29),
+        *(31, 32),
+        *(41, 42, 44, 45, 46),
+        *(51, 52),
+    ]
+    twice, places = segments.rows_of(lambda rows: rows[[1, 0, 1]])
+    assert twice.lengths == ((2, 5, 2), (3, 1, 4), (2, 5, 2))
+    assert column[places].tolist() == [*range(8, 17), *range(8), *range(8, 17)]
+
+
+@pytest.mark.parametrize("softcap", [None, 2.0])
+@pytest.mark.parametrize("sinks", [False, True])
+def test_attention_reads_each_segment_alone(softcap: float | None, sinks: bool) -> None:
+    """Against sums over lists of tokens."""
+    torch.manual_seed(0)
+    rows, heads, group, width = 2, 3, 2, 8
+    keys, values = torch.randn(17, width), torch.randn(17, 5)
+    query, sink = torch.randn(rows, heads * group, 1, width), torch.randn(heads * group)
+    logits = Logits(0.4, softcap, sink if sinks else None)
+    flat = [length for row in LENGTHS for length in row]
+    found = attend(query, InSegments(keys, values, flat), logits)
+    assert found.shape == (rows, 1, heads * group, 5)
+    start = 0
+    for at, length in enumerate(flat):
+        row, head = divmod(at, heads)
+        for own in range(head * group, head * group + group):
+            products = 0.4 * keys[start : start + length] @ query[row, own, 0]
+            products = products if softcap is None else softcap * (products / softcap).tanh()
+            weights = products.exp() / (products.exp().sum() + (sink[own].exp() if sinks else 0))
+            expected = weights @ values[start : start + length]
+            assert (found[row, 0, own] - expected).abs().max() < 1e-5
+        start += length
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"allocator": "global", "policy": "kvzip", "heads": "separate"},
+        {"allocator": "ada_kv", "heads": "separate"},
+        {"allocator": "cake(observed=8)", "policy": "h2o"},
+    ],
+    ids=str,
+)
+def test_bytes_are_those_of_the_budget(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the longest head holds; and single tokens are read where they lie."""
+    calls: list[int] = []
+    monkeypatch.setattr(attention, "attend", lambda *given: calls.append(1) or attend(*given))
+    model = models.shared("llama", "paged_eviction")
+    cache = PagedEvictionCache(model.config, 24, 4, **settings)
+    ids, mask = models.left_pad(models.prompts([60, 44]))
+    modes.generate(model, cache, ids, mask, 9)
+    heads, width = model.config.num_key_value_heads, model.config.head_dim
+    assert cache.stats().storage_bytes == 2 * heads * 24 * width * 2 * 4 * len(cache.paged_layers)
+    limits = torch.cat([layer.table.limits.expand(-1, heads) for _, layer in cache.paged_layers])
+    assert limits.max() > 24
+    assert len(calls) > 4 * len(cache.paged_layers)
+    cache.reset()
+    assert cache.stats().storage_bytes == 0
+
+
+def test_a_model_that_changes_what_it_is_given_is_told() -> None:
+    """A layer that was given the very tensors once relies on it."""
+    model = models.build("llama", "paged_eviction")
+    cache = PagedEvictionCache(model.config, 24, 4, allocator="ada_kv", heads="separate")
+    ids, mask = models.left_pad(models.prompts([40]))
+    modes.forward(model, cache, ids, mask, 0, 40)
+    update = cache.update
+    cache.update = lambda *given: tuple(states.clone() for states in update(*given))  # type: ignore[method-assign]
+    with pytest.raises(ValueError, match="copies or changes keys or values"):
+        modes.forward(model, cache, torch.cat([ids, ids[:, :1]], 1), modes.extend(mask, 1), 40, 41)
