@@ -31,8 +31,8 @@ def calibrate(options: CalibrateOptions) -> None:
     """Fit the policy calibrated:FILE to a model: what later tokens attend to, told from keys and values alone.
 
     Without --output the file is found by the model's name from then on: caches to which no policy is named use it.
-    Without --text the model reads the documentation of Python. A model of 135 million parameters takes two minutes on
-    two cores.
+    Without --text the model reads the documentation of Python. A model of 135 million parameters takes about two
+    minutes of processor time.
     """
     from ..calibrate import run_calibrate, text_settings
 

@@ -41,8 +41,7 @@ class Compactor(EvictionPolicy):
 
     Args:
         blending: weight of leverage; None = the share of the text that is evicted, as in kvpress: the less stays, the
-            more geometry counts. (The authors' engine has 0.5, with which a real model answered nothing at an eighth
-            of the tokens.)
+            more geometry counts. The authors' engine has 0.5.
         chunk: tokens in a chunk, counted from the end of the sinks.
         kernel: tokens pooled, odd; 1 = no pooling.
         n_sink, n_recent: tokens that stay.
