@@ -160,6 +160,8 @@ class _RoundedCache(DynamicCache):
         self.count = 0  # columns of this forward
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
+        # Eager attention knows no softmax of a pad that sees nothing; what it then says must reach nobody.
+        key_states, value_states = key_states.nan_to_num(), value_states.nan_to_num()
         keys, values = super().update(key_states, value_states, layer_idx, *args, **kwargs)
         if layer_idx not in self.protected:
             return keys, values
