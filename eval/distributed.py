@@ -7,6 +7,7 @@ done. Tensor parallel: every process holds a part of each layer and runs every j
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -102,6 +103,12 @@ def join(settings: Settings) -> Team:
         UserError: the settings do not go with the way the run was started.
     """
     if launched() == 1:
+        if os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true"):
+            warnings.warn(
+                "accelerate launch --cpu started this one process, whatever --num_processes says: it needs mpirun for "
+                "more. To share the run: torchrun --nproc-per-node 2 -m hf_paged_eviction_eval eval ...",
+                stacklevel=2,
+            )
         if settings.tensor_parallel:
             raise UserError(
                 "--tensor-parallel splits the model over processes, and this is only one: torchrun --nproc-per-node 2 "

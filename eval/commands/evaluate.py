@@ -25,6 +25,10 @@ The same over all GPUs of a machine; the same command continues a run that was s
 
   accelerate launch -m hf_paged_eviction_eval eval --config results/llama/run.yaml
 
+On a CPU, where accelerate launch starts one process alone
+
+  torchrun --nproc-per-node 2 -m hf_paged_eviction_eval eval --config results/llama/run.yaml
+
 A model that one GPU cannot hold
 
   torchrun --nproc-per-node 4 -m hf_paged_eviction_eval eval --tensor-parallel --model ... --tasks paper

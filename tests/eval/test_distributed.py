@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+import warnings
 from pathlib import Path
 
 import pytest
@@ -191,3 +192,18 @@ def test_who_speaks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert speaker(UserError("x")) == ""
     monkeypatch.setenv("RANK", "1")
     assert speaker(UserError("x")) is None and speaker(MainError("x")) is None
+
+
+@pytest.mark.parametrize("cpu", ["True", "False", None])
+def test_accelerate_starts_one_process_on_a_cpu(cpu: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says nothing of `--num_processes` to the one that it starts, so this one says it."""
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    monkeypatch.delenv("ACCELERATE_USE_CPU", raising=False)
+    if cpu is not None:
+        monkeypatch.setenv("ACCELERATE_USE_CPU", cpu)
+    settings = TaskSettings(policies=(), budgets=("full",), tasks=("passkey",))  # type: ignore[arg-type]
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        assert join(settings) == Team()
+    said = [str(each.message) for each in found]
+    assert len(said) == (cpu == "True") and all("torchrun --nproc-per-node 2" in each for each in said)

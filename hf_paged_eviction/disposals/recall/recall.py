@@ -39,7 +39,8 @@ class Recall(Disposal):
             2501.06807: half the memory, no bound).
         replacement: which block in the slots makes room; a name from `available_replacements()`.
         layers: so many neighbouring layers use what the query of the first of them asked for; the others need no
-            summaries.
+            summaries. What the first one does not find is lost to all of them, and in a small model one layer may be
+            the only one that finds a fact: see what it costs yours before you use more than 1.
         keep: share of a prompt's blocks that may come back for a single query, decided once by the attention of the
             prompt's last queries (MPCache's first stage). Only a prompt of one forward is looked at, or the first chunk
             of it, and what comes later may always come back.
