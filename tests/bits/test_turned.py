@@ -83,7 +83,7 @@ def followed(mode: str, padded: bool, bits: Any, attention: str = "sdpa", **sett
         ("greedy", True, 4, "keydiff", "separate"),
         ("chunked_prefill", True, 2, "random", "shared"),
         ("three_turns", True, (8, 2), "h2o", "separate"),
-        ("direct", True, (None, 4), "recency", "shared"),
+        ("direct", True, (None, 4), "streaming_llm", "shared"),
     ],
 )
 def test_a_slow_cache_of_few_bits_at_other_places(mode: str, padded: bool, bits: Any, policy: str, heads: str) -> None:
