@@ -87,8 +87,9 @@ def main() -> int:
         kind = failure_of(case) if case is not None else None
         if case is not None and kind is not None and kind not in found:
             found[kind] = case
+            print(f"\nseed {case.seed} fails: {kind}; made smaller:", flush=True)
             less = smallest(case)
-            print(f"\n# seed {case.seed}, after {count}\n{script(less)}\n\n{message_of(less)}", flush=True)
+            print(f"# seed {case.seed}, after {count}\n{script(less)}\n\n{message_of(less)}", flush=True)
             if not given.go_on:
                 break
     print(f"seeds {given.seed} to {seed - 1}: {count}, {len(found)} kinds of failure")

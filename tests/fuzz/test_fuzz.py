@@ -7,7 +7,8 @@ from collections import Counter
 import pytest
 from drawing import draw
 from playing import Case, Game, RefusedError, play
-from smallest import failure_of, script, smallest
+from run import Count, one
+from smallest import failure_of, message_of, script, smallest
 
 from hf_paged_eviction.table.table import BlockTable
 
@@ -20,6 +21,16 @@ FOUND = {
         told=True,
     ),
 }
+
+
+@pytest.mark.parametrize("first", range(5000, 5160, 40))
+def test_all_options_together(first: int) -> None:
+    """The bounded share of `make fuzz`."""
+    count = Count()
+    failed = [case for case in (one(seed, count) for seed in range(first, first + 40)) if case is not None]
+    assert not failed, f"{len(failed)} fail, the first of them:\n{script(failed[0])}\n{message_of(failed[0])}"
+    assert count.played >= 25
+    assert count.evicted >= 10
 
 
 @pytest.mark.parametrize("case", FOUND.values(), ids=FOUND)
