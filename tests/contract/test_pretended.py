@@ -1,6 +1,13 @@
-"""The cache on an accelerator that is pretended: mixing devices raises, and numbers are those of the CPU."""
+"""The cache on an accelerator that is pretended: mixing devices raises, and numbers are those of the CPU.
+
+A device stays for the rest of its process, where everybody finds it. So these tests run in a process of their own.
+"""
 
 from __future__ import annotations
+
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -13,8 +20,18 @@ pytestmark = [
     pytest.mark.contract,
     pytest.mark.skipif(torch.__version__ < "2.13", reason="devices in Python are new in torch"),
 ]
+_INSIDE = "PAGED_EVICTION_TESTS_PRETEND"
 
 
+@pytest.mark.skipif(_INSIDE in os.environ, reason="this is the process of their own")
+def test_in_a_process_of_their_own() -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", __file__]
+    done = subprocess.run(command, env={**os.environ, _INSIDE: "1"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    assert "7 passed" in done.stdout
+
+
+@pytest.mark.skipif(_INSIDE not in os.environ, reason="runs in a process of its own")
 @pytest.mark.parametrize(
     "settings",
     [
