@@ -34,6 +34,7 @@ PAGES = (
     "serving.md",
     "migration.md",
     "own_data.md",
+    "policies/calibrated.md",
     "policies/disposals.md",
     "policies/gates.md",
     "policies/own.md",
