@@ -462,7 +462,7 @@ def test_repr_is_for_people() -> None:
 
 
 def test_block_table_and_scores() -> None:
-    cache = make(policy="value_norm")
+    cache = make(policy="value_norm", heads="shared")
     feed(cache, 0, 40)
     table, scores = cache.block_table(1), cache.block_scores(1)
     assert table.shape == (3, 2, 6, 4)

@@ -12,9 +12,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from ..commands.serve import ServeOptions
 from ..errors import UserError
 from ..models import load_config, load_model, load_tokenizer
+from ..options.serve import ServeOptions
 from ..requests import model_settings
 from ..settings import Settings
 

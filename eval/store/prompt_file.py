@@ -6,9 +6,10 @@ import json
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..prompting.prompts import Batch
+if TYPE_CHECKING:  # brings torch, which a report does without
+    from ..prompting.prompts import Batch
 
 PROMPTS = "prompts.jsonl"
 

@@ -389,7 +389,7 @@ def test_decoding_compiles_as_one_graph() -> None:
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_another_implementation_is_refused(attention: str) -> None:
     model = models.shared("llama", attention)
-    with pytest.raises(ValueError, match=f"uses '{attention}'.*set_attn_implementation"):
+    with pytest.raises(ValueError, match=rf"uses '{attention}'[\s\S]*set_attn_implementation"):
         PagedEvictionCache(model.config, budget=24, block_size=4, policy="h2o")
 
 

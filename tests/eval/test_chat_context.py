@@ -133,7 +133,7 @@ def test_a_budget_in_bytes() -> None:
     assert conversation.settings.budget == conversation.cache.budget == 64
     say(conversation, SAMPLE.context)
     assert conversation.cache.stats().storage_bytes <= 128 * 1024
-    with pytest.raises(UserError, match="memory= could not be kept to"):
+    with pytest.raises(UserError, match="memory= turns into tokens only when a prompt arrives"):
         conversation.begin(conversation.settings.with_policy("keydiff@ada_kv"))
     said = run("--memory", "128KiB", "--prompt", "/budget 48", "--prompt", "/reset 96", "--prompt", "/budget")
     assert "budget 64 in blocks of 16 (128KiB)" in said and "0/96 held" in said

@@ -126,7 +126,9 @@ def test_notes_about_templates_on_the_screen(model: Any, tokenizer: Any, tmp_pat
 
 
 def talk(model: Any, tokenizer: Any, **options: Any) -> Conversation:
-    settings = chat_settings(ChatOptions(model="mine", device="cpu", budget=64, chat_template=False, **options))
+    settings = chat_settings(
+        ChatOptions(model="mine", device="cpu", budget=64, policy="paged_eviction", chat_template=False, **options)
+    )
     return Conversation(model, tokenizer, settings)
 
 

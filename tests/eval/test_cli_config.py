@@ -94,6 +94,8 @@ preset: paper
 text: false
 chunk: 32
 files: [a.txt, b c.txt]
+log-samples: true
+teacher-forced: true
 output: some/where
 """
     invoke("--config", config(tmp_path, text))

@@ -109,7 +109,9 @@ def test_a_model_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_model_that_is_not_there(tmp_path: Path) -> None:
     for load in (models.load_config, models.load_tokenizer):
-        with pytest.raises(UserError, match="expected: a folder that exists, or a name on the Hugging Face Hub"):
+        with pytest.raises(
+            UserError, match="expected: a folder or a GGUF file that exists, or a name on the Hugging Face Hub"
+        ):
             load(settings(model=str(tmp_path)))
 
 

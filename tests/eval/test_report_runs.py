@@ -65,7 +65,7 @@ def test_runs_over_tasks_and_texts_are_named_together() -> None:
     assert named(tasks, texts, texts.but(chunk=128)) == ["tasks", "chunk 64", "chunk 128"]
     assert named(*(kind.but(model=name) for kind in (tasks, texts) for name in ("a/b", "a/c"))) == ["b", "c", "b", "c"]
     assert named(tasks.but(seed=1), tasks, texts.but(bits="8")) == [
-        "default bits, seed 1", "default bits, seed 0", "bits 8",
+        "seed 1", "seed 0", "bits 8",
     ]  # fmt: skip
 
 

@@ -141,7 +141,8 @@ def test_rows_do_not_depend_on_their_batch(world: tuple[Any, Gates, str]) -> Non
 def test_shrink_crop_and_rows(world: tuple[Any, Gates, str]) -> None:
     """What changes slots between forwards changes the marks with them."""
     model, gates, file = world
-    slow, ours = (make(model, "direct", policy) for policy in (SlowGate.of(model, gates), f"gate:{file}"))
+    both = (SlowGate.of(model, gates), f"gate:{file}")
+    slow, ours = (make(model, "direct", policy, heads="shared") for policy in both)
     ids, mask = models.left_pad(models.prompts([20, 14, 9]))
     for cache in (slow, ours):
         cache.activate_past_recording()

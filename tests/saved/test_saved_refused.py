@@ -290,7 +290,7 @@ def _counter(name: str, value: Any) -> Callable[[dict[str, Any], dict[str, Any]]
         (lambda c, t: c["settings"].update(budget="24"), "budget counts tokens"),
         (lambda c, t: c["settings"].update(more=1), "more"),
         (lambda c, t: c["settings"].update(policy="keydiff"), "statistics that its policy does not ask for"),
-        (lambda c, t: c["settings"].update(allocator="pyramid"), "the settings make it"),
+        (lambda c, t: c["settings"].update(allocator="pyramid"), "its layers share a budget out, or not"),
         (lambda c, t: t.pop("layers.0.store.keys"), "layers.0.store.keys is not what it has to be"),
         (lambda c, t: t.update(more=torch.zeros(1)), "'more' belongs nowhere"),
         (

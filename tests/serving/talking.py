@@ -48,7 +48,7 @@ def serving(**options: Any) -> Iterator[Any]:
     import httpx
     import openai
 
-    from hf_paged_eviction_eval.commands.serve import ServeOptions
+    from hf_paged_eviction_eval.options.serve import ServeOptions
     from hf_paged_eviction_eval.serving import server as module
 
     asked = {"model": "embedded", "port": 0, "pages": 10, "page_size": 16, "batch_tokens": 24, "quiet": True}

@@ -447,7 +447,7 @@ def test_what_is_not_followed_is_said() -> None:
 
 
 def test_pages_follow_the_budget() -> None:
-    from hf_paged_eviction_eval.commands.serve import ServeOptions
+    from hf_paged_eviction_eval.options.serve import ServeOptions
     from hf_paged_eviction_eval.serving.server import _pool
 
     for changes in ({}, {"pages": 8}):

@@ -75,7 +75,7 @@ def test_preset(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["bench", "--preset", "serving", "--budgets", "32,64", "--output", str(tmp_path)]
     result = CliRunner().invoke(app, words, env={"COLUMNS": "120"})
     assert result.exit_code == 0, result.output
-    assert asked == [{"budgets": (32, 64)}]
+    assert asked == [{"budgets": (32, 64), "device": "cpu"}]
     assert "budget 32" in result.stdout and "preempted" in result.stdout
     written = json.loads((tmp_path / "summary.json").read_text("utf-8"))
     assert set(written) == {"settings", "runs", "bookkeeping", "environment"}

@@ -40,7 +40,7 @@ def test_a_second_signal_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("uvicorn", reason="the extra `serve` is not installed")
     from types import SimpleNamespace
 
-    from hf_paged_eviction_eval.commands.serve import ServeOptions
+    from hf_paged_eviction_eval.options.serve import ServeOptions
     from hf_paged_eviction_eval.serving import server as module
 
     left: list[int] = []

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
+from hf_paged_eviction.policies import make_policy
 from reference import SLOW_POLICIES, SlowLayer, _forced_masks, shared_layers
 from rounded import slow_round
 
@@ -112,6 +113,7 @@ class SlowCache:
         self.layers: dict[int, Given] = {}
         self.forwards: list[Forward] = []
         self.pending = 0
+        self.taken_back = 0  # columns that were left after the last crop of tokens that had been evicted for
         self._twin: _Twin | None = None
         self._around: dict[int, Seen] = {}  # per layer, what its queries saw of the past
 
@@ -146,7 +148,8 @@ class SlowCache:
         reads_rounded = self.bits != (None, None) and self.options.get("policy") == "keydiff"
         if score is None or reads_rounded or not all(plain):
             return None
-        shared = self.options.get("heads", "shared") == "shared"
+        heads = self.options.get("heads") or make_policy(self.options.get("policy", "paged_eviction")).needs.heads
+        shared = heads == "shared"
         rule = SlowLayer(budget, self.block, self.protected, score, shared, index, self.recent)
         rule.recording = self.recording
         return rule
@@ -366,6 +369,7 @@ class SlowCache:
                         given.rounding[row] = Rounding()
 
     def _cut(self, left: int) -> None:
+        self.taken_back = left
         self.ids, self.real, self.positions = self.ids[:, :left], self.real[:, :left], self.positions[:, :left]
         for given in self.layers.values():
             given.states = given.states[0][:, :, :left], given.states[1][:, :, :left]
@@ -424,25 +428,28 @@ class SlowCache:
             waiting = self.pending if self.recording else 0
             taken = self.real[:, : self.seen - waiting]
             own = [int(row.sum()) for row in taken]
+            # What newer tokens took the place of does not come back when these are taken back.
+            since = [int(row[: self.taken_back].sum()) for row in taken]
             positions = layer.positions
             assert layer.held <= layer.budget.capacity, "more is held than the budget"
             for row, heads in enumerate(positions.tolist()):
                 for head, slots in enumerate(heads):
                     held = sorted(p for p in slots if p >= 0)
-                    self._check_positions(given, row, head, held, own[row], everything)
+                    self._check_positions(given, row, head, held, (since[row], own[row]), everything)
             if layer.held and any(own):
                 self._check_states(index, layer, given, taken)
         stats = cache.stats()
         assert stats.seen == self.seen
 
     def _check_positions(
-        self, given: Given, row: int, head: int, held: list[int], count: int, everything: bool
+        self, given: Given, row: int, head: int, held: list[int], counts: tuple[int, int], everything: bool
     ) -> None:
+        since, count = counts
         assert len(held) == len(set(held)), "a token is held twice"
         assert not held or held[-1] < count, "a token is held that never came"
         if everything:
             assert len(held) == count, "a token has gone, and the budget would hold all"
-        must = {*range(min(self.protected, count)), *range(max(0, count - self.recent), count)}
+        must = {*range(min(self.protected, count)), *range(max(since, count - self.recent), count)}
         assert must <= set(held), f"protected tokens {sorted(must - set(held))} have gone"
         if given.rule is not None and given.rule.rows:
             expected = sorted(token.position for token in given.rule.group(row, head).tokens)

@@ -1,0 +1,95 @@
+"""The options of `paged-eviction serve`."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from ..errors import UserError
+from .base import option
+from .cache import OneCacheOptions
+from .model import ModelOptions
+
+_POOL = "Pages"
+
+
+class ServeOptions(ModelOptions, OneCacheOptions):
+    """What was typed."""
+
+    panel: ClassVar[str] = "The server"
+    #: Pages of continuous batching hold tokens as they came, at their places in the text, and one decision for all KV
+    #: heads. One server is for one device.
+    left_out: ClassVar[frozenset[str]] = frozenset(
+        {"heads", "bits", "rank", "basis", "disposal", "positions", "device_map"}
+    )
+
+    model: str = option(
+        ...,
+        "A folder, a GGUF file or a name on the Hugging Face Hub; embedded is the small one of the package.",
+        metavar="NAME",
+        panel=ModelOptions.panel,
+    )
+    budget: int = option(
+        ...,
+        "Tokens held per request and layer, a multiple of the block size.",
+        at_least=1,
+        panel=OneCacheOptions.panel,
+    )
+    policy: str = option(
+        "auto",
+        "What evicts: keys, values and positions may decide, queries may not. auto: the model's calibration, if it has "
+        "one, else paged_eviction.",
+        metavar="NAME",
+        panel=OneCacheOptions.panel,
+    )
+    prefill_chunk_size: int = option(
+        512, "Prompts are read in pieces of so many tokens.", at_least=1, panel=OneCacheOptions.panel
+    )
+    context: list[str] | None = option(
+        None,
+        'What `paged-eviction compress` wrote with the same budget, policy and protection; a request with "context": '
+        '"NAME" goes on from it. As often as there are such.',
+        metavar="NAME=FILE",
+        panel=OneCacheOptions.panel,
+    )
+    host: str = option("localhost", "Where it listens. Other machines reach only what is not localhost.")
+    port: int = option(8000, "Where it listens; 0: any that is free.", at_least=0, at_most=65535)
+    served_name: str | None = option(
+        None, "What requests call the model.", metavar="NAME", shown="--model, of a folder its last part"
+    )
+    max_prompt_tokens: int | None = option(
+        None, "Longest prompt; a longer one is refused.", at_least=1, shown="the model's window"
+    )
+    max_new_tokens: int = option(4096, "Most that a request may ask for.", at_least=1)
+    max_queue: int = option(256, "Answers that are worked on or waited for; further ones are told to wait.", at_least=1)
+    grace: float = option(10.0, "Seconds to finish answers in after SIGTERM; a second one ends at once.", at_least=0)
+    quiet: bool = option(False, "No line per request in the log.")
+    pages: int | None = option(
+        None,
+        "Pages of the cache, for all requests together.",
+        at_least=1,
+        panel=_POOL,
+        shown="for 16 requests on a CPU, else what memory allows",
+    )
+    page_size: int | None = option(None, "Tokens per page.", at_least=4, panel=_POOL, shown="the budget, at most 256")
+    batch_tokens: int | None = option(
+        None, "Most tokens of a forward.", at_least=1, panel=_POOL, shown="a chunk and 16 answers on a CPU, else 8192"
+    )
+
+    @property
+    def contexts(self) -> dict[str, str]:
+        """Files of saved contexts, by name.
+
+        Raises:
+            UserError: one is not written as NAME=FILE.
+        """
+        pairs = [given.partition("=") for given in self.context or ()]
+        for name, _, path in pairs:
+            if not (name and path):
+                raise UserError(f"--context {name or path!r}: write NAME=FILE")
+        return {name: path for name, _, path in pairs}
+
+    @property
+    def batching_arguments(self) -> dict[str, Any]:
+        """Arguments of `paged_batching`."""
+        cache = {*OneCacheOptions.model_fields, "prefill_chunk_size"} - self.left_out
+        return {name: getattr(self, name) for name in cache}
