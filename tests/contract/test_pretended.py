@@ -19,6 +19,7 @@ from hf_paged_eviction import PagedEvictionCache
 pytestmark = [
     pytest.mark.contract,
     pytest.mark.skipif(torch.__version__ < "2.13", reason="devices in Python are new in torch"),
+    pytest.mark.skipif(not models.HAS_HYBRID_CACHE, reason="static=True needs transformers 5.14"),
 ]
 _INSIDE = "PAGED_EVICTION_TESTS_PRETEND"
 
