@@ -44,7 +44,7 @@ def test_killed_again_and_again(
         if rows.exists() and chance.random() < 0.3:
             time.sleep(chance.random())  # anywhere: while it loads, repairs, writes
         else:
-            wait_for(lambda: rows.exists() and rows.stat().st_size > sizes[-1] + chance.randint(0, 4000))
+            wait_for(lambda: rows.exists() and rows.stat().st_size > sizes[-1] + chance.randint(0, 400))
         child.kill()
         if child.wait() >= 0:
             break  # it had finished
