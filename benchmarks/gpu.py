@@ -267,13 +267,14 @@ def main(words: Sequence[str] | None = None) -> int:
     state = folder / "steps.json"
     known: dict[str, Any] = json.loads(state.read_text("utf-8")) if state.exists() else {}
     chosen = [step for step in STEPS if not asked.steps or step.name in asked.steps]
+    where = facts(folder, device, asked.dry_run)
     for step in chosen:
         if known.get(step.name, {}).get("state") == DONE:
             print(f"== {step.name}: done already")
             continue
         known[step.name] = vars(run(step, folder, device, asked.dry_run))
         state.write_text(json.dumps(known, indent=1) + "\n", "utf-8")
-        found = {"facts": facts(folder, device, asked.dry_run), "steps": known}
+        found = {"facts": where, "steps": known}
         (target / "gpu.json").write_text(json.dumps(found, indent=1) + "\n", "utf-8")
         tables = {each.name: _table(folder / each.name) for each in STEPS if each.name in known}
         (target / "gpu.md").write_text(page({**found, "tables": tables}), "utf-8")

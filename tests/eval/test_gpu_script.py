@@ -39,9 +39,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_a_step_that_fails_or_hangs_stops_no_other_and_is_run_again(
-    gpu: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    gpu: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["gpu.py"])
     words = ["--dry-run", "--work", str(tmp_path), "--output", str(tmp_path / "out")]
     (tmp_path / "out").mkdir()
     assert gpu.main([*words, "--steps"]) == 1
