@@ -11,7 +11,7 @@ import torch
 from common import interleaved, ratio, save
 from transformers.cache_utils import CacheLayerMixin, DynamicLayer
 
-from hf_paged_eviction.layer import PagedLayer
+from hf_paged_eviction.layer.paged import PagedLayer
 from hf_paged_eviction.policies import available_policies, make_policy
 from hf_paged_eviction.table.budget import BlockBudget
 

@@ -15,23 +15,23 @@ from .allocators.sharing import Sharing
 from .allocators.threshold import Global, Threshold, ThresholdQuota
 from .integration.heads import HeadShare
 from .integration.model_rotary import UnknownRotaryError, layer_rotaries
-from .integration.models import asks_for_mask_sizes, is_latent_attention, is_paged
-from .integration.padding import Padding
 from .integration.rotary import Rotary
-from .layer import PagedLayer
-from .layers.hybrid import HybridLayer, paged_part
-from .layers.member import Member
-from .layers.sliding import StaticSlidingLayer
+from .layer.hybrid import HybridLayer, paged_part
+from .layer.member import Member
+from .layer.paged import PagedLayer
+from .masks.models import asks_for_mask_sizes, is_latent_attention, is_paged
+from .masks.padding import Padding
 from .options import Options
 from .policies import EvictionPolicy
 from .precision.codec import Codec
 from .precision.low_rank import RankCodec
 from .queries.attention import PAGED_EVICTION
+from .static.sliding import StaticSlidingLayer
+from .static.steps import StaticSteps
 from .store.turning import Turning
 from .table.budget import BlockBudget
 from .table.cohort import Cohorts
 from .table.memory import MemoryPlan
-from .table.steps import StaticSteps
 
 
 class LayerBuilder:

@@ -18,25 +18,25 @@ from .build import LayerBuilder, check_static, make_steps
 from .calibration.basis import Basis
 from .defaults import AUTO, Default, choose
 from .disposals import Disposal
+from .forwards import Forwards
 from .integration import feeding
-from .integration.masks import open_channel
-from .integration.models import cross_attention_layers, is_paged, layer_plan, warn_of_surprises
-from .integration.padding import Padding
 from .integration.window import Window
-from .layer import PagedLayer
-from .layers.forwards import Forwards
-from .layers.hybrid import HybridLayer, forget_states, paged_part, repeat_rows, select_rows
+from .layer.hybrid import HybridLayer, forget_states, paged_part, repeat_rows, select_rows
+from .layer.paged import PagedLayer
+from .masks.channel import open_channel
+from .masks.models import cross_attention_layers, is_paged, layer_plan, warn_of_surprises
+from .masks.padding import Padding
 from .options import Options, check_config, check_flag, check_instance
 from .policies import EvictionPolicy
 from .policies.needs import Heads
 from .queries.attention import ModelAttention, forget_handover, hand_over
 from .recipes.saving import context
+from .static.steps import refusal
 from .stats import CacheStats, readable_bytes
 from .store.pool import StoragePool
 from .store.tensors import byte_count
 from .table.cohort import Cohorts
 from .table.gaps import Positions
-from .table.steps import refusal
 from .table.takeback import columns_to_remove, crop_all_or_none
 
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from .allocators import BudgetAllocator
 from .calibration.shelf import find_calibration
-from .integration.models import is_latent_attention
+from .masks.models import is_latent_attention
 from .naming.of_files import quoted
 from .policies import EvictionPolicy
 

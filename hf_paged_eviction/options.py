@@ -15,7 +15,7 @@ from .allocators.threshold import Global, check_common_unit
 from .calibration.basis import Basis, chosen_basis
 from .defaults import Default
 from .disposals import Disposal, Surroundings, make_disposal
-from .integration.models import check_model, is_latent_attention, mixes_heads, why_not_ours
+from .masks.models import check_model, is_latent_attention, mixes_heads, why_not_ours
 from .policies import EvictionPolicy, make_policy
 from .policies.needs import Heads
 from .precision.codec import check_bits

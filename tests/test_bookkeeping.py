@@ -11,12 +11,12 @@ from torch import Tensor
 
 import models
 from hf_paged_eviction import EvictionPolicy, Needs, PagedEvictionCache, ScoreContext, StoragePool
-from hf_paged_eviction.integration.padding import Padding
-from hf_paged_eviction.layer import PagedLayer
-from hf_paged_eviction.layers.sliding import StaticSlidingLayer
+from hf_paged_eviction.layer.paged import PagedLayer
+from hf_paged_eviction.masks.padding import Padding
+from hf_paged_eviction.static.sliding import StaticSlidingLayer
+from hf_paged_eviction.static.steps import StaticSteps
 from hf_paged_eviction.table.budget import BlockBudget
 from hf_paged_eviction.table.cohort import Cohorts
-from hf_paged_eviction.table.steps import StaticSteps
 
 BLOCK, BUDGET = 4, 24
 

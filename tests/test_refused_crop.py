@@ -14,7 +14,7 @@ import models
 import modes
 from closeness import assert_close
 from hf_paged_eviction import PagedEvictionCache
-from hf_paged_eviction.layer import PagedLayer
+from hf_paged_eviction.layer.paged import PagedLayer
 
 TEXT = torch.stack(models.prompts([60, 60], seed=4))
 ONES = torch.ones_like(TEXT)

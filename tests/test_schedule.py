@@ -12,7 +12,7 @@ import models
 import rows
 from evicting import check
 from hf_paged_eviction import EvictionPolicy, Needs, PagedEvictionCache, ScoreContext, make_policy
-from hf_paged_eviction.layer import PagedLayer
+from hf_paged_eviction.layer.paged import PagedLayer
 from hf_paged_eviction.policies import LazyEviction
 from hf_paged_eviction.table.budget import BlockBudget
 from hf_paged_eviction.table.ranking import rank_keys

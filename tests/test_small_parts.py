@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hf_paged_eviction.integration.padding import Padding
+from hf_paged_eviction.masks.padding import Padding
 from hf_paged_eviction.store.pending import Pending
 from hf_paged_eviction.store.tensors import byte_count, gather_slots, make_storage, serves, slot_index, storage_shape
 from hf_paged_eviction.table.budget import BlockBudget

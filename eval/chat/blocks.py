@@ -13,7 +13,7 @@ from rich.text import Text
 from torch import Tensor
 
 from hf_paged_eviction import PagedEvictionCache
-from hf_paged_eviction.layer import PagedLayer
+from hf_paged_eviction.layer.paged import PagedLayer
 
 from ..errors import UserError
 

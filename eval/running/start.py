@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from hf_paged_eviction.layer import PagedLayer
+from hf_paged_eviction.layer.paged import PagedLayer
 from hf_paged_eviction.queries.observer import Queries
 from hf_paged_eviction.recipes.probe import REPEAT, compress_by_probe
 

@@ -10,7 +10,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from ..integration.models import is_latent_attention
+from ..masks.models import is_latent_attention
 from ..precision.low_rank import Axes, LayerBasis, check_rank
 from .calibration import fingerprint
 

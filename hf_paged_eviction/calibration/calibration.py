@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..integration.models import named
+from ..masks.models import named
 from ..recipes.monotone import bend
 from .features import SCALARS, Folded, Means
 

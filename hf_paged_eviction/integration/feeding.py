@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .padding import Padding
+from ..masks.padding import Padding
 
 
 def feed(

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .models import is_latent_attention
+from ..masks.models import is_latent_attention
 
 
 @dataclass(frozen=True)

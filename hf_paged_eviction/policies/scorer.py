@@ -8,8 +8,8 @@ from torch import Tensor
 
 from ..integration.heads import WHOLE, HeadShare
 from ..integration.rotary import Rotary
-from ..policies import EvictionPolicy, QueryCount, ScoreContext
-from ..policies.needs import Heads
+from . import EvictionPolicy, QueryCount, ScoreContext
+from .needs import Heads
 
 
 @dataclass(frozen=True)

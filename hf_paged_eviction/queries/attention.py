@@ -20,7 +20,7 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-from ..integration.masks import is_plain_causal
+from ..masks.channel import is_plain_causal
 from ..store.segments import InSegments
 from .listener import QueryListener
 from .observer import Queries

@@ -17,7 +17,7 @@ from torch import Tensor
 from .. import __version__
 from ..calibration.calibration import Calibration, LayerScore, fingerprint
 from ..calibration.features import SCALARS, Means, features, unit
-from ..integration.models import is_latent_attention
+from ..masks.models import is_latent_attention
 from ..queries.attention import PAGED_EVICTION
 from .correlation import pearson, spearman
 from .future import Seen, watch

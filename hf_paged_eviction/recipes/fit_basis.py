@@ -19,8 +19,8 @@ from ..calibration.basis import Basis
 from ..calibration.calibration import fingerprint
 from ..integration.feeding import feed
 from ..integration.model_rotary import UnknownRotaryError, layer_rotaries
-from ..integration.models import is_latent_attention, is_paged, layer_plan
 from ..integration.rotary import Rotary
+from ..masks.models import is_latent_attention, is_paged, layer_plan
 from ..precision.low_rank import Axes, LayerBasis
 from ..queries.attention import PAGED_EVICTION
 from ..queries.bystander import Bystander, OverheardCache

@@ -13,7 +13,7 @@ from .. import __version__
 from ..calibration.calibration import fingerprint
 from ..disposals.fold.kernels import LARGEST, Kernels, LayerKernels
 from ..disposals.fold.state import read_tokens
-from ..integration.models import is_latent_attention, is_paged, layer_plan
+from ..masks.models import is_latent_attention, is_paged, layer_plan
 from ..queries.parts import join
 from .fit import HELD_OUT, watched
 from .folding import Eviction, Lesson, lessons

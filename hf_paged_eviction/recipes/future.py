@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..integration.feeding import feed
-from ..integration.models import is_paged, layer_plan
+from ..masks.models import is_paged, layer_plan
 from ..queries.attention import PAGED_EVICTION
 from ..queries.bystander import Bystander, OverheardCache
 from ..queries.observer import Queries

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..cache import PagedEvictionCache
 from ..integration.feeding import feed
-from ..layer import PagedLayer
+from ..layer.paged import PagedLayer
 from ..policies import EvictionPolicy
 
 #: What KVzip asks of the model.

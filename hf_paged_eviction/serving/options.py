@@ -13,7 +13,7 @@ from transformers import ContinuousBatchingConfig
 
 from ..cache import PagedEvictionCache
 from ..defaults import AUTO
-from ..layer import PagedLayer
+from ..layer.paged import PagedLayer
 from ..policies import EvictionPolicy, make_policy
 from ..table.budget import BlockBudget, whole_number
 

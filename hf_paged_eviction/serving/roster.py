@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ..layer import PagedLayer
+from ..layer.paged import PagedLayer
 from ..table.budget import BlockBudget
 from ..table.ranking import KEEP, best_tokens, rank_keys
 from .pages import Pages

@@ -17,7 +17,7 @@ from .table import BlockTable, ScoreSlots
 
 
 class Holding(Protocol):
-    """What a cohort asks of all that a layer holds, see `layers.contents`."""
+    """What a cohort asks of all that a layer holds, see `layer.contents`."""
 
     store: Store
     outlet: Any
@@ -33,7 +33,7 @@ class Holding(Protocol):
 
 
 class Scoring(Protocol):
-    """What a cohort asks of a layer's scores, see `layers.scores`."""
+    """What a cohort asks of a layer's scores, see `layer.scores`."""
 
     early: bool
 
@@ -43,7 +43,7 @@ class Scoring(Protocol):
 
 
 class Member(Protocol):
-    """What a cohort asks of a layer, see `layers.member`."""
+    """What a cohort asks of a layer, see `layer.member`."""
 
     needs: Any
     rotary: Any

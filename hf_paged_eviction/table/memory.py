@@ -42,7 +42,7 @@ def parse_bytes(memory: int | str) -> int:
 
 
 class Measured(Protocol):
-    """Of a layer whose budget waits for its bytes, see `layers.member`."""
+    """Of a layer whose budget waits for its bytes, see `layer.member`."""
 
     @property
     def seen(self) -> int: ...

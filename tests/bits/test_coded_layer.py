@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hf_paged_eviction.integration.rotary import Rotary
-from hf_paged_eviction.layer import PagedLayer
+from hf_paged_eviction.layer.paged import PagedLayer
 from hf_paged_eviction.policies import make_policy
 from hf_paged_eviction.precision.codec import Codec
 from hf_paged_eviction.precision.coded import CodedStore

@@ -11,7 +11,7 @@ import torch
 from transformers import LlamaConfig
 from typer.testing import CliRunner
 
-from hf_paged_eviction.layer import PagedLayer
+from hf_paged_eviction.layer.paged import PagedLayer
 from hf_paged_eviction_eval.commands import app
 
 

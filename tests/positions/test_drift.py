@@ -13,7 +13,7 @@ import models
 from closeness import assert_close
 from hf_paged_eviction.integration.model_rotary import layer_rotaries
 from hf_paged_eviction.integration.rotary import Rotary
-from hf_paged_eviction.layer import PagedLayer
+from hf_paged_eviction.layer.paged import PagedLayer
 from hf_paged_eviction.policies import make_policy
 from hf_paged_eviction.store.turning import Turning
 from hf_paged_eviction.table.budget import BlockBudget

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ...cache import PagedEvictionCache
 from ...integration.feeding import feed
-from ...layer import PagedLayer
+from ...layer.paged import PagedLayer
 from ..probe import ask
 
 

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from ...allocators.cascade import CascadeSnapshot
 from ...allocators.sharing import SharingSnapshot
-from ...integration.padding import PaddingSnapshot
-from ...layer import PagedLayer
-from ...layers.contents import PagedSnapshot
-from ...layers.sliding import SlidingSnapshot, StaticSlidingLayer
+from ...layer.contents import PagedSnapshot
+from ...layer.paged import PagedLayer
+from ...masks.padding import PaddingSnapshot
 from ...precision.coded import CodedSnapshot, CodedStore
 from ...precision.exact import EMPTY
 from ...queries.observer import ObserverSnapshot
+from ...static.sliding import SlidingSnapshot, StaticSlidingLayer
 from ...store.ragged import RaggedSnapshot, RaggedStore
 from ...store.shifts import Shifts
 from ...store.store import HeldSnapshot, StoreSnapshot

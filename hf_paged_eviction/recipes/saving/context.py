@@ -13,15 +13,15 @@ from torch import Tensor
 from ...allocators.sharing import Sharing, SharingSnapshot
 from ...calibration.files import is_here
 from ...gates.files import is_here as gates_are_here
-from ...integration.padding import Padding, PaddingSnapshot
-from ...layer import PagedLayer
-from ...layers.contents import PagedSnapshot
-from ...layers.hybrid import HybridLayer, paged_part
-from ...layers.sliding import SlidingSnapshot, StaticSlidingLayer
+from ...layer.contents import PagedSnapshot
+from ...layer.hybrid import HybridLayer, paged_part
+from ...layer.paged import PagedLayer
+from ...masks.padding import Padding, PaddingSnapshot
 from ...naming.spelling import Spelling, SpellingError
 from ...parts import Snapshot
 from ...policies import EvictionPolicy, Gate, make_policy
 from ...policies.registry import POLICIES
+from ...static.sliding import SlidingSnapshot, StaticSlidingLayer
 from . import files
 from .checks import check_padding, check_paged, check_sharing, check_sliding
 from .facts import check_text, config_dtype, differences, dtype_name, model_facts, text_facts

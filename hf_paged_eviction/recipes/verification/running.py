@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import DynamicCache, EncoderDecoderCache
 
 from ...cache import PagedEvictionCache
-from ...recipes.encoder_decoder import paged_encoder_decoder_cache
+from ..encoder_decoder import paged_encoder_decoder_cache
 from .model_state import NotCovered
 from .text import Calls, Text, embeddings
 

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from ..integration.padding import Padding
+from ..masks.padding import Padding
 from ..table.takeback import order_without
 from .contents import Contents
 from .scores import Scores

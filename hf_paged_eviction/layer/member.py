@@ -6,10 +6,10 @@ import torch
 
 from ..integration.rotary import Rotary
 from ..policies import Needs
+from ..static.place import Place
 from ..table.budget import BlockBudget
 from .contents import Contents
 from .overflow import Overflow
-from .place import Place
 from .scores import Scores
 
 

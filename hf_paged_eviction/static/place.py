@@ -1,10 +1,10 @@
 """Where a layer of a static cache stands among those that take compiled steps, and what it does between two steps."""
 
-from ..queries.ring import QueryRing
-from ..table.steps import NextSlots
-from .contents import Contents
-from .scores import Scores
-from .takeback import Takeback
+from ..layer.contents import Contents
+from ..layer.scores import Scores
+from ..layer.takeback import Takeback
+from .ring import QueryRing
+from .steps import NextSlots
 
 
 class Place:

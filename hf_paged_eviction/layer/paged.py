@@ -8,39 +8,39 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
-from .allocators.quota import MakeQuota, Quota
-from .disposals import Asked, Disposal, Drop, Site
-from .gates.marks import Marks
-from .integration.heads import WHOLE, HeadShare
-from .integration.padding import Padding
-from .integration.rotary import Rotary
-from .layers.compiled import Compiled
-from .layers.contents import Contents, PagedSnapshot
-from .layers.gradients import refuse_gradients
-from .layers.member import Member
-from .layers.overflow import Overflow
-from .layers.place import Place
-from .layers.scores import Scores
-from .layers.takeback import Takeback
-from .policies import EvictionPolicy, QueryCount
-from .policies.needs import Heads
-from .policies.scorer import Scorer
-from .precision.codec import Codec
-from .precision.coded import make_store
-from .queries.listener import Listener
-from .queries.observer import Observer, Queries
-from .queries.parts import Part, Read
-from .queries.ring import QueryRing
-from .stats import LayerStats
-from .store.pending import Pending
-from .store.store import Arrived
-from .store.turning import Turning
-from .table.budget import BlockBudget
-from .table.cohort import Cohorts
-from .table.memory import MemoryPlan
-from .table.steps import StaticSteps, outside_graphs, refusal
-from .table.table import BlockTable
-from .table.takeback import columns_to_remove
+from ..allocators.quota import MakeQuota, Quota
+from ..disposals import Asked, Disposal, Drop, Site
+from ..gates.marks import Marks
+from ..integration.heads import WHOLE, HeadShare
+from ..integration.rotary import Rotary
+from ..masks.padding import Padding
+from ..policies import EvictionPolicy, QueryCount
+from ..policies.needs import Heads
+from ..policies.scorer import Scorer
+from ..precision.codec import Codec
+from ..precision.coded import make_store
+from ..queries.listener import Listener
+from ..queries.observer import Observer, Queries
+from ..queries.parts import Part, Read
+from ..static.compiled import Compiled
+from ..static.place import Place
+from ..static.ring import QueryRing
+from ..static.steps import StaticSteps, outside_graphs, refusal
+from ..stats import LayerStats
+from ..store.pending import Pending
+from ..store.store import Arrived
+from ..store.turning import Turning
+from ..table.budget import BlockBudget
+from ..table.cohort import Cohorts
+from ..table.memory import MemoryPlan
+from ..table.table import BlockTable
+from ..table.takeback import columns_to_remove
+from .contents import Contents, PagedSnapshot
+from .gradients import refuse_gradients
+from .member import Member
+from .overflow import Overflow
+from .scores import Scores
+from .takeback import Takeback
 
 
 class PagedLayer(CacheLayerMixin):  # type: ignore[misc]

@@ -11,7 +11,7 @@ from transformers.cache_utils import CacheLayerMixin
 from ..parts import Snapshot
 from ..store.fixed import static, static_zeros
 from ..store.tensors import serves, storage_shape
-from ..table.steps import StaticSteps, outside_graphs, refusal
+from .steps import StaticSteps, outside_graphs, refusal
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..layer import PagedLayer
 from ..table.takeback import columns_to_remove
+from .paged import PagedLayer
 
 try:
     from transformers.cache_utils import LinearAttentionAndFullAttentionLayer, LinearAttentionLayer

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from ..store.fixed import static_zeros
-from .cohort import Cohort, Cohorts, Member
-from .table import BlockTable
+from ..table.cohort import Cohort, Cohorts, Member
+from ..table.table import BlockTable
 
 _FORGOTTEN = (
     "A step was compiled without this cache knowing of it. generate() tells it by itself; in a loop of your own call "
@@ -48,16 +48,16 @@ class Stepping(Protocol):
 
 
 class SlidingMember(Stepping, Protocol):
-    """Of one that is not paged, see `layers.sliding`."""
+    """Of one that is not paged, see `static.sliding`."""
 
     def written(self) -> None:
         """The host has counted a token."""
 
 
 class PagedMember(Stepping, Member, Protocol):
-    """Of a paged one, see `layers.member`."""
+    """Of a paged one, see `layer.member`."""
 
-    place: Any  # see `layers.place`; None until the layer has entered
+    place: Any  # see `static.place`; None until the layer has entered
 
 
 class NextSlots:

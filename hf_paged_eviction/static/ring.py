@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from ..parts import Snapshot, map_tensors, persistent
+from ..queries.observer import Queries
+from ..queries.weights import Logits
 from ..store.fixed import static_zeros
 from ..store.tensors import storage_shape
-from .observer import Queries
-from .weights import Logits
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
-from ..build import check_static_attention
-from ..integration.masks import MaskWatch, TellingOffset
-from ..integration.models import asks_for_mask_sizes
-from ..integration.padding import Padding
-from ..integration.window import Window
-from ..layer import PagedLayer
-from ..queries.attention import PAGED_EVICTION, ModelAttention, unattended
-from ..table.steps import StaticSteps
+from .build import check_static_attention
+from .integration.window import Window
+from .layer.paged import PagedLayer
+from .masks.channel import MaskWatch, TellingOffset
+from .masks.models import asks_for_mask_sizes
+from .masks.padding import Padding
+from .queries.attention import PAGED_EVICTION, ModelAttention, unattended
+from .static.steps import StaticSteps
 
 
 class Forwards:
@@ -72,7 +72,7 @@ class Forwards:
     def mask_sizes(self, layer: PagedLayer, query_length: int | Tensor, seen: int) -> tuple[int, int]:
         """`(kv_length, kv_offset)` of what the next `update` of this layer returns, `seen` being the columns before it.
 
-        The offset carries the question for the 2-D mask, see `integration.masks`.
+        The offset carries the question for the 2-D mask, see `masks.channel`.
         """
         length, offset = layer.get_mask_sizes(query_length)
         if self._steps is not None and (torch.compiler.is_compiling() or isinstance(offset, Tensor)):

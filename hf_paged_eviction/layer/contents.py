@@ -13,7 +13,7 @@ from ..parts import Snapshot, persistent
 from ..policies.scorer import Scorer
 from ..queries.listener import Listener
 from ..queries.observer import ObserverSnapshot
-from ..queries.ring import RingSnapshot
+from ..static.ring import RingSnapshot
 from ..stats import LayerStats
 from ..store.pending import Pending
 from ..store.store import HeldSnapshot, Store

@@ -3,16 +3,16 @@
 import torch
 from torch import Tensor
 
+from ..layer.contents import Contents
 from ..queries.observer import Queries
-from ..queries.ring import RingSnapshot
-from ..table.steps import StaticSteps
-from .contents import Contents
 from .place import Place
+from .ring import RingSnapshot
+from .steps import StaticSteps
 
 
 class Compiled:
     """How one layer takes a single token in the compiled steps of its cache. Code in a graph only writes, see
-    `table.steps`.
+    `static.steps`.
 
     Attributes:
         steps: what all layers of the cache share.

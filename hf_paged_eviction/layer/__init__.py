@@ -1,0 +1,1 @@
+"""The one paged layer: its verbs, and its parts object by object."""

@@ -1,1 +1,0 @@
-"""What a paged layer is made of, object by object."""
