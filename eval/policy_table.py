@@ -43,7 +43,8 @@ def make_policy_table() -> PolicyTable:
         available_policy_files,
         make_policy,
     )
-    from hf_paged_eviction.policies import Calibrated, EvictionPolicy, Gate
+    from hf_paged_eviction.disposals.registry import DISPOSALS
+    from hf_paged_eviction.policies.registry import POLICIES
     from hf_paged_eviction.queries.attention import PAGED_EVICTION
 
     seen: list[list[str]] = []
@@ -54,10 +55,10 @@ def make_policy_table() -> PolicyTable:
         except ValueError:  # one of another package, with a parameter that has no default
             continue
         (asked if policy.needs.queries else seen).append([name, policy.paper or "", _summary(type(policy))])
-    of_files: tuple[type[EvictionPolicy], ...] = (Calibrated, Gate)
     files = [
         [f"{start}FILE", kind.paper or "", _summary(kind)]
-        for start, kind in zip(available_policy_files(), of_files, strict=True)
+        for start in available_policy_files()
+        for kind in [POLICIES.classes[start[:-1]]]
     ]
     return PolicyTable(
         {
@@ -67,7 +68,7 @@ def make_policy_table() -> PolicyTable:
         },
         list(available_modifiers()),
         list(available_allocators()),
-        list(available_disposals()),
+        sorted([*available_disposals(), *(f"{start}FILE" for start in DISPOSALS.files())]),
     )
 
 

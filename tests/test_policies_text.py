@@ -277,7 +277,7 @@ def test_plain_files_need_no_quotes(files: dict[str, str], monkeypatch: pytest.M
         ("hybrid(tova, calibrated:nowhere(sources=2))", "character 14: calibrated has no parameter sources"),
         ("calibrated:nowhere(keep=1)", "calibrated has no parameter keep"),
         ("hybrid(gate:nowhere(keep_above=0.1), tova)", "No gates 'nowhere'"),
-        ("hybrid(tova, calibrated)", "Unknown policy 'calibrated'"),
+        ("hybrid(tova, calibrated)", "calibrated needs a file: write 'calibrated:FILE'"),
         ("hybrid(calibrated:, tova)", "No calibration ''"),
         ("hybrid(calibrated:nowhere, tovva)", "No calibration|Unknown policy 'tovva'"),
         ("caote(calibrated:a, weights=(1, 2)))", "character 36: unmatched"),

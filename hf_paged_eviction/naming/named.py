@@ -11,10 +11,12 @@ class Named:
     Class attributes:
         name: as registered.
         paper: arXiv id, or None.
+        of_file: whether it is made of a file, its first parameter: written `name:file`.
     """
 
     name: ClassVar[str] = ""
     paper: ClassVar[str | None] = None
+    of_file: ClassVar[bool] = False
 
     @property
     def label(self) -> str:

@@ -1,9 +1,8 @@
 """Classes by name, and objects of them by text."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from difflib import get_close_matches
-from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 from .plugins import Plugins
@@ -16,33 +15,29 @@ Class = TypeVar("Class", bound=type)
 class Registry(Generic[T]):
     """The classes of one kind.
 
+    There are three sorts: most are made of their name, perhaps with parameters (`snapkv(window=16)`); modifiers stand
+    around others (`caote(h2o)`); those that say `of_file` are made of a file (`calibrated:F.safetensors`).
+
     Those of other packages are found by entry points, of the group `hf_paged_eviction.` and the kind's plural, such as
     `hf_paged_eviction.policies`. They are loaded when a name is unknown, or when all names are asked for.
 
     Attributes:
         kind: what they are, for messages.
         base: what each is a subclass of.
-        modifier: what those that are made around others of the kind are a subclass of; None where there are none.
-        of_files: by name, those that a file makes: written `name:file`, made of the file and parameters.
+        modifier: what modifiers are a subclass of; None where there are none.
         classes: by name, as far as they are loaded.
     """
 
-    def __init__(
-        self,
-        kind: Kind,
-        base: type[T],
-        modifier: type[T] | None = None,
-        of_files: Mapping[str, type[T]] = MappingProxyType({}),
-    ) -> None:
+    def __init__(self, kind: Kind, base: type[T], modifier: type[T] | None = None) -> None:
         self.kind = kind
         self.base = base
         self.modifier = modifier
-        self.of_files = of_files
         self.classes: dict[str, type[T]] = {}
         self._plugins = Plugins(f"hf_paged_eviction.{kind.plural}")
 
     def register(self, name: str) -> Callable[[Class], Class]:
-        """Class decorator: make a class available by name. The same class again replaces it.
+        """Class decorator: make a class available by name. The same class again (a notebook cell run twice) replaces
+        it. A package makes its classes known without being imported by entry points.
 
         Raises:
             TypeError: the class is not of this kind.
@@ -74,10 +69,23 @@ class Registry(Generic[T]):
             self.load_plugins()
         return self.classes.get(name)
 
-    def names(self, modifiers: bool = False) -> tuple[str, ...]:
-        """All names, sorted: of the modifiers, or of the others."""
+    def names(self) -> tuple[str, ...]:
+        """Names of all that are made of their name, sorted. Modifiers and those that are made of a file, whose names
+        alone make none, have lists of their own."""
+        return self._names(lambda cls: not self.is_modifier(cls) and not _of_file(cls))
+
+    def modifiers(self) -> tuple[str, ...]:
+        """Names of all that are made around others, such as `caote` in `caote(h2o)`, sorted."""
+        return self._names(self.is_modifier)
+
+    def files(self) -> tuple[str, ...]:
+        """How the texts of all begin that are made of a file, such as "calibrated:" of "calibrated:F.safetensors",
+        sorted."""
+        return tuple(f"{name}:" for name in self._names(_of_file))
+
+    def _names(self, wanted: Callable[[type[T]], bool]) -> tuple[str, ...]:
         self.load_plugins()
-        return tuple(sorted(name for name, cls in self.classes.items() if self.is_modifier(cls) is modifiers))
+        return tuple(sorted(name for name, cls in self.classes.items() if wanted(cls)))
 
     def is_modifier(self, cls: type[T]) -> bool:
         """Whether objects of this class are made around others."""
@@ -85,6 +93,13 @@ class Registry(Generic[T]):
 
     def make(self, thing: str | T) -> T:
         """The object that a text says; an object is returned as it is.
+
+        Args:
+            thing: a name ("h2o"), a name with parameters ("snapkv(window=16, pooling=max)"), a modifier around others
+                ("graphkv(hybrid(h2o, recency), sources=0.2)") or a file ("calibrated:F.safetensors",
+                "gate:F.safetensors(keep_above=0.1)"), which may stand inside a modifier, too:
+                "hybrid(calibrated:F.safetensors, tova)"; a path with a comma, a parenthesis or a quote is written in
+                quotes there. An object's `label` is such a text.
 
         Raises:
             ValueError: nothing has that name or parameter, a value is out of range, or the text cannot be read.
@@ -97,13 +112,8 @@ class Registry(Generic[T]):
             article = "an" if base[0] in "AEIOU" else "a"
             raise TypeError(f"{name} must be a name or {article} {base} object (not a class), got {thing!r}.")
         text = thing.strip()
-        if text in self.classes:
-            return self._build(Spelling(text, (), {}, 0), text)
-        if "(" not in text and not text.startswith(tuple(f"{name}:" for name in self.of_files)):
-            if self.find(text) is None:
-                raise self._unknown(text)
-            return self._build(Spelling(text, (), {}, 0), text)
-        return self._build(self.read(text), text)
+        plain = "(" not in text and ":" not in text
+        return self._build(Spelling(text, (), {}, 0) if plain else self.read(text), text)
 
     def read(self, text: str) -> Spelling:
         """What a text says, before anything is looked up.
@@ -111,26 +121,31 @@ class Registry(Generic[T]):
         Raises:
             SpellingError: it cannot be read.
         """
-        return read(self.kind, text, self.of_files)
+        prefix, colon, _ = text.partition(":")
+        if colon and prefix not in self.classes:
+            self.load_plugins()
+        return read(self.kind, text, [name for name, cls in self.classes.items() if _of_file(cls)])
 
     def _build(self, spelling: Spelling, text: str) -> T:
-        cls = self.of_files.get(spelling.name) if spelling.file is not None else self.find(spelling.name)
+        name, cls = spelling.name, self.find(spelling.name)
         if cls is None:
-            raise self._unknown(spelling.name)
+            raise self._unknown(name)
+        if _of_file(cls) and spelling.file is None:
+            raise ValueError(f"The {self.kind.name} {name} needs a file: write '{name}:FILE'.")
         self._check_hosts(cls, spelling, text)
         signature = inspect.signature(cls)
-        known = [name for name, parameter in signature.parameters.items() if parameter.default is not parameter.empty]
-        for name in spelling.parameters:
-            if name not in known:
+        known = [each for each, parameter in signature.parameters.items() if parameter.default is not parameter.empty]
+        for each in spelling.parameters:
+            if each not in known:
                 has = f"Its parameters: {', '.join(known)}" if known else "It has no parameters"
-                raise self._error(text, spelling, f"{spelling.name} has no parameter {name}. {has}")
+                raise self._error(text, spelling, f"{name} has no parameter {each}. {has}")
         hosts = [self._build(host, text) for host in spelling.hosts]
         files = () if spelling.file is None else (spelling.file,)
         try:
             bound = signature.bind(*files, *hosts, **spelling.parameters)
         except TypeError as error:
             example = f", as in {self._example(cls)!r}" if self.is_modifier(cls) else ""
-            raise self._error(text, spelling, f"{spelling.name}: {error}{example}") from None
+            raise self._error(text, spelling, f"{name}: {error}{example}") from None
         return cls(*bound.args, **bound.kwargs)
 
     def _check_hosts(self, cls: type[T], spelling: Spelling, text: str) -> None:
@@ -143,7 +158,7 @@ class Registry(Generic[T]):
         if spelling.hosts and not self.is_modifier(cls):
             reason = f"{name} takes no other {self.kind.name}"
             if self.modifier is not None:
-                reason = f"{reason}. Those that do are {', '.join(self.names(modifiers=True))}"
+                reason = f"{reason}. Those that do are {', '.join(self.modifiers())}"
             raise self._error(text, spelling.hosts[0], reason)
 
     def _example(self, cls: type[T]) -> str:
@@ -154,9 +169,15 @@ class Registry(Generic[T]):
 
     def _unknown(self, name: str) -> ValueError:
         known = self.names()
-        close = get_close_matches(name, [*known, *self.names(modifiers=True)], n=1)
+        close = get_close_matches(name, [*known, *self.modifiers()], n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
         message = f"Unknown {self.kind.name} {name!r}.{hint} Available: {', '.join(known)}."
         if self.modifier is not None:
-            message = f"{message} Modifiers of these: {', '.join(self.names(modifiers=True))}."
+            message = f"{message} Modifiers of these: {', '.join(self.modifiers())}."
+        if self.files():
+            message = f"{message} Made of a file: {', '.join(f'{each}FILE' for each in self.files())}."
         return ValueError(message)
+
+
+def _of_file(cls: type) -> bool:
+    return bool(getattr(cls, "of_file", False))

@@ -10,8 +10,10 @@ from ..calibration import Calibration, load_calibration
 from ..naming.of_files import quoted
 from .base import EvictionPolicy, ScoreContext
 from .needs import Needs
+from .registry import register_policy
 
 
+@register_policy("calibrated")
 @dataclass(frozen=True)
 class Calibrated(EvictionPolicy):
     r"""The attention that later tokens can be expected to pay, from key, value and position alone.
@@ -36,7 +38,7 @@ class Calibrated(EvictionPolicy):
 
     file: str
 
-    name: ClassVar[str] = "calibrated"
+    of_file: ClassVar[bool] = True
     needs = Needs(heads="separate", token_local=True, absolute_noise=True, common_unit=True, supports_mla=False)
 
     def __post_init__(self) -> None:

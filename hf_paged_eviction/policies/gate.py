@@ -11,8 +11,10 @@ from ..naming.of_files import quoted
 from .base import EvictionPolicy, ScoreContext
 from .checks import check_between, check_count
 from .needs import Cutoff, Needs
+from .registry import register_policy
 
 
+@register_policy("gate")
 @dataclass(frozen=True)
 class Gate(EvictionPolicy):
     r"""What the layer's hidden state says of a token, before attention sees it: will it be needed?
@@ -48,7 +50,7 @@ class Gate(EvictionPolicy):
     room: int = 128
     network: Gates = field(init=False, repr=False, compare=False)
 
-    name: ClassVar[str] = "gate"
+    of_file: ClassVar[bool] = True
     paper: ClassVar[str | None] = "2410.12876"
 
     def __post_init__(self) -> None:

@@ -47,6 +47,7 @@ class Fold(Disposal):
     file: str
 
     paper: ClassVar[str | None] = "2402.09398"
+    of_file: ClassVar[bool] = True
     needs_queries: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
