@@ -10,6 +10,7 @@ from results_page import PAGE, replace_section
 
 from hf_paged_eviction_eval.bench.goals import NOT_MEASURED
 from hf_paged_eviction_eval.bench.table import ratio_rows
+from hf_paged_eviction_eval.bench.variants import FULL
 
 
 def load(name: str) -> dict[str, Any]:
@@ -76,9 +77,8 @@ def group_of(first: dict[str, Any], rows: list[dict[str, Any]]) -> list[dict[str
 def update() -> str:
     results = load("update")
     settings = results["settings"]
-    rows = [
-        (name, f"{value:.0f}") for name, value in results["update_us"].items() if not name.startswith("DynamicLayer")
-    ]
+    others = (FULL, "DynamicLayer 2048", "DynamicLayer 4096")
+    rows = [(name, f"{value:.0f}") for name, value in results["update_us"].items() if name not in others]
     return (
         f"**`update` of one layer** for one token, `python benchmarks/update.py`: 8 KV heads of 128, budget "
         f"{settings['budget']}, context {settings['context']}, choice of victims included. {where(results)}.\n\n"

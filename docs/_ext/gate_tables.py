@@ -45,7 +45,7 @@ def _of_model(name: str, of: dict[str, Any], heading: str) -> str:
             f"Perplexity of {settings['texts']} texts of 1536 tokens, read in chunks of 64, after the first eviction:",
             table(("budget", "policy", "perplexity", "to calibrated"), texts, numbers_from=2),
         ]
-    return "\n\n".join([*parts, f"(`{of['command']}`; {measured.where(of['environment'])}.)"])
+    return "\n\n".join([*parts, f"({measured.experiment('gates')}; {measured.where(of['environment'])}.)"])
 
 
 def ceiling(_: str) -> str:
@@ -61,7 +61,7 @@ def ceiling(_: str) -> str:
     ]
     return (
         table(("question", "kept by", "mean", "over calibrated", *settings["tasks"]), rows, numbers_from=2)
-        + f"\n\n(`python benchmarks/gates_ceiling.py`: {settings['budget']} of {settings['length']} tokens, "
+        + f"\n\n({measured.experiment('gates_ceiling')}; {settings['budget']} of {settings['length']} tokens, "
         f"{settings['samples']} prompts per task and seed; {measured.machine('gates_ceiling')}.)"
     )
 

@@ -29,6 +29,11 @@ def machine(name: str) -> str:
     return where(load(name)["environment"])
 
 
+def experiment(name: str) -> str:
+    """How a table cites a script that has done its work: the numbers stay, the script stands in the history."""
+    return f"`benchmarks/{name}.py`, a finished experiment: `git log -- benchmarks/{name}.py`"
+
+
 def where(found: dict[str, Any]) -> str:
     """An environment in words."""
     return (
@@ -130,7 +135,7 @@ def lazy_reuse(_: str) -> str:
         rows.append((f"`{policy}`", budget, f"{more:+.1f}{_PLUS_MINUS}{error:.1f} %"))
     return (
         "Perplexity if the victim is dropped at once, against reusing it lazily, on the embedded model "
-        f"(`{found['command']}`):\n\n" + table(("policy", "budget", "change"), rows, numbers_from=2)
+        f"({experiment('lazy_reuse')}):\n\n" + table(("policy", "budget", "change"), rows, numbers_from=2)
     )
 
 
@@ -174,7 +179,7 @@ def endless_text(_: str) -> str:
     return (
         "Perplexity:\n\n"
         + table(("policy", "budget", "positions", *names, "change"), rows, numbers_from=3)
-        + f"\n\n(`python benchmarks/endless_text.py`, {settings['chunk']} tokens per forward; "
+        + f"\n\n({experiment('endless_text')}; {settings['chunk']} tokens per forward; "
         f"{machine('endless_text')}.)"
     )
 
@@ -195,7 +200,7 @@ def positions(_: str) -> str:
     ]
     return (
         table(("positions", "tokens seen", "CPU time of a step", "relative to `text`", "storage"), rows, numbers_from=1)
-        + f"\n\n(`python benchmarks/positions.py`: a Llama of 100M parameters, budget {settings['budget']:,}, "
+        + f"\n\n({experiment('positions')}; a Llama of 100M parameters, budget {settings['budget']:,}, "
         f"`{settings['policy']}`, {settings['dtype']}; {machine('positions')}.)"
     )
 

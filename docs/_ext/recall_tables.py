@@ -64,7 +64,7 @@ def same_bytes(_: str) -> str:
     """Dropping, four bits and recall at the same device bytes."""
     found = measured.load("recall_bytes")
     tables = [_same_bytes(int(length), of) for length, of in found["lengths"].items()]
-    return "\n\n".join([*tables, f"(`python benchmarks/recall_bytes.py`; {measured.machine('recall_bytes')}.)"])
+    return "\n\n".join([*tables, f"({measured.experiment('recall_bytes')}; {measured.machine('recall_bytes')}.)"])
 
 
 def _same_bytes(length: int, found: dict[str, Any]) -> str:
@@ -110,7 +110,7 @@ def shape(_: str) -> str:
     columns = [""]
     for length in found["lengths"]:
         columns += [f"{int(length) // 1024}k: ms", "device MiB", "host MiB"]
-    return f"{table(columns, rows)}\n\n(`python benchmarks/recall_shape.py`; {measured.machine('recall_shape')}.)"
+    return f"{table(columns, rows)}\n\n({measured.experiment('recall_shape')}; {measured.machine('recall_shape')}.)"
 
 
 def replacement(_: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from measured import RESULTS, load
+from measured import RESULTS, experiment, load
 from myst_text import table
 
 from hf_paged_eviction_eval.bench.prefill_tables import (
@@ -42,7 +42,7 @@ def recommend(_: str) -> str:
     return (
         table(header, rows, numbers_from=1)
         + f"\n\nChosen: {chosen}. The last column replays the search with its passages in "
-        f"{one['other_orders']['orders']:,} other orders. (`python benchmarks/recommend.py`, standard-library sources "
+        f"{one['other_orders']['orders']:,} other orders. ({experiment('recommend')}; standard-library sources "
         "that the models never saw. The second model, two layers with as many KV heads as query heads, is made by "
         f"`python -m training.second`; {machine}.)"
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any
 
@@ -29,30 +29,41 @@ UPDATE_KEYS = {PAGED: BenchKey(UPDATE, PAGED, CONTEXT, BUDGET, 1), FULL: BenchKe
 
 
 def measure_update(settings: BenchSettings, tick: Callable[[str], None]) -> list[Row]:
-    """Interleaved, over whole blocks, the choice of victims included; float32, one row."""
-    config = LlamaConfig(
-        hidden_size=HEADS * WIDTH, num_attention_heads=HEADS, num_key_value_heads=HEADS, num_hidden_layers=1
-    )
-    paged = PagedEvictionCache(
-        config, budget=BUDGET, policy=settings.policy, attention_mask=torch.ones(1, CONTEXT, dtype=torch.long)
-    )
-    runs = {PAGED: _updates(paged, settings), FULL: _updates(DynamicCache(config=config), settings)}
-    for run in runs.values():
-        run()
-    times = interleaved(runs, settings.rounds, tick=lambda: tick("update"))
+    """Rows of this cache and of DynamicCache."""
+    device = torch.device(settings.device)
+    times = time_updates([settings.policy], device, settings.rounds, lambda: tick("update"))
     return [
         make_row(
-            UPDATE_KEYS[name],
+            UPDATE_KEYS[PAGED if name == settings.policy else name],
             MEASURED,
-            update_us=1e6 * median(seconds) / STEPS,
-            rounds_us=[1e6 * each / STEPS for each in seconds],
+            update_us=1e6 * median(seconds),
+            rounds_us=[1e6 * each for each in seconds],
         )
         for name, seconds in times.items()
     ]
 
 
-def _updates(cache: Any, settings: BenchSettings) -> Callable[[], float]:
-    device = torch.device(settings.device)
+def time_updates(
+    policies: Sequence[str], device: torch.device, rounds: int, tick: Callable[[], None] = lambda: None
+) -> dict[str, list[float]]:
+    """Seconds per token and round under each policy and, as `FULL`, in a DynamicCache.
+
+    Interleaved, over whole blocks, the choice of victims included; float32, one row.
+    """
+    config = LlamaConfig(
+        hidden_size=HEADS * WIDTH, num_attention_heads=HEADS, num_key_value_heads=HEADS, num_hidden_layers=1
+    )
+    mask = torch.ones(1, CONTEXT, dtype=torch.long)
+    caches: dict[str, Any] = {
+        policy: PagedEvictionCache(config, budget=BUDGET, policy=policy, attention_mask=mask) for policy in policies
+    }
+    runs = {name: _updates(cache, device) for name, cache in {**caches, FULL: DynamicCache(config=config)}.items()}
+    for run in runs.values():
+        run()
+    return interleaved(runs, rounds, tick=tick)
+
+
+def _updates(cache: Any, device: torch.device) -> Callable[[], float]:
     states = torch.randn(2, 1, HEADS, CONTEXT, WIDTH, device=device)
     cache.update(states[0], states[1], 0)
     token = torch.randn(1, HEADS, 1, WIDTH, device=device)
@@ -63,6 +74,6 @@ def _updates(cache: Any, settings: BenchSettings) -> Callable[[], float]:
         watch = Stopwatch(device)
         for _ in range(STEPS):
             cache.update(token, token, 0)
-        return watch.lap()
+        return watch.lap() / STEPS
 
     return run

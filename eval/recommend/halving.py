@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import inf
 
 #: The share of candidates that a round leaves. With a third, rare passages on which a candidate diverges far were met
-#: too late: `benchmarks/recommend.py` replays the search.
+#: too late: docs/recommend.md, "A tenth of the cost".
 KEPT = 1 / 2
 #: No round leaves fewer.
 FEWEST = 2
