@@ -671,11 +671,11 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         """All that the layer holds.
 
         Raises:
-            ValueError: tokens wait for `crop`. RuntimeError: attention did not tell of the last forward.
+            ValueError: tokens wait for `crop`. RuntimeError: the last forward failed in the middle.
         """
         compiled = self.compiled
         if compiled is not None:
-            compiled.steps.settle()
+            compiled.steps.settle_for_all()
         if self.contents.table is not None and not self._waiting:
             self.commit()
         saved = replace(self.contents.snapshot(), as_given=self.as_given)

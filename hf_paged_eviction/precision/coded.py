@@ -398,6 +398,7 @@ class CodedStore(Store):
     def overwrite(self, slot: Tensor, keys: Tensor, values: Tensor, real: Tensor | None) -> None:
         """See `Store.overwrite`. At most `block_size` tokens may come so before `encode` is called."""
         self.exact.put(slot[..., 0], keys, values, real)
+        self.exact.counted(real)
         if self._shifts is not None:
             self._shifts.overwrite(slot, real)
         self.waiting += 1
@@ -411,6 +412,7 @@ class CodedStore(Store):
 
     def wrote(self) -> None:
         """See `Store.wrote`."""
+        self.exact.counted(None)
         self.waiting += 1
 
     def keep(self, keys: Tensor, values: Tensor, kept: Tensor, held: int, arrived: Arrived, anew: bool) -> None:

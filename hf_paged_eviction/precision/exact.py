@@ -102,7 +102,8 @@ class Exact:
 
     def put(self, slots: Tensor, keys: Tensor, values: Tensor, real: Tensor | None) -> None:
         """A token of every row, `[B, H, 1, dim]`, lies in the slots `[B, 1 or H]`, where no other is any more; not in
-        rows that `real` `[B, 1]` says are pads."""
+        rows that `real` `[B, 1]` says are pads. Until it is counted (`counted`), another one may be put in its stead.
+        """
         rows, heads = self.slots.shape[:2]
         gone = self.slots == slots[..., None]
         gone = gone if real is None else gone & real[..., None]
@@ -114,6 +115,9 @@ class Exact:
             if real is not None:
                 states = torch.where(real.view(-1, *[1] * (states.ndim - 1)), states, held[at])
             held.index_put_(at, states)
+
+    def counted(self, real: Tensor | None) -> None:
+        """The token that was put has come to stay; not in rows that `real` `[B, 1]` says are pads."""
         self.count.add_(1 if real is None else real[:, 0])
 
     def newest_tokens(self) -> "Newest":

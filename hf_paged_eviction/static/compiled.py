@@ -87,7 +87,7 @@ class Compiled:
 
     def clear(self) -> None:
         """The layer begins anew."""
-        self.steps.interrupt()
+        self.steps.forget()
         self._place.given = None
 
     @property

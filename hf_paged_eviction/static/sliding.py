@@ -173,7 +173,7 @@ class StaticSlidingLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def reset(self) -> None:
         """Forget every token; the storage stays, unless the next prompt has another shape."""
-        self.steps.interrupt()
+        self.steps.forget()
         self.member.seen = 0
         self.is_initialized = False
 

@@ -37,6 +37,13 @@ def refusal(what: str) -> ValueError:
     return ValueError(f"A static cache cannot {what}: its tensors stay where they are. Use static=False.")
 
 
+def _failed() -> RuntimeError:
+    return RuntimeError(
+        "A forward of one token failed in the middle, so some layers of this static cache hold its token and others do "
+        "not: call cache.reset() and begin anew."
+    )
+
+
 class Stepping(Protocol):
     """What the steps ask of a layer that takes single tokens in compiled code."""
 
@@ -122,8 +129,9 @@ class StaticSteps:
 
     Attributes:
         ready: whether a single token may be written now. The last layer of a step takes it back.
-        uncounted: a step was taken that the host has not counted yet. Compiled code sets it and never reads it, since
-            what it reads is guarded.
+        begun: a layer has written a token that the last layer has not: the step goes on, or a forward failed. Compiled
+            code sets it and never reads it, since what it reads is guarded.
+        uncounted: a step was taken that the host has not counted yet; as `begun`.
         seen: int64, columns seen, for compiled code: by device, because layers may be on several.
         joined: whether the layers take part in runs, which end with every forward of several tokens.
 
@@ -140,6 +148,7 @@ class StaticSteps:
         last: Stepping | None,
     ) -> None:
         self.ready = False
+        self.begun = False
         self.uncounted = False
         self.seen: dict[torch.device, Tensor] = {}
         self._runs: list[StaticRun] = []
@@ -158,8 +167,14 @@ class StaticSteps:
     # ---- between the steps ----------------------------------------------------------------------------------------
 
     def prepare(self) -> None:
-        """Get ready for a single token. Doing it again changes nothing."""
+        """Get ready for a single token. Doing it again changes nothing.
+
+        Raises:
+            RuntimeError: the step before failed in the middle, and a layer would take its token in twice.
+        """
         self.settle()
+        if self.begun and not self._may_repeat:
+            raise _failed()
         if self.ready:
             return
         sorted_pads = [member.place.sort_pads() for member in self._paged]
@@ -171,6 +186,11 @@ class StaticSteps:
             seen.fill_(self._count())
         self.ready = True
 
+    @property
+    def _may_repeat(self) -> bool:
+        """Whether a token that is written twice is held once: a window moves on each time, and so does what leaves."""
+        return not self._sliding and not any(member.contents.outlet.takes for member in self._paged)
+
     def settle(self) -> None:
         """Count the step that was taken, if there is one."""
         if not self.uncounted:
@@ -181,10 +201,28 @@ class StaticSteps:
         for member in self._sliding:
             member.written()
 
-    def interrupt(self) -> None:
-        """Something else than a single token happens to the layers."""
+    def settle_for_all(self) -> None:
+        """As `settle`, where what layers hold is going to be read or moved.
+
+        Raises:
+            RuntimeError: the step before failed in the middle: some layers have overwritten what others hold.
+        """
         self.settle()
+        if self.begun:
+            raise _failed()
+
+    def interrupt(self) -> None:
+        """Something else than a single token happens to the layers.
+
+        Raises:
+            RuntimeError: see `settle_for_all`.
+        """
+        self.settle_for_all()
         self.ready = self.joined = False
+
+    def forget(self) -> None:
+        """The layers begin anew."""
+        self.ready = self.begun = self.uncounted = self.joined = False
 
     def resume(self, all_real: Sequence[bool | None]) -> None:
         """Go on after the layers were restored; whether a step needs no mask, by paged layer, None = not settled."""
@@ -233,6 +271,7 @@ class StaticSteps:
 
     def took(self, member: Stepping) -> None:
         """The layer of this member has written the token."""
-        if member is self._last:
+        self.begun = member is not self._last
+        if not self.begun:
             self.ready = False
             self.uncounted = True

@@ -123,7 +123,12 @@ def _calls(random: Random, family: str, options: dict[str, Any], budget: int) ->
         "save": lambda: ("save",),
         "copy": lambda: (random.choice(("copy", "pickle")),),
         "shrink": lambda: ("shrink", random.randint(1, 2)),
-        "fail": lambda: ("fail", random.choice((1, 1, 3)), random.choice(("before", "between"))),
+        "fail": lambda: (
+            "fail",
+            random.choice((1, 1, 3)),
+            random.choice(("before", "between")),
+            random.choice((0, 1, 4)),
+        ),
         "anew": lambda: (random.choice(("reset", "release")),),
         "gradient": lambda: ("gradient", random.randint(1, 4)),
         "alone": lambda: ("alone",),

@@ -188,9 +188,10 @@ class Game:
                 f"without a cache logits differ by {off:.2e}"
             )
 
-    def fail(self, count: int, where: str) -> None:
+    def fail(self, count: int, where: str, then: int = 0) -> None:
         """A forward runs out of memory, before the last layer or between `update` and attention; then the model is
-        used without a cache. The next forward is refused, or as if nothing had been. If refused, all begins anew."""
+        used without a cache. The next forward, the same or one of `then` columns, is refused, or as if nothing had
+        been. If refused, all begins anew."""
         columns = self._columns(count, "none")
         self.slow.commit(0)
         with _failing(self.model, where):
@@ -204,6 +205,7 @@ class Game:
         if where == "between":  # the last layer has its tokens: the cache sees no more than a shorter mask
             self.reset()
             return
+        columns = self._columns(then, "none") if then else columns
         try:
             with self.slow.following(self.cache, *columns):
                 logits = self._say(self.cache, *columns)

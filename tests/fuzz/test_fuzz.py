@@ -20,6 +20,20 @@ FOUND = {
         seed=61,
         told=True,
     ),
+    "a compiled step in few bits that failed and is repeated": Case(
+        options={"block_size": 5, "budget": 30, "bits": (4, 2), "static": True},
+        calls=(("feed", 9, "none"), ("fail", 1, "before")),
+        seed=1002,
+    ),
+    "a compiled step that failed, and then several tokens": Case(
+        options={"block_size": 4, "budget": 16, "static": True, "policy": "recency"},
+        calls=(("feed", 18, "none"), ("fail", 1, "before", 4), ("steps", 3, "none")),
+    ),
+    "a compiled step that failed where a window has moved on": Case(
+        options={"block_size": 4, "budget": 16, "static": True},
+        calls=(("feed", 18, "none"), ("fail", 1, "before"), ("steps", 3, "none")),
+        family="gemma3",
+    ),
 }
 
 
