@@ -286,7 +286,7 @@ def test_a_calibration_of_the_hub(calibration_file: Path, monkeypatch: pytest.Mo
     ("change", "message"),
     [
         (lambda tensors, metadata: tensors.clear(), "it holds no layer"),
-        (lambda tensors, metadata: metadata.update(feature_version="0"), "features of version 0, this package has"),
+        (lambda tensors, metadata: metadata.update(feature_version="0"), "of version '0', this package reads version"),
         (lambda tensors, metadata: metadata.update(format="x"), "another kind of safetensors file"),
         (lambda tensors, metadata: metadata.pop("model"), "'model'"),
         (lambda tensors, metadata: metadata.update(facts="{"), "Expecting property name"),

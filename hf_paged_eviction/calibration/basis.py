@@ -1,20 +1,18 @@
 """Bases as files: safetensors, with the model that they belong to in the metadata."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from torch import Tensor
 
 from ..masks.models import is_latent_attention
+from ..naming.files import NamedFiles
+from ..naming.fitted import FittedFiles, Tensors
+from ..naming.tensors import FileKind
 from ..precision.low_rank import Axes, LayerBasis, check_rank
-from .calibration import fingerprint
-
-_FORMAT = "hf_paged_eviction.basis"
+from .calibration import different_model
 
 
 @dataclass(frozen=True)
@@ -37,15 +35,10 @@ class Basis:
         Raises:
             ValueError: with what differs.
         """
-        actual = fingerprint(config)
-        different = [
-            f"{name} {actual[name]} instead of {value}"
-            for name, value in self.model.items()
-            if name in actual and actual[name] != value
-        ]
+        different = different_model(self.model, config)
         if different:
             raise ValueError(
-                f"basis= was fitted to another model: {', '.join(different)}. Fit one to this model with "
+                f"basis= was fitted to another model: {different}. Fit one to this model with "
                 "`paged-eviction fit-basis`."
             )
 
@@ -64,55 +57,32 @@ class Basis:
         return found
 
 
+def _made(layers: Tensors, said: dict[str, Any]) -> Basis:
+    return Basis({index: _layer(parts) for index, parts in layers.items()}, said["model"], said["facts"])
+
+
+def _layer(parts: Mapping[str, Tensor]) -> LayerBasis:
+    kinds: dict[str, dict[str, Tensor]] = {"keys": {}, "values": {}}
+    for name, tensor in parts.items():
+        kind, part = name.split(".")
+        kinds[kind][part] = tensor
+    keys, values = (Axes(**kinds[kind]) for kind in ("keys", "values"))
+    keys.check()
+    values.check()
+    return LayerBasis(keys, values)
+
+
+_FILES = FittedFiles(FileKind("basis", None), NamedFiles("No basis", "paged-eviction fit-basis"), _made)
+load_basis = _FILES.load
+
+
 def save_basis(basis: Basis, path: str | Path) -> None:
     """Write a basis; `load_basis` reads it back bit by bit."""
-    tensors = {
-        f"layers.{index}.{kind}.{name}": tensor.detach().cpu().contiguous()
+    layers = {
+        index: {f"{kind}.{name}": tensor for kind, axes in vars(layer).items() for name, tensor in vars(axes).items()}
         for index, layer in basis.layers.items()
-        for kind, axes in vars(layer).items()
-        for name, tensor in vars(axes).items()
     }
-    metadata = {"format": _FORMAT, "model": json.dumps(dict(basis.model)), "facts": json.dumps(dict(basis.facts))}
-    save_file(tensors, path, metadata)
-    Path(path).chmod(0o644)  # it is written as a private file
-
-
-def load_basis(path: str | Path) -> Basis:
-    """Read a basis that `paged-eviction fit-basis` wrote.
-
-    Raises:
-        ValueError: it does not exist, or is no basis.
-    """
-    file = Path(path).expanduser()
-    if not file.is_file():
-        raise ValueError(f"basis={str(path)!r}: there is no such file. `paged-eviction fit-basis` writes one.")
-    status = file.stat()
-    return _load(file, status.st_mtime_ns, status.st_size)
-
-
-@lru_cache(maxsize=8)
-def _load(path: Path, modified: int, size: int) -> Basis:
-    """Cached for as long as the file is the same."""
-    tensors: dict[int, dict[str, dict[str, Any]]] = {}
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            if metadata.get("format") != _FORMAT:
-                raise ValueError("it is another kind of safetensors file")
-            for name in file.keys():  # noqa: SIM118 - no dictionary
-                _, index, kind, part = name.split(".")
-                tensors.setdefault(int(index), {}).setdefault(kind, {})[part] = file.get_tensor(name)
-        if not tensors:
-            raise ValueError("it holds no layer")
-        layers = {}
-        for index, kinds in sorted(tensors.items()):
-            keys, values = (Axes(**kinds[kind]) for kind in ("keys", "values"))
-            keys.check()
-            values.check()
-            layers[index] = LayerBasis(keys, values)
-        return Basis(layers, json.loads(metadata["model"]), json.loads(metadata["facts"]))
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"Cannot use the basis {str(path)!r}: {error}.") from error
+    _FILES.save(path, layers, basis.model, basis.facts)
 
 
 def chosen_basis(

@@ -11,12 +11,12 @@ class NamedFiles:
     Attributes:
         no: none of them, for messages: "No calibration".
         made_by: what writes them.
-        file_name: what the file is called in a repository on the Hub.
+        file_name: what the file is called in a repository on the Hub; None where there are none.
     """
 
     no: str
     made_by: str
-    file_name: str
+    file_name: str | None = None
     named: dict[str, Path] = field(default_factory=dict)
 
     def name(self, name: str, path: Path) -> None:
@@ -47,7 +47,7 @@ class NamedFiles:
         if found is not None:
             return found
         parts = name.split("/")
-        if len(parts) != 2 or not all(parts) or path.suffix or name.startswith((".", "~")):
+        if self.file_name is None or len(parts) != 2 or not all(parts) or path.suffix or name.startswith((".", "~")):
             raise ValueError(self._missing(name, "there is no such file"))
         from huggingface_hub import hf_hub_download
 
@@ -57,8 +57,9 @@ class NamedFiles:
             raise ValueError(self._missing(name, f"there is no such file, and the Hub says: {error}")) from error
 
     def _missing(self, name: str, reason: str) -> str:
-        named = f", one of the names {', '.join(sorted(self.named))}" if self.named else ""
-        return (
-            f"{self.no} {name!r}: {reason}. Expected a file that `{self.made_by}` wrote{named}, or a repository on the "
-            f"Hugging Face Hub (organisation/name) with a file {self.file_name}."
-        )
+        known = [f"a file that `{self.made_by}` wrote"]
+        if self.named:
+            known.append(f"one of the names {', '.join(sorted(self.named))}")
+        if self.file_name is not None:
+            known.append(f"a repository on the Hugging Face Hub (organisation/name) with a file {self.file_name}")
+        return f"{self.no} {name!r}: {reason}. Expected {', or '.join(known)}."

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu
 
-from ...calibration.calibration import fingerprint
+from ...calibration.calibration import different_model
 
 #: Numbers of the middle of a map that exist at one time, in bytes: many tokens are taken in pieces of this size.
 _PIECE = 64 * 2**20
@@ -144,15 +144,10 @@ class Kernels:
         Raises:
             ValueError: with what differs.
         """
-        actual = fingerprint(config)
-        different = [
-            f"{name} {actual[name]} instead of {value}"
-            for name, value in self.model.items()
-            if name in actual and actual[name] != value
-        ]
+        different = different_model(self.model, config)
         if different:
             raise ValueError(
-                f"These kernels were fitted to another model: {', '.join(different)}. Fit some to this model with "
+                f"These kernels were fitted to another model: {different}. Fit some to this model with "
                 f"`paged-eviction fit-fold --policy {policy!r}`."
             )
         if policy != self.policy:

@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-_FORMAT = "hf_paged_eviction.context"
+from ...naming.tensors import FileKind
+
 #: Rises when files of the version before cannot be read any more, or its readers would misread new ones.
 VERSION = 1
+_KIND = FileKind("context", VERSION, remedy="save it anew, or use the version of hf_paged_eviction that wrote it")
 _KEYS = frozenset({"format", "version", "content", "digest"})
 
 
@@ -33,7 +35,7 @@ def write(path: str | Path, content: Mapping[str, Any], tensors: Mapping[str, Te
     target = Path(path)
     placed = _placed(tensors)
     written = json.dumps(content, sort_keys=True, allow_nan=False)
-    metadata = {"format": _FORMAT, "version": str(VERSION), "content": written, "digest": _digest(written, placed)}
+    metadata = {**_KIND.metadata, "content": written, "digest": _digest(written, placed)}
     handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
     os.close(handle)
     try:
@@ -78,16 +80,9 @@ def read(path: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         ValueError: it is no context, of a later version, truncated or changed.
         OSError: it cannot be read.
     """
-    path = Path(path)
-    with path.open("rb"):  # a missing file is no broken one
-        pass
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            _check(metadata)
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no dictionary
-    except SafetensorError as error:
-        raise ValueError(f"it is no safetensors file, or truncated ({error})") from error
+    with _KIND.opened(path) as (metadata, file):
+        _check(metadata)
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no dictionary
     if _digest(metadata["content"], tensors) != metadata["digest"]:
         raise ValueError("its digest does not match: it was damaged or changed after it was written")
     try:
@@ -105,25 +100,12 @@ def read_content(path: str | Path) -> dict[str, Any]:
     Raises:
         ValueError: it is no context of this version. OSError: it cannot be read.
     """
-    with Path(path).open("rb"):
-        pass
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-    except SafetensorError as error:
-        raise ValueError(f"it is no safetensors file, or truncated ({error})") from error
-    _check(metadata)
+    with _KIND.opened(path) as (metadata, _):
+        _check(metadata)
     content: dict[str, Any] = json.loads(metadata["content"])
     return content
 
 
 def _check(metadata: Mapping[str, str]) -> None:
-    if metadata.get("format") != _FORMAT:
-        raise ValueError("it is another kind of safetensors file, no saved context")
-    if metadata.get("version") != str(VERSION):
-        raise ValueError(
-            f"it has version {metadata.get('version')!r}, and this package reads version {VERSION}: save it anew, or "
-            "use the version of hf_paged_eviction that wrote it"
-        )
     if set(metadata) != _KEYS:
         raise ValueError(f"its metadata lacks, or should not have, {', '.join(sorted(set(metadata) ^ _KEYS))}")
