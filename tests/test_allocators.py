@@ -6,6 +6,7 @@ import itertools
 import math
 import statistics
 from dataclasses import replace
+from fractions import Fraction
 
 import pytest
 import torch
@@ -43,6 +44,40 @@ def test_shares_add_up(weights: list[float], least: int, spare: int, most: int |
     assert shares.min() >= min(least, total // len(weights))
     by_weight = sorted(zip(weights, shares.tolist(), strict=True))
     assert all(heavy - light >= -1 for (_, light), (_, heavy) in itertools.pairwise(by_weight))
+
+
+def exact_shares(weights: list[float], total: int, least: int, most: int) -> list[int]:
+    """Shares worked out with fractions: the factor is tried at every share's bounds, and taken in between."""
+    count = len(weights)
+    if most * count <= total:
+        quota = [Fraction(total, count)] * count
+    else:
+        most = max(most, least)
+        exact = [Fraction(weight) for weight in (weights if sum(weights) > 0 else [1.0] * count)]
+        bends = sorted({Fraction(bound) / weight for weight in exact if weight for bound in (least, most)})
+        at = [[min(max(weight * factor, Fraction(least)), Fraction(most)) for weight in exact] for factor in bends]
+        lines = [[Fraction(least)] * count, *at, [Fraction(most)] * count]
+        first, last = next(pair for pair in itertools.pairwise(lines) if sum(pair[0]) <= total < sum(pair[1]))
+        way = (total - sum(first)) / (sum(last) - sum(first))
+        quota = [low + way * (high - low) for low, high in zip(first, last, strict=True)]
+    whole = [int(share) for share in quota]
+    for place in sorted(range(count), key=lambda place: (whole[place] - quota[place], place))[: total - sum(whole)]:
+        whole[place] += 1
+    return whole
+
+
+@given(
+    weights=st.lists(st.integers(0, 6).map(float) | st.floats(1e-3, 1e3), min_size=1, max_size=12),
+    least=st.integers(0, 5),
+    spare=st.integers(1, 200),
+    most=st.none() | st.integers(1, 60),
+)
+def test_shares_are_those_of_exact_numbers(weights: list[float], least: int, spare: int, most: int | None) -> None:
+    """Ties included: the first of equal remainders gets the block."""
+    total = least * len(weights) + spare
+    limits = None if most is None else torch.tensor([most])
+    shares = share_out(torch.tensor([weights], dtype=torch.float64), total, least, limits)
+    assert shares.tolist() == [exact_shares(weights, total, least, total if most is None else most)]
 
 
 def test_shares_are_proportional_within_their_bounds() -> None:

@@ -3,6 +3,9 @@
 import torch
 from torch import Tensor
 
+#: Remainders that differ by less are equal: that is the noise of sums.
+_NOISE = 1e-9
+
 
 def share_out(weights: Tensor, total: int, least: int, most: Tensor | None = None) -> Tensor:
     """Split `total` blocks in proportion to `weights`, exactly.
@@ -18,40 +21,38 @@ def share_out(weights: Tensor, total: int, least: int, most: Tensor | None = Non
         `[rows, shares]` int64 on the CPU; every row adds up to `total`. Fractions go to the largest remainders, the
         first of equals.
     """
-    rows = weights.double().cpu().tolist()
-    limits = [total] * len(rows) if most is None else most.tolist()
-    return torch.tensor([_share_row(row, total, least, limit) for row, limit in zip(rows, limits, strict=True)])
+    weights = weights.detach().double().cpu()
+    rows, count = weights.shape
+    limits = torch.full((rows, 1), total) if most is None else most.cpu().view(rows, 1)
+    equal = torch.full_like(weights, total / count)
+    weights = weights.where(weights.sum(-1, keepdim=True) > 0, 1.0)
+    shares = _between(weights, total, least, limits.clamp_min(least).double())
+    return _whole(equal.where(limits * count <= total, shares), total)
 
 
-def _share_row(weights: list[float], total: int, least: int, most: int) -> list[int]:
-    count = len(weights)
-    if most * count <= total:
-        return _round([total / count] * count, total)
-    weights = weights if sum(weights) > 0 else [1.0] * count
-    quota = _clamped(weights, float(total), float(least), float(max(most, least)))
-    return _round(quota, total)
+def _between(weights: Tensor, total: int, least: int, most: Tensor) -> Tensor:
+    """Proportional to `weights` but for the shares that meet a bound.
+
+    As the factor rises, the sum of the shares rises in straight lines that bend where a share meets a bound. So the
+    shares are worked out at every bend, and taken from the line on which their sum is `total`.
+    """
+    bends = torch.cat([least / weights, most / weights], dim=-1)
+    bends = bends.where(bends.isfinite(), 0.0).sort(dim=-1).values  # weights of zero grow when all others have the most
+    lowest, highest = (torch.full_like(weights, 1.0)[:, None] * bound for bound in (least, most[..., None]))
+    shares = (bends[..., None] * weights[:, None]).maximum(lowest).minimum(highest)
+    shares = torch.cat([lowest, shares, highest], dim=1)
+    sums = shares.sum(-1)  # [rows, bends + 2]
+    begin = ((sums <= total).sum(-1, keepdim=True) - 1).clamp(0, sums.shape[1] - 2)
+    below, above = sums.gather(1, begin), sums.gather(1, begin + 1)
+    way = ((total - below) / (above - below)).nan_to_num(0.0)
+    every = begin[..., None].expand(-1, -1, weights.shape[1])
+    first, last = shares.gather(1, every)[:, 0], shares.gather(1, every + 1)[:, 0]
+    return first + way * (last - first)
 
 
-def _clamped(weights: list[float], total: float, least: float, most: float) -> list[float]:
-    """Proportional to `weights` but for those that meet a bound: the factor that fits is found by bisection."""
-
-    def shares(factor: float) -> list[float]:
-        return [min(max(weight * factor, least), most) for weight in weights]
-
-    low, high = 0.0, total / min((weight for weight in weights if weight > 0), default=1.0)
-    for _ in range(200):
-        middle = (low + high) / 2
-        low, high = (middle, high) if sum(shares(middle)) < total else (low, middle)
-    found = shares(high)
-    missing = total - sum(found)  # weights of zero stay at the least: the rest takes what they cannot
-    room = [most - share for share in found]
-    spare = sum(room)
-    return [share + missing * free / spare if spare > 0 else share for share, free in zip(found, room, strict=True)]
-
-
-def _round(quota: list[float], total: int) -> list[int]:
-    whole = [int(share + 1e-9) for share in quota]
-    rest = sorted(range(len(quota)), key=lambda at: (whole[at] - quota[at], at))
-    for at in rest[: total - sum(whole)]:
-        whole[at] += 1
-    return whole
+def _whole(shares: Tensor, total: int) -> Tensor:
+    whole = (shares + _NOISE).floor()
+    remainders = ((shares - whole) / _NOISE).round()
+    order = remainders.argsort(dim=-1, descending=True, stable=True)
+    missing = total - whole.sum(-1, keepdim=True)
+    return whole.scatter_add(-1, order, (torch.arange(shares.shape[1]) < missing).double()).long()

@@ -1,0 +1,174 @@
+"""How much code a token passes: calls, files and microseconds of one layer, `python benchmarks/calls.py --help`.
+
+A tiny Llama of one layer runs, and calls of functions in hf_paged_eviction are counted, properties included. The trees
+in docs/how_it_works.md are these runs: `python benchmarks/calls.py --docs`.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import hf_paged_eviction
+from hf_paged_eviction import PagedEvictionCache
+
+PACKAGE = Path(hf_paged_eviction.__file__).parent
+DOCS = Path(__file__).parent.parent / "docs" / "how_it_works.md"
+BUDGET, PROMPT = 128, 200
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a function of the package; `depth` counts those of the package that it is inside of."""
+
+    depth: int
+    file: str
+    name: str
+
+
+def traced(run: Callable[[], object]) -> list[Call]:
+    """The calls of the package's functions that `run` makes, in order."""
+    calls: list[Call] = []
+    depth = 0
+
+    def note(frame: Any, event: str, argument: Any) -> None:
+        nonlocal depth
+        code = frame.f_code
+        if event not in ("call", "return") or not code.co_filename.startswith(f"{PACKAGE}/"):
+            return
+        if event == "call":
+            name = getattr(code, "co_qualname", code.co_name)  # Python 3.10 has no qualified names
+            calls.append(Call(depth, str(Path(code.co_filename).relative_to(PACKAGE)), name))
+        depth += 1 if event == "call" else -1
+
+    sys.setprofile(note)
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+class Text:
+    """A tiny model that reads with a cache, here and there with its calls traced."""
+
+    def __init__(
+        self, attention: str = "sdpa", policy: str = "paged_eviction", layers: int = 1, **options: Any
+    ) -> None:
+        config = LlamaConfig(
+            vocab_size=64,
+            hidden_size=64,
+            intermediate_size=64,
+            num_hidden_layers=layers,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+        )
+        torch.manual_seed(0)
+        self.model = LlamaForCausalLM(config).eval()
+        self.model.set_attn_implementation(attention)
+        self.cache = PagedEvictionCache(self.model.config, budget=BUDGET, policy=policy, **options)
+
+    @torch.no_grad()
+    def read(self, count: int) -> list[Call]:
+        """The calls of a forward of so many tokens."""
+        ids = torch.randint(0, 64, (1, count))
+        return traced(lambda: self.model(ids, past_key_values=self.cache))
+
+
+def runs() -> dict[str, list[Call]]:
+    """The calls of each case by its name."""
+    text, static = Text(), Text(static=True)
+    snapkv = Text("paged_eviction", "snapkv", allocator="ada_kv")
+    found = {"overflowing prompt": text.read(PROMPT), "victim due": text.read(1), "token overwritten": text.read(1)}
+    for _ in range(2):
+        static.read(PROMPT if not static.cache.get_seq_length() else 1)
+    found["token, static"] = static.read(1)
+    found["prompt, snapkv@ada_kv"] = snapkv.read(PROMPT)
+    return found
+
+
+def tree(calls: list[Call]) -> str:
+    """One line per call, its callers before it."""
+    return "\n".join(f"{'  ' * call.depth + call.name:60s} {call.file}" for call in calls)
+
+
+# ---- time ------------------------------------------------------------------------------------------------------------
+
+
+def update_us(rounds: int, layers: int = 16, steps: int = 16) -> tuple[float, float]:
+    """CPU time of one layer's `update` for a token, in microseconds, and of the two writes to tensors alone.
+
+    Of many layers over whole blocks, so their common choice of victims counts; medians of rounds that take turns.
+    """
+    cache = PagedEvictionCache(Text(layers=layers).model.config, budget=BUDGET, policy="paged_eviction")
+    prompt, token = torch.randn(1, 2, PROMPT, 16), torch.randn(1, 2, 1, 16)
+    storage, slot = torch.zeros(1, 2, BUDGET, 16), torch.zeros(1, 1, 1, dtype=torch.int64)
+
+    def update(states: torch.Tensor = token) -> None:
+        for index in range(layers):
+            cache.update(states, states, index)
+
+    def write() -> None:
+        for _ in range(layers):
+            index = slot[..., None].expand(1, 2, -1, 16)
+            storage.scatter_(2, index, token)
+            storage.scatter_(2, index, token)
+
+    times: dict[str, list[float]] = {"update": [], "write": []}
+    with torch.no_grad():
+        update(prompt)
+        for _ in range(rounds):
+            for name, run in (("update", update), ("write", write)):
+                start = time.process_time()
+                for _ in range(steps):
+                    run()
+                times[name].append((time.process_time() - start) / steps / layers * 1e6)
+    return median(times["update"]), median(times["write"])
+
+
+# ---- docs ------------------------------------------------------------------------------------------------------------
+
+SHOWN = ("token overwritten", "victim due", "overflowing prompt")
+
+
+def with_trees(page: str, found: dict[str, list[Call]]) -> str:
+    """The page with the trees between its marks."""
+    for name in SHOWN:
+        begin, end = f"<!-- calls: {name} -->\n", "<!-- end of calls -->"
+        before, rest = page.split(begin, 1)
+        after = rest.split(end, 1)[1]
+        calls = found[name]
+        head = f"{len(calls)} calls in {len({call.file for call in calls})} files:"
+        page = f"{before}{begin}\n{head}\n\n```text\n{tree(calls)}\n```\n\n{end}{after}"
+    return page
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tree", metavar="NAME", help="print the calls of this case, callers before callees")
+    parser.add_argument("--docs", action="store_true", help="write the trees into docs/how_it_works.md")
+    parser.add_argument("--rounds", type=int, default=30, help="of timing")
+    options = parser.parse_args()
+    found = runs()
+    if options.tree is not None:
+        print(tree(found[options.tree]))
+        return
+    if options.docs:
+        DOCS.write_text(with_trees(DOCS.read_text(), found))
+        return
+    for name, calls in found.items():
+        print(f"{name:24s} {len(calls):4d} calls {len({call.file for call in calls}):3d} files")
+    torch.set_num_threads(1)
+    update, write = update_us(options.rounds)
+    print(f"update of one layer and token: {update:.1f} us, {write:.1f} of them the writes to tensors")
+
+
+if __name__ == "__main__":
+    main()
