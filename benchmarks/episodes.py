@@ -25,8 +25,8 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from hf_paged_eviction import Episodes, PagedEvictionCache, compress_by_probe, read_episodes
-from hf_paged_eviction.recipes.episodes import RareTokens, layer_sensitivity
-from hf_paged_eviction.recipes.probe import REPEAT
+from hf_paged_eviction.lab.episodes import RareTokens, layer_sensitivity
+from hf_paged_eviction.recipes.procedures.probe import REPEAT
 from hf_paged_eviction_eval import embedded
 from hf_paged_eviction_eval.tasks import Sample, get_task, make_samples
 from hf_paged_eviction_eval.tasks.conversation import split_turns

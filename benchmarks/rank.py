@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from same_bytes import Fit, empty, measure, most_tokens, parser
 
-from hf_paged_eviction.calibration.basis import Basis
+from hf_paged_eviction.lab.low_rank.basis import Basis
+from hf_paged_eviction.lab.low_rank.fit import add_windows, solve
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
-from hf_paged_eviction.recipes.fit_basis import add_windows, solve
 from hf_paged_eviction_eval import embedded
 from training.calibrate import windows
 

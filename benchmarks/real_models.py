@@ -35,7 +35,7 @@ SMALL = "paged_eviction,keydiff,value_norm,key_norm,random,streaming_llm"
 CHEAP = f"{SMALL},snapkv,tova,expected_attention,lagkv"
 ALL = f"{CHEAP},recency,h2o,compactor,caote(h2o),cake@cake,snapkv@ada_kv,keydiff@ada_kv,snapkv@pyramid,self_calibrated"
 #: What the default of the package finds for SmolLM2; its share of newest tokens is 32 of 256.
-AUTO = "calibrated:hf_paged_eviction/calibration/published/smollm2-135m-instruct.safetensors"
+AUTO = "calibrated:hf_paged_eviction/learned/calibration/published/smollm2-135m-instruct.safetensors"
 #: The default at a quarter of 1,024 tokens, and the same score with equal shares.
 DEFAULT = f"--recent-tokens 32 --policies {AUTO}@global,{AUTO} --budgets 25%,full"
 EASY = "passkey,ruler_niah_single_2,ruler_niah_multikey_1"

@@ -15,10 +15,10 @@ from rich.table import Table
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from hf_paged_eviction.calibration.basis import Basis, save_basis
-from hf_paged_eviction.calibration.calibration import fingerprint
-from hf_paged_eviction.recipes.fit import Window
-from hf_paged_eviction.recipes.fit_basis import Sums, Worth, add_windows, solve
+from hf_paged_eviction.lab.low_rank.basis import Basis, save_basis
+from hf_paged_eviction.lab.low_rank.fit import Sums, Worth, add_windows, solve
+from hf_paged_eviction.learned.calibration.calibration import fingerprint
+from hf_paged_eviction.recipes.fit.calibration import Window
 
 from .calibrate import check_output, read_windows, token_bar
 from .errors import UserError

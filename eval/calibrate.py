@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from hf_paged_eviction.calibration import save_calibration, shelf, shelf_name
+from hf_paged_eviction.learned.calibration import save_calibration, shelf, shelf_name
 from hf_paged_eviction.naming.of_files import quoted
-from hf_paged_eviction.recipes.fit import DISTANCE, Fitted, LayerReport, Window, fit, read_tokens
+from hf_paged_eviction.recipes.fit.calibration import DISTANCE, Fitted, LayerReport, Window, fit, read_tokens
 
 from . import models
 from .errors import UserError

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
-from hf_paged_eviction.recipes.saving import files
+from hf_paged_eviction.saving import files
 from hf_paged_eviction.stats import readable_bytes
 
 from . import models

@@ -12,8 +12,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from hf_paged_eviction import make_policy
-from hf_paged_eviction.disposals.fold import Kernels, load_kernels, save_kernels
-from hf_paged_eviction.recipes.fit_fold import (
+from hf_paged_eviction.lab.fold import Kernels, load_kernels, save_kernels
+from hf_paged_eviction.lab.fold.fit import (
     FittedLayer,
     Plan,
     fit_layers,
@@ -22,7 +22,7 @@ from hf_paged_eviction.recipes.fit_fold import (
     plan_facts,
     units,
 )
-from hf_paged_eviction.recipes.folding import Eviction
+from hf_paged_eviction.lab.fold.lessons import Eviction
 
 from .calibrate import check_output, read_windows
 from .errors import UserError

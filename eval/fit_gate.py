@@ -11,10 +11,10 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from hf_paged_eviction.gates import save_gates
-from hf_paged_eviction.recipes.fit import Window, split
-from hf_paged_eviction.recipes.fit_gates import FittedGates, Training, fit_gates
-from hf_paged_eviction.recipes.straight_through import StraightThrough, TrainedGates, train_gates
+from hf_paged_eviction.lab.attention_gate.straight_through import StraightThrough, TrainedGates, train_gates
+from hf_paged_eviction.learned.gates import save_gates
+from hf_paged_eviction.recipes.fit.calibration import Window, split
+from hf_paged_eviction.recipes.fit.gates import FittedGates, Training, fit_gates
 
 from .calibrate import check_output, read_windows, token_bar
 from .errors import UserError

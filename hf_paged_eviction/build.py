@@ -16,6 +16,7 @@ from .allocators.threshold import Global, Threshold, ThresholdQuota
 from .integration.heads import HeadShare
 from .integration.model_rotary import UnknownRotaryError, layer_rotaries
 from .integration.rotary import Rotary
+from .lab.low_rank.codec import RankCodec
 from .layer.hybrid import HybridLayer, paged_part
 from .layer.member import Member
 from .layer.paged import PagedLayer
@@ -24,7 +25,6 @@ from .masks.padding import Padding
 from .options import Options
 from .policies import EvictionPolicy
 from .precision.codec import Codec
-from .precision.low_rank import RankCodec
 from .queries.attention import PAGED_EVICTION
 from .static.sliding import StaticSlidingLayer
 from .static.steps import StaticSteps

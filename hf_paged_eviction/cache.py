@@ -15,12 +15,12 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from .allocators import BudgetAllocator, Given
 from .allocators.budgets import layer_budgets
 from .build import LayerBuilder, check_static, make_steps
-from .calibration.basis import Basis
 from .defaults import AUTO, Default, choose
 from .disposals import Disposal
 from .forwards import Forwards
 from .integration import feeding
 from .integration.window import Window
+from .lab.low_rank.basis import Basis
 from .layer.hybrid import HybridLayer, forget_states, paged_part, repeat_rows, select_rows
 from .layer.paged import PagedLayer
 from .masks.channel import open_channel
@@ -30,7 +30,7 @@ from .options import Options, check_config, check_flag, check_instance
 from .policies import EvictionPolicy
 from .policies.needs import Heads
 from .queries.attention import ModelAttention, forget_handover, hand_over
-from .recipes.saving import context
+from .saving import context
 from .static.steps import refusal
 from .stats import CacheStats, readable_bytes
 from .store.pool import StoragePool

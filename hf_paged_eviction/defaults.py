@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from .allocators import BudgetAllocator
-from .calibration.shelf import find_calibration
+from .learned.calibration.shelf import find_calibration
 from .masks.models import is_latent_attention
 from .naming.of_files import quoted
 from .policies import EvictionPolicy

@@ -3,7 +3,9 @@
 from .allocators import available_allocators, make_allocator
 from .cache import PagedEvictionCache
 from .disposals import Disposal, available_disposals, make_disposal
-from .gates.install import install_gates
+from .lab.episodes import Episodes, read_episodes
+from .lab.query_memory.query_memory import query_memory
+from .learned.gates.install import install_gates
 from .policies import (
     EvictionPolicy,
     Needs,
@@ -14,11 +16,9 @@ from .policies import (
     make_policy,
     register_policy,
 )
-from .recipes.encoder_decoder import paged_encoder_decoder_cache
-from .recipes.episodes import Episodes, read_episodes
-from .recipes.probe import compress_by_probe
-from .recipes.query_memory import query_memory
-from .recipes.verification import Verification, check_policy, verify
+from .recipes.procedures.encoder_decoder import paged_encoder_decoder_cache
+from .recipes.procedures.probe import compress_by_probe
+from .recipes.verify import Verification, check_policy, verify
 from .stats import CacheStats, LayerStats
 from .store.pool import StoragePool
 

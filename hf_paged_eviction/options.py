@@ -12,9 +12,9 @@ from .allocators import BudgetAllocator, Given, HeadAllocator, LayerAllocator, U
 from .allocators.budgets import given_shares
 from .allocators.cutoff import check_cutoff
 from .allocators.threshold import Global, check_common_unit
-from .calibration.basis import Basis, chosen_basis
 from .defaults import Default
 from .disposals import Disposal, Surroundings, make_disposal
+from .lab.low_rank.basis import Basis, chosen_basis
 from .masks.models import check_model, is_latent_attention, mixes_heads, why_not_ours
 from .policies import EvictionPolicy, make_policy
 from .policies.needs import Heads

@@ -2,6 +2,8 @@
 
 import gc
 import sys
+import tomllib
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
@@ -24,7 +26,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def _check_installation() -> None:
+    """The lab is found by its entry points, and those of an editable installation are as old as the installation."""
+    wanted = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text("utf-8"))["project"]
+    for group, entries in wanted["entry-points"].items():
+        if missing := sorted(entries.keys() - {entry.name for entry in entry_points(group=group)}):
+            raise pytest.UsageError(
+                f"The installed package does not know {', '.join(missing)} of [project.entry-points.{group!r}]: it is "
+                "older than pyproject.toml. Install it again: pip install --no-deps --no-build-isolation -e ."
+            )
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    _check_installation()
     config.addinivalue_line("markers", "contract: the contract suite, run on every supported transformers")
     if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):  # this process runs tests
         import torch

@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hf_paged_eviction import PagedEvictionCache, ScoreContext, make_policy
-from hf_paged_eviction.calibration import Calibration, LayerScore, load_calibration, save_calibration
-from hf_paged_eviction.calibration.features import SCALARS, Means, features, unit
+from hf_paged_eviction.learned.calibration import Calibration, LayerScore, load_calibration, save_calibration
+from hf_paged_eviction.learned.calibration.features import SCALARS, Means, features, unit
+from hf_paged_eviction.learned.calibration.monotone import bend, fit_curve
+from hf_paged_eviction.learned.moments import Moments
 from hf_paged_eviction.policies import Calibrated, SelfCalibrated
-from hf_paged_eviction.recipes.correlation import pearson, spearman
-from hf_paged_eviction.recipes.fit import Fitted, Window, fit, split
-from hf_paged_eviction.recipes.future import Seen, watch
-from hf_paged_eviction.recipes.moments import Moments
-from hf_paged_eviction.recipes.monotone import bend, fit_curve
+from hf_paged_eviction.recipes.fit.calibration import Fitted, Window, fit, split
+from hf_paged_eviction.recipes.fit.correlation import pearson, spearman
+from hf_paged_eviction.recipes.fit.future import Seen, watch
 from hf_paged_eviction_eval import embedded
 from hf_paged_eviction_eval.tasks import get_task, make_samples
 from training import corpus

@@ -11,11 +11,18 @@ import torch
 
 import models
 from hf_paged_eviction import PagedEvictionCache
-from hf_paged_eviction.calibration import Calibration, LayerScore, find_calibration, save_calibration, shelf, shelf_name
-from hf_paged_eviction.calibration.calibration import fingerprint
-from hf_paged_eviction.calibration.features import SCALARS, Means
-from hf_paged_eviction.calibration.shelf import _PUBLISHED
 from hf_paged_eviction.defaults import defaults
+from hf_paged_eviction.learned.calibration import (
+    Calibration,
+    LayerScore,
+    find_calibration,
+    save_calibration,
+    shelf,
+    shelf_name,
+)
+from hf_paged_eviction.learned.calibration.calibration import fingerprint
+from hf_paged_eviction.learned.calibration.features import SCALARS, Means
+from hf_paged_eviction.learned.calibration.shelf import _PUBLISHED
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
 
 NAME = "someone/Tiny-Model"

@@ -14,12 +14,12 @@ from torch import Tensor
 import models
 import modes
 from hf_paged_eviction import EvictionPolicy, Needs, PagedEvictionCache, ScoreContext, make_policy
-from hf_paged_eviction.calibration import load_calibration
-from hf_paged_eviction.calibration.files import FILE_NAME, find_file
 from hf_paged_eviction.integration.heads import HeadShare
+from hf_paged_eviction.learned.calibration import load_calibration
+from hf_paged_eviction.learned.calibration.files import FILE_NAME, find_file
 from hf_paged_eviction.queries.attention import PAGED_EVICTION, _additive
-from hf_paged_eviction.recipes.fit import Window, fit
-from hf_paged_eviction.recipes.probe import compress_by_probe
+from hf_paged_eviction.recipes.fit.calibration import Window, fit
+from hf_paged_eviction.recipes.procedures.probe import compress_by_probe
 from policy_inputs import text
 
 

@@ -17,7 +17,7 @@ import torch
 
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.allocators import AdaKV, BudgetAllocator, Cake, Pyramid
-from hf_paged_eviction.recipes.probe import compress_by_probe
+from hf_paged_eviction.recipes.procedures.probe import compress_by_probe
 from hf_paged_eviction_eval import embedded
 
 PEERS = Path(__file__).parent / "data" / "peers"

@@ -18,11 +18,11 @@ from transformers.masking_utils import AttentionMaskInterface
 import models
 from hf_paged_eviction import EvictionPolicy, PagedEvictionCache, ScoreContext, Verification, verify
 from hf_paged_eviction.disposals.recall.outlet import RecallOutlet
+from hf_paged_eviction.layer import survivors
 from hf_paged_eviction.layer.paged import PagedLayer
-from hf_paged_eviction.layers import survivors
 from hf_paged_eviction.masks.padding import Padding
 from hf_paged_eviction.queries import attention
-from hf_paged_eviction.recipes.verification.plan import make_plan
+from hf_paged_eviction.recipes.verify.plan import make_plan
 from hf_paged_eviction.table.budget import BlockBudget
 from hf_paged_eviction.table.table import BlockTable
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from hf_paged_eviction.calibration import save_calibration
-from hf_paged_eviction.recipes.fit import Fitted, Window, fit
+from hf_paged_eviction.learned.calibration import save_calibration
+from hf_paged_eviction.recipes.fit.calibration import Fitted, Window, fit
 from hf_paged_eviction_eval.embedded import calibration_path, path
 
 from .corpus import Corpus

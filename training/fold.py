@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from hf_paged_eviction.disposals.fold import save_kernels
-from hf_paged_eviction.recipes.fit_fold import FittedLayer, Plan, fit_layers, make_kernels, paged_indices, plan_facts
-from hf_paged_eviction.recipes.folding import Eviction
+from hf_paged_eviction.lab.fold import save_kernels
+from hf_paged_eviction.lab.fold.fit import FittedLayer, Plan, fit_layers, make_kernels, paged_indices, plan_facts
+from hf_paged_eviction.lab.fold.lessons import Eviction
 from hf_paged_eviction_eval.embedded import kernels_path, path
 
 from .corpus import Corpus

@@ -8,7 +8,7 @@ from typing import Any
 import measured
 from myst_text import table
 
-from hf_paged_eviction.disposals.fold import load_kernels
+from hf_paged_eviction.lab.fold import load_kernels
 from hf_paged_eviction_eval import embedded
 
 

@@ -70,8 +70,8 @@ class FitGateOptions(FitOptions, GateOptions, ModelOptions):
 
 def fit_gate(options: FitGateOptions) -> None:
     """Train the policy gate:FILE for a model: which tokens will be needed, told from hidden states."""
-    from hf_paged_eviction.recipes.fit_gates import Training
-    from hf_paged_eviction.recipes.straight_through import StraightThrough
+    from hf_paged_eviction.lab.attention_gate.straight_through import StraightThrough
+    from hf_paged_eviction.recipes.fit.gates import Training
 
     from ..calibrate import text_settings
     from ..fit_gate import Ways, run_fit_gate

@@ -13,7 +13,7 @@ from transformers import DynamicCache
 
 from hf_paged_eviction.layer.paged import PagedLayer
 from hf_paged_eviction.queries.observer import Queries
-from hf_paged_eviction.recipes.probe import REPEAT, compress_by_probe
+from hf_paged_eviction.recipes.procedures.probe import REPEAT, compress_by_probe
 
 from ..prompting.chat_template import end_of_turn
 from ..prompting.prompts import Prompt

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..allocators.quota import Quota
 from ..disposals import Held, Outlet
-from ..gates.marks import Marks
+from ..learned.gates.marks import Marks
 from ..parts import Snapshot, persistent
 from ..policies.scorer import Scorer
 from ..queries.listener import Listener

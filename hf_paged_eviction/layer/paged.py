@@ -10,9 +10,9 @@ from transformers.cache_utils import CacheLayerMixin
 
 from ..allocators.quota import MakeQuota, Quota
 from ..disposals import Asked, Disposal, Drop, Site
-from ..gates.marks import Marks
 from ..integration.heads import WHOLE, HeadShare
 from ..integration.rotary import Rotary
+from ..learned.gates.marks import Marks
 from ..masks.padding import Padding
 from ..policies import EvictionPolicy, QueryCount
 from ..policies.needs import Heads

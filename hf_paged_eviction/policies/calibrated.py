@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from ..calibration import Calibration, load_calibration
+from ..learned.calibration import Calibration, load_calibration
 from ..naming.of_files import quoted
 from .base import EvictionPolicy, ScoreContext
 from .needs import Needs

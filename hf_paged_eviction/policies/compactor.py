@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ..learned.moments import exact
 from ..queries.weights import Attention
-from ..recipes.moments import exact
 from ..table.ranking import without_noise
 from .base import EvictionPolicy, ScoreContext, Statistics
 from .checks import check_between, check_count, check_kernel, check_positive

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ..gates import Gates, load_gates
+from ..learned.gates import Gates, load_gates
 from ..naming.of_files import quoted
 from .base import EvictionPolicy, ScoreContext
 from .checks import check_between, check_count

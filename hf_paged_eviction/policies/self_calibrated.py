@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..calibration.features import unit
+from ..learned.calibration.features import unit
+from ..learned.moments import exact, shrunk_line
 from ..queries.weights import Attention
-from ..recipes.moments import exact, shrunk_line
 from .base import EvictionPolicy, ScoreContext, Statistics
 from .checks import check_count, check_positive
 from .needs import Needs

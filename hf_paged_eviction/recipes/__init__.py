@@ -1,1 +1,1 @@
-"""Whole procedures: compress by a probe, fit a score, serve an encoder-decoder model, remember a conversation."""
+"""Whole procedures that use the cache: verify a model or a policy, fit a score, compress by a probe."""

@@ -8,7 +8,7 @@ from slow_delay import delayed
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from hf_paged_eviction.recipes.delayed import delayed_attention
+from hf_paged_eviction.lab.query_memory.delayed import delayed_attention
 
 #: chunk, queries, keys
 SIZES = [(1, 0, 3), (4, 0, 8), (4, 3, 6), (5, 7, 12), (3, 1, 2), (40, 2, 9)]

@@ -21,7 +21,7 @@ from transformers import (
 import models
 from closeness import assert_close
 from hf_paged_eviction import query_memory
-from hf_paged_eviction.recipes import query_memory as recipe
+from hf_paged_eviction.lab.query_memory import query_memory as recipe
 
 LONG = {"queries": 63, "keys": 64, "chunk": 5}
 

@@ -14,7 +14,7 @@ import models
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.precision.codec import Codec
 from hf_paged_eviction.precision.coded import CodedStore
-from hf_paged_eviction.recipes.verification.precision import look_at_bits
+from hf_paged_eviction.recipes.verify.precision import look_at_bits
 
 CONSTANT, TOKENS, FIRST = 300.0, 120, 40
 

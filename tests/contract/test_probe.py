@@ -12,7 +12,7 @@ from torch import Tensor
 import models
 import modes
 from hf_paged_eviction import PagedEvictionCache
-from hf_paged_eviction.recipes.probe import compress_by_probe
+from hf_paged_eviction.recipes.procedures.probe import compress_by_probe
 from reference import Recorder, assert_exact
 
 pytestmark = pytest.mark.contract

@@ -16,8 +16,8 @@ from hf_paged_eviction import EvictionPolicy, Needs, PagedEvictionCache, ScoreCo
 from hf_paged_eviction.integration.model_rotary import UnknownRotaryError, layer_rotaries
 from hf_paged_eviction.integration.rotary import Rotary
 from hf_paged_eviction.masks.models import why_not_ours
-from hf_paged_eviction.recipes.verification import Rotation, rotary_error, verify
-from hf_paged_eviction.recipes.verification.rotation import look_at_rotation
+from hf_paged_eviction.recipes.verify import Rotation, rotary_error, verify
+from hf_paged_eviction.recipes.verify.rotation import look_at_rotation
 
 pytestmark = pytest.mark.contract
 

@@ -17,7 +17,7 @@ import modes
 import rows
 from closeness import assert_close
 from hf_paged_eviction import PagedEvictionCache, make_disposal
-from hf_paged_eviction.disposals import Demote
+from hf_paged_eviction.lab.demote import Demote
 
 OURS = "paged_eviction"
 SMALL: dict[str, Any] = {"budget": 16, "block_size": 4, "policy": "keydiff", "disposal": "demote"}

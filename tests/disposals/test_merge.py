@@ -18,7 +18,7 @@ import modes
 import rows
 from closeness import assert_close
 from hf_paged_eviction import PagedEvictionCache, make_disposal
-from hf_paged_eviction.disposals import Merge
+from hf_paged_eviction.lab.merge import Merge
 from hf_paged_eviction.queries.attention import forget_handover
 from hf_paged_eviction.queries.observer import Queries
 from hf_paged_eviction.queries.weights import Logits

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from hf_paged_eviction.recipes.episodes import RareTokens
-from hf_paged_eviction.recipes.episodes.clusters import cluster, unit
+from hf_paged_eviction.lab.episodes import RareTokens
+from hf_paged_eviction.lab.episodes.clusters import cluster, unit
 
 
 def blobs(sizes: list[int], noise: float = 0.1) -> tuple[Tensor, Tensor]:

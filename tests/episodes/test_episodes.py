@@ -14,8 +14,8 @@ from transformers import DynamicCache
 
 import models
 from hf_paged_eviction import Episodes, PagedEvictionCache, read_episodes
+from hf_paged_eviction.lab.episodes import HiddenStates, budgets_by_sensitivity, layer_sensitivity
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
-from hf_paged_eviction.recipes.episodes import HiddenStates, budgets_by_sensitivity, layer_sensitivity
 
 SYSTEM = [7, 8, 9, 10, 11, 12]
 SIZES = {"block_size": 4, "chunk_size": 16, "turns_per_segment": 2}

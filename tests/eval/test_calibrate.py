@@ -12,7 +12,7 @@ import torch
 from typer.testing import CliRunner
 
 from hf_paged_eviction import PagedEvictionCache
-from hf_paged_eviction.calibration import find_calibration, load_calibration, shelf, shelf_name
+from hf_paged_eviction.learned.calibration import find_calibration, load_calibration, shelf, shelf_name
 from hf_paged_eviction_eval import embedded, models
 from hf_paged_eviction_eval.calibrate import SHORTEST, cut, text_settings
 from hf_paged_eviction_eval.chat.settings import chat_settings

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from hf_paged_eviction.calibration import load_calibration
+from hf_paged_eviction.learned.calibration import load_calibration
 from hf_paged_eviction_eval.tasks import library
 from training import calibrate, corpus, measure, tokenizer, train
 from training.corpus import Corpus

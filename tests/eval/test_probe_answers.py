@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
-from hf_paged_eviction.recipes.probe import compress_by_probe
+from hf_paged_eviction.recipes.procedures.probe import compress_by_probe
 from hf_paged_eviction_eval import embedded
 from hf_paged_eviction_eval.evaluation import evaluate_tasks
 from hf_paged_eviction_eval.prompting.chat_template import end_of_turn, wrap

@@ -19,7 +19,7 @@ from transformers import dynamic_module_utils
 from typer.testing import CliRunner
 
 from hf_paged_eviction import PagedEvictionCache
-from hf_paged_eviction.calibration import load_calibration
+from hf_paged_eviction.learned.calibration import load_calibration
 from hf_paged_eviction_eval import models
 from hf_paged_eviction_eval.commands import app
 from hf_paged_eviction_eval.errors import UserError

@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from hf_paged_eviction.calibration.calibration import fingerprint
-from hf_paged_eviction.disposals.fold import Kernels, LayerKernels, save_kernels
+from hf_paged_eviction.lab.fold import Kernels, LayerKernels, save_kernels
+from hf_paged_eviction.learned.calibration.calibration import fingerprint
 from hf_paged_eviction.masks.models import is_paged, layer_plan
 from reference import Recorder
 

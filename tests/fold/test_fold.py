@@ -18,8 +18,7 @@ import models
 import modes
 import rows
 from hf_paged_eviction import PagedEvictionCache, make_disposal
-from hf_paged_eviction.disposals import Fold
-from hf_paged_eviction.disposals.fold import Kernels, LayerKernels, load_kernels, save_kernels
+from hf_paged_eviction.lab.fold import Fold, Kernels, LayerKernels, load_kernels, save_kernels
 from hf_paged_eviction.queries.attention import forget_handover
 from hf_paged_eviction.queries.observer import Queries
 from hf_paged_eviction.queries.parts import Part, join, read

@@ -11,7 +11,7 @@ import torch
 from typer.testing import CliRunner
 
 from hf_paged_eviction import PagedEvictionCache, install_gates, make_policy
-from hf_paged_eviction.gates import load_gates
+from hf_paged_eviction.learned.gates import load_gates
 from hf_paged_eviction_eval import embedded
 from hf_paged_eviction_eval.commands import app
 from hf_paged_eviction_eval.errors import UserError

@@ -10,13 +10,13 @@ import torch
 
 import models
 from hf_paged_eviction import PagedEvictionCache, install_gates
-from hf_paged_eviction.gates import load_gates, save_gates
+from hf_paged_eviction.learned.gates import load_gates, save_gates
 from hf_paged_eviction.queries.observer import Queries
 from hf_paged_eviction.queries.weights import Logits
-from hf_paged_eviction.recipes.fit import Window
-from hf_paged_eviction.recipes.fit_gates import Training, fit_gates, fit_line, fit_network
-from hf_paged_eviction.recipes.gate_samples import Samples
-from hf_paged_eviction.recipes.gate_targets import future_output, projected_norms
+from hf_paged_eviction.recipes.fit.calibration import Window
+from hf_paged_eviction.recipes.fit.gate_samples import Samples
+from hf_paged_eviction.recipes.fit.gate_targets import future_output, projected_norms
+from hf_paged_eviction.recipes.fit.gates import Training, fit_gates, fit_line, fit_network
 
 DISTANCE = 3
 

@@ -13,7 +13,7 @@ import models
 import modes
 import rows
 from hf_paged_eviction import PagedEvictionCache, install_gates
-from hf_paged_eviction.gates import Gates, save_gates
+from hf_paged_eviction.learned.gates import Gates, save_gates
 from hf_paged_eviction.policies import Gate
 from hf_paged_eviction.policies.needs import Cutoff
 from slow_gate import SlowGate, one_layer, random_gates, slow_marks

@@ -10,11 +10,11 @@ import torch
 
 import models
 from hf_paged_eviction import PagedEvictionCache, install_gates
-from hf_paged_eviction.gates import load_gates, save_gates
-from hf_paged_eviction.gates.install import attention_modules
-from hf_paged_eviction.recipes.fit import DISTANCE, Window
-from hf_paged_eviction.recipes.gated_attention import gated, shut_softmax, straight_through
-from hf_paged_eviction.recipes.straight_through import StraightThrough, train_gates
+from hf_paged_eviction.lab.attention_gate.gated_attention import gated, shut_softmax, straight_through
+from hf_paged_eviction.lab.attention_gate.straight_through import StraightThrough, train_gates
+from hf_paged_eviction.learned.gates import load_gates, save_gates
+from hf_paged_eviction.learned.gates.install import attention_modules
+from hf_paged_eviction.recipes.fit.calibration import DISTANCE, Window
 
 
 def windows(count: int = 5, length: int = DISTANCE + 40) -> list[Window]:
@@ -79,7 +79,7 @@ def test_what_is_near_is_let_through() -> None:
 
 
 def test_its_loss_falls_and_the_model_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hf_paged_eviction.recipes.straight_through._RATE", 0.04)
+    monkeypatch.setattr("hf_paged_eviction.lab.attention_gate.straight_through._RATE", 0.04)
     model = models.build("llama")
     before = {name: parameter.clone() for name, parameter in model.named_parameters()}
     learning = [parameter.requires_grad for parameter in model.parameters()]
@@ -109,7 +109,7 @@ def test_its_loss_falls_and_the_model_stays(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_a_training_that_was_cut_off_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hf_paged_eviction.recipes.straight_through._SAVE_EVERY", 3)
+    monkeypatch.setattr("hf_paged_eviction.lab.attention_gate.straight_through._SAVE_EVERY", 3)
     model, training = models.build("gemma3"), StraightThrough(units=4, epochs=2)
     whole = train_gates(model, windows(), training)
     assert list(whole.gates.layers) == [1]  # the other layer slides

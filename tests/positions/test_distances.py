@@ -11,8 +11,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 import models
 from families.building import build
 from families.listing import families
-from hf_paged_eviction.recipes.verification import Verification
-from hf_paged_eviction.recipes.verification.distances import look_at_distances
+from hf_paged_eviction.recipes.verify import Verification
+from hf_paged_eviction.recipes.verify.distances import look_at_distances
 
 
 def llama(**rope: Any) -> Any:

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_paged_eviction.calibration.basis import Basis
-from hf_paged_eviction.precision.low_rank import Axes
+from hf_paged_eviction.lab.low_rank.basis import Basis
+from hf_paged_eviction.lab.low_rank.codec import Axes
 from rounded import RoundedRecorder, slow_round
 
 

@@ -12,10 +12,10 @@ from torch import Tensor
 from transformers import DynamicCache
 
 import models
-from hf_paged_eviction.calibration.basis import load_basis
 from hf_paged_eviction.integration.rotary import Rotary
-from hf_paged_eviction.recipes.fit import Window
-from hf_paged_eviction.recipes.fit_basis import Sums, add_windows, solve
+from hf_paged_eviction.lab.low_rank.basis import load_basis
+from hf_paged_eviction.lab.low_rank.fit import Sums, add_windows, solve
+from hf_paged_eviction.recipes.fit.calibration import Window
 from hf_paged_eviction_eval import basis as command
 from hf_paged_eviction_eval.calibrate import text_settings
 from hf_paged_eviction_eval.commands.fit_basis import FitBasisOptions
@@ -183,7 +183,7 @@ def test_the_command_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_rotation_that_is_not_known_only_costs_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    from hf_paged_eviction.recipes import fit_basis
+    from hf_paged_eviction.lab.low_rank import fit as fit_basis
 
     def unknown(*_: Any) -> dict[int, Rotary | None]:
         raise fit_basis.UnknownRotaryError("nobody knows it")

@@ -17,11 +17,11 @@ import rows
 from closeness import assert_close
 from evicting import binding
 from hf_paged_eviction import PagedEvictionCache
-from hf_paged_eviction.calibration.basis import Basis, load_basis, save_basis
 from hf_paged_eviction.integration.heads import WHOLE
-from hf_paged_eviction.precision.low_rank import RankCodec, check_rank
-from hf_paged_eviction.recipes.fit import Window
-from hf_paged_eviction.recipes.fit_basis import add_windows, solve
+from hf_paged_eviction.lab.low_rank.basis import Basis, load_basis, save_basis
+from hf_paged_eviction.lab.low_rank.codec import RankCodec, check_rank
+from hf_paged_eviction.lab.low_rank.fit import add_windows, solve
+from hf_paged_eviction.recipes.fit.calibration import Window
 from hf_paged_eviction_eval.options.cache import CacheOptions
 from hf_paged_eviction_eval.options.compress import CompressOptions
 from reference import assert_evicted

@@ -48,7 +48,7 @@ def same(one: Any, other: Any, name: str = "") -> None:
 
 
 def parts(cache: PagedEvictionCache) -> list[Any]:
-    from hf_paged_eviction.recipes.saving.context import snapshot_layer
+    from hf_paged_eviction.saving.context import snapshot_layer
 
     return [snapshot_layer(index, layer) for index, layer in enumerate(cache.layers)]
 

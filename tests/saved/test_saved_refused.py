@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 import models
 import modes
 from hf_paged_eviction import EvictionPolicy, PagedEvictionCache, ScoreContext
-from hf_paged_eviction.recipes.saving import files
+from hf_paged_eviction.saving import files
 
 OURS = "paged_eviction"
 

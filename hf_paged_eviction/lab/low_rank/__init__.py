@@ -1,0 +1,1 @@
+"""Keys and values as a few coefficients of directions that were fitted to a model."""

@@ -1,0 +1,1 @@
+"""Scores that were fitted: to attention (calibration) and on hidden states (gates)."""

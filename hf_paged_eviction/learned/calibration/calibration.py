@@ -1,0 +1,196 @@
+"""What was fitted to a model, and the score that it gives."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...masks.models import named
+from .features import SCALARS, Folded, Means
+from .monotone import bend
+
+#: What must be the same in two models for one to use the scores of the other, as named in a configuration.
+FINGERPRINT = (
+    "model_type",
+    "num_hidden_layers",
+    "hidden_size",
+    "vocab_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+)
+
+
+def fingerprint(config: Any) -> dict[str, str]:
+    """What a model's configuration says of its shape."""
+    text = config.get_text_config(decoder=True)
+    known = {name: named(text, name) for name in FINGERPRINT}
+    return {name: str(value) for name, value in known.items() if value is not None}
+
+
+def different_model(known: Mapping[str, str], config: Any) -> str:
+    """What a fingerprint says otherwise than the model at hand: "hidden_size 64 instead of 128", or nothing."""
+    actual = fingerprint(config)
+    return ", ".join(
+        f"{name} {actual[name]} instead of {value}"
+        for name, value in known.items()
+        if name in actual and actual[name] != value
+    )
+
+
+@dataclass(frozen=True)
+class LayerScore:
+    """The score of one layer: a line through the features of a token, then a rising curve.
+
+    The unit is attention: roughly the largest share of a query's attention that the token will get from afar. So heads
+    can be compared and averaged.
+
+    Attributes:
+        means: what the features are measured from.
+        weights: `[kv_heads, features]`, first those of `features.SCALARS`, then of the unit key.
+        offset: `[kv_heads]`.
+        x, y: `[kv_heads, knots]` of the curve.
+    """
+
+    means: Means
+    weights: Tensor
+    offset: Tensor
+    x: Tensor
+    y: Tensor
+
+    @property
+    def kv_heads(self) -> int:
+        return self.weights.shape[0]
+
+    @property
+    def key_dim(self) -> int:
+        return self.means.key.shape[1]
+
+    @property
+    def value_dim(self) -> int:
+        return self.means.value.shape[1]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All that it consists of, by name."""
+        return {
+            "mean_key": self.means.key,
+            "mean_value": self.means.value,
+            "weights": self.weights,
+            "offset": self.offset,
+            "x": self.x,
+            "y": self.y,
+        }
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor]) -> "LayerScore":
+        """The reverse of `tensors`.
+
+        Raises:
+            ValueError: they do not fit together. KeyError: one is missing.
+        """
+        means = Means(tensors["mean_key"], tensors["mean_value"])
+        score = cls(means, tensors["weights"], tensors["offset"], tensors["x"], tensors["y"])
+        heads, knots = score.kv_heads, score.x.shape[-1]
+        shapes = {
+            "mean_key": (heads, score.key_dim),
+            "mean_value": (heads, score.value_dim),
+            "weights": (heads, len(SCALARS) + score.key_dim),
+            "offset": (heads,),
+            "x": (heads, knots),
+            "y": (heads, knots),
+        }
+        for name, tensor in score.tensors().items():
+            if tuple(tensor.shape) != shapes[name] or knots < 2:
+                raise ValueError(f"{name} has the shape {tuple(tensor.shape)}, expected {shapes[name]}")
+            if not (tensor.is_floating_point() and tensor.isfinite().all()):
+                raise ValueError(f"{name} holds something else than finite numbers")
+        return score
+
+    def line(self, keys: Tensor, values: Tensor, positions: Tensor) -> Tensor:
+        """Before the curve; see `__call__`."""
+        wide = torch.promote_types(keys.dtype, torch.float32)
+        return self._folded(keys.to(wide), values.to(wide), positions)
+
+    @cached_property
+    def _folded(self) -> Folded:
+        # For good, also where it is first needed under `torch.inference_mode`.
+        with torch.inference_mode(False):
+            return Folded.of(self.means, self.weights, self.offset)
+
+    def __call__(self, keys: Tensor, values: Tensor, positions: Tensor) -> Tensor:
+        """`[batch, kv_heads, tokens]` float32 of keys and values `[batch, kv_heads, tokens, dim]`."""
+        return bend(self.line(keys, values, positions).float(), self.x, self.y)
+
+    def to(self, device: torch.device, heads: slice = slice(None), dtype: torch.dtype = torch.float32) -> "LayerScore":
+        """Some of the heads, on a device."""
+        with torch.inference_mode(False):
+            moved = {name: tensor[heads].to(device, dtype) for name, tensor in self.tensors().items()}
+        return LayerScore(
+            Means(moved["mean_key"], moved["mean_value"]), moved["weights"], moved["offset"], moved["x"], moved["y"]
+        )
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """The scores of all layers of a model that evict.
+
+    Attributes:
+        layers: by index in the model.
+        model: see `fingerprint`.
+        facts: what it was fitted to, and how well: texts, tokens, version, correlations.
+    """
+
+    layers: Mapping[int, LayerScore]
+    model: Mapping[str, str]
+    facts: Mapping[str, str] = field(default_factory=dict)
+
+    def check_model(self, config: Any) -> None:
+        """Refuse another model.
+
+        Raises:
+            ValueError: with what differs.
+        """
+        different = different_model(self.model, config)
+        if different:
+            raise ValueError(
+                f"This calibration was made for another model: {different}. Make one for this model with "
+                "`paged-eviction calibrate`."
+            )
+
+    def score(self, keys: Tensor, values: Tensor, positions: Tensor, layer_idx: int, first_head: int = 0) -> Tensor:
+        """Scores `[batch, kv_heads, tokens]` float32 of the tokens of a layer.
+
+        Args:
+            keys, values: `[batch, kv_heads, tokens, dim]`.
+            positions: `[batch, kv_heads, tokens]`.
+            first_head: index in the model of the first of these heads.
+
+        Raises:
+            ValueError: this is a layer of another model.
+        """
+        layer = self.layers.get(layer_idx)
+        if layer is None:
+            known = ", ".join(map(str, sorted(self.layers)))
+            raise ValueError(f"This calibration has no layer {layer_idx}: it was made for the layers {known}.")
+        heads = keys.shape[1]
+        if first_head + heads > layer.kv_heads or keys.shape[3] != layer.key_dim or values.shape[3] != layer.value_dim:
+            raise ValueError(
+                f"This calibration was made for a model whose layer {layer_idx} has {layer.kv_heads} KV heads with "
+                f"keys of {layer.key_dim} and values of {layer.value_dim} dimensions; this one has "
+                f"{first_head + heads} or more with {keys.shape[3]} and {values.shape[3]}."
+            )
+        return self._placed(layer_idx, keys.device, first_head, heads)(keys, values, positions)
+
+    @cached_property
+    def _copies(self) -> dict[tuple[int, torch.device, int, int], LayerScore]:
+        return {}
+
+    def _placed(self, layer_idx: int, device: torch.device, first_head: int, heads: int) -> LayerScore:
+        """A layer where its keys are: copied there once, because a copy makes an accelerator wait."""
+        key = (layer_idx, device, first_head, heads)
+        if key not in self._copies:
+            self._copies[key] = self.layers[layer_idx].to(device, slice(first_head, first_head + heads))
+        return self._copies[key]

@@ -1,0 +1,1 @@
+"""Fit a score to a model: the calibrated score, and gates."""

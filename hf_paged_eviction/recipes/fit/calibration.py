@@ -1,0 +1,268 @@
+"""Fit a calibration: windows of text stream through the model, sums are kept, a linear system is solved.
+
+Three passes, because each needs what the one before found: mean key and value (a few windows), the sums of the normal
+equations, then the curve and the correlations. Of a token nothing is kept but one score and one target per KV head.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ... import __version__
+from ...learned.calibration.calibration import Calibration, LayerScore, fingerprint
+from ...learned.calibration.features import SCALARS, Means, features, unit
+from ...learned.calibration.monotone import fit_curve
+from ...learned.moments import Line, Moments
+from ...masks.models import is_latent_attention
+from ...queries.attention import PAGED_EVICTION
+from .correlation import pearson, spearman
+from .future import Seen, watch
+
+#: Tokens nearer than this to a query do not count: they are in the cache anyway.
+DISTANCE = 64
+#: Of the windows, one in this many is kept for checking.
+HELD_OUT = 4
+#: Windows from which the mean key and value are taken.
+_MEAN_WINDOWS = 8
+#: What weights cost, see `Moments.solve`. The many components of the unit key cost more than the few numbers that are
+#: known to help: on text unlike that of the fit they would otherwise mislead.
+_SCALAR_PENALTY, _DIRECTION_PENALTY = 1e-3, 1.0
+
+#: Called after each forward with the number of tokens it read.
+Progress = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class Window:
+    """Texts that are read together.
+
+    Attributes:
+        tokens: `[rows, length]` int64.
+        mask: `[rows, length]`, 0 for pads on the left; None = no pads.
+    """
+
+    tokens: Tensor
+    mask: Tensor | None = None
+
+    @property
+    def count(self) -> int:
+        """Real tokens."""
+        return self.tokens.numel() if self.mask is None else int(self.mask.sum())
+
+
+@dataclass(frozen=True)
+class LayerReport:
+    """How well the score of a layer predicts the attention in windows that it was not fitted to; means over windows.
+
+    Attributes:
+        spearman, pearson: `[kv_heads]`, of ranks, and of scores and attention themselves.
+        single: Spearman `[kv_heads]` of each feature of `SCALARS` alone, with the better sign.
+    """
+
+    spearman: Tensor
+    pearson: Tensor
+    single: dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What `fit` found."""
+
+    calibration: Calibration
+    reports: dict[int, LayerReport]
+
+
+def read_tokens(windows: Sequence[Window]) -> int:
+    """How many tokens `fit` reads in all its passes."""
+    train, _ = split(windows)
+    return sum(window.count for window in [*train[:_MEAN_WINDOWS], *train, *windows])
+
+
+def split(windows: Sequence[Window]) -> tuple[list[Window], list[Window]]:
+    """Windows to fit to, and every fourth one, to check with.
+
+    Raises:
+        ValueError: there are too few.
+    """
+    if len(windows) < 2:
+        raise ValueError(f"A calibration needs at least 2 windows of text, one to check with; got {len(windows)}.")
+    held_out = [window for index, window in enumerate(windows) if index % HELD_OUT == 1]
+    return [window for index, window in enumerate(windows) if index % HELD_OUT != 1], held_out
+
+
+def fit(model: Any, windows: Sequence[Window], progress: Progress = lambda tokens: None) -> Fitted:
+    """Fit a score to the attention that a model pays in some windows of text.
+
+    The model is left as it was found. Its attention implementation is "paged_eviction" meanwhile.
+
+    Args:
+        model: a decoder, in evaluation mode.
+        windows: of any text, some hundred tokens each or more; in a few thousand tokens altogether there is enough.
+
+    Raises:
+        ValueError: a model that caches latents (MLA) or has no layer that evicts; too little text.
+    """
+    if is_latent_attention(model.config):
+        raise ValueError("This model caches latents instead of keys and values (MLA); no score is known for those.")
+    train, held_out = split(windows)
+    with watched(model):
+        means = _find_means(model, train[:_MEAN_WINDOWS], progress)
+        if not means:
+            reason = f"No layer of this model can evict, or no window is longer than {DISTANCE} tokens"
+            raise ValueError(f"{reason}: there is nothing to calibrate.")
+        lines = _fit_lines(model, train, means, progress)
+        curves = _Curves(lines, means)
+        for window in train:
+            _pass(model, window, curves.add, progress)
+        checks = _Checks(lines, means)
+        for window in held_out:
+            _pass(model, window, checks.add, progress)
+    layers = {index: _layer(means[index], line, *curves.fit(index)) for index, line in lines.items()}
+    reports = checks.reports()
+    return Fitted(Calibration(layers, fingerprint(model.config), _facts(windows, reports)), reports)
+
+
+@contextmanager
+def watched(model: Any) -> Iterator[None]:
+    """Within, the model uses the attention implementation that shows its queries."""
+    with using(model, PAGED_EVICTION):
+        yield
+
+
+@contextmanager
+def using(model: Any, implementation: str) -> Iterator[None]:
+    """Within, the model uses this attention implementation."""
+    before = model.config.get_text_config(decoder=True)._attn_implementation
+    if before == implementation:
+        yield
+        return
+    model.set_attn_implementation(implementation)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)
+
+
+def _pass(model: Any, window: Window, visit: Callable[[Seen], None], progress: Progress) -> None:
+    watch(model, window.tokens, window.mask, DISTANCE, visit)
+    progress(window.count)
+
+
+def usable(seen: Seen, values: Tensor) -> Tensor:
+    """`[batch, kv_heads, tokens, ...]` -> `[kv_heads, n, ...]`, the tokens that count."""
+    return values.transpose(0, 1)[:, seen.usable]
+
+
+# ---- first pass -------------------------------------------------------------------------------------------------
+
+
+def _find_means(model: Any, windows: Sequence[Window], progress: Progress) -> dict[int, Means]:
+    sums: dict[int, list[Tensor]] = {}
+
+    def add(seen: Seen) -> None:
+        keys, values = usable(seen, unit(seen.keys.double())), usable(seen, seen.values.double())
+        if keys.shape[1]:
+            count = torch.tensor(keys.shape[1], device=keys.device)
+            new = [keys.sum(1), values.sum(1), count]
+            old = sums.get(seen.layer_idx)
+            sums[seen.layer_idx] = new if old is None else [a + b for a, b in zip(old, new, strict=True)]
+
+    for window in windows:
+        _pass(model, window, add, progress)
+    return {index: Means(unit(key), value / count) for index, (key, value, count) in sums.items()}
+
+
+# ---- second pass ------------------------------------------------------------------------------------------------
+
+
+def penalty(key_dim: int) -> Tensor:
+    """What the weight of each feature costs, `[features]`."""
+    return torch.tensor([_SCALAR_PENALTY] * len(SCALARS) + [_DIRECTION_PENALTY] * key_dim)
+
+
+def _fit_lines(model: Any, windows: Sequence[Window], means: dict[int, Means], progress: Progress) -> dict[int, Line]:
+    moments = {index: Moments() for index in means}
+
+    def add(seen: Seen) -> None:
+        samples = features(seen.keys.float(), seen.values.float(), seen.positions, means[seen.layer_idx])
+        moments[seen.layer_idx].add(usable(seen, samples), usable(seen, seen.future))
+
+    for window in windows:
+        _pass(model, window, add, progress)
+    return {index: each.solve(penalty(means[index].key.shape[1])) for index, each in moments.items()}
+
+
+# ---- third pass -------------------------------------------------------------------------------------------------
+
+
+class _Curves:
+    """Scores and targets of all tokens, a number each."""
+
+    def __init__(self, lines: dict[int, Line], means: dict[int, Means]) -> None:
+        self.lines, self.means = lines, means
+        self.found: dict[int, list[tuple[Tensor, Tensor]]] = {index: [] for index in lines}
+
+    def add(self, seen: Seen) -> None:
+        samples = features(seen.keys.double(), seen.values.double(), seen.positions, self.means[seen.layer_idx])
+        scores = self.lines[seen.layer_idx](usable(seen, samples))
+        self.found[seen.layer_idx].append((scores.cpu(), usable(seen, seen.future).cpu()))
+
+    def fit(self, index: int) -> tuple[Tensor, Tensor]:
+        scores, target = (torch.cat(parts, dim=1) for parts in zip(*self.found[index], strict=True))
+        curves = [fit_curve(*each) for each in zip(scores, target, strict=True)]
+        return torch.stack([x for x, _ in curves]), torch.stack([y for _, y in curves])
+
+
+class _Checks:
+    """Correlations, window by window."""
+
+    def __init__(self, lines: dict[int, Line], means: dict[int, Means]) -> None:
+        self.lines, self.means = lines, means
+        self.found: dict[int, list[Tensor]] = {index: [] for index in lines}
+
+    def add(self, seen: Seen) -> None:
+        samples = features(seen.keys.double(), seen.values.double(), seen.positions, self.means[seen.layer_idx])
+        samples, target = usable(seen, samples), usable(seen, seen.future)
+        if samples.shape[1] < 2:
+            return
+        scores = self.lines[seen.layer_idx](samples)
+        alone = [spearman(samples[..., number], target) for number in range(len(SCALARS))]
+        self.found[seen.layer_idx].append(
+            torch.stack([spearman(scores, target), pearson(scores, target), *alone]).cpu()
+        )
+
+    def reports(self) -> dict[int, LayerReport]:
+        found = {index: torch.stack(each).mean(0) for index, each in self.found.items() if each}
+        return {
+            index: LayerReport(both[0], both[1], dict(zip(SCALARS, both[2:].abs(), strict=True)))
+            for index, both in found.items()
+        }
+
+
+# ---- result -----------------------------------------------------------------------------------------------------
+
+
+def _layer(means: Means, line: Line, x: Tensor, y: Tensor) -> LayerScore:
+    parts = {"mean_key": means.key, "mean_value": means.value, "weights": line.weights, "offset": line.offset}
+    return LayerScore.of({name: part.float().cpu() for name, part in parts.items()} | {"x": x.float(), "y": y.float()})
+
+
+def _facts(windows: Sequence[Window], reports: dict[int, LayerReport]) -> dict[str, str]:
+    digest = hashlib.sha256()
+    for window in windows:
+        digest.update(window.tokens.cpu().numpy().tobytes())
+    rows = {index: [round(value, 4) for value in each.spearman.tolist()] for index, each in reports.items()}
+    return {
+        "hf_paged_eviction": __version__,
+        "tokens": str(sum(window.count for window in windows)),
+        "windows": str(len(windows)),
+        "digest": f"sha256:{digest.hexdigest()}",
+        "distance": str(DISTANCE),
+        "held_out_spearman": json.dumps(rows),
+    }

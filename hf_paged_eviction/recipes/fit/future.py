@@ -1,0 +1,133 @@
+"""The attention that later tokens really pay to each token of a window, while the model reads it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...integration.feeding import feed
+from ...masks.models import is_paged, layer_plan
+from ...queries.attention import PAGED_EVICTION
+from ...queries.bystander import Bystander, OverheardCache
+from ...queries.observer import Queries
+from ...queries.weights import Attention
+
+#: Attention weights that exist at one time, in bytes.
+_PIECE = 64 * 2**20
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One layer after one forward.
+
+    Attributes:
+        layer_idx: in the model.
+        keys, values: `[batch, kv_heads, tokens, dim]`, as cached.
+        positions: `[batch, kv_heads, tokens]`, -1 for a pad.
+        future: `[batch, kv_heads, tokens]` float32, what was measured: `future_attention`, if nothing else was asked.
+        usable: `[batch, tokens]` bool, real tokens that some query saw from far enough away.
+    """
+
+    layer_idx: int
+    keys: Tensor
+    values: Tensor
+    positions: Tensor
+    future: Tensor
+    usable: Tensor
+
+
+Visit = Callable[[Seen], None]
+#: Of a layer's index, queries, values, positions `[batch, kv_heads, tokens]` of keys and `[batch, q]` of queries, and a
+#: distance: what later tokens do with each token, `[batch, kv_heads, tokens]` float32.
+Measure = Callable[[int, Queries, Tensor, Tensor, Tensor, int], Tensor]
+
+
+def future_attention(queries: Queries, key_positions: Tensor, query_positions: Tensor, distance: int) -> Tensor:
+    """The largest weight that a query at least `distance` tokens later pays to a token.
+
+    Of a group of query heads the mean counts, of the queries the largest: a fact that is asked for once must not be
+    lost, however seldom it is asked for. The mean over queries says what running text looks at, and is no use there.
+    Near tokens are left out, because a cache never evicts them.
+
+    Args:
+        key_positions: `[batch, kv_heads, tokens]`.
+        query_positions: `[batch, q]`, -1 for a pad.
+
+    Returns:
+        `[batch, kv_heads, tokens]` float32.
+    """
+    rows, heads, count, _ = queries.query.shape
+    size = max(1, _PIECE // (4 * rows * heads * queries.key.shape[2]))
+    largest = torch.zeros(key_positions.shape, device=key_positions.device)
+    for start in range(0, count, size):
+        part = slice(start, start + size)
+        asked = query_positions[:, part]
+        attention = Attention(queries.query[:, :, part], queries.key, asked, key_positions, queries.logits)
+        largest = torch.maximum(largest, far(attention, distance).amax(2))
+    return largest
+
+
+def _attention(layer_idx: int, queries: Queries, values: Tensor, keys: Tensor, asked: Tensor, distance: int) -> Tensor:
+    return future_attention(queries, keys, asked, distance)
+
+
+def far(attention: Attention, distance: int) -> Tensor:
+    """`[batch, kv_heads, q, tokens]`, mean weights of each group, 0 for tokens nearer than `distance`."""
+    away = attention.query_positions[:, None, :, None] - attention.key_positions[:, :, None, :] >= distance
+    return attention.weights.mean(2) * away
+
+
+class _Watcher(Bystander):
+    """Tells of keys, values and queries of a forward.
+
+    Args:
+        layer_idx: index in the model.
+        positions: `[batch, tokens]`, -1 for a pad.
+        distance: see `future_attention`.
+        visit: is told.
+        measure: see `watch`.
+    """
+
+    def __init__(self, layer_idx: int, positions: Tensor, distance: int, visit: Visit, measure: Measure) -> None:
+        super().__init__(layer_idx)
+        self._positions, self._distance, self._visit, self._measure = positions, distance, visit, measure
+        self.layer: Any = None
+
+    def attended(self, queries: Queries) -> None:
+        """See `Bystander.attended`."""
+        keys, values, asked = self.layer.keys, self.layer.values, self._positions
+        positions = asked[:, None].expand(-1, keys.shape[1], -1)
+        future = self._measure(self.layer_idx, queries, values, positions, asked, self._distance)
+        usable = (asked >= 0) & (asked <= asked.amax(-1, keepdim=True) - self._distance)
+        self._visit(Seen(self.layer_idx, keys, values, positions, future, usable))
+
+
+def watch(
+    model: Any, tokens: Tensor, mask: Tensor | None, distance: int, visit: Visit, measure: Measure = _attention
+) -> None:
+    """Let the model read windows `[rows, tokens]` of text and visit its layers one by one.
+
+    Args:
+        model: with the attention implementation "paged_eviction".
+        mask: `[rows, tokens]`, 0 for pads on the left; None = no pads.
+        distance: see `future_attention`.
+        measure: what is worked out of queries, keys and values; the attention that each token gets, if not given.
+    """
+    real = torch.ones_like(tokens) if mask is None else mask
+    places = (real.cumsum(-1) - 1).masked_fill(real == 0, -1)
+    plan = layer_plan(model.config)
+    paged = [index for index, layer in enumerate(plan) if is_paged(layer)]
+    watchers = {index: _Watcher(index, places, distance, visit, measure) for index in paged}
+    cache = OverheardCache(model.config, watchers)
+    for index, watcher in watchers.items():
+        watcher.layer = cache.layers[index]
+    with torch.inference_mode():
+        feed(model, tokens, mask, cache)
+
+
+def shows_queries(model: Any) -> bool:
+    """Whether the model uses the attention implementation that `watch` needs."""
+    name: str | None = model.config.get_text_config(decoder=True)._attn_implementation
+    return name == PAGED_EVICTION

@@ -1,0 +1,1 @@
+"""Compress by a probe, and serve an encoder-decoder model."""

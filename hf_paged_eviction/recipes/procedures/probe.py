@@ -1,0 +1,186 @@
+"""Compress what a cache has read by asking the model to repeat it (KVzip, arXiv 2505.23416)."""
+
+import copy
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...cache import PagedEvictionCache
+from ...integration.feeding import feed
+from ...layer.paged import PagedLayer
+from ...policies import EvictionPolicy
+
+#: What KVzip asks of the model.
+REPEAT = "\n\nRepeat the previous context exactly."
+
+
+@torch.no_grad()
+def compress_by_probe(
+    model: Any,
+    cache: PagedEvictionCache,
+    budget: int,
+    input_ids: Tensor,
+    attention_mask: Tensor | None = None,
+    *,
+    probe_ids: Sequence[int],
+    chunk_size: int = 2048,
+) -> None:
+    """Read a context, keep of it what the model needs to repeat it, and shrink the cache to `budget`.
+
+    Afterwards the cache is as after a prompt: hand it to `generate` with the ids of context and question. Nothing of
+    the question was known, so one compressed context serves many (deepcopy the cache for each).
+
+    The context is read chunk by chunk into a cache with room for all of it. Then its attention to itself is forgotten,
+    and for each chunk the model is fed the probe and the chunk again, at the positions that follow the context. The
+    policy sees what these queries pay to the context; the tokens fed are taken back, and all the trace they leave is
+    in the policy's statistics. With policy="kvzip" the score of a token is the largest weight it got.
+
+    The paper's way is a cache with allocator="global", one threshold for all layers and heads, and heads="separate".
+    Otherwise each layer has its own budget, and its heads agree. Differences from the paper: the softmax is over the
+    whole context and the probe, every chunk has the same probe before it, and what is protected is what the
+    cache always protects.
+
+    Cost: the context is fed twice, the second time with all of it in view. Peak memory: keys and values of the whole
+    context in all layers, a copy of one layer's, and activations of `len(probe_ids) + chunk_size` tokens. Storages
+    are exchanged for smaller ones layer by layer.
+
+    Args:
+        model: uses the attention implementation "paged_eviction".
+        cache: empty, with a `budget` of at least the context's length in all layers.
+        budget: tokens held per layer and row in the end, see `PagedEvictionCache.shrink`.
+        input_ids: `[rows, length]`, left-padded.
+        attention_mask: `[rows, length]`, nonzero = real token; None = all are.
+        probe_ids: what asks to repeat, such as the ids of `REPEAT`; for an instruct model whose context lies in the
+            user's turn, with what the chat template writes between that turn and the answer.
+        chunk_size: tokens fed at once. Chunks are counted from the end, so that rows of a batch are cut as if alone.
+
+    Raises:
+        TypeError, ValueError: the cache has no room or is not empty, the policy cannot be probed, ids or mask do not
+            fit. Nothing was read then.
+    """
+    mask = _checked_mask(input_ids, attention_mask)
+    probe = _checked_probe(probe_ids, chunk_size)
+    _check_cache(cache, input_ids.shape[1])
+    cache.check_shrink(budget)
+    chunks = _chunks(input_ids.shape[1], chunk_size)
+    for start, stop in chunks:
+        feed(model, input_ids[:, start:stop], mask[:, :stop], cache)
+    layers = [layer for _, layer in cache.paged_layers]
+    for layer in layers:
+        layer.forget_attention()
+    for start, stop in chunks:
+        ids, real = _repeat(probe, input_ids[:, start:stop], mask[:, start:stop])
+        ask(model, cache, ids, torch.cat([mask, real], dim=1))
+    cache.shrink(budget)
+
+
+@torch.no_grad()
+def ask(model: Any, cache: PagedEvictionCache, ids: Tensor, mask: Tensor | None) -> None:
+    """Feed tokens whose attention counts for the tokens held, and take them back: they leave no other trace.
+
+    Args:
+        ids: `[rows, n]`.
+        mask: `[rows, seen + n]`, nonzero = real token; None = all are.
+    """
+    with _taken_back(cache):
+        feed(model, ids, mask, cache)
+        for _, layer in cache.paged_layers:
+            layer.observe_waiting()
+            layer.crop(-ids.shape[1])
+
+
+def _repeat(probe: Tensor, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """The probe and a part of the context, with the pads on the right: nothing may lie between context and probe."""
+    count = ids.shape[1]
+    pads = count - mask.sum(1, keepdim=True)
+    places = torch.arange(count, device=ids.device)
+    ids = ids.gather(1, (places + pads).clamp_max(count - 1))
+    real = (places < count - pads).to(mask.dtype)
+    # Rows that are shorter than the batch have no part in its first chunks.
+    asks = real[:, :1].expand(-1, len(probe))
+    return torch.cat([probe.to(ids).expand(len(ids), -1), ids], dim=1), torch.cat([asks, real], dim=1)
+
+
+def _chunks(length: int, size: int) -> list[tuple[int, int]]:
+    return [(max(stop - size, 0), stop) for stop in range(length, 0, -size)][::-1]
+
+
+@contextmanager
+def _taken_back(cache: PagedEvictionCache) -> Iterator[None]:
+    """What is fed inside waits in the paged layers for `crop`; the other layers and the mask forget it."""
+    paged = [layer for _, layer in cache.paged_layers]
+    recording = [layer.record_past for layer in paged]
+    others = {index: layer for index, layer in enumerate(cache.layers) if not isinstance(layer, PagedLayer)}
+    shared = {id(layer): layer for layer in paged}  # stay what they are in copies of hybrid layers
+    with cache.padding_aside():
+        for layer in paged:
+            layer.activate_past_recording()
+        try:
+            for index, layer in others.items():
+                cache.layers[index] = copy.deepcopy(layer, dict(shared))
+            yield
+        finally:
+            for layer, before in zip(paged, recording, strict=True):
+                layer.record_past = before
+            for index, layer in others.items():
+                cache.layers[index] = layer
+
+
+def _checked_mask(ids: Tensor, mask: Tensor | None) -> Tensor:
+    if ids.ndim != 2 or not ids.numel():
+        raise ValueError(f"input_ids must be [rows, length] with at least one token, got shape {tuple(ids.shape)}.")
+    if mask is None:
+        return torch.ones_like(ids)
+    if mask.shape != ids.shape:
+        raise ValueError(f"attention_mask has shape {tuple(mask.shape)} and input_ids {tuple(ids.shape)}.")
+    mask = mask.to(ids.device).ne(0).to(ids.dtype)
+    if (mask[:, 1:] < mask[:, :-1]).any() or not mask[:, -1].all():
+        raise ValueError("The context must be padded on the left, and each row must have at least one token.")
+    return mask
+
+
+def _checked_probe(probe_ids: Sequence[int], chunk_size: int) -> Tensor:
+    if isinstance(chunk_size, bool) or not isinstance(chunk_size, int) or chunk_size < 1:
+        raise ValueError(f"chunk_size must be a whole number above 0, got {chunk_size!r}.")
+    probe = torch.as_tensor(probe_ids)
+    if probe.ndim != 1 or not len(probe) or probe.is_floating_point():
+        raise ValueError(f"probe_ids must be the ids of one text, at least one, got {probe_ids!r}.")
+    return probe
+
+
+def _check_cache(cache: PagedEvictionCache, length: int) -> None:
+    if not isinstance(cache, PagedEvictionCache):
+        raise TypeError(f"cache must be a PagedEvictionCache, got {type(cache).__name__}.")
+    check_probed(cache.policy)
+    if cache.get_seq_length():
+        raise ValueError("The cache has read something already: use a new one for each context.")
+    rooms = [(index, layer.budget.tokens) for index, layer in cache.paged_layers]
+    for index, tokens in rooms:
+        if tokens is None or tokens < length:
+            room = "a share of the prompt" if tokens is None else f"{tokens} tokens"
+            raise ValueError(
+                f"The context of {length} columns has to be read as a whole before it is compressed, and layer {index} "
+                f"holds {room}. Make the cache with a larger budget=; compress_by_probe shrinks it."
+            )
+
+
+def check_probed(policy: EvictionPolicy) -> None:
+    """Refuse a policy to which a probe says nothing, or something wrong.
+
+    Raises:
+        ValueError: with the reason.
+    """
+    needs = policy.needs
+    if not needs.token_statistics:
+        raise ValueError(
+            f"The policy {policy.label!r} keeps no attention, so a probe tells it nothing. Use 'kvzip', or call "
+            "cache.shrink(budget) after the prompt."
+        )
+    if needs.row_statistics or needs.window is not None:
+        raise ValueError(
+            f"The policy {policy.label!r} depends on where queries stand in the text, and a probe is no part of it. "
+            "Use 'kvzip'."
+        )

@@ -1,0 +1,315 @@
+"""A whole cache as a snapshot, in a file, and back in the layers of a new cache."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+from ..allocators.sharing import Sharing, SharingSnapshot
+from ..layer.contents import PagedSnapshot
+from ..layer.hybrid import HybridLayer, paged_part
+from ..layer.paged import PagedLayer
+from ..learned.calibration.files import is_here
+from ..learned.gates.files import is_here as gates_are_here
+from ..masks.padding import Padding, PaddingSnapshot
+from ..naming.spelling import Spelling, SpellingError
+from ..parts import Snapshot
+from ..policies import EvictionPolicy, Gate, make_policy
+from ..policies.registry import POLICIES
+from ..static.sliding import SlidingSnapshot, StaticSlidingLayer
+from . import files
+from .checks import check_padding, check_paged, check_sharing, check_sliding
+from .facts import check_text, config_dtype, differences, dtype_name, model_facts, text_facts
+from .names import put_together, take_apart
+from .other_layers import OtherSnapshot, check_other, restore_other, snapshot_other
+
+#: Where a cache is to be: one device, or one for each layer of the model.
+Devices = torch.device | str | Sequence[torch.device | str]
+
+
+@dataclass(frozen=True)
+class HybridSnapshot(Snapshot):
+    """Both halves of a `HybridLayer`."""
+
+    paged: PagedSnapshot
+    linear: OtherSnapshot
+
+
+@dataclass(frozen=True)
+class CacheSnapshot(Snapshot):
+    """All that a cache holds.
+
+    Attributes:
+        layers: in the order of the model; None = no token was seen.
+        padding, sharing: what its layers share.
+    """
+
+    layers: list[Snapshot | None]
+    padding: PaddingSnapshot
+    sharing: SharingSnapshot | None
+
+
+# ---- saving ----------------------------------------------------------------------------------------------------------
+
+
+def snapshot_layer(index: int, layer: Any) -> Snapshot | None:
+    """All that a layer of any kind holds.
+
+    Raises:
+        ValueError: tokens wait for `crop`, or some of it cannot be written down.
+    """
+    try:
+        if isinstance(layer, PagedLayer | StaticSlidingLayer):
+            return layer.snapshot()
+        if isinstance(layer, HybridLayer):
+            return HybridSnapshot(layer.paged.snapshot(), snapshot_other(layer))
+        return snapshot_other(layer)
+    except ValueError as error:
+        raise ValueError(f"Cannot save layer {index}: {error}") from error
+
+
+def snapshot(layers: Sequence[Any], padding: Padding, sharing: Sharing | None) -> CacheSnapshot:
+    """All that a cache holds.
+
+    Raises:
+        ValueError: see `snapshot_layer`.
+    """
+    held = [snapshot_layer(index, layer) for index, layer in enumerate(layers)]
+    return CacheSnapshot(held, padding.snapshot(), None if sharing is None else sharing.snapshot())
+
+
+def save(
+    path: str | Path,
+    config: Any,
+    settings: Mapping[str, Any],
+    snapshot: CacheSnapshot,
+    input_ids: Tensor | None,
+) -> None:
+    """Write a cache to a file.
+
+    Args:
+        config: of the model.
+        settings: arguments that make such a cache anew, as JSON.
+        input_ids: see `PagedEvictionCache.save`.
+
+    Raises:
+        ValueError: it is empty. TypeError, ValueError: these are not its tokens. OSError: it cannot be written.
+    """
+    paged = [saved for saved in map(_paged_snapshot, snapshot.layers) if saved is not None]
+    if not paged or paged[0].table is None or paged[0].store is None:
+        raise ValueError("There is nothing to save: no layer that evicts has seen a token.")
+    held, seen = paged[0].store, paged[0].table.counters.seen
+    tree, tensors = take_apart(snapshot)
+    dtype, said = dtype_name(held.dtype), config_dtype(config)
+    content = {
+        "model": model_facts(config),
+        # Where a model was converted after it was loaded, its configuration does not tell its precision.
+        "dtype": dtype if said == dtype else None,
+        "settings": dict(settings),
+        "seen": seen,
+        "rows": held.shape[0],
+        "text": None if input_ids is None else text_facts(input_ids, held.shape[0], seen),
+        "written by": {"torch": torch.__version__, "transformers": transformers.__version__},
+        "state": tree,
+    }
+    files.write(path, content, tensors)
+
+
+def _paged_snapshot(saved: Snapshot | None) -> PagedSnapshot | None:
+    if isinstance(saved, HybridSnapshot):
+        return saved.paged
+    return saved if isinstance(saved, PagedSnapshot) else None
+
+
+# ---- loading ---------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def naming(path: str | Path) -> Iterator[None]:
+    """Errors of what stands in a file name the file."""
+    try:
+        yield
+    except (ValueError, TypeError, KeyError, RecursionError, OverflowError) as error:
+        reason = str(error) if not isinstance(error, KeyError) else f"it lacks {error}"
+        raise ValueError(f"Cannot use the saved context {str(path)!r}: {reason.removesuffix('.')}.") from error
+
+
+@dataclass(frozen=True)
+class SavedContext:
+    """A file that was read and belongs to the model at hand.
+
+    Attributes:
+        settings: arguments that make a cache for it.
+        snapshot: what the cache held.
+        seen, rows: tokens per row, and rows.
+    """
+
+    settings: Mapping[str, Any]
+    snapshot: CacheSnapshot
+    seen: int
+    rows: int
+
+    @property
+    def all_real(self) -> list[bool | None]:
+        """By paged layer, see `PagedSnapshot`."""
+        return [saved.all_real for saved in map(_paged_snapshot, self.snapshot.layers) if saved is not None]
+
+
+def read(path: str | Path, config: Any, input_ids: Tensor | None, policy: str | EvictionPolicy | None) -> SavedContext:
+    """Read a file, for this model and text.
+
+    Raises:
+        ValueError: with what does not fit. OSError: it cannot be read.
+    """
+    content, tensors = files.read(path)
+    differing = differences(content["model"], model_facts(config))
+    dtype, said = content["dtype"], config_dtype(config)
+    if dtype is not None and said is not None and dtype != said:
+        differing.append(f"dtype: {dtype!r} in the file, {said!r} here")
+    if differing:
+        raise ValueError(f"it was made with another model ({'; '.join(differing)})")
+    if input_ids is not None:
+        if content["text"] is None:
+            raise ValueError("it does not say what its text was: it was saved without input_ids=, so load it without")
+        check_text(content["text"], input_ids)
+    if any(name.endswith(".store.channels") for name in tensors):
+        raise ValueError(
+            "its tokens were rounded to few bits by an earlier version, whose codes this one cannot read: make the "
+            "context anew"
+        )
+    settings = dict(content["settings"])
+    settings["policy"] = _policy(settings["policy"], policy)
+    if settings["sink_tokens"] is None:  # one block, whatever the policy was published with
+        settings["sink_tokens"] = settings["block_size"]
+    return SavedContext(
+        settings, put_together(CacheSnapshot, content["state"], tensors), content["seen"], content["rows"]
+    )
+
+
+def _policy(label: str, given: str | EvictionPolicy | None) -> EvictionPolicy:
+    """The policy of a file. Nothing is fetched for a file's sake."""
+    if not isinstance(label, str):
+        raise ValueError("its policy has no name")
+    if given is not None:
+        policy = make_policy(given)
+        if policy.label != label and not _another_file(policy.label, label):
+            raise ValueError(f"its policy is {label!r}, and policy= is {policy.label!r}")
+        return policy
+    for kind, name in _files(label):
+        if not (gates_are_here if kind == Gate.name else is_here)(name):
+            raise ValueError(f"its policy {label!r} needs the file {name!r}, which is not here: pass policy=")
+    try:
+        return make_policy(label)
+    except ValueError as error:
+        raise ValueError(
+            f"its policy {label!r} cannot be made here ({error}) Register its class first, or pass policy="
+        ) from error
+
+
+def _another_file(here: str, label: str) -> bool:
+    """Whether these are the same policy but for the places of its files: they may lie elsewhere on this machine."""
+
+    def plain(text: str) -> list[Spelling]:
+        return [replace(each, file=each.file and "", column=0, hosts=()) for each in _parts(text)]
+
+    return plain(here) == plain(label) != []
+
+
+def _files(label: str) -> list[tuple[str, str]]:
+    """The files, or names on the Hub, that making this policy would look for, each with the name of its policy."""
+    parts = _parts(label)
+    given = [(part.name, part.file) for part in parts if part.file is not None]
+    return given + [(part.name, str(part.parameters["file"])) for part in parts if "file" in part.parameters]
+
+
+def _parts(label: str) -> list[Spelling]:
+    """A policy as it is spelled, and all that is inside it."""
+    try:
+        left = [POLICIES.read(label)]
+    except SpellingError:  # a policy of the user's own may be called anything
+        return []
+    found: list[Spelling] = []
+    while left:
+        spelling = left.pop()
+        left += spelling.hosts
+        found.append(spelling)
+    return found
+
+
+def restore(
+    saved: SavedContext,
+    layers: Sequence[Any],
+    padding: Padding,
+    sharing: Sharing | None,
+    devices: Devices,
+    static: bool,
+) -> None:
+    """Give the layers of a new cache what those of the saved one held, once all of it has been checked.
+
+    Raises:
+        ValueError: something does not fit; nothing has changed then.
+    """
+    places = _devices(devices, len(layers))
+    if len(saved.snapshot.layers) != len(layers):
+        raise ValueError(f"it has {len(saved.snapshot.layers)} layers, and the model {len(layers)}")
+    if not 0 < saved.rows == _rows(saved.snapshot):
+        raise ValueError(f"it says that it has {saved.rows} rows, and its tensors have {_rows(saved.snapshot)}")
+    pairs = list(zip(saved.snapshot.layers, layers, strict=True))
+    for index, (each, layer) in enumerate(pairs):
+        try:
+            _check_layer(each, layer, saved.rows, saved.seen)
+        except ValueError as error:
+            raise ValueError(f"layer {index}: {error}") from error
+    check_padding(saved.snapshot.padding, saved.rows, saved.seen)
+    if (sharing is None) != (saved.snapshot.sharing is None):
+        raise ValueError("its layers share a budget out, or not, as those of this cache do not")
+    first, size = next((at, part.budget.block_size) for at, part in enumerate(map(paged_part, layers)) if part)
+    if sharing is not None and saved.snapshot.sharing is not None:
+        count = sum(paged_part(layer) is not None for layer in layers)
+        check_sharing(saved.snapshot.sharing, count, saved.rows, size)
+        sharing.restore(saved.snapshot.sharing, places[first])
+    padding.restore(saved.snapshot.padding, places[first])
+    for (each, layer), device in zip(pairs, places, strict=True):
+        _restore_layer(each, layer, device, static)
+
+
+def _devices(devices: Devices, layers: int) -> list[torch.device]:
+    if isinstance(devices, torch.device | str):
+        return [torch.device(devices)] * layers
+    if len(devices) != layers:
+        raise ValueError(f"device= names {len(devices)} devices for {layers} layers")
+    return [torch.device(device) for device in devices]
+
+
+def _rows(snapshot: CacheSnapshot) -> int:
+    stores = (saved.store for saved in map(_paged_snapshot, snapshot.layers) if saved is not None)
+    return next((store.shape[0] for store in stores if store is not None and len(store.shape)), 0)
+
+
+def _check_layer(saved: Snapshot | None, layer: Any, rows: int, seen: int) -> None:
+    if isinstance(layer, PagedLayer) and isinstance(saved, PagedSnapshot):
+        check_paged(saved, layer, rows, seen)
+    elif isinstance(layer, HybridLayer) and isinstance(saved, HybridSnapshot):
+        check_paged(saved.paged, layer.paged, rows, seen)
+        check_other(saved.linear, layer, rows)
+    elif isinstance(layer, StaticSlidingLayer) and isinstance(saved, SlidingSnapshot):
+        check_sliding(saved, layer, rows, seen)
+    elif isinstance(saved, OtherSnapshot) and not isinstance(layer, PagedLayer | HybridLayer | StaticSlidingLayer):
+        check_other(saved, layer, rows)
+    elif not (isinstance(layer, StaticSlidingLayer) and saved is None):
+        raise ValueError(f"it is a {type(layer).__name__} here, and in the file a {type(saved).__name__}")
+
+
+def _restore_layer(saved: Snapshot | None, layer: Any, device: torch.device, static: bool) -> None:
+    if isinstance(saved, HybridSnapshot):
+        restore_other(saved.linear, layer, device, static)
+        layer.paged.restore(saved.paged, device)
+    elif isinstance(saved, OtherSnapshot):
+        restore_other(saved, layer, device, static)
+    elif saved is not None:
+        layer.restore(saved, device)

@@ -1,0 +1,123 @@
+"""What a saved context belongs to: the model, and the text that was read."""
+
+import json
+from collections.abc import Mapping
+from hashlib import sha256
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..masks.models import named
+
+#: What must be the same in two models for one to use what the other has cached, as named in a configuration.
+_NAMES = (
+    "model_type",
+    "num_hidden_layers",
+    "hidden_size",
+    "vocab_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "kv_lora_rank",
+    "qk_rope_head_dim",
+    "sliding_window",
+    "layer_types",
+    "num_kv_shared_layers",
+)
+
+
+def model_facts(config: Any) -> dict[str, Any]:
+    """What a model's configuration says of its shape and its positions, as JSON. Weights are not looked at."""
+    text = config.get_text_config(decoder=True)
+    known = {name: named(text, name) for name in _NAMES}
+    facts = {name: value for name, value in known.items() if value is not None}
+    facts.update({f"rope {name}": value for name, value in _rope(text).items() if value is not None})
+    plain: dict[str, Any] = json.loads(json.dumps(facts, default=str))
+    return plain
+
+
+def _rope(text: Any) -> dict[str, Any]:
+    """The rotation in one spelling, that of transformers 5."""
+    given = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
+    found = dict(given) if isinstance(given, Mapping) else {}
+    for name in ("rope_theta", "partial_rotary_factor"):
+        found.setdefault(name, named(text, name))
+    kind = found.pop("type", None)
+    if not any(isinstance(value, Mapping) for value in found.values()):  # else one table per type of layer
+        found.setdefault("rope_type", kind or "default")
+    return found
+
+
+def differences(saved: Mapping[str, Any], present: Mapping[str, Any]) -> list[str]:
+    """What differs, in words; a fact that only one of the two knows does not count."""
+    return [
+        f"{name}: {saved[name]!r} in the file, {present[name]!r} here"
+        for name in saved
+        if name in present and saved[name] != present[name]
+    ]
+
+
+def dtype_name(dtype: Any) -> str | None:
+    """torch.float32 -> "float32"."""
+    return None if dtype is None else str(dtype).removeprefix("torch.")
+
+
+def config_dtype(config: Any) -> str | None:
+    """The precision that a model's configuration names."""
+    text = config.get_text_config(decoder=True)
+    known = (vars(each).get(name) for each in (text, config) for name in ("dtype", "_dtype", "torch_dtype"))
+    return dtype_name(next((dtype for dtype in known if dtype is not None), None))
+
+
+# ---- the text ------------------------------------------------------------------------------------------------------
+
+
+def text_facts(input_ids: Tensor, rows: int, seen: int) -> dict[str, Any]:
+    """What tells this text from others.
+
+    Args:
+        input_ids: `[rows, >= seen]`; what stands behind the columns seen does not count.
+
+    Raises:
+        TypeError, ValueError: these cannot be the tokens that the cache has seen.
+    """
+    ids = _checked(input_ids)
+    if ids.shape[0] != rows or ids.shape[1] < seen:
+        raise ValueError(
+            f"input_ids is {list(ids.shape)}, but the cache has seen {seen} tokens in {rows} rows: pass all of them, "
+            "pads included."
+        )
+    return {"rows": rows, "columns": seen, "sha256": _digest(ids[:, :seen])}
+
+
+def check_text(saved: Mapping[str, Any], input_ids: Tensor) -> None:
+    """Refuse another text than the one that was saved.
+
+    Args:
+        input_ids: `[rows, >= seen]`, or the same rows repeated one after the other: what will be asked about the text
+            may follow it.
+
+    Raises:
+        TypeError: no tensor of ids. ValueError: another text.
+    """
+    ids, rows, columns = _checked(input_ids), saved["rows"], saved["columns"]
+    if ids.shape[0] % rows or not ids.shape[0] or ids.shape[1] < columns:
+        raise ValueError(
+            f"input_ids is {list(ids.shape)}, and the text of this context has {columns} tokens in {rows} rows"
+        )
+    groups = ids[:, :columns].reshape(rows, -1, columns)
+    if _digest(groups[:, 0]) != saved["sha256"] or not bool((groups == groups[:, :1]).all()):
+        raise ValueError("input_ids does not begin with the text of this context")
+
+
+def _checked(input_ids: Tensor) -> Tensor:
+    if not isinstance(input_ids, Tensor) or input_ids.dtype.is_floating_point or input_ids.dtype == torch.bool:
+        raise TypeError("input_ids must be a tensor of token ids [rows, length].")
+    if input_ids.ndim != 2:
+        raise ValueError(f"input_ids must be [rows, length], got shape {tuple(input_ids.shape)}.")
+    return input_ids.to("cpu", torch.int64)
+
+
+def _digest(ids: Tensor) -> str:
+    return sha256(f"{tuple(ids.shape)}".encode() + ids.contiguous().numpy().astype("<i8").tobytes()).hexdigest()

@@ -1,0 +1,111 @@
+"""Contexts as files: safetensors, with everything else as JSON in the metadata and a digest over all of it."""
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ..naming.tensors import FileKind
+
+#: Rises when files of the version before cannot be read any more, or its readers would misread new ones.
+VERSION = 1
+_KIND = FileKind("context", VERSION, remedy="save it anew, or use the version of hf_paged_eviction that wrote it")
+_KEYS = frozenset({"format", "version", "content", "digest"})
+
+
+def write(path: str | Path, content: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """Write a file, or leave what is there: it appears under its name when it is complete.
+
+    Args:
+        path: in a folder that exists.
+        content: plain JSON values.
+        tensors: by name, on any device.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    target = Path(path)
+    placed = _placed(tensors)
+    written = json.dumps(content, sort_keys=True, allow_nan=False)
+    metadata = {**_KIND.metadata, "content": written, "digest": _digest(written, placed)}
+    handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
+    os.close(handle)
+    try:
+        try:
+            save_file(placed, name, metadata)
+        except SafetensorError as error:
+            raise OSError(f"Cannot write {str(target)!r}: {error}") from error
+        with open(name, "rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(name, target)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def _placed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """On the CPU, each with memory of its own."""
+    placed: dict[str, Tensor] = {}
+    taken = set()
+    for name, tensor in tensors.items():
+        found = tensor.detach().to("cpu").contiguous()
+        memory = found.untyped_storage()
+        if memory.nbytes() != found.nbytes or memory.data_ptr() in taken:
+            found = found.clone()
+        taken.add(found.untyped_storage().data_ptr())
+        placed[name] = found
+    return placed
+
+
+def _digest(content: str, tensors: Mapping[str, Tensor]) -> str:
+    whole = sha256(content.encode())
+    for name, tensor in sorted(tensors.items()):
+        whole.update(f"\n{json.dumps(name)} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        whole.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return whole.hexdigest()
+
+
+def read(path: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The content and the tensors of a file, on the CPU.
+
+    Raises:
+        ValueError: it is no context, of a later version, truncated or changed.
+        OSError: it cannot be read.
+    """
+    with _KIND.opened(path) as (metadata, file):
+        _check(metadata)
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no dictionary
+    if _digest(metadata["content"], tensors) != metadata["digest"]:
+        raise ValueError("its digest does not match: it was damaged or changed after it was written")
+    try:
+        content = json.loads(metadata["content"])
+    except RecursionError as error:
+        raise ValueError("its content is nested too deeply") from error
+    if not isinstance(content, dict):
+        raise ValueError("its content is no table of values")
+    return content, tensors
+
+
+def read_content(path: str | Path) -> dict[str, Any]:
+    """What a file says of itself, without its tensors and unchecked: to show, or to prepare what it needs.
+
+    Raises:
+        ValueError: it is no context of this version. OSError: it cannot be read.
+    """
+    with _KIND.opened(path) as (metadata, _):
+        _check(metadata)
+    content: dict[str, Any] = json.loads(metadata["content"])
+    return content
+
+
+def _check(metadata: Mapping[str, str]) -> None:
+    if set(metadata) != _KEYS:
+        raise ValueError(f"its metadata lacks, or should not have, {', '.join(sorted(set(metadata) ^ _KEYS))}")
