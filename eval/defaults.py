@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from hf_paged_eviction.checked import with_share
 from hf_paged_eviction.defaults import AUTO, Default, defaults
 from hf_paged_eviction.masks.models import why_not_ours
-from hf_paged_eviction.options import with_share
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
 
 from . import models

@@ -13,6 +13,7 @@ from .allocators.cutoff import CutoffQuota
 from .allocators.quota import HeadQuota, MakeQuota, Quota, RowQuota
 from .allocators.sharing import Sharing
 from .allocators.threshold import Global, Threshold, ThresholdQuota
+from .checked import CheckedOptions
 from .integration.heads import HeadShare
 from .integration.model_rotary import UnknownRotaryError, layer_rotaries
 from .integration.rotary import Rotary
@@ -22,7 +23,6 @@ from .layer.member import Member
 from .layer.paged import PagedLayer
 from .masks.models import asks_for_mask_sizes, is_latent_attention, is_paged
 from .masks.padding import Padding
-from .options import Options
 from .policies import EvictionPolicy
 from .precision.codec import Codec
 from .queries.attention import PAGED_EVICTION
@@ -47,7 +47,7 @@ class LayerBuilder:
         ValueError: the allocator does not go together with the rest.
     """
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: CheckedOptions) -> None:
         options.check_together()
         self._options = options
         allocator = options.allocator
@@ -152,7 +152,7 @@ class LayerBuilder:
             ) from error
 
 
-def checked_storage(options: Options, layers: int, sizes: BlockBudget, rows: int) -> int:
+def checked_storage(options: CheckedOptions, layers: int, sizes: BlockBudget, rows: int) -> int:
     """Tokens per row that all layers together may store, now that bytes have become tokens; see `most_stored`.
 
     Raises:

@@ -15,6 +15,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from .allocators import BudgetAllocator, Given
 from .allocators.budgets import layer_budgets
 from .build import LayerBuilder, check_static, make_steps
+from .checked import CheckedOptions, check_config, check_flag, check_instance
 from .defaults import AUTO, Default, choose
 from .disposals import Disposal
 from .forwards import Forwards
@@ -26,7 +27,6 @@ from .layer.paged import PagedLayer
 from .masks.channel import open_channel
 from .masks.models import cross_attention_layers, is_paged, layer_plan, warn_of_surprises
 from .masks.padding import Padding
-from .options import Options, check_config, check_flag, check_instance
 from .policies import EvictionPolicy
 from .policies.needs import Heads
 from .queries.attention import ModelAttention, forget_handover, hand_over
@@ -139,8 +139,8 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         protection = (sink_tokens, protected_prefix, recent_tokens)
         self._attention = ModelAttention(config.get_text_config(decoder=True))
 
-        def check(default: Default) -> Options:
-            options = Options.check(
+        def check(default: Default) -> CheckedOptions:
+            options = CheckedOptions.check(
                 config,
                 budget,
                 keep_ratio,
@@ -399,7 +399,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         for layer, share in zip(layers, layer_budgets(options.sizes, options.allocator, len(layers)), strict=True):
             layer.shrink(share)
 
-    def check_shrink(self, budget: int | Sequence[int]) -> Options:
+    def check_shrink(self, budget: int | Sequence[int]) -> CheckedOptions:
         """Raise the error of `shrink`, if it would; returns the options that it would set."""
         if self._steps is not None:
             raise refusal("shrink")

@@ -11,7 +11,7 @@ import torch
 import models
 import modes
 from hf_paged_eviction import PagedEvictionCache
-from hf_paged_eviction.options import Options
+from hf_paged_eviction.checked import CheckedOptions
 
 SINKS = {
     "streaming_llm": 4,
@@ -62,8 +62,8 @@ def test_a_saved_file_keeps_what_it_was_made_with(policy: str, tmp_path: Path, m
     filled(policy).save(path)
     assert PagedEvictionCache.load(path, config).layers[0].budget.protected == SINKS[policy]
     # Files that say nothing of sinks were made when that meant one block for every policy.
-    settings = Options.settings
-    monkeypatch.setattr(Options, "settings", lambda options: {**settings(options), "sink_tokens": None})
+    settings = CheckedOptions.settings
+    monkeypatch.setattr(CheckedOptions, "settings", lambda options: {**settings(options), "sink_tokens": None})
     old = filled(policy, sink_tokens=2)
     old.save(path)
     loaded = PagedEvictionCache.load(path, config)

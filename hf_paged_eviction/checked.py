@@ -82,7 +82,7 @@ def _coded(**given: tuple[int | None, int | None]) -> str:
 
 
 @dataclass(frozen=True)
-class Options:
+class CheckedOptions:
     """The arguments of `PagedEvictionCache` that say what its layers are like.
 
     Attributes:
@@ -129,7 +129,7 @@ class Options:
         basis: str | Path | Basis | None,
         static: bool,
         inside_encoder_decoder: bool,
-    ) -> "Options":
+    ) -> "CheckedOptions":
         """Check what the user asked for.
 
         Raises:
@@ -256,7 +256,7 @@ class Options:
 
     # ---- another budget -------------------------------------------------------------------------------------------
 
-    def shrunk(self, budget: int | Sequence[int], present: int | None) -> "Options":
+    def shrunk(self, budget: int | Sequence[int], present: int | None) -> "CheckedOptions":
         """The same with a smaller budget.
 
         Args:
@@ -283,7 +283,7 @@ class Options:
             )
         return replace(self, sizes=sizes)
 
-    def _shrunk_list(self, budgets: Sequence[int]) -> "Options":
+    def _shrunk_list(self, budgets: Sequence[int]) -> "CheckedOptions":
         if not isinstance(self.allocator, Given):
             raise ValueError(
                 "The layers of this cache share one budget, and a list gives each its own: make the cache with a list "
