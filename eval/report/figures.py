@@ -338,8 +338,7 @@ def _length_panels(run: Run, lengths: Sequence[int | None]) -> tuple[list[_Panel
 def _heat_panels(run: Run, task: str, panels: Sequence[_Panel | None], columns: int, x_name: str) -> Any:
     # As wide as the page, whatever the number of panels.
     figure, grid = make_panels(len(panels), columns, (HEAT_WIDTH / columns, 2.2))
-    figure.set_layout_engine("constrained")
-    shown, image = [], None
+    image = None
     for index, (axes, panel) in enumerate(zip(grid, panels, strict=True)):
         if panel is None:
             axes.remove()
@@ -355,8 +354,9 @@ def _heat_panels(run: Run, task: str, panels: Sequence[_Panel | None], columns: 
         axes.set_yticks(range(0, len(rows), step), rows[::step] if index % columns == 0 else [], fontsize=8)
         axes.set_ylabel("depth (%)" if index % columns == 0 else "", fontsize=9)
         axes.set_xlabel(x_name if lowest else "", fontsize=9)
-        shown.append(axes)
-    figure.colorbar(image, ax=shown, shrink=min(1.0, 2 / (-(-len(panels) // columns)))).set_label(
-        "score in %", fontsize=9
-    )
+    figure.tight_layout()
+    # Beside all panels, as high as two of them.
+    height = min(1.0, 2 / -(-len(panels) // columns))
+    scale = figure.add_axes((1.01, (1 - height) / 2, 0.012, height))
+    figure.colorbar(image, cax=scale).set_label("score in %", fontsize=9)
     return figure

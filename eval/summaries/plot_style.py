@@ -116,15 +116,18 @@ def _literal(figure: Any) -> None:
 def save(figure: Any, *targets: Path | IO[bytes]) -> None:
     """Write the figure, as PNG into a path and as SVG into a stream."""
     _literal(figure)
+    # Measured once, not once per file: that takes as long as drawing.
+    figure.set_layout_engine(None)
+    extent = figure.get_tightbbox().padded(0.1)
     for target in targets:
         kind = "png" if isinstance(target, Path) else "svg"
         # Without a date and with fixed ids the same numbers give the same file.
-        with matplotlib.rc_context({"svg.hashsalt": "figure"}):
+        with matplotlib.rc_context({"svg.hashsalt": "figure", "svg.fonttype": "none"}):
             figure.savefig(
                 target,
                 format=kind,
                 dpi=150,
-                bbox_inches="tight",
+                bbox_inches=extent,
                 facecolor="white",
                 metadata={"Date": None} if kind == "svg" else None,
             )
