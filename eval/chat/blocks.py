@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 from torch import Tensor
@@ -52,13 +52,20 @@ class LayerBlocks:
 
 
 class BlockMap:
-    """A strip per layer: from left to right the conversation, as high as the share of its tokens that are held."""
+    """A strip per layer: from left to right the conversation, as high as the share of its tokens that are held.
 
-    def __init__(self, cache: PagedEvictionCache) -> None:
+    Args:
+        most: layers that are shown, from the first to the last.
+    """
+
+    def __init__(self, cache: PagedEvictionCache, most: int | None = None) -> None:
         self._seen: int = cache.get_seq_length()
         if not self._seen:
             raise UserError("/blocks: nothing was read yet, write a message first")
-        self._layers = [LayerBlocks.of(index, layer) for index, layer in cache.paged_layers]
+        layers = cache.paged_layers
+        if most is not None and most < len(layers):
+            layers = [layers[at * (len(layers) - 1) // max(1, most - 1)] for at in range(most)]
+        self._layers = [LayerBlocks.of(index, layer) for index, layer in layers]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width = max(8, min(self._seen, options.max_width - _LABEL))
@@ -66,8 +73,7 @@ class BlockMap:
         for layer in self._layers:
             yield Text(f"layer {layer.index}".ljust(_LABEL)) + strip(layer, self._seen, width, bars)
         last = f"{self._seen - 1:,}"
-        space = " " * max(1, width - 1 - len(last))
-        yield Text(" " * _LABEL).append("0", style="dim").append(space).append(last, style="dim")
+        yield Text(f"{'':{_LABEL}}0{last:>{max(len(last) + 1, width - 1)}}", style="dim")
         yield _legend(coloured=console.color_system is not None and not console.no_color)
 
 
@@ -96,19 +102,12 @@ def strip(layer: LayerBlocks, seen: int, width: int, bars: str) -> Text:
     scored = ranks.isfinite()
     mean_rank = per_column(ranks.masked_fill(~scored, 0.0)) / per_column(scored)
     guarded = per_column(ranks.isinf()) * 2 > count
-    text = Text()
+    text, most = Text(), len(bars) - 1
     share = count / tokens.clamp(min=1)
     for high, rank, safe in zip(share.tolist(), mean_rank.tolist(), guarded.tolist(), strict=True):
-        text.append(bars[_height(high, len(bars) - 1)], style=_PROTECTED if safe else _colour(rank))
+        colour = "" if rank != rank else _COLOURS[min(len(_COLOURS) - 1, int(rank * len(_COLOURS)))]
+        text.append(bars[min(most, max(round(high * most), int(high > 0)))], style=_PROTECTED if safe else colour)
     return text
-
-
-def _height(share: float, most: int) -> int:
-    return min(most, max(round(share * most), int(share > 0)))
-
-
-def _colour(rank: float) -> str:
-    return "" if rank != rank else _COLOURS[min(len(_COLOURS) - 1, int(rank * len(_COLOURS)))]
 
 
 def _ranks(layer: LayerBlocks) -> Tensor:
@@ -144,40 +143,20 @@ def block_list(
     rows = (each[head].tolist() for each in (layer.positions, layer.scores, layer.protected))
     table = Table("block", "positions", "score", "text", box=None, header_style="bold")
     for index, (block, score, safe) in enumerate(zip(*rows, strict=True)):
-        held = sorted(position for position in block if position >= 0)
-        if held:
+        if held := sorted(position for position in block if position >= 0):
             value = "protected" if safe else "not yet" if score != score else f"{score:.4g}"
-            where = f"{held[0]:,} to {held[-1]:,}"
-            table.add_row(
-                str(index),
-                where,
-                value,
-                Text(_excerpt(held, ids, tokenizer, unknown), overflow="ellipsis", no_wrap=True),
-            )
+            text = Text(_excerpt(held, ids, tokenizer, unknown), overflow="ellipsis", no_wrap=True)
+            table.add_row(str(index), f"{held[0]:,} to {held[-1]:,}", value, text)
     return table
 
 
 def _excerpt(held: Sequence[int], ids: Sequence[int], tokenizer: Any, unknown: int) -> str:
     """The tokens at these positions, with a bar where something between them is missing."""
-    context = [position for position in held if position < unknown]
-    held = held[len(context) :]
+    context = sum(position < unknown for position in held)
     runs: list[list[int]] = []
-    for before, position in zip([-2, *held], held, strict=False):
+    for before, position in zip([-2, *held[context:]], held[context:], strict=False):
         if position != before + 1:
             runs.append([])
         runs[-1].append(ids[position])
     shown = [" ".join(tokenizer.decode(run).split()) for run in runs]
-    return " | ".join([f"{len(context)} tokens of the context", *shown] if context else shown)
-
-
-def show_blocks(
-    cache: PagedEvictionCache, typed: str, ids: Sequence[int], tokenizer: Any, unknown: int = 0
-) -> RenderableType:
-    """What `/blocks [LAYER [HEAD]]` shows."""
-    words = typed.split()
-    if len(words) > 2 or not all(word.isascii() and word.isdecimal() for word in words):
-        raise UserError(f"/blocks {typed}: write /blocks, /blocks LAYER or /blocks LAYER HEAD")
-    if not words or not cache.get_seq_length():
-        return BlockMap(cache)
-    layer, head = [*map(int, words), 0][:2]
-    return block_list(cache, layer, head, ids, tokenizer, unknown)
+    return " | ".join([f"{context} tokens of the context", *shown] if context else shown)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +10,8 @@ from time import perf_counter
 from typing import Any, Literal
 
 import torch
-from transformers import DynamicCache
+from torch import Tensor
+from transformers import DynamicCache, StoppingCriteriaList, TextStreamer
 
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
@@ -19,21 +20,34 @@ from ..budgets import parse_memory
 from ..caches import make_paged_cache
 from ..contexts import context_policy, open_context
 from ..errors import UserError
+from ..options.chat import ChatOptions
 from ..policy_names import needs_queries
 from ..running.efficiency import kv_bytes
-from ..running.prefill import input_device
+from ..running.generation import end_tokens, plain_settings, without_sampling
+from ..running.prefill import feed, input_device
 from ..sizes import tokens_of_memory
 from .figures import Footprint
 from .interrupt import Interrupt
 from .positions import Positions
-from .settings import ChatSettings
-from .turns import Turn, Turns, make_turns
-from .voice import Listener, Voice
+from .turns import Turn, Turns, common_length
 
 #: How an answer came to its end: by a token that ends it, at the limit, by Ctrl-C, by Ctrl-C before it began.
 Ending = Literal["end", "length", "stopped", "unread"]
 #: Tokens of an answer whose speed means something.
 _FEWEST = 8
+
+
+class Listener:
+    """Who wants to know how far an answer is; this one does not."""
+
+    def reading(self, done: int, total: int) -> None:
+        """So many of the new tokens were read."""
+
+    def token(self, count: int, seconds: float) -> None:
+        """So many tokens of the answer are there; `seconds` since the first one."""
+
+    def text(self, piece: str) -> None:
+        """The answer goes on like this."""
 
 
 @dataclass(frozen=True)
@@ -88,28 +102,31 @@ class Conversation:
         ids: all tokens of the conversation; the cache has seen the first `seen`, the others are fed with the next
             message.
         context: tokens of a saved context at its start; their ids are not known, 0 stands for each.
-        cache: of `settings`, possibly shrunk since.
+        cache: of `options`, possibly shrunk since.
         answers: of all turns.
+
+    Args:
+        options: as `chat_settings` gives them.
     """
 
-    def __init__(self, model: Any, tokenizer: Any, settings: ChatSettings) -> None:
+    def __init__(self, model: Any, tokenizer: Any, options: ChatOptions) -> None:
         self.model, self.tokenizer = model, tokenizer
         self.positions = Positions.of(model)
-        self._voice = Voice(model, tokenizer, settings.sampling, settings.chunk)
-        self.begin(settings)
+        self._device, self._ends = input_device(model), end_tokens(model, tokenizer)
+        self.begin(options)
 
-    def begin(self, settings: ChatSettings) -> None:
+    def begin(self, options: ChatOptions) -> None:
         """Start anew, with a new cache.
 
         Raises:
             UserError: policy, budget, protected prefix or model do not go together. Then nothing has changed.
         """
-        turns = make_turns(self.tokenizer, settings.system, settings.template, follows=settings.context is not None)
-        if settings.context is None:
-            cache, settings = _make_cache(self.model, settings, turns)
+        turns = Turns(self.tokenizer, options.system, options.chat_template, follows=options.context is not None)
+        if options.context is None:
+            cache, options = _make_cache(self.model, options, turns)
         else:
-            cache, settings = _open_cache(self.model, settings, settings.context)
-        self.cache, self.settings, self.turns = cache, settings, turns
+            cache, options = _open_cache(self.model, options, options.context)
+        self.cache, self.options, self.turns = cache, options, turns
         self.context: int = cache.get_seq_length()
         self.ids: list[int] = [0] * self.context
         self.answers: list[Answer] = []
@@ -120,15 +137,15 @@ class Conversation:
         count: int = self.cache.get_seq_length()
         return count
 
-    def prepare(self, message: str) -> Turn:
-        """The turn that this message would be; the conversation is not changed.
+    def prepare(self, message: str, before: Sequence[str] = ()) -> Turn:
+        """The turn that this message, behind other texts, would be; the conversation is not changed.
 
         Raises:
             UserError: it is empty, or has no place.
         """
         if not message.strip():
             raise UserError("the message is empty: write one, or /help")
-        turn = self.turns.next(message)
+        turn = self.turns.next("\n".join([*before, message]))
         self.positions.room(len(self.ids) + len(turn.ids))
         return turn
 
@@ -144,40 +161,68 @@ class Conversation:
     def _answer(self, turn: Turn, listener: Listener, interrupt: Interrupt) -> Answer:
         self.turns.begin(turn)
         self.ids += turn.ids
-        prompt, unread, started = len(self.ids), len(self.ids) - self.seen, perf_counter()
-        clock = _Clock(listener)
-        tokens: list[int] = []
-        if self._voice.read(self.ids, self.cache, clock, interrupt):
-            room = self.positions.room(prompt)
-            tokens = self._voice.answer(self.ids, self.cache, len(self.answers), clock, interrupt, room)
+        prompt, before, started = len(self.ids), self.seen, perf_counter()
+        stream = _Stream(self.tokenizer, listener)
+        tokens = self._say(self.ids, self.cache, stream, interrupt)
         finished = perf_counter()
-        text = self._voice.text(tokens)
-        ended = bool(tokens) and tokens[-1] in self._voice.ends
+        text: str = self.tokenizer.decode(tokens, skip_special_tokens=True)
+        ended = bool(tokens) and tokens[-1] in self._ends
         # The token that ends an answer was not fed, and the next turn brings its own.
         self.ids += tokens[:-1] if ended else tokens
         self.turns.answered(text)
         answer = Answer(
             text=text,
             tokens=tokens,
-            read=min(unread, self.seen - prompt + unread),
-            read_seconds=(clock.first or finished) - started,
-            seconds=finished - (clock.first or finished),
+            read=min(prompt, self.seen) - before,
+            read_seconds=(stream.first or finished) - started,
+            seconds=finished - (stream.first or finished),
             ending="unread" if not tokens else "end" if ended else "stopped" if interrupt.wanted else "length",
             footprint=Footprint.of(self.cache),
-            full=self._full_answer(prompt, tokens) if self.settings.compare and not interrupt.wanted else None,
+            full=self._full_answer(prompt, tokens) if self.options.full and not interrupt.wanted else None,
         )
         self.answers.append(answer)
         return answer
 
     def _full_answer(self, prompt: int, tokens: list[int]) -> FullAnswer:
         """A new full cache reads the whole conversation: some layers of some models cannot take an answer back."""
-        cache, ids = DynamicCache(config=self.model.config), self.ids[:prompt]
-        nobody, never = Listener(), Interrupt()
-        self._voice.read(ids, cache, nobody, never)
-        full = self._voice.answer(ids, cache, len(self.answers), nobody, never, self.positions.room(prompt))
-        pairs = enumerate(zip(tokens, full, strict=False))
-        same = next((place for place, (one, other) in pairs if one != other), min(len(tokens), len(full)))
-        return FullAnswer(self._voice.text(full), full, same, kv_bytes(cache))
+        cache = DynamicCache(config=self.model.config)
+        full = self._say(self.ids[:prompt], cache, _Stream(self.tokenizer, Listener()), Interrupt())
+        text: str = self.tokenizer.decode(full, skip_special_tokens=True)
+        return FullAnswer(text, full, common_length(tokens, full), kv_bytes(cache))
+
+    @torch.inference_mode()
+    def _say(self, ids: list[int], cache: DynamicCache, stream: _Stream, interrupt: Interrupt) -> list[int]:
+        """Feed what the cache has not seen and generate behind it; nothing if Ctrl-C came before the last chunk.
+
+        Returns:
+            The answer, with the token that ended it; the last one has not been fed to the cache.
+        """
+        row, options = torch.tensor([ids], dtype=torch.int64, device=self._device), self.options
+        mask, chunk, start = torch.ones_like(row), options.prefill_chunk_size, cache.get_seq_length()
+        while len(ids) - cache.get_seq_length() > chunk and not interrupt.wanted:
+            stop = cache.get_seq_length() + chunk
+            feed(self.model, row[:, stop - chunk : stop], mask[:, :stop], cache)
+            stream.listener.reading(stop - start, len(ids) - start)
+        if interrupt.wanted:
+            return []
+        most, room = options.max_new_tokens or 1, self.positions.room(len(ids))
+        choice: dict[str, Any] = without_sampling(self.model.generation_config)
+        if options.temperature > 0:
+            torch.manual_seed(options.seed * 1_000_003 + len(self.answers))
+            choice = {"temperature": options.temperature, "top_p": options.top_p}
+        output: Tensor = self.model.generate(
+            input_ids=row,
+            attention_mask=mask,
+            past_key_values=cache,
+            do_sample=options.temperature > 0,
+            max_new_tokens=most if room is None else min(most, room),
+            streamer=stream,
+            stopping_criteria=StoppingCriteriaList([interrupt]),
+            **plain_settings(self._ends, ids[-1:]),
+            **choice,
+        )
+        answer: list[int] = output[0, len(ids) :].tolist()
+        return answer
 
     @torch.inference_mode()
     def shrink(self, budget: int) -> None:
@@ -186,19 +231,20 @@ class Conversation:
         Raises:
             UserError: no legal budget, or a larger one.
         """
+        smaller, held = self.options.but(budget=budget, memory=None), self.options.budget or 0
         if not self.seen:
-            self.begin(self.settings.with_budget(budget))
+            self.begin(smaller)
             return
-        if budget > self.settings.budget:
+        if budget > held:
             raise UserError(
-                f"/budget {budget}: the budget is {self.settings.budget} and evicted tokens cannot come back"
-                + ("" if self.settings.context else f"; /reset {budget} begins a new conversation with it")
+                f"/budget {budget}: the budget is {held} and evicted tokens cannot come back"
+                + ("" if self.options.context else f"; /reset {budget} begins a new conversation with it")
             )
         try:
             self.cache.shrink(budget)
         except (TypeError, ValueError) as error:
             raise UserError(f"/budget {budget}: {error}") from error
-        self.settings = self.settings.with_budget(budget)
+        self.options = smaller
 
     @contextmanager
     def _out_of_memory(self) -> Iterator[None]:
@@ -206,7 +252,7 @@ class Conversation:
             yield
         except torch.OutOfMemoryError as error:
             # Some layers have seen tokens that others have not.
-            self.begin(self.settings)
+            self.begin(self.options)
             reason = str(error).splitlines()[0]
             raise UserError(
                 f"out of memory, the conversation begins anew: {reason}; a smaller --prefill-chunk-size takes less "
@@ -214,32 +260,53 @@ class Conversation:
             ) from error
 
 
-def _make_cache(model: Any, settings: ChatSettings, turns: Turns) -> tuple[PagedEvictionCache, ChatSettings]:
-    """An empty cache, and the settings with its budget in tokens."""
-    curious = needs_queries(settings.policy, settings.loading.disposal)
-    if curious and model.config._attn_implementation != PAGED_EVICTION:
+class _Stream(TextStreamer):  # type: ignore[misc]
+    """Passes on whole words as soon as they are there, and notes when the first token came."""
+
+    def __init__(self, tokenizer: Any, listener: Listener) -> None:
+        super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)
+        self.listener, self._count = listener, 0
+        self.first: float | None = None
+
+    def put(self, value: Tensor) -> None:
+        prompt = self.next_tokens_are_prompt
+        super().put(value)
+        if not prompt:
+            now = perf_counter()
+            self.first = self.first or now
+            self._count += 1
+            self.listener.token(self._count, now - self.first)
+
+    def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
+        if text:
+            self.listener.text(text)
+
+
+def _make_cache(model: Any, options: ChatOptions, turns: Turns) -> tuple[PagedEvictionCache, ChatOptions]:
+    """An empty cache, and the options with its budget in tokens."""
+    policy = options.policy
+    if needs_queries(policy, options.disposal) and model.config._attn_implementation != PAGED_EVICTION:
         model.set_attn_implementation(PAGED_EVICTION)
-    options = settings.loading
-    if settings.protect_system:
-        options = options.but(protected_prefix=max(turns.prefix(), options.protected_prefix))
-    if settings.memory is not None:
-        (size,) = parse_memory(settings.memory)
-        budget = tokens_of_memory(model, options, settings.policy, size.memory or 0, f"--memory {settings.memory}")
-        settings = settings.but(budget=budget)
-    label = f"with a budget of {settings.budget}"
-    cache = make_paged_cache(model.config, options, settings.policy, label, budget=settings.budget)
+    told = options
+    if options.protect_system:
+        told = options.but(protected_prefix=max(turns.prefix(), options.protected_prefix))
+    if options.memory is not None:
+        (size,) = parse_memory(options.memory)
+        budget = tokens_of_memory(model, told, policy, size.memory or 0, f"--memory {options.memory}")
+        options = options.but(budget=budget)
+    cache = make_paged_cache(model.config, told, policy, f"with a budget of {options.budget}", budget=options.budget)
     if not cache.paged_layers:
         raise UserError("no layer of this model keeps all that it has read, so there is nothing to evict")
-    return cache, settings
+    return cache, options
 
 
-def _open_cache(model: Any, settings: ChatSettings, path: Path) -> tuple[PagedEvictionCache, ChatSettings]:
-    """The cache of a saved context, and the settings that it was made with.
+def _open_cache(model: Any, options: ChatOptions, path: Path) -> tuple[PagedEvictionCache, ChatOptions]:
+    """The cache of a saved context, and the options that it was made with.
 
     Raises:
         UserError: it cannot be used here.
     """
-    typed = settings.loading.attn_implementation
+    typed = options.attn_implementation
     cache, policy = open_context(path, model), context_policy(path)
     if typed is not None and model.config._attn_implementation != typed:
         raise UserError(
@@ -252,20 +319,5 @@ def _open_cache(model: Any, settings: ChatSettings, path: Path) -> tuple[PagedEv
         raise UserError(f"--context {path}: a conversation goes on from one text; {error}") from error
     if not row["attention_mask"].all():
         raise UserError(f"--context {path}: its text was read with pads; read it anew without them")
-    sizes, budget = cache.paged_layers[0][1].budget, Footprint.of(cache).budget
-    loading = settings.loading.but(policies=(policy,), budgets=(str(budget),), block_size=sizes.block_size)
-    return cache, settings.but(loading=loading, budget=budget)
-
-
-class _Clock(Listener):
-    """Passes everything on, and notes when the first token came."""
-
-    def __init__(self, listener: Listener) -> None:
-        self._listener = listener
-        self.first: float | None = None
-        self.reading, self.text = listener.reading, listener.text  # type: ignore[method-assign]
-
-    def token(self, count: int, seconds: float) -> None:
-        if self.first is None:
-            self.first = perf_counter()
-        self._listener.token(count, seconds)
+    sizes = cache.paged_layers[0][1].budget
+    return cache, options.but(policy=policy, budget=Footprint.of(cache).budget, block_size=sizes.block_size)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rich.console import RenderableType
-from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
@@ -47,47 +46,37 @@ class Footprint:
         """Tokens seen and no longer held."""
         return self.seen - self.held
 
-
-_BAR = 12
-
-
-def status_text(footprint: Footprint, rate: float | None = None) -> str:
-    """Tokens per layer, bytes of all layers, and tokens per second."""
-    parts = [
-        f"{footprint.held:,}/{footprint.budget:,} held",
-        f"{footprint.evicted:,} evicted",
-        f"{footprint.seen:,} seen",
-        f"KV {readable_bytes(footprint.kv_bytes)}, full cache {readable_bytes(footprint.full_bytes)}",
-    ]
-    return ", ".join(parts if rate is None else [*parts, f"{rate:,.0f} tokens/s"])
-
-
-def status_line(footprint: Footprint, rate: float | None = None, doing: str | None = None) -> RenderableType:
-    """A bar of the budget and what it means."""
-    text = status_text(footprint, rate)
-    grid = Table.grid(padding=(0, 1))
-    grid.add_row(
-        ProgressBar(total=max(footprint.budget, 1), completed=footprint.held, width=_BAR),
-        Text(text if doing is None else f"{doing}, {text}", style="dim"),
-    )
-    return grid
+    def line(self, rate: float | None = None, doing: str = "") -> Text:
+        """Tokens per layer, bytes of all layers, and tokens per second."""
+        parts = [
+            doing,
+            f"{self.held:,}/{self.budget:,} held",
+            f"{self.evicted:,} evicted",
+            f"{self.seen:,} seen",
+            f"KV {readable_bytes(self.kv_bytes)}, full cache {readable_bytes(self.full_bytes)}",
+            f"{rate:,.0f} tokens/s" if rate else "",
+        ]
+        return Text(", ".join(filter(None, parts)), style="dim")
 
 
 def layer_table(cache: PagedEvictionCache) -> RenderableType:
     """`cache.stats()` of every layer that evicts."""
     stats = cache.stats()
+    names = {
+        "seen": "seen",
+        "held": "held",
+        "budget": "budget",
+        "evicted_tokens": "evicted",
+        "evicted_blocks": "blocks",
+    }
     table = Table(box=None, header_style="bold", show_footer=True)
-    rows = [
-        (each.layer_idx, each.seen, each.held, each.budget, each.evicted_tokens, each.evicted_blocks)
-        for each in stats.layers
-    ]
-    totals = ("all", stats.seen, stats.held, stats.budget, stats.evicted_tokens, stats.evicted_blocks)
-    names = ("layer", "seen", "held", "budget", "evicted", "blocks")
-    for name, total in zip(names, totals, strict=True):
-        table.add_column(name, _number(total), justify="right")
+    table.add_column("layer", "all", justify="right")
+    for name, title in names.items():
+        table.add_column(title, _number(getattr(stats, name)), justify="right")
     table.add_column("bytes", readable_bytes(stats.storage_bytes), justify="right")
-    for row, each in zip(rows, stats.layers, strict=True):
-        table.add_row(*map(_number, row), readable_bytes(each.storage_bytes))
+    for each in stats.layers:
+        numbers = (_number(getattr(each, name)) for name in names)
+        table.add_row(str(each.layer_idx), *numbers, readable_bytes(each.storage_bytes))
     beside = {
         "in layers that hold a window or a state anyway": stats.other_bytes,
         "beside the slots": stats.summary_bytes,
@@ -98,5 +87,5 @@ def layer_table(cache: PagedEvictionCache) -> RenderableType:
     return table
 
 
-def _number(value: int | str | None) -> str:
-    return f"{value:,}" if isinstance(value, int) else str(value)
+def _number(value: int | None) -> str:
+    return str(value) if value is None else f"{value:,}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from types import FrameType
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor
 from transformers import StoppingCriteria
 
 
-class Interrupt:
+class Interrupt(StoppingCriteria):  # type: ignore[misc]
     """Turns Ctrl-C into a wish, so that the forward under way is finished and all layers have seen the same tokens.
 
     The second Ctrl-C raises `KeyboardInterrupt`: then the cache is of no use any more.
@@ -30,18 +29,11 @@ class Interrupt:
     def __exit__(self, *_: object) -> None:
         signal.signal(signal.SIGINT, self._before)
 
-    def _pressed(self, number: int, frame: FrameType | None) -> None:
+    def _pressed(self, *_: object) -> None:
         if self.wanted:
             raise KeyboardInterrupt
         self.wanted = True
 
-
-class StopWhenWanted(StoppingCriteria):  # type: ignore[misc]
-    """Ends an answer after the token that is under way."""
-
-    def __init__(self, interrupt: Interrupt) -> None:
-        self._interrupt = interrupt
-
     def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
-        """`[rows]` bool, the same for all."""
-        return torch.full(input_ids.shape[:1], self._interrupt.wanted, dtype=torch.bool, device=input_ids.device)
+        """`[rows]` bool: end the answer after the token that is under way."""
+        return torch.full(input_ids.shape[:1], self.wanted, dtype=torch.bool, device=input_ids.device)

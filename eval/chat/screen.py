@@ -1,9 +1,8 @@
-"""Where a conversation is shown: on a terminal with a line that moves, or in a stream of text."""
+"""Where a conversation is shown: on a terminal with a map of the blocks that moves, or in a stream of text."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
 from time import perf_counter
@@ -12,12 +11,14 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from ..errors import UserError
-from .figures import Footprint, status_line, status_text
-from .voice import Listener
+from hf_paged_eviction import PagedEvictionCache
 
-#: Seconds between two looks at the cache.
-_INTERVAL = 0.1
+from .blocks import BlockMap
+from .conversation import Answer, Listener
+from .figures import Footprint
+
+#: Seconds between two looks at the cache, and layers that are looked at.
+_INTERVAL, _LAYERS = 0.1, 3
 _LONGEST_MESSAGE = 12
 _EXPORT_WIDTH = 100
 #: Of what the model says.
@@ -32,8 +33,8 @@ class Screen:
             standard error output.
 
     Attributes:
+        out: where answers go; `notes`: everything else.
         moves: whether lines can be drawn over.
-        notes: where everything but answers goes.
     """
 
     def __init__(self, *, piped: bool) -> None:
@@ -43,9 +44,9 @@ class Screen:
             if hasattr(stream, "reconfigure"):
                 stream.reconfigure(errors="replace")
         self._piped = piped
-        self._out = Console(highlight=False)
-        self.moves = self._out.is_terminal and not self._out.is_dumb_terminal and not piped
-        self.notes = self._out if self._out.is_terminal and not piped else Console(stderr=True, highlight=False)
+        self.out = Console(highlight=False)
+        self.moves = self.out.is_terminal and not self.out.is_dumb_terminal and not piped
+        self.notes = self.out if self.out.is_terminal and not piped else Console(stderr=True, highlight=False)
         self._shown: list[RenderableType] = []
 
     def show(self, what: RenderableType) -> None:
@@ -57,10 +58,6 @@ class Screen:
         """One line, as it is."""
         self.show(Text(text, style=style))
 
-    def complain(self, error: UserError) -> None:
-        """A mistake that the conversation survives."""
-        self.say(f"error: {error}", "red")
-
     def heard(self, message: str, *, typed: bool) -> None:
         """A message; it stands on the terminal already if it was typed there."""
         text = Text("you> ", style="bold").append(Text(abridged(message), style="not bold"))
@@ -68,17 +65,16 @@ class Screen:
         if not typed and not self._piped:
             self.notes.print(text)
 
-    def answering(self, footprint: Callable[[], Footprint]) -> Answering:
-        """Follows one answer, as a context."""
-        if self.moves:
-            return LiveAnswer(self._out, footprint)
-        return LineAnswer(self._out) if self._piped else StreamedAnswer(self._out)
+    def print_answer(self, text: str) -> None:
+        """An answer that is complete; to a pipe as one line, with a backslash and an n for a line break inside it."""
+        text = "\\n".join(text.splitlines()) if self._piped else text
+        self.out.print(Text(text, style=_ANSWER if self.moves else ""), soft_wrap=not self.moves)
 
-    def answered(self, text: str, footprint: Footprint, rate: float | None) -> None:
+    def answered(self, answer: Answer) -> None:
         """The answer has been shown; say what it cost."""
-        line = status_line(footprint, rate)
-        self._shown += [Text(text.strip(), style=_ANSWER), line]
-        self.notes.print(line if self.moves else Text(f"[{status_text(footprint, rate)}]"), soft_wrap=not self.moves)
+        line = answer.footprint.line(answer.tokens_per_second)
+        self._shown += [Text(answer.text.strip(), style=_ANSWER), line]
+        self.notes.print(line if self.moves else Text(f"[{line}]"), soft_wrap=not self.moves)
 
     def export(self, path: Path) -> None:
         """Write what was shown as a picture or a page, in the format that the name ends in.
@@ -99,73 +95,25 @@ class Screen:
 
 
 class Answering(Listener):
-    """Shows one answer; the base nothing of it."""
+    """One answer: while it comes, its end above a map of the blocks, where lines can be drawn over; then all of it."""
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._begun = False
-
-    def __enter__(self) -> Answering:
-        return self
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None: ...
-
-    def _print(self, text: str, end: str = "") -> None:
-        self._console.print(Text(text), end=end, soft_wrap=True)
-
-    def _opened(self, piece: str) -> str:
-        """The piece, without blanks at the beginning of the answer."""
-        piece = piece if self._begun else piece.lstrip()
-        self._begun = self._begun or bool(piece)
-        return piece
-
-
-class LineAnswer(Answering):
-    """One line per answer, when it is complete; a line break inside it is written as a backslash and an n."""
-
-    def __init__(self, console: Console) -> None:
-        super().__init__(console)
-        self._pieces: list[str] = []
-
-    def text(self, piece: str) -> None:
-        self._pieces.append(piece)
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        if error is None:
-            self._print("\\n".join("".join(self._pieces).strip().splitlines()), "\n")
-
-
-class StreamedAnswer(Answering):
-    """Words as they come."""
-
-    def text(self, piece: str) -> None:
-        self._print(self._opened(piece))
-        self._console.file.flush()
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        self._print("\n")
-
-
-class LiveAnswer(Answering):
-    """Words as they come, above a line about the cache that moves down with them."""
-
-    def __init__(self, console: Console, footprint: Callable[[], Footprint]) -> None:
-        super().__init__(console)
-        self._footprint = footprint
+    def __init__(self, screen: Screen, cache: PagedEvictionCache) -> None:
+        self._screen, self._cache = screen, cache
+        self._text, self._doing, self._rate, self._drawn = "", "reading", 0.0, 0.0
         # Drawn by this thread alone: another would read the cache in the middle of a forward.
-        self._live = Live(console=console, auto_refresh=False, transient=True)
-        self._paragraph, self._doing, self._rate, self._drawn = "", "reading", 0.0, 0.0
+        self._live = Live(console=screen.out, auto_refresh=False, transient=True) if screen.moves else None
 
     def __enter__(self) -> Answering:
-        self._live.start()
+        if self._live is not None:
+            self._live.start()
         self._draw()
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        self._live.update(Text(""))
-        self._live.stop()
-        if self._paragraph:
-            self._console.print(Text(self._paragraph, style=_ANSWER))
+        if self._live is not None:
+            self._live.stop()
+        if self._text.strip() or error is None:
+            self._screen.print_answer(self._text.strip())
 
     def reading(self, done: int, total: int) -> None:
         self._doing = f"reading {done:,} of {total:,} tokens"
@@ -173,30 +121,22 @@ class LiveAnswer(Answering):
 
     def token(self, count: int, seconds: float) -> None:
         self._doing, self._rate = "", (count - 1) / seconds if seconds > 0 else 0.0
-        self._draw_now_and_then()
+        self._draw(_INTERVAL)
 
     def text(self, piece: str) -> None:
-        *complete, self._paragraph = (self._paragraph + self._opened(piece)).split("\n")
-        if complete:
-            self._live.update(self._picture())
-            self._console.print(Text("\n".join(complete), style=_ANSWER))
-        self._draw_now_and_then()
+        self._text += piece
+        self._draw(_INTERVAL)
 
-    def _draw_now_and_then(self) -> None:
-        if perf_counter() - self._drawn >= _INTERVAL:
-            self._draw()
-
-    def _draw(self) -> None:
-        self._drawn = perf_counter()
-        self._live.update(self._picture(), refresh=True)
+    def _draw(self, interval: float = 0.0) -> None:
+        if self._live is not None and perf_counter() - self._drawn >= interval:
+            self._drawn = perf_counter()
+            self._live.update(self._picture(), refresh=True)
 
     def _picture(self) -> RenderableType:
-        line = status_line(self._footprint(), self._rate or None, self._doing or None)
-        if not self._paragraph:
-            return line
-        # A live area cannot be higher than the terminal: of a long paragraph, the end.
-        lines = Text(self._paragraph, style=_ANSWER).wrap(self._console, self._console.width)
-        return Group(*lines[-max(1, self._console.height - 5) :], line)
+        out = self._screen.out
+        lines = Text(self._text.strip(), style=_ANSWER).wrap(out, out.width)[-max(1, out.height - _LAYERS - 8) :]
+        held = [BlockMap(self._cache, _LAYERS)] if self._cache.get_seq_length() else []
+        return Group(*(lines if self._text else ()), *held, Footprint.of(self._cache).line(self._rate, self._doing))
 
 
 def abridged(message: str) -> str:

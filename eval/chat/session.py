@@ -11,13 +11,12 @@ from ..errors import UserError
 from ..models import load
 from ..options.chat import ChatOptions
 from ..prompting.chat_template import has_template
-from ..settings import EMBEDDED
 from .conversation import Answer, Conversation, FullAnswer
 from .demo import demo_turns
 from .figures import Footprint
 from .interrupt import Interrupt
-from .screen import Screen
-from .settings import chat_settings, text_or_file
+from .screen import Answering, Screen
+from .settings import chat_settings, model_settings, text_or_file
 from .slash import Commands
 
 _PROMPT = "you> "
@@ -30,12 +29,11 @@ def run_chat(options: ChatOptions) -> None:
         UserError: what was asked for cannot work; messages from a person are answered with the error instead.
         KeyboardInterrupt: the second Ctrl-C.
     """
-    settings = chat_settings(options)
+    found = chat_settings(options)
     prompts = [text_or_file("--prompt", typed) for typed in options.prompt or ()]
     person = sys.stdin.isatty()
     screen = Screen(piped=not (person or prompts or options.demo))
-    model, tokenizer = load(settings.loading)
-    session = Session(Conversation(model, tokenizer, settings), screen)
+    session = Session(Conversation(*load(model_settings(found)), found), screen)
     session.greet(helpful=person and not prompts)
     if options.demo and not session.demo(options.seed) and not person:
         raise KeyboardInterrupt
@@ -57,18 +55,17 @@ class Session:
 
     def greet(self, *, helpful: bool) -> None:
         """What kind of chat this is."""
-        talk, settings = self.conversation, self.conversation.settings
+        talk, options = self.conversation, self.conversation.options
         self.screen.say(
-            f"{settings.loading.model}, {settings.policy}, budget {settings.budget:,} in blocks of "
-            f"{settings.loading.block_size}"
-            + (f" ({settings.memory})" if settings.memory else "")
-            + (f", behind {talk.context:,} tokens of {settings.context}" if settings.context else "")
+            f"{options.model}, {options.policy}, budget {options.budget:,} in blocks of {options.block_size}"
+            + (f" ({options.memory})" if options.memory else "")
+            + (f", behind {talk.context:,} tokens of {options.context}" if options.context else "")
             + ("; /help lists commands" if helpful else ""),
             "dim",
         )
-        if settings.template and not has_template(talk.tokenizer):
+        if options.chat_template and not has_template(talk.tokenizer):
             self.screen.say("note: this tokenizer has no chat template: the model continues plain text", "dim")
-        if helpful and settings.loading.model == EMBEDDED:
+        if helpful and options.on_embedded:
             self.screen.say(
                 "note: the embedded model answers only questions of its own kind, about facts it was told: "
                 "try --demo, or `The code of maple is amber. What is the code of maple? The code of maple is`; "
@@ -80,18 +77,12 @@ class Session:
         """Messages that a person types, until Ctrl-D or /exit."""
         while not self._commands.ended:
             try:
-                line = self._typed()
+                self.line(self._typed(), typed=True)
             except EOFError:
                 self.screen.notes.print()
                 return
-            except KeyboardInterrupt:
-                self.screen.notes.print()
-                self.screen.say("Ctrl-D or /exit ends the chat", "dim")
-                continue
-            try:
-                self.line(line, typed=True)
             except UserError as error:
-                self.screen.complain(error)
+                self.screen.say(f"error: {error}", "red")
 
     def script(self, lines: Iterable[str]) -> None:
         """Messages that were written before; blank ones are left out.
@@ -101,9 +92,7 @@ class Session:
             KeyboardInterrupt: Ctrl-C stopped an answer, and nobody is there to say how to go on.
         """
         empty = True
-        for line in lines:
-            if not line.strip():
-                continue
+        for line in filter(str.strip, lines):
             answer = self.line(line, typed=False)
             empty = False
             if answer is not None and answer.interrupted:
@@ -125,7 +114,7 @@ class Session:
                 self.screen.say("the demonstration ends here", "dim")
                 return False
             self.screen.say(f"{'right' if good else 'forgotten'}: {turn.answer}", "green" if good else "red")
-        policy, footprint = self.conversation.settings.policy, Footprint.of(self.conversation.cache)
+        policy, footprint = self.conversation.options.policy, Footprint.of(self.conversation.cache)
         others = " or ".join(f"--policy {name}" for name in ("paged_eviction", "keydiff", "recency") if name != policy)
         self.screen.say(
             f"{right} of {len(turns)} right with {policy}, {footprint.held:,} of {footprint.seen:,} tokens held; "
@@ -157,9 +146,7 @@ class Session:
             UserError: it is empty, or has no place.
         """
         talk, screen = self.conversation, self.screen
-        if not message.strip():
-            raise UserError("the message is empty: write one, or /help")
-        turn = talk.prepare("\n".join([*self._commands.files, message]))
+        turn = talk.prepare(message, self._commands.files)
         self._commands.files.clear()
         screen.heard(shown or message, typed=typed)
         if turn.rewritten and not self._told_of_rewriting:
@@ -169,43 +156,46 @@ class Session:
                 "out the thinking); the cache keeps what was read",
                 "dim",
             )
-        before = talk.seen
-        warning = talk.positions.warning(before, len(talk.ids) + len(turn.ids))
+        warning = talk.positions.warning(talk.seen, len(talk.ids) + len(turn.ids))
         if warning:
             screen.say(f"note: {warning}", "yellow")
-        with Interrupt() as interrupt, screen.answering(lambda: Footprint.of(talk.cache)) as listener:
+        with Interrupt() as interrupt, Answering(screen, talk.cache) as listener:
             answer = talk.answer(turn, listener, interrupt)
-        screen.answered(answer.text, answer.footprint, answer.tokens_per_second)
-        self._say_ending(answer, warned=warning is not None)
-        return answer
-
-    def _say_ending(self, answer: Answer, *, warned: bool) -> None:
-        talk, screen = self.conversation, self.screen
+        screen.answered(answer)
         if answer.full is not None:
             screen.say(_comparison(answer, answer.full), "dim")
+        self._say_ending(answer)
+        late = talk.positions.warning(len(talk.ids) - len(answer.tokens), talk.seen)
+        if late and not warning:
+            screen.say(f"note: {late}", "yellow")
+        return answer
+
+    def _say_ending(self, answer: Answer) -> None:
+        talk = self.conversation
         if answer.ending == "stopped":
-            screen.say("stopped; what was read and said stays", "yellow")
+            self.screen.say("stopped; what was read and said stays", "yellow")
         if answer.ending == "unread":
-            screen.say(
+            self.screen.say(
                 f"stopped; {answer.read:,} new tokens were read, the other {len(talk.ids) - talk.seen:,} are read "
                 "with your next message; /reset drops everything",
                 "yellow",
             )
         if answer.ending == "length":
-            limit = talk.settings.sampling.max_new_tokens
-            screen.say(f"the answer ends at its limit (--max-new-tokens {limit})", "dim")
-        warning = talk.positions.warning(len(talk.ids) - len(answer.tokens), talk.seen)
-        if warning and not warned:
-            screen.say(f"note: {warning}", "yellow")
+            self.screen.say(f"the answer ends at its limit (--max-new-tokens {talk.options.max_new_tokens})", "dim")
 
     def _typed(self) -> str:
         """One message; a terminal that brackets what is pasted gives its lines together."""
         if self.screen.moves:
             _edit_lines()
-        if sys.stdout.isatty():
-            return input(_PROMPT)
-        self.screen.notes.print(_PROMPT, end="")
-        return input()
+        while True:
+            try:
+                if sys.stdout.isatty():
+                    return input(_PROMPT)
+                self.screen.notes.print(_PROMPT, end="")
+                return input()
+            except KeyboardInterrupt:
+                self.screen.notes.print()
+                self.screen.say("Ctrl-D or /exit ends the chat", "dim")
 
 
 def _comparison(answer: Answer, full: FullAnswer) -> str:

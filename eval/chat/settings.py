@@ -10,62 +10,16 @@ from ..budgets import FULL, ORACLE, parse_memory
 from ..defaults import settled
 from ..distributed import launched
 from ..errors import UserError
-from ..options.base import Options, flag
+from ..options.base import flag
 from ..options.cache import OneCacheOptions
-from ..options.chat import ANSWER, BUDGET, EMBEDDED_ANSWER, EMBEDDED_BUDGET, ChatOptions, SamplingOptions
+from ..options.chat import ANSWER, BUDGET, EMBEDDED_ANSWER, EMBEDDED_BUDGET, ChatOptions
 from ..policy_names import ALL, choose_policies, split_name
 from ..requests import attention_for, device_for
 from ..settings import Settings
 
 
-class Sampling(SamplingOptions):
-    """How the next token is chosen."""
-
-    max_new_tokens: int
-
-
-class ChatSettings(Options):
-    """A model, a cache, and how to talk.
-
-    Attributes:
-        loading: what `models.load` needs, and what the cache is told, with the one policy.
-        budget: tokens held per layer, where `memory` does not say.
-        memory: bytes that it may take instead.
-        context: file of a saved context that the conversation goes on from; it decides what the cache is told.
-        system: text of the system message.
-        protect_system: whether the system message is never evicted.
-        template: whether the tokenizer's chat template is used, where it has one.
-        chunk: most tokens per forward while a message is read.
-        compare: whether a full cache answers too.
-    """
-
-    loading: Settings
-    budget: int
-    memory: str | None
-    context: Path | None
-    system: str | None
-    protect_system: bool
-    template: bool
-    chunk: int
-    sampling: Sampling
-    compare: bool
-
-    @property
-    def policy(self) -> str:
-        """Its name, perhaps with an allocator: "h2o@cake"."""
-        return self.loading.policies[0]
-
-    def with_policy(self, policy: str) -> ChatSettings:
-        """The same chat with another policy."""
-        return self.but(loading=self.loading.but(policies=(policy,)))
-
-    def with_budget(self, budget: int) -> ChatSettings:
-        """The same chat with a budget in tokens."""
-        return self.but(loading=self.loading.but(budgets=(str(budget),)), budget=budget, memory=None)
-
-
-def chat_settings(options: ChatOptions) -> ChatSettings:
-    """Check what was typed.
+def chat_settings(options: ChatOptions) -> ChatOptions:
+    """Check what was typed, and fill in what was not: policy, device, attention, sizes, texts of files.
 
     Raises:
         UserError: something that cannot work.
@@ -77,32 +31,26 @@ def chat_settings(options: ChatOptions) -> ChatSettings:
         _check_context(options)
     if options.memory is not None:
         _check_memory(options)
-    budget = options.budget or (EMBEDDED_BUDGET if options.on_embedded else BUDGET)
-    answer = options.max_new_tokens or (EMBEDDED_ANSWER if options.on_embedded else ANSWER)
-    system = None if options.system is None else text_or_file("--system", options.system)
-    if options.protect_system and system is None:
+    if options.protect_system and options.system is None:
         raise UserError("--protect-system protects the system message: give one, --system TEXT or --system @FILE")
-    loading = {
-        **options.common(Settings),
-        "device": device_for(options),
-        "attn_implementation": attention_for(
-            [] if policy == AUTO else [policy], options.attn_implementation, options.disposal
-        ),
-        "policies": (policy,),
-        "budgets": (str(budget) if options.memory is None else options.memory,),
-    }
-    return ChatSettings(
-        loading=settled(Settings(**loading)),
-        budget=budget,
-        memory=options.memory,
-        context=options.context,
-        system=system,
-        protect_system=options.protect_system,
-        template=options.chat_template,
-        chunk=options.prefill_chunk_size,
-        sampling=Sampling(**{**options.common(SamplingOptions), "max_new_tokens": answer}),
-        compare=options.full,
+    named = [] if policy == AUTO else [policy]
+    found = options.but(
+        policy=policy,
+        device=device_for(options),
+        attn_implementation=attention_for(named, options.attn_implementation, options.disposal),
+        budget=options.budget or (EMBEDDED_BUDGET if options.on_embedded else BUDGET),
+        max_new_tokens=options.max_new_tokens or (EMBEDDED_ANSWER if options.on_embedded else ANSWER),
+        system=None if options.system is None else text_or_file("--system", options.system),
     )
+    chosen = settled(model_settings(found))
+    same = {name: getattr(chosen, name) for name in ("attn_implementation", "recent_tokens")}
+    return found.but(policy=chosen.policies[0], **same)
+
+
+def model_settings(options: ChatOptions) -> Settings:
+    """What `models.load` needs, and what the cache is told."""
+    size = str(options.budget) if options.memory is None else options.memory
+    return Settings(**{**options.common(Settings), "policies": (options.policy,), "budgets": (size,)})
 
 
 #: What cannot be said beside --context, and why.

@@ -15,7 +15,7 @@ from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.learned.calibration import find_calibration, load_calibration, shelf, shelf_name
 from hf_paged_eviction_eval import embedded, models
 from hf_paged_eviction_eval.calibrate import SHORTEST, cut, text_settings
-from hf_paged_eviction_eval.chat.settings import chat_settings
+from hf_paged_eviction_eval.chat.settings import chat_settings, model_settings
 from hf_paged_eviction_eval.commands import app
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.options.chat import ChatOptions
@@ -126,13 +126,13 @@ def test_without_a_file_it_is_found_by_the_models_name(monkeypatch: pytest.Monke
 
 def test_a_chat_takes_the_calibration_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HF_PAGED_EVICTION_HOME", str(tmp_path))
-    config = models.load_config(chat_settings(ChatOptions(budget=256)).loading)
+    config = models.load_config(model_settings(chat_settings(ChatOptions(budget=256))))
     shelf().mkdir(parents=True)
     shutil.copy(Path(embedded.__file__).parent / "model" / "calibration.safetensors", shelf() / str(shelf_name(config)))
     found = chat_settings(ChatOptions(budget=256))
     assert found.policy == f"calibrated:{find_calibration(config)}@global"
-    assert found.loading.attn_implementation == "paged_eviction"
-    assert found.loading.recent_tokens == 32
+    assert found.attn_implementation == "paged_eviction"
+    assert found.recent_tokens == 32
     plain = chat_settings(ChatOptions(budget=256, attn_implementation="sdpa"))
     assert "@" not in plain.policy and plain.policy.startswith("calibrated:")
     assert chat_settings(ChatOptions(budget=256, policy="keydiff")).policy == "keydiff"

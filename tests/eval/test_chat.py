@@ -24,7 +24,7 @@ from hf_paged_eviction_eval.chat.conversation import Conversation
 from hf_paged_eviction_eval.chat.demo import demo_turns
 from hf_paged_eviction_eval.chat.figures import Footprint
 from hf_paged_eviction_eval.chat.interrupt import Interrupt
-from hf_paged_eviction_eval.chat.screen import LineAnswer
+from hf_paged_eviction_eval.chat.screen import Screen
 from hf_paged_eviction_eval.chat.settings import chat_settings
 from hf_paged_eviction_eval.commands import app
 from hf_paged_eviction_eval.errors import UserError
@@ -283,12 +283,9 @@ def test_ctrl_c_ends_what_nobody_watches(loaded: tuple[Any, Any], monkeypatch: p
     assert "the demonstration ends here" in run("--demo", "--prompt", "/stats", status=130).output
 
 
-def test_line_breaks_stay_in_the_line() -> None:
-    file = StringIO()
-    with LineAnswer(Console(file=file, width=20)) as answer:
-        for piece in (" one ", "two\n", "\nthree " * 9):
-            answer.text(piece)
-    assert file.getvalue() == "one two" + "\\n\\nthree" + " \\nthree" * 8 + "\n"
+def test_line_breaks_stay_in_the_line(capsys: pytest.CaptureFixture[str]) -> None:
+    Screen(piped=True).print_answer("one two\n" + "\nthree " * 9)
+    assert capsys.readouterr().out == "one two\\n" + "\\nthree " * 9 + "\n"
 
 
 def test_printed_figures_are_those_of_the_cache(tmp_path: Path) -> None:
@@ -306,7 +303,7 @@ def test_printed_figures_are_those_of_the_cache(tmp_path: Path) -> None:
     assert full == readable_bytes(saved["answers"][-1]["footprint"]["full_bytes"])
     assert all(answer["footprint"]["held"] <= 256 for answer in saved["answers"])
     assert "6 of 6 right with keydiff" in result.output
-    assert saved["settings"]["loading"]["policies"] == ["keydiff"] and saved["messages"][1]["role"] == "assistant"
+    assert saved["settings"]["policy"] == "keydiff" and saved["messages"][1]["role"] == "assistant"
     assert len(saved["ids"]) == stats["seen"] and saved["model"]["class"] == "LlamaForCausalLM"
 
 

@@ -130,11 +130,11 @@ def test_files_that_a_chat_cannot_go_on_from(context: Path, tmp_path: Path) -> N
 
 def test_a_budget_in_bytes() -> None:
     conversation = Conversation(MODEL, TOKENIZER, chat_settings(ChatOptions(memory="128KiB", max_new_tokens=2)))
-    assert conversation.settings.budget == conversation.cache.budget == 64
+    assert conversation.options.budget == conversation.cache.budget == 64
     say(conversation, SAMPLE.context)
     assert conversation.cache.stats().storage_bytes <= 128 * 1024
     with pytest.raises(UserError, match="memory= turns into tokens only when a prompt arrives"):
-        conversation.begin(conversation.settings.with_policy("keydiff@ada_kv"))
+        conversation.begin(conversation.options.but(policy="keydiff@ada_kv"))
     said = run("--memory", "128KiB", "--prompt", "/budget 48", "--prompt", "/reset 96", "--prompt", "/budget")
     assert "budget 64 in blocks of 16 (128KiB)" in said and "0/96 held" in said
     for typed, words in (

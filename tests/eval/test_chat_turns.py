@@ -12,12 +12,11 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
-from hf_paged_eviction_eval.chat.conversation import Conversation
+from hf_paged_eviction_eval.chat.conversation import Conversation, Listener
 from hf_paged_eviction_eval.chat.interrupt import Interrupt
 from hf_paged_eviction_eval.chat.positions import Positions
-from hf_paged_eviction_eval.chat.screen import LineAnswer
 from hf_paged_eviction_eval.chat.settings import chat_settings
-from hf_paged_eviction_eval.chat.turns import PlainTurns, TemplateTurns, encode, encode_after, make_turns
+from hf_paged_eviction_eval.chat.turns import Turns, encode, encode_after
 from hf_paged_eviction_eval.commands import app
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.options.chat import ChatOptions
@@ -54,7 +53,7 @@ def talk_through(turns: Any, answers: list[str]) -> tuple[list[int], list[bool]]
 @pytest.mark.parametrize("template", [PLAIN, TRIMMED])
 def test_tokens_are_those_of_the_template(tokenizer: Any, template: str, system: str | None) -> None:
     own = with_template(tokenizer, template)
-    turns = TemplateTurns(own, system)
+    turns = Turns(own, system)
     ids, rewritten = talk_through(turns, ["one", "two", "three"])
     assert not any(rewritten)
     assert own.decode(ids) + "<eos>\n" == own.apply_chat_template(turns.messages, tokenize=False)
@@ -63,7 +62,7 @@ def test_tokens_are_those_of_the_template(tokenizer: Any, template: str, system:
 @pytest.mark.parametrize("template", [THINKING, COUNTED])
 def test_a_template_that_writes_the_past_anew_is_noticed_and_harmless(tokenizer: Any, template: str) -> None:
     own = with_template(tokenizer, template)
-    ids, rewritten = talk_through(TemplateTurns(own, None), ["<think>hm</think>one", "two", "three"])
+    ids, rewritten = talk_through(Turns(own, None), ["<think>hm</think>one", "two", "three"])
     assert rewritten == [False, True, True]
     text = own.decode(ids)
     # What was said first is still there, in the words in which it was said.
@@ -71,12 +70,12 @@ def test_a_template_that_writes_the_past_anew_is_noticed_and_harmless(tokenizer:
 
 
 def test_white_space_around_an_answer_is_no_rewriting(tokenizer: Any) -> None:
-    turns = TemplateTurns(with_template(tokenizer, TRIMMED), None)
+    turns = Turns(with_template(tokenizer, TRIMMED), None)
     assert talk_through(turns, [" one\n", "two  ", ""])[1] == [False] * 3
 
 
 def test_templates_that_cannot_work_are_explained(tokenizer: Any) -> None:
-    turns = TemplateTurns(with_template(tokenizer, FORGETFUL), None)
+    turns = Turns(with_template(tokenizer, FORGETFUL), None)
     turns.begin(turns.next("hello"))
     turns.answered("hi")
     before = turns.messages
@@ -84,16 +83,15 @@ def test_templates_that_cannot_work_are_explained(tokenizer: Any) -> None:
         turns.next("again")
     assert turns.messages == before
     with pytest.raises(UserError, match=r"no system.*--no-chat-template"):
-        TemplateTurns(with_template(tokenizer, NO_SYSTEM), "Be brief.").next("hello")
+        Turns(with_template(tokenizer, NO_SYSTEM), "Be brief.").next("hello")
 
 
 def test_without_a_template_text_goes_on(tokenizer: Any) -> None:
-    assert isinstance(make_turns(with_template(tokenizer, PLAIN), None, template=False), PlainTurns)
-    turns = make_turns(tokenizer, "Be brief.", template=True)
-    assert isinstance(turns, PlainTurns)
-    ids, rewritten = talk_through(turns, [" one", " two"])
-    assert tokenizer.decode(ids) == "Be brief.\nquestion 0 one\nquestion 1 two" and not any(rewritten)
-    assert PlainTurns(tokenizer, "Be brief.").prefix() == len(encode(tokenizer, "Be brief.\n"))
+    for own, wanted in [(with_template(tokenizer, PLAIN), False), (tokenizer, True)]:
+        turns = Turns(own, "Be brief.", template=wanted)
+        ids, rewritten = talk_through(turns, [" one", " two"])
+        assert tokenizer.decode(ids) == "Be brief.\nquestion 0 one\nquestion 1 two" and not any(rewritten)
+        assert Turns(own, "Be brief.", template=wanted).prefix() == len(encode(tokenizer, "Be brief.\n"))
 
 
 def test_no_space_is_added_in_the_middle() -> None:
@@ -141,7 +139,7 @@ def test_a_table_of_positions_ends(tokenizer: Any) -> None:
     conversation = talk(model, with_ends(tokenizer), max_new_tokens=500)
     assert Positions.of(model) == Positions(96, True)
     with Interrupt() as interrupt:
-        answer = conversation.answer(conversation.prepare("a b c"), LineAnswer(None), interrupt)
+        answer = conversation.answer(conversation.prepare("a b c"), Listener(), interrupt)
     assert answer.ending == "length" and conversation.seen == 96 == len(conversation.ids) - 1
     with pytest.raises(UserError, match=r"positions for 96 only.*/reset"):
         conversation.prepare("again")
