@@ -16,7 +16,7 @@ def episodes(_: str) -> str:
     tables = [_lengths(int(length), found) for length, found in of["lengths"].items()]
     return (
         "\n\n".join(tables)
-        + f"\n\n(`python benchmarks/episodes.py`; {measured.machine('episodes')}; seconds of the processor, on a "
+        + f"\n\n({measured.experiment('episodes')}; {measured.machine('episodes')}; seconds of the processor, on a "
         "machine with other work.)"
     )
 
@@ -65,5 +65,5 @@ def query_memory(_: str) -> str:
         "half repeats the first; memories hold 20. Filled in right, in %, in the first half (where only what comes 16 "
         "tokens later tells) and in the second:\n\n"
         + table(("trained with", *(f"asked with {name}" for name in names)), trained)
-        + f"\n\n(`python benchmarks/query_memory.py`; {measured.machine('query_memory')}.)"
+        + f"\n\n({measured.experiment('query_memory')}; {measured.machine('query_memory')}.)"
     )

@@ -16,7 +16,7 @@ def fold(_: str) -> str:
     """Errors of attention, accuracy and perplexity by device bytes, and step times."""
     found = measured.load("fold")
     parts = [_errors(), *(_length(found, length) for length in found["accuracy"]), _times(found["step_ms"])]
-    return "\n\n".join([*parts, f"(`python benchmarks/fold.py`; {measured.machine('fold')}.)"])
+    return "\n\n".join([*parts, f"({measured.experiment('fold')}; {measured.machine('fold')}.)"])
 
 
 def _errors() -> str:

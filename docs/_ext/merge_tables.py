@@ -28,7 +28,7 @@ def merge(_: str) -> str:
         + "\n\nMilliseconds of a decode step of that model behind so many tokens, with a budget of a sixteenth (the "
         "machine had other work: compare within a column only):\n\n"
         + table(("", *(f"{int(length):,}" for length in steps)), times)
-        + f"\n\n(`python benchmarks/merge.py`; {measured.machine('merge')}.)"
+        + f"\n\n({measured.experiment('merge')}; {measured.machine('merge')}.)"
     )
 
 

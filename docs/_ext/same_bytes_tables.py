@@ -53,7 +53,7 @@ def _page(name: str) -> str:
         + "\n\nMilliseconds of CPU time of a decode step behind so many tokens, at an eighth of the full cache's bytes "
         "(embedded model, one thread, float32; variants in turn, medians):\n\n"
         + table(("", *(f"{int(length):,}" for length in steps)), times, numbers_from=1)
-        + f"\n\n(`python benchmarks/{name}.py`, `benchmarks/results/{name}.json`; {measured.machine(name)}.)"
+        + f"\n\n({measured.experiment(name)}, `benchmarks/results/{name}.json`; {measured.machine(name)}.)"
     )
 
 
