@@ -47,8 +47,8 @@ napoleon_custom_sections = [("Class attributes", "params_style")]
 # Every reference inside is checked (-n); what other packages define has no target here.
 # Neither have types of our inner modules, which only appear in signatures.
 nitpick_ignore_regex = [
-    ("py:class", r"hf_paged_eviction\.(?!policies\.|allocators\.|calibration\.[A-Z])[a-z_.]+\.[A-Z]\w+"),
-    ("py:class", r"hf_paged_eviction\.calibration\.features\.[A-Z]\w+"),
+    ("py:class", r"hf_paged_eviction\.(?!policies\.|allocators\.|learned\.calibration\.[A-Z])[a-z_.]+\.[A-Z]\w*"),
+    ("py:class", r"hf_paged_eviction\.learned\.calibration\.features\.[A-Z]\w+"),
     ("py:class", r"hf_paged_eviction\.\w+\.registry\.(Policy|Allocator)Class"),
     ("py:.*", r"(torch|transformers|collections|typing|pathlib|abc|types|rich|typer|dataclasses|contextlib)(\..*)?"),
 ]
