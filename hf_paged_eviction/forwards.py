@@ -148,6 +148,8 @@ class Forwards:
         if self._steps is None or seen == 0:
             return
         check_static_attention(self._attention.name)
+        for layer in () if self._attention.name == PAGED_EVICTION else self._layers:
+            layer.as_given = False  # nobody would read what is noted on keys
         if self._padding.columns(seen, seen + 1, self._layers[0].table.rows, torch.device("cpu")) is not None:
             raise ValueError(
                 "A static cache cannot take a pad as a single token: give pads together with the tokens they stand "

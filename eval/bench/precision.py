@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction.queries.attention import PAGED_EVICTION
 
 from ..caches import empty_cache
 from ..options.bench import BenchOptions
@@ -133,11 +134,16 @@ def _storage_bytes(model: Any, tokens: int, bits: int | None) -> int:
 
 
 def _decoder(model: Any, forward: Any, bits: int | None, tokens: int, static: bool) -> Decoder:
-    """A full cache, and what decodes with it."""
-    mask = torch.ones(1, 2 * tokens, dtype=torch.long, device=model.device)
+    """A full cache, and what decodes with it: in the attention implementation that reads codes where they lie."""
+    mask = torch.ones(1, 2 * tokens + 1, dtype=torch.long, device=model.device)
+    model.set_attn_implementation("sdpa")  # what fills the cache is not attended to
     cache = PagedEvictionCache(model.config, budget=tokens, bits=bits, static=static, attention_mask=mask)
     fill(cache, layer_shapes(model), 1, 2 * tokens, model)
-    return Decoder(model, forward, Held(cache, 2 * tokens, 2 * tokens, rewinds=False), 1)
+    model.set_attn_implementation(PAGED_EVICTION)
+    decoder = Decoder(model, model.forward, Held(cache, 2 * tokens, 2 * tokens, rewinds=False), 1)
+    decoder.run(1)  # shows the cache that attention gets its keys as they are given
+    decoder.forward = forward
+    return decoder
 
 
 def _table(way: str, rows: dict[str, dict[str, Any]]) -> Table:

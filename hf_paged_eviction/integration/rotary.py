@@ -93,6 +93,34 @@ class Rotary:
         turned = torch.addcmul(own * cos, partner, sin), torch.addcmul(partner * cos, own, sin, value=-1)
         states[..., one], states[..., other] = turned
 
+    def products(self, asked: Tensor, state: Tensor, positions: Tensor) -> Tensor:
+        """`asked` times `state`, as it is where the model turned it to these positions; no turned state is made.
+
+        Args:
+            asked: `[batch, heads, group, head_dim]`, as the model turned them.
+            state: `[batch, heads, 1, head_dim]`, as before the model turns it.
+            positions: `[batch, 1 or heads, n]`.
+
+        Returns:
+            `[batch, heads, group, n]`.
+        """
+        frequencies, partners, signs, scaling = self._on(asked.device)
+        turning = asked[..., : self.width] * scaling.to(asked.dtype)
+        even = turning * state[..., : self.width]
+        odd = turning * state.index_select(-1, partners) * signs.to(asked.dtype)
+        still = (asked[..., self.width :] * state[..., self.width :]).sum(-1, keepdim=True)
+        if self._pairs is not None:
+            one, other = self._pairs
+            still = still + even[..., other.stop :].sum(-1, keepdim=True)
+            even, odd = even[..., one] + even[..., other], odd[..., one] + odd[..., other]
+            frequencies = frequencies[one]
+        angles = positions[..., None].float() * frequencies  # as `rotate` has them
+        waves = torch.cat([angles.cos(), angles.sin()], dim=-1).to(asked.dtype).mT
+        shares = torch.cat([even, odd], dim=-1)
+        if positions.shape[1] == 1:
+            return (shares.flatten(1, 2) @ waves[:, 0]).view(*asked.shape[:3], -1) + still
+        return shares @ waves + still
+
     def prepare(self, device: torch.device) -> None:
         """Have what is needed on this device before a graph is compiled."""
         self._on(device)

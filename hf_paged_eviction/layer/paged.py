@@ -290,7 +290,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             return self._take_in(key_states, value_states)
         if key_states.shape[2] != 1 or self.contents.table is None:
             return self._several(key_states, value_states)
-        attended = self.compiled.write(key_states, value_states)
+        attended = self.compiled.write(key_states, value_states, self.as_given)
         self.compiled.steps.took(self.member)
         return attended
 
@@ -338,19 +338,11 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         return attended
 
     def _noted(self, keys: Tensor, table: BlockTable) -> Tensor | None:
-        """No keys, with a note of all that is held in segments, which attention then reads where it lies.
-
-        None where it is to get a padded copy: some slots are not visible, the model changes what it is given, observers
-        are to be shown all keys; or on an accelerator, where a loop over rows and heads would cost more.
-        """
-        held = self.store.in_segments()
-        if held is None or not (self.as_given and table.filled) or keys.device.type != "cpu":
+        """See `Store.noted`. None also where some slots are not visible, the model changes what it is given, or
+        observers are to be shown all keys."""
+        if not (self.as_given and table.filled) or (self.needs.queries and table.may_fill_block):
             return None
-        if (self.needs.queries and table.may_fill_block) or torch.compiler.is_compiling():
-            return None
-        noted = keys[:, :, :0]
-        noted.in_segments = held  # type: ignore[attr-defined]
-        return noted
+        return None if torch.compiler.is_compiling() else self.store.noted(keys)
 
     def _started(self, keys: Tensor, values: Tensor) -> BlockTable:
         """The table, which the first tokens make."""

@@ -7,6 +7,7 @@ What is left is mixed by a fixed orthogonal matrix (as in QuaRot, arXiv 2404.004
 Reading undoes both.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import cos, pi, sin, sqrt
 from numbers import Integral
@@ -47,6 +48,7 @@ class Codec:
 
     Attributes:
         centred: whether a mean is subtracted before.
+        readable: whether attention may read codes where they lie, by `products` and `weighted`.
 
     Args:
         bits: one of `BITS`; None = states stay as they are, which makes it possible to encode only keys or only values.
@@ -54,6 +56,8 @@ class Codec:
         centred: see above.
         rotary: how the model turns these states by their position; None = it does not, or that is not known.
     """
+
+    readable = True
 
     def __init__(
         self, bits: int | None, turned: bool = False, centred: bool = False, rotary: Rotary | None = None
@@ -144,6 +148,39 @@ class Codec:
             numbers = numbers @ self.turn(dim, dtype, numbers.device).mT
         return numbers if offset is None else numbers.add_(offset)
 
+    def products(self, asked: Tensor, codes: Codes, mean: Tensor, positions: Tensor) -> Tensor:
+        """Queries `[B, H, G, dim]` times the decoded states, `[B, H, G, n]`, without decoding any.
+
+        Args:
+            mean: see `offset`.
+            positions: `[B, 1 or H, n, 1]` of the tokens, where the mean turns with them.
+        """
+        if self.bits is None:
+            return asked @ codes.packed.to(asked.dtype).mT
+        turned = asked @ self.turn(asked.shape[-1], asked.dtype, asked.device) if self.turned else asked
+        zero, step = codes.levels.to(asked.dtype)[:, :, None].unbind(-1)  # [B, H, 1, n]
+        found = zero * turned.sum(-1, keepdim=True)
+        for indices in planes_of(codes.packed[:, :, None], self.bits, asked.shape[-1], asked.dtype):
+            pairs = zip(indices, split_channels(turned, len(indices)), strict=True)
+            parts = [index * weight[..., None, :] for index, weight in pairs]
+            found = found + step * sum(parts[1:], parts[0]).sum(-1)
+        if not self.centred:
+            return found
+        if self.rotary is None:
+            return found + asked @ mean.to(asked.dtype).mT
+        return found + self.rotary.products(asked, mean.to(asked.dtype), positions[..., 0])
+
+    def weighted(self, weights: Tensor, codes: Codes, dim: int) -> Tensor:
+        """Sums of the decoded states by `weights` `[B, H, G, n]`, `[B, H, G, dim]`, without decoding any; of a codec
+        that subtracts no mean."""
+        if self.bits is None:
+            return weights @ codes.packed.to(weights.dtype)
+        zero, step = codes.levels.to(weights.dtype)[:, :, None].unbind(-1)
+        steps, found = (weights * step)[..., None], (weights * zero).sum(-1, keepdim=True)
+        for indices in planes_of(codes.packed[:, :, None], self.bits, dim, weights.dtype):
+            found = found + torch.cat([(index * steps).sum(-2) for index in indices], dim=-1)[..., :dim]
+        return found @ self.turn(dim, found.dtype, found.device).mT if self.turned else found
+
     def turn(self, dim: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         """The matrix that mixes channels, `[dim, dim]`, orthogonal."""
         key = dim, dtype, device
@@ -199,6 +236,24 @@ def _unpack_plane(packed: Tensor, bits: int, dim: int) -> Tensor:
         return packed
     mask = 2**bits - 1
     return torch.cat([(packed >> (bits * part)) & mask for part in range(parts)], dim=-1)[..., :dim]
+
+
+def planes_of(packed: Tensor, bits: int, dim: int, dtype: torch.dtype) -> Iterator[list[Tensor]]:
+    """What `pack` packed, plane by plane: of each part of the channels what the plane adds to their indices,
+    `[..., width]`."""
+    start = lower = 0
+    for plane in _PLANES[bits]:
+        parts = 8 // plane
+        held = packed[..., start : start - (-dim // parts)]
+        yield [((held >> (plane * part)) & (2**plane - 1)).to(dtype) * 2**lower for part in range(parts)]
+        start, lower = start - (-dim // parts), lower + plane
+
+
+def split_channels(states: Tensor, parts: int) -> tuple[Tensor, ...]:
+    """States cut as `pack` cuts indices; zeros for channels that are not there."""
+    width = -(-states.shape[-1] // parts)
+    padded: Tensor = torch.nn.functional.pad(states, (0, width * parts - states.shape[-1]))
+    return tuple(padded.narrow(-1, part * width, width) for part in range(parts))
 
 
 def mixing_matrix(dim: int) -> Tensor:

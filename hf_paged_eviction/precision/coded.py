@@ -16,6 +16,7 @@ from ..store.turning import Turning
 from ..table.budget import BlockBudget
 from .codec import LEVELS, Codec, Codes
 from .exact import Exact, Newest
+from .in_codes import InCodes, reading_pays
 
 _Change = Callable[[Tensor], Tensor]
 _POSITIONS = torch.int32
@@ -320,6 +321,16 @@ class CodedStore(Store):
         self.exact.all_coded()
 
     # ---- what attention reads -------------------------------------------------------------------------------------
+
+    def noted(self, keys: Tensor) -> Tensor | None:
+        """See `Store.noted`; not where keys are turned for attention, nor of latents, which it does not read."""
+        coded, values = self._codecs
+        readable = coded.readable and values.readable and not values.centred
+        if self.turning is not None or self._kinds is None or not (readable and reading_pays()):
+            return None
+        noted, dim = keys[:, :, :0], self._kinds[1].dim
+        noted.in_codes = InCodes(self._codecs, self.codes, self.tensors[4], self.exact, dim)  # type: ignore[attr-defined]
+        return noted
 
     def shown(self, held: int | None = None) -> tuple[Tensor, Tensor]:
         """See `Store.shown`; decoded and turned anew at each call."""

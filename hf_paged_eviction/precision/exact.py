@@ -214,6 +214,13 @@ class Exact:
 
     # ---- reading --------------------------------------------------------------------------------------------------
 
+    def once(self) -> Tensor:
+        """`[B, H, W]` bool: places with a token, of two that have the same one the first."""
+        shown = self.slots != EMPTY
+        ring = torch.arange(self.slots.shape[-1] - self.newest, device=self.slots.device) % self.newest
+        first = shown[..., self.newest :] & (self.slots[..., self.newest :] != self.slots[..., ring])
+        return torch.cat([shown[..., : self.newest], first], dim=-1)
+
     def write_over(self, keys: Tensor, values: Tensor) -> None:
         """Put these tokens in their slots of decoded states `[B, H, held, dim]`."""
         place, any_held = self._shown_places(self.slots.shape[-1])

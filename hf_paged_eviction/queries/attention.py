@@ -21,6 +21,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from ..masks.channel import is_plain_causal
+from ..precision.in_codes import InCodes
 from ..store.segments import InSegments
 from .listener import QueryListener
 from .observer import Queries
@@ -194,6 +195,10 @@ def paged_eviction_attention(
     """
     _check_understood(module, kwargs)
     listener = _receive(key, value)
+    codes = getattr(key, "in_codes", None)
+    if codes is not None:
+        queries = Queries(query, key, Logits(query.shape[-1] ** -0.5 if scaling is None else scaling, softcap, s_aux))
+        return _attended_to_codes(module, codes, listener, queries, attention_mask, dropout), None
     held = getattr(key, "in_segments", None)
     if held is not None or not key.shape[2]:
         logits = Logits(query.shape[-1] ** -0.5 if scaling is None else scaling, softcap, s_aux)
@@ -239,13 +244,37 @@ def _checked(
 ) -> InSegments:
     _check_own_mask(mask)
     if held is None or (listener is not None and not listener.as_given):
-        raise ValueError(
-            f"{type(module).__name__} copies or changes keys or values that the cache returned, which it did not do "
-            "with the prompt, and what was noted on them is lost. Use allocator='uniform' and one number as budget."
-        )
+        raise _changed(module, "Use allocator='uniform', one number as budget, and bits=None in a static cache.")
     if dropout:
         raise ValueError("Attention to rows and heads of different length has no dropout: call model.eval().")
     return held
+
+
+def _attended_to_codes(
+    module: torch.nn.Module,
+    codes: InCodes,
+    listener: QueryListener | None,
+    queries: Queries,
+    mask: Tensor | None,
+    dropout: float,
+) -> Tensor:
+    if dropout:
+        raise ValueError("Attention to tokens in few bits has no dropout: call model.eval().")
+    if listener is not None:
+        if not listener.as_given:
+            raise _changed(module, "Use static=False or bits=None.")
+        mask = _fitting(mask, listener, queries.query, queries.key)
+    found = join([codes.read(queries.query, mask, queries.logits)], queries.logits)
+    if listener is not None:
+        listener.attended(queries)
+    return found.to(queries.query.dtype).transpose(1, 2).contiguous()
+
+
+def _changed(module: torch.nn.Module, way_out: str) -> ValueError:
+    return ValueError(
+        f"{type(module).__name__} copies or changes keys or values that the cache returned, which it did not do with "
+        f"the prompt, and what was noted on them is lost. {way_out}"
+    )
 
 
 def _attended_in_segments(listener: QueryListener | None, queries: Queries, held: InSegments) -> Tensor:

@@ -37,8 +37,8 @@ class Compiled:
         """Columns seen before the token of this step, int64."""
         return self.steps.seen_on(self._contents.device)
 
-    def write(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Take in a single token, `[B, H, 1, dim]`; returns all that attention gets.
+    def write(self, keys: Tensor, values: Tensor, as_given: bool) -> tuple[Tensor, Tensor]:
+        """Take in a single token, `[B, H, 1, dim]`; returns all that attention gets. `as_given`: see `QueryListener`.
 
         Raises:
             RuntimeError: the step was not prepared. ValueError: another number of rows than are held.
@@ -60,7 +60,8 @@ class Compiled:
             contents.marks.expect(contents.marks.take_arrived(keys))
             contents.marks.overwrite(slots)
             contents.marks.expect(None)
-        return contents.shown()
+        noted = contents.store.noted(keys) if as_given else None
+        return contents.shown() if noted is None else (noted, values)
 
     def leave(self, queries: Queries) -> bool:
         """Keep the query of a single token for the host; returns False for any other forward."""

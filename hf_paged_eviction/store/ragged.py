@@ -140,9 +140,13 @@ class RaggedStore(Store):
         self.put(keys, values)
         self.segments = segments
 
-    def in_segments(self) -> InSegments | None:
-        """See `Store.in_segments`."""
-        return None if self.segments is None else InSegments(*self._both, self.segments.flat_lengths)
+    def noted(self, keys: Tensor) -> Tensor | None:
+        """See `Store.noted`; not on an accelerator, where a loop over rows and heads costs more than a padded copy."""
+        if self.segments is None or keys.device.type != "cpu":
+            return None
+        noted = keys[:, :, :0]
+        noted.in_segments = InSegments(*self._both, self.segments.flat_lengths)  # type: ignore[attr-defined]
+        return noted
 
     # ---- rows and life --------------------------------------------------------------------------------------------
 

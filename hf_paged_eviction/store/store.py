@@ -8,7 +8,6 @@ from torch import Tensor
 
 from ..parts import Snapshot
 from .pool import StoragePool
-from .segments import InSegments
 from .tensors import byte_count, gather_slots, make_storage, serves, slot_index, storage_shape
 from .turning import Turning
 
@@ -150,8 +149,13 @@ class Store:
 
     # ---- what attention reads -------------------------------------------------------------------------------------
 
-    def in_segments(self) -> InSegments | None:
-        """All that is held, where rows and heads hold different numbers of tokens; None where numbers are equal."""
+    def noted(self, keys: Tensor) -> Tensor | None:
+        """No keys, with a note of all that is held, where attention may read that where it lies in a form of its own;
+        None where it gets keys and values.
+
+        Args:
+            keys: `[batch, kv_heads, 1, dim]`, which have been taken in.
+        """
         return None
 
     def shown(self, held: int | None = None) -> tuple[Tensor, Tensor]:

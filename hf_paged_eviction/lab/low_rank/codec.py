@@ -67,6 +67,8 @@ class RankCodec(Codec):
         share: which of the heads are here.
     """
 
+    readable = False
+
     def __init__(self, axes: Axes, rank: int, bits: int | None, share: HeadShare) -> None:
         # Coefficients differ in size, the first are the largest: mixed, they share levels fairly.
         super().__init__(bits, turned=True)

@@ -1,0 +1,79 @@
+"""Attention of single queries to codes where they lie: nothing is decoded.
+
+A number is `zero + step * index`, with one zero and one step per token, so both can be taken out of the sums:
+`query . key = step * (query . indices) + zero * sum(query)`, and the same for values. Their fixed mixing of channels is
+put on the query, and undone once in the output. All is written as broadcast products and sums, not as products of
+matrices: so a compiler fuses unpacking with them, and what is read are the codes alone.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..queries.parts import Read
+from ..queries.weights import Logits
+from .codec import Codec, Codes
+from .exact import Exact
+
+
+def reading_pays() -> bool:
+    """Whether codes are read where they lie: in compiled code alone, since each operation by itself would write all
+    numbers down."""
+    return torch.compiler.is_compiling()
+
+
+@dataclass(frozen=True)
+class InCodes:
+    """All slots of a layer as attention may read them. Tokens in `exact` are read there, not from their slots.
+
+    Attributes:
+        codecs, codes: of keys and of values.
+        positions: `[batch, sets, slots, 0 or 1]` of the tokens, see `CodedStore`.
+        exact: see there.
+        dim: of the values.
+    """
+
+    codecs: tuple[Codec, Codec]
+    codes: tuple[Codes, Codes]
+    positions: Tensor
+    exact: Exact
+    dim: int
+
+    def read(self, query: Tensor, mask: Tensor | None, logits: Logits) -> Read:
+        """Attention of one query per row.
+
+        Args:
+            query: `[batch, query_heads, 1, dim]`; `G` query heads share a KV head.
+            mask: bool or additive, broadcastable to `[batch, query_heads, 1, slots or more]`; None = all are visible.
+        """
+        exact, (key_mean, _) = self.exact, self.exact.split_means()
+        heads, places = exact.slots.shape[1:]
+        asked = query[:, :, 0].unflatten(1, (heads, -1))  # [B, H, G, D]
+        asked = asked.to(torch.promote_types(query.dtype, torch.float32)) * logits.scaling
+        products = self.codecs[0].products(asked, self.codes[0], key_mean, self.positions)
+        products = torch.cat([products, asked @ exact.keys.to(asked.dtype).mT], dim=-1)  # [B, H, G, slots + W]
+        if logits.softcap is not None:
+            products = (products / logits.softcap).tanh() * logits.softcap
+        products = products + self._bias(mask, asked)
+        lse = products.logsumexp(-1)
+        weights = (products - lse.masked_fill(lse == float("-inf"), 0.0)[..., None]).exp()
+        rounded, beside = weights.split([weights.shape[-1] - places, places], dim=-1)
+        output = self.codecs[1].weighted(rounded, self.codes[1], self.dim) + beside @ exact.values.to(asked.dtype)
+        return Read(output.flatten(1, 2)[:, :, None], lse.flatten(1, 2)[:, :, None])
+
+    def _bias(self, mask: Tensor | None, asked: Tensor) -> Tensor:
+        """`[B, H, 1 or G, slots + W]`: hides what the mask hides, and of two places of a token one."""
+        rows, heads, group, _ = asked.shape
+        slots, hidden = self.codes[0].levels.shape[2], float("-inf")
+        shown = self.exact.once()  # [B, H, W]
+        # One slot more than there are, for places that have no token.
+        taken = asked.new_zeros(rows, heads, slots + 1)
+        taken = taken.scatter(-1, torch.where(shown, self.exact.slots, slots), hidden)[..., :slots]
+        places = torch.where(shown, 0.0, hidden).to(asked.dtype)
+        if mask is None:
+            return torch.cat([taken, places], dim=-1)[:, :, None]
+        mask = mask[:, :, 0, :slots].expand(rows, heads * group, slots).unflatten(1, (heads, group))
+        mask = torch.where(mask, 0.0, hidden).to(asked.dtype) if mask.dtype == torch.bool else mask.to(asked.dtype)
+        at = self.exact.slots.clamp_min(0)[:, :, None].expand(-1, -1, group, -1)
+        return torch.cat([taken[:, :, None] + mask, places[:, :, None] + mask.gather(-1, at)], dim=-1)

@@ -1,0 +1,133 @@
+"""Attention that reads codes where they lie says what attention to the decoded tokens says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import models
+import modes
+from closeness import assert_close
+from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction.precision import coded
+from hf_paged_eviction.precision.coded import CodedStore
+from hf_paged_eviction.precision.in_codes import InCodes
+from hf_paged_eviction.queries.parts import Part, join, read
+from hf_paged_eviction.queries.weights import Logits
+
+static_only = pytest.mark.skipif(models.VERSION < (5, 14), reason="static=True needs transformers 5.14 or later")
+#: How many slots were read each time.
+Reads = list[int]
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> Reads:
+    """Codes are read outside of compiled code, too."""
+    found: Reads = []
+    original = InCodes.read
+
+    def counting(self: InCodes, *args: Any) -> Any:
+        found.append(self.codes[0].levels.shape[2])
+        return original(self, *args)
+
+    monkeypatch.setattr(coded, "reading_pays", lambda: True)
+    monkeypatch.setattr(InCodes, "read", counting)
+    return found
+
+
+@pytest.mark.parametrize("softcap", [None, 2.0])
+@pytest.mark.parametrize("sinks", [False, True])
+@pytest.mark.parametrize("hidden", [False, True])
+@pytest.mark.parametrize("heads", ["shared", "separate"])
+@pytest.mark.parametrize("family", ["llama", "gpt_neox"])  # the latter turns some channels only
+@pytest.mark.parametrize("bits", [8, 4, 3, 2, (4, None), (None, 2)], ids=str)
+def test_reading_is_decoding(
+    bits: Any, family: str, heads: Any, hidden: bool, sinks: bool, softcap: float | None
+) -> None:
+    """Tokens that are not rounded, tokens that wait for their codes and pads included."""
+    model = models.shared(family)
+    settings = {"budget": 40, "block_size": 8, "policy": "keydiff", "bits": bits, "heads": heads, "sink_tokens": 6}
+    cache = PagedEvictionCache(model.config, **settings)
+    ids, mask = models.left_pad(models.prompts([70, 25], seed=3))
+    for start, stop in [(0, 50), *((at, at + 1) for at in range(50, 61))]:
+        modes.forward(model, cache, ids, mask, start, stop)
+    store = cache.layers[1].store
+    assert isinstance(store, CodedStore)
+    keys, values = store.shown()
+    query = torch.randn(2, 2 * keys.shape[1], 1, keys.shape[-1])
+    logits = Logits(0.7, softcap, torch.randn(query.shape[1]) if sinks else None)
+    visible = (torch.arange(keys.shape[2]) % 3 > 0)[None, None, None].expand(2, 1, 1, -1) if hidden else None
+    bias = None if visible is None else torch.where(visible, 0.0, float("-inf"))
+    expected = join([read(query, Part(keys, values, bias), logits)], logits)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(coded, "reading_pays", lambda: True)
+        noted: Any = store.noted(keys[:, :, :1])
+    for shown in (visible, bias):
+        found = join([noted.in_codes.read(query, shown, logits)], logits)
+        assert_close(found, expected)
+
+
+def says(model: Any, cache: Any, plan: list[tuple[int, int]]) -> torch.Tensor:
+    """The last logits of each forward."""
+    ids, mask = models.left_pad(models.prompts([60, 41], seed=1))
+    return torch.stack([modes.forward(model, cache, ids, mask, *part)[:, -1] for part in plan])
+
+
+#: A prompt, a chunk that overflows smaller budgets, single tokens, a second turn, more tokens.
+PLAN = [(0, 22), (22, 29), *((at, at + 1) for at in range(29, 45)), (45, 50), *((at, at + 1) for at in range(50, 60))]
+
+
+@static_only
+@pytest.mark.parametrize("policy", ["paged_eviction", "keydiff", "h2o", "snapkv"])
+@pytest.mark.parametrize("bits", [8, 4, 3, (4, 2)], ids=str)
+@pytest.mark.parametrize("family", ["llama", "qwen2", "gpt_oss", "gemma3"])
+@pytest.mark.parametrize("budget", [24, 40, 68])
+def test_static(reads: Reads, budget: int, family: str, bits: Any, policy: str) -> None:
+    """A step that reads codes says what one that decodes them says, before and after the storage is full."""
+    if reason := models.unavailable(family):
+        pytest.skip(reason)
+    model = models.shared(family, "paged_eviction")
+    settings = {"budget": budget, "block_size": 4, "policy": policy, "bits": bits}
+    found = says(model, PagedEvictionCache(model.config, static=True, **settings), PLAN)
+    singles = sum(stop - start == 1 for start, stop in PLAN)
+    assert len(reads) % singles == 0 and set(reads) == {budget}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(coded, "reading_pays", lambda: False)
+        expected = says(model, PagedEvictionCache(model.config, static=True, **settings), PLAN)
+    assert_close(found, expected)
+
+
+@static_only
+def test_another_attention_after_the_prompt_gets_keys(reads: Reads) -> None:
+    model = models.build("llama", "paged_eviction")
+    cache = PagedEvictionCache(model.config, budget=24, block_size=4, policy="keydiff", bits=4, static=True)
+    before = says(model, cache, PLAN[:4])
+    assert len(before) == 4 and len(reads) == 2 * len(model.model.layers)
+    model.set_attn_implementation("sdpa")
+    says(model, cache, PLAN[4:])
+    assert len(reads) == 2 * len(model.model.layers)
+
+
+@static_only
+def test_a_compiled_step_reads_codes() -> None:
+    """In one graph, which knows of no attention to keys and values; outside of it they are decoded."""
+    from transformers import CompileConfig
+
+    model, said, graphs = models.build("llama", "paged_eviction").double(), [], []
+    ids, mask = models.left_pad(models.prompts([30, 21], seed=1))
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append({str(node.target) for node in graph.graph.nodes})
+        return graph.forward
+
+    config = CompileConfig(fullgraph=True, dynamic=False, backend=backend, mode=None)
+    config._compile_all_devices = True
+    torch._dynamo.reset()
+    for how in ({"disable_compile": True}, {"compile_config": config}):
+        cache = PagedEvictionCache(model.config, budget=24, block_size=4, policy="h2o", bits=4, static=True)
+        said.append(modes.generate(model, cache, ids, mask, 30, **how))
+    torch._dynamo.reset()
+    assert len(graphs) == 1 and not [name for name in graphs[0] if "scaled_dot_product" in name]
+    assert said[0].tolist() == said[1].tolist()
