@@ -162,6 +162,7 @@ class Conversation:
         self.turns.begin(turn)
         self.ids += turn.ids
         prompt, before, started = len(self.ids), self.seen, perf_counter()
+        self.cache.note_ids(torch.tensor([self.ids]))
         stream = _Stream(self.tokenizer, listener)
         tokens = self._say(self.ids, self.cache, stream, interrupt)
         finished = perf_counter()
@@ -169,6 +170,7 @@ class Conversation:
         ended = bool(tokens) and tokens[-1] in self._ends
         # The token that ends an answer was not fed, and the next turn brings its own.
         self.ids += tokens[:-1] if ended else tokens
+        self.cache.note_ids(torch.tensor([self.ids]))
         self.turns.answered(text)
         answer = Answer(
             text=text,
