@@ -24,8 +24,9 @@ from .integration import feeding
 from .integration.seen_ids import SeenIds
 from .integration.window import Window
 from .lab.low_rank.basis import Basis
-from .layer.hybrid import HybridLayer, forget_states, paged_part, repeat_rows, select_rows
+from .layer.hybrid import HybridLayer, paged_part, repeat_rows, select_rows
 from .layer.paged import PagedLayer
+from .layer.states import LinearStates
 from .masks.channel import open_channel
 from .masks.models import cross_attention_layers, is_paged, layer_plan, warn_of_surprises
 from .masks.padding import Padding
@@ -190,8 +191,17 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         of_images = cross_attention_layers(config)
         of_the_text = [layer for at, layer in enumerate(self.layers) if at not in of_images]
         counting = next((layer for layer in reversed(of_the_text) if isinstance(layer, CacheLayerMixin)), None)
+        self._states = LinearStates(self.layers, counting, static)
         self._forwards = Forwards(
-            *(config, self._evicting, counting, self._padding, self._attention, window, options.uniform, self._steps)
+            config,
+            self._evicting,
+            counting,
+            self._states,
+            self._padding,
+            self._attention,
+            window,
+            options.uniform,
+            self._steps,
         )
         if record_past:
             self.activate_past_recording()
@@ -290,6 +300,16 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         # Written out: `torch.compile` cannot trace a property of a base class.
         return [getattr(layer, "is_sliding", False) for layer in self.layers]
 
+    def get_conv_state(self, layer_idx: int, *args: Any, **kwargs: Any) -> Tensor | None:
+        """See `transformers.Cache`; a forward that asks goes on to change the state."""
+        self._states.changing(layer_idx)
+        return super().get_conv_state(layer_idx, *args, **kwargs)  # type: ignore[no-any-return]
+
+    def get_recurrent_state(self, layer_idx: int, *args: Any, **kwargs: Any) -> Tensor | None:
+        """As `get_conv_state`."""
+        self._states.changing(layer_idx)
+        return super().get_recurrent_state(layer_idx, *args, **kwargs)  # type: ignore[no-any-return]
+
     def get_mask_sizes(self, query_length: int | Tensor, layer_idx: int = 0) -> tuple[int, int]:
         """`(kv_length, kv_offset)` of what the next `update` of this layer returns."""
         compiling = torch.compiler.is_compiling()
@@ -373,6 +393,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         if count:
             self._padding.crop(self.get_seq_length())
             self._seen_ids.keep(self.get_seq_length())
+            self._states.taken_back()
 
     # ---- shrinking ------------------------------------------------------------------------------------------------
 
@@ -444,19 +465,14 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         forget_handover(self._evicting)
         super().reset()
         if self._steps is None:
-            self._forget_states()
+            self._states.forget()
 
     def release(self) -> None:
         """Forget all tokens and give the storage up, to the pool where there is one. The cache may be used again."""
         self.reset()
-        self._forget_states()
+        self._states.forget()
         for _, layer in reversed(self.paged_layers):  # the pool hands out first what it got last
             layer.release()
-
-    def _forget_states(self) -> None:
-        """The next prompt may have another number of rows, which the linear states of this one would not fit."""
-        for layer in self.layers:
-            forget_states(layer)
 
     # ---- saving ---------------------------------------------------------------------------------------------------
 

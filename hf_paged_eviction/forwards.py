@@ -11,6 +11,7 @@ from transformers.cache_utils import CacheLayerMixin
 from .build import check_static_attention
 from .integration.window import Window
 from .layer.paged import PagedLayer
+from .layer.states import LinearStates
 from .masks.channel import MaskWatch, TellingOffset
 from .masks.models import asks_for_mask_sizes
 from .masks.padding import Padding
@@ -28,6 +29,7 @@ class Forwards:
         config: of the model.
         layers: those that evict.
         counting: the last of all layers that counts the tokens it has seen; None where none does.
+        states: linear ones, of layers that count nothing.
         padding: what is known of the batch's pads.
         attention: of the model.
         window: the longest distance that the model was made for.
@@ -40,6 +42,7 @@ class Forwards:
         config: Any,
         layers: Sequence[PagedLayer],
         counting: CacheLayerMixin | None,
+        states: LinearStates,
         padding: Padding,
         attention: ModelAttention,
         window: Window,
@@ -50,7 +53,7 @@ class Forwards:
         self.model_masks_itself = not asks_for_mask_sizes(config)
         self._layers = layers
         self._padding, self._attention, self._window = padding, attention, window
-        self._counting = counting
+        self._counting, self._states = counting, states
         self._uniform, self._steps = uniform, steps
         self._masks = MaskWatch()
         self._mask_was_made = False
@@ -91,6 +94,8 @@ class Forwards:
         """Learn the 2-D mask of the coming forward; return the one its 4-D mask must be built from."""
         self._check_attended(seen)
         self._check_in_step(seen)
+        if not seen:
+            self._states.begin(batch)
         mask = self._padding.observe(mask, seen, seen + query_length, batch)
         if query_length == 1:
             self.prepare_step(seen)
@@ -135,6 +140,11 @@ class Forwards:
 
     def _check_in_step(self, seen: int) -> None:
         """Between forwards: have all layers seen as much as the first one, `seen`?"""
+        if seen and self._states.ahead(seen):
+            raise RuntimeError(
+                f"A linear state has seen more than the {seen} tokens that were counted: a forward failed in the "
+                "middle. Call cache.reset() and begin anew."
+            )
         last = seen if self._counting is None else self._counting.get_seq_length()
         if last != seen:
             raise RuntimeError(

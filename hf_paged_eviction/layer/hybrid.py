@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ..table.takeback import columns_to_remove
 from .paged import PagedLayer
+from .states import rows_of
 
 try:
     from transformers.cache_utils import LinearAttentionAndFullAttentionLayer, LinearAttentionLayer
@@ -142,7 +143,7 @@ def repeat_rows(layer: Any, repeats: int) -> None:
     if hasattr(layer, "batch_repeat_interleave"):
         layer.batch_repeat_interleave(repeats)
     else:
-        layer.reorder_cache(_repeated(_rows(layer), repeats))
+        layer.reorder_cache(_repeated(rows_of(layer), repeats))
 
 
 def select_rows(layer: Any, indices: Tensor) -> None:
@@ -151,27 +152,6 @@ def select_rows(layer: Any, indices: Tensor) -> None:
         layer.batch_select_indices(indices)
     else:
         layer.reorder_cache(_numbers(indices))
-
-
-def forget_states(layer: Any) -> None:
-    """Give up the linear states of a layer, if it has any: the next prompt makes new ones.
-
-    transformers keeps the tensors and copies what comes next into them, which takes as many rows.
-    """
-    if isinstance(layer, LinearAttentionLayer) and hasattr(layer, "number_of_states"):
-        recording = layer.record_past
-        LinearAttentionLayer.__init__(layer, number_of_states=layer.number_of_states)
-        layer.record_past = recording
-
-
-def _rows(layer: Any) -> int:
-    """Of a layer with linear states; 0 where it has met no token."""
-    for states in (layer.conv_states, layer.recurrent_states):
-        given = states.values() if isinstance(states, dict) else states if isinstance(states, list) else [states]
-        for state in given:
-            if state is not None:
-                return int(state.shape[0])
-    return 0
 
 
 def _repeated(rows: int, repeats: int) -> Tensor:

@@ -10,13 +10,21 @@ from playing import MODELS, RECURRENT, Call, Case
 
 OURS = "paged_eviction"
 #: These have a rule in lists, so that nothing the cache says is believed.
-RULED = ("paged_eviction", "key_norm", "value_norm", "keydiff", "streaming_llm", "recency", "random")
+RULED = ("auto", "paged_eviction", "key_norm", "value_norm", "keydiff", "streaming_llm", "recency", "random")
 LISTENING = (
     *("h2o", "snapkv(window=4)", "tova", "attention_mean", "roco", "lazy_eviction(lag=5)", "lru", "lfu", "r_kv"),
     *("sage_kv", "cake", "scissorhands(window=6)", "lra", "lfa", "kvzip", "expected_attention", "caote(h2o)"),
 )
+#: Scores that mean the same in every layer and head.
+ALIKE = ("expected_attention", "kvzip", "self_calibrated(tokens=8)")
 OTHERS = ("lagkv(lag=4)", "leverage", "compactor", "hybrid(keydiff, recency)", "graphkv(keydiff)")
-ALLOCATORS = ("pyramid", "cake", "d2o", "ada_kv")
+ALLOCATORS = ("pyramid", "cake", "d2o", "ada_kv", "global")
+RECALLS = (
+    *("recall(blocks=1)", "recall(blocks=2)", "recall(blocks=all)", "recall(blocks=1, every=3)"),
+    *("recall(blocks=1, layers=2)", "recall(blocks=2, keep=0.5, summary=vector)", "recall(blocks=1, prefetch=2)"),
+    *("recall(blocks=2, replacement=lfu)", "recall(blocks=1, replacement=random, round=1)"),
+)
+RANKS = (4, (3, None), (None, 6), (8, 2))
 BITS = (8, 4, 3, 2, (8, 4), (None, 4), (8, None), (4, 2))
 WEIGHTS = {"llama": 8, "deepseek_v3": 4, "gemma3": 3, "gpt_neox": 2, "small_states": 2, "gemma3n": 1}
 WEIGHTS |= {"lfm2": 1, "falcon_h1": 1}
@@ -78,11 +86,15 @@ def _what(random: Random, family: str) -> dict[str, Any]:
         "record_past": (0.2, (True,)),
         "pool": (0.15, (True,)),
         "allocator": (0.2, ALLOCATORS),
+        "disposal": (0.1, RECALLS),
+        "rank": (0.1, RANKS),
     }
     options = {name: random.choice(values) for name, (chance, values) in chances.items() if random.random() < chance}
     kind = random.random()
     policies = RULED if kind < 0.65 else LISTENING if kind < 0.9 else OTHERS
     options["policy"] = random.choice(policies)
+    if options.get("allocator") == "global":
+        options["policy"] = random.choice(ALIKE)
     if family == "deepseek_v3" and options["policy"] in ("paged_eviction", "key_norm", "value_norm"):
         options["policy"] = random.choice(("keydiff", "random", "recency"))
     # What is refused shows little: mostly leave one of two out that do not go together.
@@ -93,12 +105,21 @@ def _what(random: Random, family: str) -> dict[str, Any]:
                 del options[name]
         if options.get("allocator") == "ada_kv":
             options["heads"] = "separate"
+        if family == "deepseek_v3":
+            options.pop("rank", None)
+            options.pop("disposal", None)
+        if "disposal" in options:
+            for name in ("static", "allocator", "bits", "rank", "positions"):
+                options.pop(name, None)
+            options["policy"] = random.choice(RULED)
+    if "rank" in options:
+        options["basis"] = True
     return options
 
 
 def _attention(random: Random, family: str, options: dict[str, Any]) -> str:
-    needed = options["policy"] in LISTENING or "allocator" in options or not isinstance(options.get("budget", 0), int)
-    if needed or random.random() < 0.3:
+    listening = options["policy"] in (*LISTENING, *ALIKE) or "allocator" in options or "disposal" in options
+    if listening or not isinstance(options.get("budget", 0), int) or random.random() < 0.3:
         return OURS
     plain = family in ("llama", "gpt_neox") and "bits" not in options and random.random() < 0.2
     return "eager" if plain else "sdpa"

@@ -15,10 +15,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache
+from transformers import AttentionInterface, DynamicCache
 
 import models
 from hf_paged_eviction import PagedEvictionCache, StoragePool
+from hf_paged_eviction.lab.low_rank.basis import Basis
+from hf_paged_eviction.lab.low_rank.codec import Axes, LayerBasis
 from slow_cache import SlowCache
 
 Call = tuple[Any, ...]
@@ -35,7 +37,7 @@ class Case:
     """What is played.
 
     Attributes:
-        options: of `PagedEvictionCache`; `pool=True` stands for a pool of its own.
+        options: of `PagedEvictionCache`; `pool=True` stands for a pool of its own, `basis=True` for drawn directions.
         calls: see `Game`.
         family: see `MODELS`.
         attention: implementation that the model is set to.
@@ -80,6 +82,9 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 RECURRENT = ("lfm2", "falcon_h1")
 
 
+OURS = "paged_eviction"
+
+
 @memoize
 def model_of(family: str, attention: str) -> Any:
     """In double precision noise hardly ever decides which token goes, or how it is rounded. Plain attention (eager)
@@ -97,6 +102,21 @@ def model_of(family: str, attention: str) -> Any:
     return model
 
 
+@memoize
+def basis_of(family: str, attention: str) -> Basis:
+    """Directions that have nothing to do with the model: each token loses its own part of itself."""
+    config = model_of(family, attention).config.get_text_config()
+    heads, draw = config.num_key_value_heads, torch.Generator().manual_seed(1)
+    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+    def axes() -> Axes:
+        mean, square = torch.randn(heads, dim, generator=draw), torch.randn(heads, dim, dim, generator=draw)
+        down = torch.linalg.qr(square.double()).Q
+        return Axes(mean.double() / 8, down, down * 1.25)
+
+    return Basis({index: LayerBasis(axes(), axes()) for index in range(config.num_hidden_layers)}, {})
+
+
 class Game:
     """One case being played. Every method is a call of a case, by its name."""
 
@@ -104,21 +124,28 @@ class Game:
         self.case, self.rows = case, case.rows
         self.model = model_of(case.family, case.attention)
         self.draw = torch.Generator().manual_seed(case.seed)
-        options = dict(case.options)
-        self.static = bool(options.get("static"))
+        self.static = bool(case.options.get("static"))
         self.recurrent = case.family in RECURRENT
-        if options.pop("pool", False):
-            options["pool"] = StoragePool()
         self.cache: Any = None
         try:
-            self.cache = PagedEvictionCache(self.model.config, **options)
+            self.cache = self._made()
         except (ValueError, TypeError) as error:
             raise _refusal(error) from error
         self.plain = model_of(case.family, "eager" if case.attention == "eager" else "sdpa")
-        self.slow = SlowCache(self.plain, case.options)
+        self.slow = SlowCache(self.plain, case.options, self._parts().get("basis"))
         angles = case.options.get("positions") == "cache" or self.model.dtype != torch.float64
         self.tolerance = OF_ANGLES if angles else TOLERANCE
         self.forwards = 0
+
+    def _parts(self) -> dict[str, Any]:
+        """What stands for an object, as that."""
+        parts: dict[str, Any] = {"pool": StoragePool()} if self.case.options.get("pool") else {}
+        if self.case.options.get("basis"):
+            parts["basis"] = basis_of(self.case.family, self.case.attention)
+        return parts
+
+    def _made(self, **told: Tensor) -> PagedEvictionCache:
+        return PagedEvictionCache(self.model.config, **{**self.case.options, **self._parts(), **told})
 
     def play(self) -> Game:
         """All calls."""
@@ -164,12 +191,7 @@ class Game:
         """A forward of `count` columns; `pads`: none, left or any."""
         columns = self._columns(count, pads)
         if self.case.told and not self.slow.seen:
-            options = {**self.case.options, "attention_mask": columns[1].long()}
-            if options.pop("pool", False):
-                options["pool"] = StoragePool()
-            recording = self.slow.recording
-            self.cache = PagedEvictionCache(self.model.config, **options)
-            assert recording == bool(options.get("record_past"))
+            self.cache = self._made(attention_mask=columns[1].long())
         self._feed(columns)
 
     def steps(self, count: int, pads: str = "none") -> None:
@@ -178,9 +200,11 @@ class Game:
             self.feed(1, pads)
 
     def alone(self) -> None:
-        """The model without any cache: nothing of the run may reach it."""
+        """The model without any cache, with texts as long as what layers hold: nothing of the run may reach it."""
+        held = {layer.held for _, layer in self.cache.paged_layers if layer.held}
         ids = torch.randint(2, models.VOCABULARY, (self.rows, 7), generator=self.draw)
-        for stop in (1, 7):
+        ids = ids.repeat(1, 1 + max(held, default=0) // 7)
+        for stop in sorted({1, 7} | held):
             with torch.no_grad():
                 expected = self.plain(ids[:, :stop], use_cache=False).logits
                 off = (self.model(ids[:, :stop], use_cache=False).logits - expected).abs().max().item()
@@ -202,15 +226,14 @@ class Game:
             else:
                 raise AssertionError("the forward did not fail")
         self.alone()
-        if where == "between":  # the last layer has its tokens: the cache sees no more than a shorter mask
-            self.reset()
-            return
         columns = self._columns(then, "none") if then else columns
         try:
             with self.slow.following(self.cache, *columns):
                 logits = self._say(self.cache, *columns)
         except (RuntimeError, ValueError) as error:
-            assert "reset()" in str(error), f"after a failed forward: {error}"
+            # Where all layers with a state of their own have the tokens, no more is wrong than the next mask.
+            told = "reset()" in str(error) or str(error).startswith("attention_mask covers")
+            assert told, f"after a failed forward: {error}"
             self.reset()
         else:
             self.slow.compare(self.cache, logits, self.tolerance)
@@ -265,7 +288,11 @@ class Game:
         smaller = max(budget - blocks * self.slow.block, sizes.smallest)
         if smaller >= budget:
             return
-        self.cache.shrink(smaller)
+        try:
+            self.cache.shrink(smaller)
+        except ValueError as error:
+            assert str(error).startswith("recall("), str(error)  # which needs room for what comes back
+            return
         self.slow.shrink(smaller)
         self.slow.check(self.cache)
 
@@ -300,7 +327,7 @@ class Game:
 
     def save(self) -> None:
         """And go on with what was loaded."""
-        if not self.slow.seen or self.case.options.get("rank"):
+        if not self.slow.seen or self.case.options.get("rank"):  # is refused with ranks
             return
         if self.slow.recording:
             self.cache.crop(0)
@@ -308,7 +335,7 @@ class Game:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "context.safetensors"
             self.cache.save(path, self.slow.ids)
-            pool = StoragePool() if self.case.options.get("pool") else None
+            pool = self._parts().get("pool")
             self.cache = PagedEvictionCache.load(path, self.model.config, input_ids=self.slow.ids, pool=pool)
         self.slow.check(self.cache)
 
@@ -343,14 +370,20 @@ PLAIN = ("llama", "gpt_neox")
 
 @contextmanager
 def _failing(model: Any, where: str) -> Iterator[None]:
-    def out_of_memory(*_: object) -> None:
+    def out_of_memory(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("as if")
 
-    inner = model.base_model
-    layer = inner.layers[-1]
-    attention = getattr(layer, "self_attn", getattr(layer, "attention", None))
-    target = getattr(attention, "kv_b_proj", None) if where == "between" else None
-    hook = (layer if target is None else target).register_forward_pre_hook(out_of_memory)
+    layers, interface = model.base_model.layers, AttentionInterface._global_mapping
+    # Latents are expanded between `update` and attention; elsewhere attention itself fails.
+    between = getattr(getattr(layers[0], "self_attn", None), "kv_b_proj", None) if where == "between" else None
+    if where == "between" and between is None and model.config._attn_implementation == OURS:
+        ours, interface[OURS] = interface[OURS], out_of_memory
+        try:
+            yield
+        finally:
+            interface[OURS] = ours
+        return
+    hook = (layers[-1] if between is None else between).register_forward_pre_hook(out_of_memory)
     try:
         yield
     finally:

@@ -34,17 +34,33 @@ FOUND = {
         calls=(("feed", 18, "none"), ("fail", 1, "before"), ("steps", 3, "none")),
         family="gemma3",
     ),
+    "a short convolution that has gone on when the first forward failed": Case(
+        options={"block_size": 4, "budget": 20},
+        calls=(("fail", 1, "before", 4), ("steps", 2, "none")),
+        family="lfm2",
+    ),
+    "a short convolution that has gone on when a step failed": Case(
+        options={"block_size": 4, "budget": 20},
+        calls=(("steps", 1, "none"), ("fail", 1, "before", 4), ("steps", 2, "none")),
+        family="lfm2",
+    ),
+    "a static cache with linear states, and a batch of another size": Case(
+        options={"block_size": 5, "budget": 80, "static": True},
+        calls=(("feed", 1, "none"), ("reset",), ("steps", 1, "none")),
+        family="falcon_h1",
+        rows=2,
+    ),
 }
 
 
-@pytest.mark.parametrize("first", range(5000, 5160, 40))
+@pytest.mark.parametrize("first", range(5000, 5120, 30))
 def test_all_options_together(first: int) -> None:
     """The bounded share of `make fuzz`."""
     count = Count()
-    failed = [case for case in (one(seed, count) for seed in range(first, first + 40)) if case is not None]
+    failed = [case for case in (one(seed, count) for seed in range(first, first + 30)) if case is not None]
     assert not failed, f"{len(failed)} fail, the first of them:\n{script(failed[0])}\n{message_of(failed[0])}"
-    assert count.played >= 25
-    assert count.evicted >= 10
+    assert count.played >= 18
+    assert count.evicted >= 7
 
 
 @pytest.mark.parametrize("case", FOUND.values(), ids=FOUND)
@@ -63,7 +79,7 @@ def test_every_choice_is_drawn() -> None:
     options = Counter(name for case in cases for name in case.options)
     calls = Counter(call[0] for case in cases for call in case.calls)
     assert min(options.values()) >= 15
-    assert min(calls.values()) >= 30
+    assert min(calls.values()) >= 20
     assert {name for name in vars(Game) if not name.startswith("_")} - {"play"} == calls.keys()
 
 

@@ -96,12 +96,12 @@ class SlowCache:
     Args:
         model: the same weights as the model whose forwards are followed, in plain attention.
         options: what the fast cache was made with.
+        basis: the directions, where there are ranks.
     """
 
-    def __init__(self, model: Any, options: dict[str, Any]) -> None:
-        self.model, self.options = model, options
-        bits = options.get("bits")
-        self.bits = tuple(bits) if isinstance(bits, list | tuple) else (bits, bits)
+    def __init__(self, model: Any, options: dict[str, Any], basis: Any = None) -> None:
+        self.model, self.options, self.basis = model, options, basis
+        self.bits, self.ranks = _pair(options.get("bits")), _pair(options.get("rank"))
         self.latent = "deepseek" in model.config.model_type
         self.recording = bool(options.get("record_past"))
         self.clear()
@@ -113,6 +113,7 @@ class SlowCache:
         self.layers: dict[int, Given] = {}
         self.forwards: list[Forward] = []
         self.pending = 0
+        self.most = 0  # columns, before any were taken back
         self.taken_back = 0  # columns that were left after the last crop of tokens that had been evicted for
         self._twin: _Twin | None = None
         self._around: dict[int, Seen] = {}  # per layer, what its queries saw of the past
@@ -125,6 +126,17 @@ class SlowCache:
     # ---- what is protected and held, by the rule -------------------------------------------------------------------
 
     @property
+    def policy(self) -> str:
+        """Its name; the tiny models have no calibration."""
+        name = self.options.get("policy", "auto")
+        return name if name != "auto" else "keydiff" if self.latent else "paged_eviction"
+
+    @property
+    def recalls(self) -> bool:
+        """Whether what has gone comes back."""
+        return str(self.options.get("disposal", "drop")).startswith("recall")
+
+    @property
     def block(self) -> int:
         """Its size."""
         return int(self.options.get("block_size", 16))
@@ -132,7 +144,7 @@ class SlowCache:
     @property
     def protected(self) -> int:
         """First tokens that stay."""
-        published = PUBLISHED_SINKS.get(self.options.get("policy", ""), self.block)
+        published = PUBLISHED_SINKS.get(self.policy, self.block)
         return max(self.options.get("sink_tokens", published), self.options.get("protected_prefix", 0))
 
     @property
@@ -143,12 +155,12 @@ class SlowCache:
 
     def _rule(self, index: int, budget: int) -> SlowLayer | None:
         plain = [self.options.get("allocator", "uniform") == "uniform", self.options.get("disposal", "drop") == "drop"]
-        score = SLOW_POLICIES.get(self.options.get("policy", "paged_eviction"))
+        score = SLOW_POLICIES.get(self.policy)
         # What compares tokens is shown them rounded.
-        reads_rounded = self.bits != (None, None) and self.options.get("policy") == "keydiff"
+        reads_rounded = (*self.bits, *self.ranks) != (None,) * 4 and self.policy == "keydiff"
         if score is None or reads_rounded or not all(plain):
             return None
-        heads = self.options.get("heads") or make_policy(self.options.get("policy", "paged_eviction")).needs.heads
+        heads = self.options.get("heads") or make_policy(self.policy).needs.heads
         shared = heads == "shared"
         rule = SlowLayer(budget, self.block, self.protected, score, shared, index, self.recent)
         rule.recording = self.recording
@@ -183,12 +195,19 @@ class SlowCache:
                 layer.commit()
             before = self._claimed(layer, keys) if believed else []
             result = update(keys, values, *args, **kwargs)
-            if believed:
+            if believed and self.recalls and (keys.shape[2] > 1 or "blocks=all" in self.options["disposal"]):
+                self._around[index] = self._everything(keys)
+            elif believed:
                 overwrites = keys.shape[2] == 1 and not layer._waiting
                 self._around[index] = self._claimed(layer, keys) if overwrites else before
             return result
 
         return watched
+
+    def _everything(self, keys: Tensor) -> Seen:
+        """Several queries attend to the whole text, where nothing is lost."""
+        columns = [dict.fromkeys(row.nonzero()[:, 0].tolist(), 0) for row in self.real]
+        return [[own] * keys.shape[1] for own in columns]
 
     def _believes(self, index: int) -> bool:
         given = self.layers.get(index)
@@ -213,7 +232,12 @@ class SlowCache:
         columns = [row.nonzero()[:, 0].tolist() for row in real]
         return [
             [
-                {columns[row][p]: s for p, s in zip(*head, strict=True) if p >= 0}
+                # What a failed forward has left is behind all columns.
+                {
+                    [*columns[row], sys.maxsize][min(p, len(columns[row]))]: s
+                    for p, s in zip(*head, strict=True)
+                    if p >= 0
+                }
                 for head in zip(heads, moved, strict=True)
             ]
             for row, (heads, moved) in enumerate(zip(positions, shifts, strict=True))
@@ -225,6 +249,8 @@ class SlowCache:
         start, count = self.seen, ids.shape[1]
         if self.options.get("static"):
             self._around = self._claims(cache, len(ids)) if count == 1 else self._begin
+        elif self.recalls and count == 1 and "blocks=all" not in self.options["disposal"]:
+            self._around = self._claims(cache, len(ids))  # with the blocks that the query has brought back
         forward = Forward(slice(start, start + count), {}, {})
         for index, layer in cache.paged_layers:
             assert index in self._came, f"layer {index} was not asked"
@@ -232,6 +258,7 @@ class SlowCache:
         self.ids, self.positions, self.real = (
             torch.cat(pair, dim=1) for pair in ((self.ids, ids), (self.positions, positions), (self.real, real))
         )
+        self.most = max(self.most, self.seen)
         expected = self._twin_of(start).say(forward)
         self.forwards.append(forward)
         self.pending = count
@@ -297,10 +324,19 @@ class SlowCache:
                 newest = max(rounding.below, count - self.block)
                 few = (position[row] >= self.protected) & (position[row] < newest)
                 offset = self._offset(given, row, kind, position[row])[:, few]
-                states[row][:, few] = slow_round(states[row][:, few] - offset, self.bits[kind], True) + offset
+                states[row][:, few] = self._rounded(index, kind, states[row][:, few] - offset) + offset
             moves = self.options.get("positions") == "cache" and kind == int(self.latent) and shifts is not None
             read.append(turned(self.model, index, states, shifts) if moves and states.shape[2] else states)
         return read[0], read[1]
+
+    def _rounded(self, index: int, kind: int, states: Tensor) -> Tensor:
+        """`[heads, n, dim]` as they are kept."""
+        bits, rank = self.bits[kind], self.ranks[kind]
+        if rank is None:
+            return slow_round(states, bits, True)
+        axes = (self.basis.layers[index].keys, self.basis.layers[index].values)[kind]
+        mean, down, up = axes.mean[:, None], axes.down[..., :rank], axes.up[..., :rank]
+        return (slow_round((states - mean) @ down, bits, True) @ up.mT + mean).to(states)
 
     def _offset(self, given: Given, row: int, kind: int, position: Tensor) -> Tensor:
         """`[heads, columns, dim]`, what is subtracted of each column of this row."""
@@ -312,7 +348,7 @@ class SlowCache:
 
     def _mean(self, given: Given, row: int, kind: int, columns: list[int]) -> Tensor | None:
         """Of the first columns of this row, see `Rounding.means`."""
-        if self.bits[kind] is None or not (kind == 0 or self.latent):
+        if self.bits[kind] is None or self.ranks[kind] is not None or not (kind == 0 or self.latent):
             return None
         states = given.states[kind][row][:, columns]
         if given.rotaries[kind] is not None:
@@ -420,7 +456,7 @@ class SlowCache:
         assert cache.get_seq_length() == self.seen
         budget = self.options.get("budget")
         least = min(budget) if isinstance(budget, list | tuple) else cache.budget
-        everything = least is not None and least >= self.seen
+        everything = least is not None and least >= self.most
         for index, layer in cache.paged_layers:
             given = self.layers.get(index)
             if given is None:
@@ -473,6 +509,8 @@ class SlowCache:
             different = ((found - expected).norm(dim=-1) / size > 1e-5) & real
             name = ("keys", "values")[kind]
             assert not different.any(), f"layer {index}, {name} at [row, head, slot] {different.nonzero().tolist()}"
+            if self.ranks[kind] is not None:
+                continue
             far = ((found - came).norm(dim=-1) / size > FARTHEST[self.bits[kind]] + 1e-6) & real
             assert not far.any(), f"layer {index}, {name}: {self.bits[kind]} bits are far from what came"
 
@@ -511,6 +549,10 @@ class _Twin(DynamicCache):
                 use_cache=True,
             ).logits
         return logits
+
+
+def _pair(given: Any) -> tuple[Any, Any]:
+    return (given[0], given[1]) if isinstance(given, list | tuple) else (given, given)
 
 
 def _additive(model: Any, sees: Tensor, start: int, dtype: torch.dtype) -> Tensor:
