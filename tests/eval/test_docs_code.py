@@ -32,7 +32,6 @@ PAGES = (
     "serving.md",
     "migration.md",
     "own_data.md",
-    "lab/attention_gate.md",
     "lab/demote.md",
     "lab/episodes.md",
     "lab/fold.md",
