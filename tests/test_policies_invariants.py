@@ -28,7 +28,7 @@ from hf_paged_eviction.policies import (
 )
 from hf_paged_eviction.policies.attention_policy import AttentionPolicy
 from hf_paged_eviction.policies.heads import mean_over_heads
-from hf_paged_eviction.queries.weights import Attention, Logits
+from hf_paged_eviction.policies.weights import Attention, Logits
 from policy_inputs import text
 
 

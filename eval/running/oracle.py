@@ -11,8 +11,8 @@ from torch import Tensor
 from transformers.cache_utils import DynamicLayer
 
 from hf_paged_eviction import EvictionPolicy, ScoreContext
+from hf_paged_eviction.policies.weights import Attention
 from hf_paged_eviction.queries.observer import Queries
-from hf_paged_eviction.queries.weights import Attention
 
 from ..budgets import ORACLE
 from ..errors import UserError

@@ -8,8 +8,8 @@ from typing import Any
 
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.policies import Statistics
+from hf_paged_eviction.policies.weights import Attention
 from hf_paged_eviction.queries.observer import Observe, Queries
-from hf_paged_eviction.queries.weights import Attention
 
 
 class Memory:

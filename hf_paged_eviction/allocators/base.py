@@ -6,7 +6,7 @@ from torch import Tensor
 
 from ..naming import Named
 from ..policies import Statistics
-from ..queries.weights import Attention
+from ..policies.weights import Attention
 
 
 class BudgetAllocator(Named):

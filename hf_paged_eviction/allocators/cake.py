@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..policies import Statistics
 from ..policies.checks import check_count, check_positive
-from ..queries.weights import Attention
+from ..policies.weights import Attention
 from .base import LayerAllocator
 from .registry import register_allocator
 

@@ -6,7 +6,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from ..policies import Statistics
-from ..queries.weights import Attention
+from ..policies.weights import Attention
 from .base import LayerAllocator
 from .registry import register_allocator
 

@@ -1,31 +1,38 @@
 """Eviction policies: what a cached token is worth. One file each."""
 
-from .adaptive import Adaptive
-from .attention_mean import AttentionMean
+from .attention.attention_mean import AttentionMean
+from .attention.cake import Cake
+from .attention.compactor import Compactor
+from .attention.expected_attention import ExpectedAttention
+from .attention.h2o import H2O
+from .attention.hits import LFA, LFU, LRA, LRU, Scissorhands
+from .attention.kvzip import KVzip
+from .attention.lazy_eviction import LazyEviction
+from .attention.r_kv import RKV
+from .attention.roco import RoCo
+from .attention.sage_kv import SageKV
+from .attention.snapkv import SnapKV
+from .attention.tova import TOVA
 from .attention_policy import AttentionPolicy
 from .base import EvictionPolicy, QueryCount, ScoreContext, Statistics
-from .cake import Cake
-from .calibrated import Calibrated
-from .caote import Caote
-from .compactor import Compactor
-from .expected_attention import ExpectedAttention
-from .gate import Gate
-from .graphkv import GraphKV
-from .h2o import H2O
-from .hits import LFA, LFU, LRA, LRU, Scissorhands
-from .hybrid import Hybrid
-from .key_norm import KeyNorm
-from .keydiff import KeyDiff
-from .kvzip import KVzip
-from .lagkv import LagKV
-from .lazy_eviction import LazyEviction
-from .leverage import Leverage
+from .fitted.calibrated import Calibrated
+from .fitted.gate import Gate
+from .fitted.self_calibrated import SelfCalibrated
+from .keys.key_norm import KeyNorm
+from .keys.keydiff import KeyDiff
+from .keys.lagkv import LagKV
+from .keys.leverage import Leverage
+from .keys.paged_eviction import PagedEviction
+from .keys.random import Random
+from .keys.recency import Recency
+from .keys.streaming_llm import StreamingLLM
+from .keys.value_norm import ValueNorm
 from .modifier import Modifier
+from .modifiers.adaptive import Adaptive
+from .modifiers.caote import Caote
+from .modifiers.graphkv import GraphKV
+from .modifiers.hybrid import Hybrid
 from .needs import Needs
-from .paged_eviction import PagedEviction
-from .r_kv import RKV
-from .random import Random
-from .recency import Recency
 from .registry import (
     available_modifiers,
     available_policies,
@@ -33,13 +40,6 @@ from .registry import (
     make_policy,
     register_policy,
 )
-from .roco import RoCo
-from .sage_kv import SageKV
-from .self_calibrated import SelfCalibrated
-from .snapkv import SnapKV
-from .streaming_llm import StreamingLLM
-from .tova import TOVA
-from .value_norm import ValueNorm
 
 __all__ = [
     "H2O",

@@ -12,8 +12,8 @@ from torch import Tensor
 from ..integration.heads import WHOLE, HeadShare
 from ..integration.rotary import Rotary
 from ..naming import Named
-from ..queries.weights import Attention
 from .needs import Needs
+from .weights import Attention
 
 #: Running numbers of one layer, by name.
 Statistics = dict[str, Tensor]

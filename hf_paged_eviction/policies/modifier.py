@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from ..naming import spell
-from ..queries.weights import Attention
 from .base import EvictionPolicy, ScoreContext, Statistics
 from .needs import Needs
+from .weights import Attention
 
 
 class Modifier(EvictionPolicy):

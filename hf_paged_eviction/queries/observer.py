@@ -15,8 +15,8 @@ from ..integration.heads import WHOLE, HeadShare
 from ..integration.rotary import Rotary
 from ..parts import Snapshot, map_tensors, persistent
 from ..policies import EvictionPolicy, QueryCount, Statistics
+from ..policies.weights import Attention, Logits
 from ..store.tensors import byte_count, gather_slots
-from .weights import Attention, Logits
 
 #: Attention weights, or queries, that exist at one time, in bytes: long prompts are observed in pieces of this size.
 _PIECE = 64 * 2**20

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from ..parts import Snapshot, map_tensors, persistent
+from ..policies.weights import Logits
 from ..queries.observer import Queries
-from ..queries.weights import Logits
 from ..store.fixed import static_zeros
 from ..store.tensors import storage_shape
 

@@ -11,8 +11,8 @@ import torch
 import models
 import modes
 from hf_paged_eviction import PagedEvictionCache, available_policies
+from hf_paged_eviction.policies.weights import Logits
 from hf_paged_eviction.queries.observer import Queries
-from hf_paged_eviction.queries.weights import Logits
 
 pytestmark = [pytest.mark.contract, pytest.mark.filterwarnings("ignore:A batch of several rows arrived")]
 

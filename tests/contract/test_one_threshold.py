@@ -13,7 +13,7 @@ import models
 import modes
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.policies import ScoreContext
-from hf_paged_eviction.policies.value_norm import ValueNorm
+from hf_paged_eviction.policies.keys.value_norm import ValueNorm
 from reference import Recorder, slow_threshold
 
 pytestmark = pytest.mark.contract

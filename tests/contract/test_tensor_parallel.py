@@ -19,8 +19,8 @@ import models
 import tensor_parallel
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.integration.heads import HeadShare
+from hf_paged_eviction.policies.weights import Logits
 from hf_paged_eviction.queries.observer import Queries
-from hf_paged_eviction.queries.weights import Logits
 
 pytestmark = [
     pytest.mark.contract,

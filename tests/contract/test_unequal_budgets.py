@@ -15,7 +15,7 @@ from closeness import assert_close
 from evicting import KINDS, check
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.allocators import Cake, Pyramid
-from hf_paged_eviction.policies.value_norm import ValueNorm
+from hf_paged_eviction.policies.keys.value_norm import ValueNorm
 from reference import Recorder
 
 pytestmark = pytest.mark.contract

@@ -20,8 +20,8 @@ from closeness import assert_close
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.disposals import Recall
 from hf_paged_eviction.disposals.recall.summaries import Summaries
+from hf_paged_eviction.policies.weights import Logits
 from hf_paged_eviction.queries.parts import Part, join, read
-from hf_paged_eviction.queries.weights import Logits
 from reference import Recorder, assert_exact
 
 OURS = "paged_eviction"

@@ -113,7 +113,7 @@ def test_a_broken_one_is_named_and_harms_nobody(fresh: Path) -> None:
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
-        ("keydiff = clashing_plugin:Oldest", "'keydiff' is taken by hf_paged_eviction.policies.keydiff.KeyDiff"),
+        ("keydiff = clashing_plugin:Oldest", "'keydiff' is taken by hf_paged_eviction.policies.keys.keydiff.KeyDiff"),
         ("clash = clashing_plugin:Steps", "needs a subclass of EvictionPolicy"),
         ("clash = clashing_plugin:Nothing", "has no attribute 'Nothing'"),
     ],
@@ -124,7 +124,7 @@ def test_what_does_not_fit_is_left_out(fresh: Path, entry: str, message: str) ->
         assert POLICIES.make("keydiff") in [POLICIES.classes["keydiff"]()]
         POLICIES.names()
     assert "clash" not in POLICIES.names()
-    assert POLICIES.classes["keydiff"].__module__ == "hf_paged_eviction.policies.keydiff"
+    assert POLICIES.classes["keydiff"].__module__ == "hf_paged_eviction.policies.keys.keydiff"
 
 
 def test_importing_the_library_loads_no_plugin(tmp_path: Path) -> None:

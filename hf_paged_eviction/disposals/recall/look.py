@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from ...policies import Statistics
+from ...policies.weights import Attention
 from ...queries.observer import fold
-from ...queries.weights import Attention
 from ..base import Asked, Site
 
 _LAST = 0.2  # share of a prompt's queries whose attention counts

@@ -24,10 +24,10 @@ from torch import Tensor, nn
 
 from ...learned.calibration.calibration import fingerprint
 from ...learned.gates import GateLayer, Gates
-from ...learned.gates.install import attention_modules
 from ...recipes.fit.calibration import DISTANCE, Progress, Window, split
 from ...recipes.fit.gate_samples import claim, digest
 from ...recipes.fit.gates import check_numbers, folded, place, read_facts, scale
+from ...recipes.procedures.gates import attention_modules
 from .gated_attention import Gatekeeper, gated, yes_or_no
 
 #: Rate of learning, at its highest.

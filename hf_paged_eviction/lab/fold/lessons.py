@@ -9,10 +9,10 @@ from torch import Tensor
 
 from ...cache import PagedEvictionCache
 from ...integration.feeding import feed
+from ...policies.weights import Logits
 from ...queries.bystander import Bystander, OverheardCache
 from ...queries.observer import Queries
 from ...queries.parts import Part, Read, join, read
-from ...queries.weights import Logits
 
 #: Queries of a window that are learned from.
 _QUERIES = 256

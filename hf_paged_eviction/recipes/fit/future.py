@@ -9,10 +9,10 @@ from torch import Tensor
 
 from ...integration.feeding import feed
 from ...masks.models import is_paged, layer_plan
+from ...policies.weights import Attention
 from ...queries.attention import PAGED_EVICTION
 from ...queries.bystander import Bystander, OverheardCache
 from ...queries.observer import Queries
-from ...queries.weights import Attention
 
 #: Attention weights that exist at one time, in bytes.
 _PIECE = 64 * 2**20

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ...learned.calibration.calibration import fingerprint
-from ...learned.gates.install import attention_modules, hidden_states
+from ..procedures.gates import attention_modules, hidden_states
 from .calibration import DISTANCE, Progress, Window, usable, watched
 from .future import Seen, watch
 from .gate_targets import Target, measure_of

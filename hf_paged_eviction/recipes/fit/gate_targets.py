@@ -6,8 +6,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from ...policies.weights import Attention
 from ...queries.observer import Queries
-from ...queries.weights import Attention
 from .future import future_attention
 
 #: "attention": the largest weight that a token gets from afar, the mean over the query heads of a group.

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...integration.rotary import Rotary
 from ...policies import EvictionPolicy, QueryCount, ScoreContext, Statistics
-from ...queries.weights import Attention, Logits
+from ...policies.weights import Attention, Logits
 
 #: Query heads that share a KV head.
 GROUP = 2

@@ -116,7 +116,7 @@ def test_no_step_waits_on_cuda(way: dict[str, Any], folder: Path) -> None:
 
 def test_the_watch_notices(monkeypatch: pytest.MonkeyPatch) -> None:
     """A policy that looks at a number on the host, or brings one along, is found."""
-    from hf_paged_eviction.policies.keydiff import KeyDiff
+    from hf_paged_eviction.policies.keys.keydiff import KeyDiff
 
     score = KeyDiff.score
     for spoiled in (lambda scores: scores * float(scores.max()), lambda scores: scores + torch.tensor([1.0])):

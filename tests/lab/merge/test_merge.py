@@ -19,9 +19,9 @@ import rows
 from closeness import assert_close
 from hf_paged_eviction import PagedEvictionCache, make_disposal
 from hf_paged_eviction.lab.merge import Merge
+from hf_paged_eviction.policies.weights import Logits
 from hf_paged_eviction.queries.attention import forget_handover
 from hf_paged_eviction.queries.observer import Queries
-from hf_paged_eviction.queries.weights import Logits
 from reference import poison_unused
 from test_blocks_property import CALLS, SIZES, Play, config, play, slow_first_value
 

@@ -1,0 +1,21 @@
+"""Attention added up since a token arrived."""
+
+from torch import Tensor
+
+from ..attention_policy import AttentionPolicy
+from ..base import ScoreContext, Statistics
+from ..needs import Needs
+from ..weights import Attention
+
+
+class RunningAttention(AttentionPolicy):
+    """Keeps the sum of attention; the cache knows how many queries could pay it. Query heads of a group: mean."""
+
+    needs = Needs(token_statistics=("attention",))
+
+    def observe(self, statistics: Statistics, attention: Attention) -> Statistics:
+        return {"attention": statistics["attention"] + attention.weights.sum((2, 3)) / attention.weights.shape[2]}
+
+    def mean(self, context: ScoreContext) -> Tensor:
+        """Attention per query that could see the token."""
+        return context.statistics["attention"] / context.queries.clamp_min(1)

@@ -1,0 +1,51 @@
+"""SnapKV, arXiv 2404.14469."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from ..base import ScoreContext
+from ..checks import check_count, check_kernel
+from ..registry import register_policy
+from ..text_order import Pooling
+from .window_attention import WindowAttention
+
+
+@register_policy("snapkv")
+@dataclass(frozen=True)
+class SnapKV(WindowAttention):
+    r"""The attention of the last `window` queries, pooled over neighbouring tokens, so that clusters stay together.
+
+    .. math:: s_t = \operatorname{pool}_{u \text{ near } t} \frac{1}{n_u} \sum_{q \in \text{window}} a_{q,u}
+
+    Neighbours are the nearest tokens held, in the order of the text. Query heads of a group are averaged. The tokens of
+    the window itself are pinned, so a budget should be well above it: below, only recent tokens stay. The paper evicts
+    once, at the end of the prompt; here the window slides on in decode (its older part estimated).
+
+    Args:
+        window: queries observed.
+        kernel: tokens pooled, odd; 1 = no pooling.
+        pooling: "avg" or "max".
+
+    Raises:
+        ValueError: a parameter is out of range.
+    """
+
+    window: int = 32
+    kernel: int = 5
+    pooling: Pooling = "avg"
+
+    paper: ClassVar[str | None] = "2404.14469"
+
+    def __post_init__(self) -> None:
+        check_count("window", self.window, at_least=1)
+        check_kernel("kernel", self.kernel)
+        if self.pooling not in ("avg", "max"):
+            raise ValueError(f'pooling must be "avg" or "max", got {self.pooling!r}.')
+
+    def attention(self, context: ScoreContext) -> Tensor:
+        return self.pooled(self.mean(context), context, self.kernel, self.pooling)
+
+    def score(self, context: ScoreContext) -> Tensor:
+        return self.with_window(self.attention(context), context)

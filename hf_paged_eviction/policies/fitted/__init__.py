@@ -1,0 +1,1 @@
+"""Policies whose score was, or is, fitted to the model."""

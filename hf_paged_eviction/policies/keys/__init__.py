@@ -1,0 +1,1 @@
+"""Policies that decide by keys, values and positions: with every attention implementation."""

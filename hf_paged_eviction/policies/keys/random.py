@@ -1,0 +1,51 @@
+"""Random eviction: the baseline every score has to beat."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..base import EvictionPolicy, ScoreContext
+from ..needs import Needs
+from ..registry import register_policy
+
+_MASK_32 = 0xFFFFFFFF
+
+
+def _mix(bits: Tensor) -> Tensor:
+    """Scramble 32-bit integers held in int64 (xor-shift and multiply; odd 31-bit factors keep it a bijection)."""
+    bits = ((bits ^ (bits >> 16)) * 0x45D9F3B) & _MASK_32
+    bits = ((bits ^ (bits >> 15)) * 0x2C1B3C6D) & _MASK_32
+    return bits ^ (bits >> 16)
+
+
+@register_policy("random")
+@dataclass(frozen=True)
+class Random(EvictionPolicy):
+    r"""A uniform number in [0, 1) drawn from (seed, layer, head, position).
+
+    .. math:: s_t = 2^{-24} \operatorname{hash}(\text{seed}, \text{layer}, \text{head}, p_t)
+
+    A hash rather than a generator: the draw is the same on every device, in every batch and at every call.
+
+    Args:
+        seed: any whole number.
+
+    Raises:
+        ValueError: `seed` is no whole number.
+    """
+
+    seed: int = 0
+
+    needs = Needs(token_local=True)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
+            raise ValueError(f"seed must be a whole number, got {self.seed!r}.")
+
+    def score(self, context: ScoreContext) -> Tensor:
+        positions = context.positions
+        heads = context.first_head + torch.arange(positions.shape[1], device=positions.device)[:, None]
+        stream = _mix(_mix(heads + (self.seed & _MASK_32)) + context.layer_idx)
+        bits = _mix((stream + positions) & _MASK_32)
+        return (bits >> 8).float() / 2**24

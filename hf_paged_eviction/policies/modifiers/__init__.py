@@ -1,0 +1,1 @@
+"""Policies around other policies."""
