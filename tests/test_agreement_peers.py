@@ -19,8 +19,8 @@ import torch
 from torch.nn.functional import pad
 
 from hf_paged_eviction import EvictionPolicy, PagedEvictionCache
+from hf_paged_eviction.attention.weights import Attention
 from hf_paged_eviction.policies import Compactor, Statistics
-from hf_paged_eviction.policies.weights import Attention
 from hf_paged_eviction_eval import embedded
 
 PEERS = json.loads((Path(__file__).parent / "data" / "peers" / "kept.json").read_text())

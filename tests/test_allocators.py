@@ -27,7 +27,7 @@ from hf_paged_eviction.allocators import (
     register_allocator,
     share_out,
 )
-from hf_paged_eviction.policies.weights import Attention, Logits
+from hf_paged_eviction.attention.weights import Attention, Logits
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
 
 

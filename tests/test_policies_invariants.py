@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from hf_paged_eviction import EvictionPolicy, ScoreContext, make_policy
+from hf_paged_eviction.attention.weights import Attention, Logits
 from hf_paged_eviction.policies import (
     H2O,
     RKV,
@@ -28,7 +29,6 @@ from hf_paged_eviction.policies import (
 )
 from hf_paged_eviction.policies.attention_policy import AttentionPolicy
 from hf_paged_eviction.policies.heads import mean_over_heads
-from hf_paged_eviction.policies.weights import Attention, Logits
 from policy_inputs import text
 
 

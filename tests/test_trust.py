@@ -137,3 +137,28 @@ def test_no_circle_of_imports() -> None:
         imports = _imports(Path(package.__file__).parent)
         assert sum(map(len, imports.values())) > 100
         assert [name for name in imports if name in _reached(imports, name)] == [], package.__name__
+
+
+#: Arrows that still run upwards.
+LEFT_OVER = {("build", "lab"), ("cache", "lab"), ("checked", "lab"), ("static", "layer")}
+
+
+def _rooms() -> list[str]:
+    """The rooms of the library from top to bottom, as the map in CONTRIBUTING.md has them."""
+    text = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    (house,) = re.findall(r"^hf_paged_eviction/\n(.*?)^\S", text, re.MULTILINE | re.DOTALL)
+    return re.findall(r"^ {4}(\w+)(?:/|\.py) ", house, re.MULTILINE)
+
+
+def test_arrows_run_downwards() -> None:
+    """A room imports from those below it in the map, which names them all."""
+    package, rooms = Path(hf_paged_eviction.__file__).parent, _rooms()
+    entries = (path for path in package.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists())
+    assert sorted(rooms) == sorted({path.stem for path in entries} - {"__init__"})
+    arrows = {
+        (name.partition(".")[0], target.partition(".")[0])
+        for name, targets in _imports(package).items()
+        for target in targets
+    }
+    up = {(start, end) for start, end in arrows if start in rooms and end in rooms[: rooms.index(start)]}
+    assert up - LEFT_OVER == set()

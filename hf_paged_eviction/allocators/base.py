@@ -4,9 +4,9 @@ from abc import ABC, abstractmethod
 
 from torch import Tensor
 
+from ..attention.weights import Attention
 from ..naming import Named
 from ..policies import Statistics
-from ..policies.weights import Attention
 
 
 class BudgetAllocator(Named):

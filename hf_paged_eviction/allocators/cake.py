@@ -5,9 +5,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from ..attention.weights import Attention
 from ..policies import Statistics
 from ..policies.checks import check_count, check_positive
-from ..policies.weights import Attention
 from .base import LayerAllocator
 from .registry import register_allocator
 

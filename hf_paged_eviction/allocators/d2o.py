@@ -5,8 +5,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from ..attention.weights import Attention
 from ..policies import Statistics
-from ..policies.weights import Attention
 from .base import LayerAllocator
 from .registry import register_allocator
 

@@ -12,13 +12,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from ..attention.parts import Part, Read
 from ..integration.heads import HeadShare
 from ..naming import Named
 from ..parts import Snapshot
 from ..policies import EvictionPolicy
 from ..policies.needs import Heads
 from ..queries.observer import Queries
-from ..queries.parts import Part, Read
 from ..store.store import HeldSnapshot, Store
 from ..table.budget import BlockBudget
 from ..table.table import BlockTable, TableSnapshot

@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
 from ..allocators.quota import MakeQuota, Quota
+from ..attention.parts import Part, Read
 from ..disposals import Asked, Disposal, Drop, Site
 from ..integration.heads import WHOLE, HeadShare
 from ..integration.rotary import Rotary
@@ -21,7 +22,6 @@ from ..precision.codec import Codec
 from ..precision.coded import make_store
 from ..queries.listener import Listener
 from ..queries.observer import Observer, Queries
-from ..queries.parts import Part, Read
 from ..static.compiled import Compiled
 from ..static.place import Place
 from ..static.ring import QueryRing

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..attention.weights import Attention
 from ..integration.heads import WHOLE, HeadShare
 from ..integration.rotary import Rotary
 from ..naming import Named
 from .needs import Needs
-from .weights import Attention
 
 #: Running numbers of one layer, by name.
 Statistics = dict[str, Tensor]

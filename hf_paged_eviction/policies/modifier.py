@@ -7,10 +7,10 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from ..attention.weights import Attention
 from ..naming import spell
 from .base import EvictionPolicy, ScoreContext, Statistics
 from .needs import Needs
-from .weights import Attention
 
 
 class Modifier(EvictionPolicy):

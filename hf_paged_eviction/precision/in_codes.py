@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..policies.weights import Logits
-from ..queries.parts import Read
+from ..attention.parts import Read
+from ..attention.weights import Logits
 from .codec import Codec, Codes
 from .exact import Exact
 

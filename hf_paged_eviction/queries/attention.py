@@ -20,14 +20,14 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
+from ..attention.parts import Part, Read, join, read
+from ..attention.segments import attend
+from ..attention.weights import Logits
 from ..masks.channel import is_plain_causal
-from ..policies.weights import Logits
 from ..precision.in_codes import InCodes
 from ..store.segments import InSegments
 from .listener import QueryListener
 from .observer import Queries
-from .parts import Part, Read, join, read
-from .segments import attend
 
 #: For `model.set_attn_implementation` and `from_pretrained(attn_implementation=...)`.
 PAGED_EVICTION = "paged_eviction"

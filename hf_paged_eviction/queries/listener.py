@@ -6,11 +6,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from ..attention.parts import Part, Read
 from ..policies import QueryCount
 from ..store.pending import Pending
 from ..table.table import BlockTable
 from .observer import Observer, Queries
-from .parts import Part, Read
 
 
 class QueryListener(Protocol):

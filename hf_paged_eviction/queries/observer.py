@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from ..attention.weights import Attention, Logits
 from ..integration.heads import WHOLE, HeadShare
 from ..integration.rotary import Rotary
 from ..parts import Snapshot, map_tensors, persistent
 from ..policies import EvictionPolicy, QueryCount, Statistics
-from ..policies.weights import Attention, Logits
 from ..store.tensors import byte_count, gather_slots
 
 #: Attention weights, or queries, that exist at one time, in bytes: long prompts are observed in pieces of this size.

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..attention.weights import Logits
 from ..parts import Snapshot, map_tensors, persistent
-from ..policies.weights import Logits
 from ..queries.observer import Queries
 from ..store.fixed import static_zeros
 from ..store.tensors import storage_shape

@@ -11,11 +11,11 @@ import models
 import modes
 from closeness import assert_close
 from hf_paged_eviction import PagedEvictionCache
-from hf_paged_eviction.policies.weights import Logits
+from hf_paged_eviction.attention.parts import Part, join, read
+from hf_paged_eviction.attention.weights import Logits
 from hf_paged_eviction.precision import coded
 from hf_paged_eviction.precision.coded import CodedStore
 from hf_paged_eviction.precision.in_codes import InCodes
-from hf_paged_eviction.queries.parts import Part, join, read
 
 static_only = pytest.mark.skipif(models.VERSION < (5, 14), reason="static=True needs transformers 5.14 or later")
 #: How many slots were read each time.

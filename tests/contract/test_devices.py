@@ -11,7 +11,7 @@ import torch
 import models
 import modes
 from hf_paged_eviction import PagedEvictionCache, available_policies
-from hf_paged_eviction.policies.weights import Logits
+from hf_paged_eviction.attention.weights import Logits
 from hf_paged_eviction.queries.observer import Queries
 
 pytestmark = [pytest.mark.contract, pytest.mark.filterwarnings("ignore:A batch of several rows arrived")]

@@ -18,8 +18,8 @@ import torch.distributed as dist
 import models
 import tensor_parallel
 from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction.attention.weights import Logits
 from hf_paged_eviction.integration.heads import HeadShare
-from hf_paged_eviction.policies.weights import Logits
 from hf_paged_eviction.queries.observer import Queries
 
 pytestmark = [

@@ -18,10 +18,10 @@ import modes
 import rows
 from closeness import assert_close
 from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction.attention.parts import Part, join, read
+from hf_paged_eviction.attention.weights import Logits
 from hf_paged_eviction.disposals import Recall
 from hf_paged_eviction.disposals.recall.summaries import Summaries
-from hf_paged_eviction.policies.weights import Logits
-from hf_paged_eviction.queries.parts import Part, join, read
 from reference import Recorder, assert_exact
 
 OURS = "paged_eviction"

@@ -10,8 +10,8 @@ import torch
 
 import models
 from hf_paged_eviction import PagedEvictionCache, install_gates
+from hf_paged_eviction.attention.weights import Logits
 from hf_paged_eviction.learned.gates import load_gates, save_gates
-from hf_paged_eviction.policies.weights import Logits
 from hf_paged_eviction.queries.observer import Queries
 from hf_paged_eviction.recipes.fit.calibration import Window
 from hf_paged_eviction.recipes.fit.gate_samples import Samples

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from hf_paged_eviction import EvictionPolicy, ScoreContext
+from hf_paged_eviction.attention.weights import Attention, Logits
 from hf_paged_eviction.integration.rotary import Rotary
 from hf_paged_eviction.policies import QueryCount
-from hf_paged_eviction.policies.weights import Attention, Logits
 
 Vector = list[float]
 GROUP = 2

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ...queries.parts import Part
+from ...attention.parts import Part
 from ...store.host import HostBlocks
 from ..base import Held
 from .settings import Settings, most_blocks

@@ -5,8 +5,8 @@ from math import ceil
 import torch
 from torch import Tensor
 
+from ...attention.weights import Attention
 from ...policies import Statistics
-from ...policies.weights import Attention
 from ...queries.observer import fold
 from ..base import Asked, Site
 

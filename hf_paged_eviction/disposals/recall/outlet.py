@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from ...attention.parts import Part
 from ...parts import Snapshot, map_tensors
-from ...queries.parts import Part
 from ...store.store import HeldSnapshot
 from ...table.ranking import KEEP
 from ...table.table import BlockTable, TableSnapshot

@@ -7,9 +7,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from ...attention.parts import Part
 from ...disposals.base import Asked, Held, Outlet, Site
 from ...parts import Snapshot, map_tensors, persistent
-from ...queries.parts import Part
 from ...store.tensors import gather_slots
 from .balance import Balance, Balancer
 from .demoted import Demoted

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from ... import __version__
+from ...attention.parts import join
 from ...learned.calibration.calibration import fingerprint
 from ...masks.models import is_latent_attention, is_paged, layer_plan
-from ...queries.parts import join
 from ...recipes.fit.calibration import HELD_OUT, watched
 from .kernels import LARGEST, Kernels, LayerKernels
 from .lessons import Eviction, Lesson, lessons

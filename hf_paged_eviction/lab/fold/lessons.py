@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...attention.parts import Part, Read, join, read
+from ...attention.weights import Logits
 from ...cache import PagedEvictionCache
 from ...integration.feeding import feed
-from ...policies.weights import Logits
 from ...queries.bystander import Bystander, OverheardCache
 from ...queries.observer import Queries
-from ...queries.parts import Part, Read, join, read
 
 #: Queries of a window that are learned from.
 _QUERIES = 256

@@ -6,9 +6,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from ...attention.parts import Read
 from ...disposals.base import Asked, Held, Outlet, Site
 from ...parts import Snapshot, map_tensors, persistent
-from ...queries.parts import Read
 from .kernels import Kernels, LayerKernels
 from .state import FoldedState, read_state
 

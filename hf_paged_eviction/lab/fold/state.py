@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ...attention.parts import Read
 from ...parts import Snapshot
-from ...queries.parts import Read
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,11 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from ...attention.weights import Attention
 from ..base import ScoreContext
 from ..checks import check_between, check_count, check_kernel
 from ..needs import Needs
 from ..registry import register_policy
-from ..weights import Attention
 from .window_attention import WindowAttention, over_group
 
 

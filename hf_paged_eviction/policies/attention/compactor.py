@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ...attention.weights import Attention
 from ...learned.moments import exact
 from ...table.ranking import without_noise
 from ..base import EvictionPolicy, ScoreContext, Statistics
@@ -16,7 +17,6 @@ from ..needs import Needs
 from ..norms import l2_norm
 from ..registry import register_policy
 from ..text_order import pool
-from ..weights import Attention
 
 
 @register_policy("compactor")

@@ -6,13 +6,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from ...attention.weights import Attention
 from ..attention_policy import AttentionPolicy
 from ..base import ScoreContext, Statistics
 from ..checks import check_between, check_count, check_flag
 from ..needs import Needs
 from ..norms import l2_norm
 from ..registry import register_policy
-from ..weights import Attention
 from .fading import fading
 
 

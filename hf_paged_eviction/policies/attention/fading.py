@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
+from ...attention.weights import Attention
 from ..base import Statistics
-from ..weights import Attention
 
 
 def fading(statistics: Statistics, attention: Attention, horizon: float) -> tuple[Tensor, Tensor, Tensor]:

@@ -7,11 +7,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from ...attention.weights import Attention
 from ..base import EvictionPolicy, ScoreContext, Statistics
 from ..checks import check_count
 from ..needs import Needs
 from ..registry import register_policy
-from ..weights import Attention
 
 #: Weights closer than this, relatively, are equal: the last bits must not decide.
 _CLOSE = 1e-5

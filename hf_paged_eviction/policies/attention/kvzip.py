@@ -6,11 +6,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from ...attention.weights import Attention
 from ..attention_policy import AttentionPolicy
 from ..base import ScoreContext, Statistics
 from ..needs import Needs
 from ..registry import register_policy
-from ..weights import Attention
 
 
 @register_policy("kvzip")

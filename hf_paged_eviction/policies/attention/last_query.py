@@ -5,10 +5,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from ...attention.weights import Attention
 from ..attention_policy import AttentionPolicy
 from ..base import Statistics
 from ..needs import Needs
-from ..weights import Attention
 
 
 class LastQueryAttention(AttentionPolicy):

@@ -6,11 +6,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from ...attention.weights import Attention
 from ..base import EvictionPolicy, ScoreContext, Statistics
 from ..checks import check_between, check_count
 from ..needs import Needs
 from ..registry import register_policy
-from ..weights import Attention
 
 
 @register_policy("lazy_eviction")

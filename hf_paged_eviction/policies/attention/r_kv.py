@@ -6,12 +6,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from ...attention.weights import Attention
 from ..base import ScoreContext, Statistics
 from ..checks import check_between, check_count, check_kernel
 from ..needs import Needs
 from ..redundancy import redundancy
 from ..registry import register_policy
-from ..weights import Attention
 from .recent_window import RecentWindow
 
 

@@ -5,13 +5,13 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from ...attention.weights import Attention
 from ...table.ranking import without_noise
 from ..base import ScoreContext, Statistics
 from ..checks import check_between
 from ..needs import Needs
 from ..registry import register_policy
 from ..text_order import best_first
-from ..weights import Attention
 from .running_attention import RunningAttention
 
 

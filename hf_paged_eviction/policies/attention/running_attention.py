@@ -2,10 +2,10 @@
 
 from torch import Tensor
 
+from ...attention.weights import Attention
 from ..attention_policy import AttentionPolicy
 from ..base import ScoreContext, Statistics
 from ..needs import Needs
-from ..weights import Attention
 
 
 class RunningAttention(AttentionPolicy):

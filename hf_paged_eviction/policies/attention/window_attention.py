@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
+from ...attention.weights import Attention
 from ..base import ScoreContext, Statistics
 from ..needs import Needs
-from ..weights import Attention
 from .recent_window import RecentWindow
 
 

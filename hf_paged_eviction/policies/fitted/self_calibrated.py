@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ...attention.weights import Attention
 from ...learned.calibration.features import unit
 from ...learned.moments import exact, shrunk_line
 from ..base import EvictionPolicy, ScoreContext, Statistics
@@ -12,7 +13,6 @@ from ..checks import check_count, check_positive
 from ..needs import Needs
 from ..norms import l2_norm
 from ..registry import register_policy
-from ..weights import Attention
 
 #: Position classes, as "position below".
 _CLASSES = (1, 4, 64)

@@ -6,13 +6,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from ...attention.weights import Attention
 from ..attention.fading import fading
 from ..base import EvictionPolicy, ScoreContext, Statistics
 from ..checks import check_between, check_count
 from ..modifier import Modifier
 from ..needs import Needs
 from ..registry import register_policy
-from ..weights import Attention
 
 #: What is kept of the entropy.
 _ROWS = ("newest", "entropy", "weight")

@@ -6,7 +6,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ...policies.weights import Attention
+from ...attention.weights import Attention
 from ...queries.observer import Queries
 from .future import future_attention
 

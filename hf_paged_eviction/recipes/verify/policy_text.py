@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...attention.weights import Attention, Logits
 from ...integration.rotary import Rotary
 from ...policies import EvictionPolicy, QueryCount, ScoreContext, Statistics
-from ...policies.weights import Attention, Logits
 
 #: Query heads that share a KV head.
 GROUP = 2

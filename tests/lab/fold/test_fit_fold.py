@@ -14,11 +14,11 @@ from typer.testing import CliRunner
 import models
 from closeness import assert_close
 from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction.attention.parts import join
 from hf_paged_eviction.lab.fold import lessons as folding
 from hf_paged_eviction.lab.fold import load_kernels
 from hf_paged_eviction.lab.fold.fit import Plan, answer, fit_layer, fit_layers, paged_indices, silent
 from hf_paged_eviction.lab.fold.lessons import Eviction, Lesson, lessons, spans
-from hf_paged_eviction.queries.parts import join
 from hf_paged_eviction.recipes.fit.calibration import watched
 from hf_paged_eviction_eval import embedded, fit_fold
 from hf_paged_eviction_eval.commands import app

@@ -18,11 +18,11 @@ import models
 import modes
 import rows
 from hf_paged_eviction import PagedEvictionCache, make_disposal
+from hf_paged_eviction.attention.parts import Part, join, read
+from hf_paged_eviction.attention.weights import Logits
 from hf_paged_eviction.lab.fold import Fold, Kernels, LayerKernels, load_kernels, save_kernels
-from hf_paged_eviction.policies.weights import Logits
 from hf_paged_eviction.queries.attention import forget_handover
 from hf_paged_eviction.queries.observer import Queries
-from hf_paged_eviction.queries.parts import Part, join, read
 from reference import Recorder, assert_exact, poison_unused
 
 OURS = "paged_eviction"

@@ -18,8 +18,8 @@ import modes
 import rows
 from closeness import assert_close
 from hf_paged_eviction import PagedEvictionCache, make_disposal
+from hf_paged_eviction.attention.weights import Logits
 from hf_paged_eviction.lab.merge import Merge
-from hf_paged_eviction.policies.weights import Logits
 from hf_paged_eviction.queries.attention import forget_handover
 from hf_paged_eviction.queries.observer import Queries
 from reference import poison_unused

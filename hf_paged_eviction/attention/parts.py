@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..policies.weights import Logits
+from .weights import Logits
 
 #: Logits that exist at one time, in bytes: many queries are worked out in pieces of this size.
 _PIECE = 64 * 2**20

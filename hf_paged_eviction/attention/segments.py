@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from ..policies.weights import Logits
 from ..store.segments import InSegments
+from .weights import Logits
 
 
 def attend(query: Tensor, held: InSegments, logits: Logits) -> Tensor:
