@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from hf_paged_eviction import EvictionPolicy, PagedEvictionCache
+from hf_paged_eviction.defaults import AUTO
 
 from .errors import UserError
 from .options.cache import CacheOptions
@@ -19,7 +20,8 @@ def make_paged_cache(
     """An empty cache.
 
     Args:
-        name: of the policy, with an allocator behind an @ that is not the uniform one.
+        name: of the policy, with an allocator behind an @ that is not the uniform one; "auto" alone is what a cache
+            takes by itself.
         label: of the budget, for errors.
         policy: instead of the one that is named.
         more: arguments of `PagedEvictionCache` that no option says, or that count instead.
@@ -29,8 +31,8 @@ def make_paged_cache(
     """
     scorer, allocator = split_name(name)
     try:
-        arguments = {**options.cache_arguments, **more}
-        return PagedEvictionCache(config, policy=scorer if policy is None else policy, allocator=allocator, **arguments)
+        arguments = {**options.cache_arguments, **more, "allocator": None if name == AUTO else allocator}
+        return PagedEvictionCache(config, policy=scorer if policy is None else policy, **arguments)
     except (TypeError, ValueError) as error:
         raise UserError(f"{name} {label}: {error}") from error
 

@@ -7,6 +7,7 @@ from difflib import get_close_matches
 
 from hf_paged_eviction import EvictionPolicy, available_policies, make_policy
 from hf_paged_eviction.allocators import Uniform, make_allocator
+from hf_paged_eviction.defaults import AUTO
 from hf_paged_eviction.disposals import make_disposal
 
 from . import embedded  # noqa: F401 (it names the calibration of the embedded model)
@@ -30,12 +31,14 @@ def split_name(name: str) -> tuple[str, str]:
 def needs_queries(name: str, disposal: str = "drop") -> bool:
     """Whether a cache of such a policy and disposal works with the attention implementation "paged_eviction" only.
 
+    "auto" works with any, and takes one threshold over all layers and heads with this one: it counts as needing it.
+
     Raises:
         ValueError: there is no such policy, allocator or disposal.
     """
     policy, allocator = split_name(name)
     equal = isinstance(make_allocator(allocator), Uniform)
-    curious = policy == ORACLE or shown_queries(make_policy(policy)) or not equal
+    curious = policy in (ORACLE, AUTO) or shown_queries(make_policy(policy)) or not equal
     return make_disposal(disposal).needs_queries or curious
 
 
@@ -87,4 +90,4 @@ def _check(name: str) -> None:
 
 
 def _known() -> list[str]:
-    return [*available_policies(), ORACLE, FULL, ALL]
+    return [*available_policies(), AUTO, ORACLE, FULL, ALL]

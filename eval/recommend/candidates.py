@@ -8,7 +8,7 @@ from itertools import product
 from typing import Any
 
 from hf_paged_eviction.allocators import Global, HeadAllocator, make_allocator
-from hf_paged_eviction.defaults import defaults
+from hf_paged_eviction.defaults import AUTO, defaults
 from hf_paged_eviction.disposals.registry import make_disposal
 
 from ..budgets import FULL, ORACLE
@@ -85,7 +85,7 @@ def grid(options: GridOptions) -> tuple[Candidate, ...]:
     """
     policies = choose_policies(options.policies)
     for name in policies:
-        if name in (FULL, ALL) or split_name(name)[0] == ORACLE:
+        if name in (FULL, ALL) or split_name(name)[0] in (ORACLE, AUTO):
             raise UserError(f"--policies {name}: not a policy that a cache can be given")
         if split_name(name)[1] != UNIFORM:
             raise UserError(f"--policies {name}: name allocators in --allocators, {split_name(name)[1]} there")

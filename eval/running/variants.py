@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from hf_paged_eviction import EvictionPolicy, make_policy
+from hf_paged_eviction.defaults import AUTO
 
 from ..budgets import FULL, IN_CACHE, ORACLE, Budget
 from ..caches import make_paged_cache
@@ -35,7 +36,7 @@ class Variant:
     """One line of a table: a policy at a budget, or the full cache.
 
     Attributes:
-        policy: as `make_policy` takes it, or "oracle"; with "@" and an allocator behind it, such as "h2o@cake", the
+        policy: as `make_policy` takes it, "auto" or "oracle"; with "@" and an allocator behind it, such as "h2o@cake", the
             budget is shared out among layers or heads.
         positions: where held tokens stand; None = as the settings say, for all variants alike.
     """
@@ -74,7 +75,8 @@ class Variant:
     @property
     def by_probe(self) -> bool:
         """Whether a probe of the model decides what is kept."""
-        return not self.budget.is_full and self.scorer != ORACLE and make_policy(self.scorer).needs.by_probe
+        named = not self.budget.is_full and self.scorer not in (ORACLE, AUTO)
+        return named and make_policy(self.scorer).needs.by_probe
 
     def key(self, batch: Batch, prompt: Prompt) -> RowKey:
         """The row of one prompt."""
