@@ -54,7 +54,7 @@ def _tables() -> dict[str, str]:
     found = {
         "text": f"{texts},h2o --chunk 64 --budgets 25%,50%,full",
         "tokens": f"{texts},h2o --chunk 1 --budgets 25%,full",
-        "longbench": f"--tasks all21 --data-dir {{data}} --max-length 2048 --agreement --budgets 25%,full "
+        "longbench": "--tasks all21 --data-dir {data} --max-length 2048 --agreement --budgets 25%,full "
         "--policies auto,snapkv,keydiff,streaming_llm",
         "longeval": f"--tasks longeval {FORCED} --length 1024,4096 --budgets 12.5%,25%,50%,full --policies {CHEAP}",
         "turns": f"--tasks conversation --question-agnostic {FORCED} --length 2048 --budgets 12.5%,25%,full "

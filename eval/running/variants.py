@@ -36,8 +36,8 @@ class Variant:
     """One line of a table: a policy at a budget, or the full cache.
 
     Attributes:
-        policy: as `make_policy` takes it, "auto" or "oracle"; with "@" and an allocator behind it, such as "h2o@cake", the
-            budget is shared out among layers or heads.
+        policy: as `make_policy` takes it, "auto" or "oracle"; with "@" and an allocator behind it, such as "h2o@cake",
+            the budget is shared out among layers or heads.
         positions: where held tokens stand; None = as the settings say, for all variants alike.
     """
 
