@@ -496,7 +496,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         if not self._alone:
             raise ValueError("What the encoder has read is in another cache, so this one would be of no use in a file.")
         recording = any(getattr(layer, "record_past", False) for layer in self.layers)
-        settings = {**self._options.settings(), "record_past": recording}
+        settings = {**self._options.settings(self.budget), "record_past": recording}
         snapshot = context.snapshot(self.layers, self._padding, self._sharing)
         context.save(path, self._attention.config, settings, snapshot, input_ids)
 

@@ -144,6 +144,8 @@ class CheckedOptions:
         most_bytes = None if memory is None else parse_bytes(memory)
         tokens, kept = cast(int | None, budget), with_share(protection, default.recent, budget, block_size)
         sizes = BlockBudget.validate(tokens, keep_ratio, block_size, *kept, memory=most_bytes)
+        if sizes.tokens is None and protection[2] is None:
+            sizes = replace(sizes, recent_share=default.recent)
         heads = chosen_heads(heads, scorer, shares, config)
         if positions not in ("text", "cache"):
             raise ValueError(f'positions must be "text" or "cache", got {positions!r}.')
@@ -193,9 +195,9 @@ class CheckedOptions:
         """
         allocator = self.allocator
         check_cutoff(self.sizes, self.policy, allocator, self.static)
-        if self.sizes.keep_ratio is not None and not self.uniform:
+        if self.sizes.keep_ratio is not None and not (self.uniform or isinstance(allocator, Global)):
             raise ValueError(f"The allocator {allocator.name!r} needs budget= in tokens, not keep_ratio=.")
-        if self.sizes.memory is not None and isinstance(allocator, LayerAllocator | HeadAllocator | Global):
+        if self.sizes.memory is not None and not self._bounded_in_bytes:
             raise ValueError(
                 f"The allocator {allocator.name!r} shares tokens out among rows or heads, and memory= turns into "
                 "tokens only when a prompt arrives: give budget= in tokens, or use allocator='uniform' or 'pyramid'."
@@ -209,6 +211,14 @@ class CheckedOptions:
             )
         if isinstance(allocator, Global):
             check_common_unit(self.policy)
+
+    @property
+    def _bounded_in_bytes(self) -> bool:
+        """Whether the total in tokens says what all layers take."""
+        if isinstance(self.allocator, Global):
+            coded = self.bits != (None, None) or self.basis is not None
+            return not coded and self.positions == "text" and self.disposal.name == "drop"  # else as the longest head
+        return not isinstance(self.allocator, LayerAllocator | HeadAllocator)
 
     @property
     def uniform(self) -> bool:
@@ -302,8 +312,11 @@ class CheckedOptions:
 
     # ---- saving ---------------------------------------------------------------------------------------------------
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self, present: int | None = None) -> dict[str, Any]:
         """The arguments that make such a cache, as JSON.
+
+        Args:
+            present: the budget in tokens, once known.
 
         Raises:
             ValueError: it has a `basis`, which no settings hold.
@@ -315,7 +328,7 @@ class CheckedOptions:
             )
         sinks, prefix, recent = self.protection
         if self.recent_share is not None:
-            recent = self.sizes.recent
+            recent = with_share(self.protection, self.recent_share, present, self.sizes.block_size)[2]
         given = self.allocator if isinstance(self.allocator, Given) else None
         return {
             "budget": self.sizes.tokens if given is None else list(given.tokens),

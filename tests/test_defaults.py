@@ -131,6 +131,26 @@ def test_whatever_else_is_asked_for_the_default_serves_it_if_the_published_polic
     assert run().policy.name == "calibrated"
 
 
+@pytest.mark.parametrize("given", [{"keep_ratio": 0.5}, {"memory": 256 * 2 * 2 * 2 * 8 * 4}], ids=["share", "bytes"])
+def test_a_share_and_bytes_are_the_same_default(tmp_path: Path, given: dict[str, Any]) -> None:
+    """One threshold, an eighth for the newest tokens; also in a file, and when it comes back."""
+    model = named_model(PAGED_EVICTION)
+    put_on_shelf(model.config)
+    ids = torch.arange(3, 543)[None] % model.config.vocab_size
+    found, known = PagedEvictionCache(model.config, **given), PagedEvictionCache(model.config, budget=256)
+    with torch.no_grad():
+        for cache in (found, known):
+            model(ids[:, :512], past_key_values=cache)
+        assert found._options.allocator.label == "global" and found.budget == 256
+        found.save(tmp_path / "half.safetensors")
+        back = PagedEvictionCache.load(tmp_path / "half.safetensors", model.config)
+        for cache in (found, known, back):
+            model(ids[:, 512:], past_key_values=cache)
+    for cache in (found, back):
+        for (_, ours), (_, theirs) in zip(cache.paged_layers, known.paged_layers, strict=True):
+            assert ours.budget.recent == 32 and torch.equal(ours.positions, theirs.positions)
+
+
 def test_a_default_cache_shrinks_and_is_saved(tmp_path: Path) -> None:
     model = named_model()
     put_on_shelf(model.config)

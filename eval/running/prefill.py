@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import DynamicCache
-from transformers.cache_utils import DynamicLayer
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from hf_paged_eviction.integration import feeding
 from hf_paged_eviction.layer.paged import PagedLayer
@@ -109,7 +109,13 @@ def read(model: Any, ids: Tensor, mask: Tensor, cache: DynamicCache, chunk: int 
 
 def can_share(cache: DynamicCache) -> bool:
     """Whether keys, values and queries are all that the layers of this cache remember of a prompt, in or out of use."""
-    return all(type(layer) in (DynamicLayer, PagedLayer) and not layer.is_compileable for layer in cache.layers)
+    known = (DynamicLayer, DynamicSlidingWindowLayer, PagedLayer)
+    return all(type(layer) in known and not layer.is_compileable for layer in cache.layers)
+
+
+def can_go_back(cache: DynamicCache) -> bool:
+    """Whether what is fed to this cache can be taken back: a window that has moved on cannot."""
+    return not any(type(layer) is DynamicSlidingWindowLayer for layer in cache.layers)
 
 
 @torch.inference_mode()
@@ -135,6 +141,8 @@ def replay(
     for index, layer in enumerate(source.layers):
         keys, values = target.update(part(layer.keys), part(layer.values), index)
         observed = target.layers[index]
+        if type(observed) is DynamicSlidingWindowLayer:
+            observed.cumulative_length = width  # of which the window alone is there
         if isinstance(observed, PagedLayer) and observed.listener is not None:
             if index not in queries:
                 raise ValueError(

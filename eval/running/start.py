@@ -21,7 +21,7 @@ from ..settings import TaskSettings
 from .agreement import recorded_logits
 from .efficiency import Stopwatch, timed_updates
 from .generation import Generator
-from .prefill import Ids, Inputs, can_share, input_device, read, replay
+from .prefill import Ids, Inputs, can_go_back, can_share, input_device, read, replay
 from .recording import RecordingCache
 
 
@@ -77,8 +77,8 @@ class Source:
         return torch.tensor([places[context][0] for context in inputs.contexts])
 
     def serves_as(self, inputs: Inputs) -> bool:
-        """Whether its cache is just what these inputs need, row by row."""
-        return inputs.spread is None and inputs.contexts == self.inputs.contexts
+        """Whether its cache is just what these inputs need, row by row, and can forget what is fed to it then."""
+        return inputs.spread is None and inputs.contexts == self.inputs.contexts and can_go_back(self.cache)
 
     def rewind(self) -> None:
         """Forget what was fed after the contexts."""

@@ -41,7 +41,7 @@ class Quota:
 
     def resize(self, tokens: int) -> None:
         """The longest row and head may hold so many now."""
-        self.budget = self.asked.of(tokens)
+        self.budget = self.budget.of(tokens)
 
     def clear(self) -> None:
         """The layer begins anew."""
@@ -68,6 +68,10 @@ class Quota:
 
     def offer(self, ranks: Tensor) -> None:
         """What the layer could keep, where it is compared with other layers: `[B, S, tokens]`, see `Survivors`."""
+
+    def crowded(self, came: int) -> bool:
+        """Whether the other layers have to fit now what was offered: `came` tokens were taken in by this one."""
+        return False
 
     def room(self) -> int | Tensor:
         """Tokens that the layer may hold, as policies are told: see `ScoreContext.budget`."""

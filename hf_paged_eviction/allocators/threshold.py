@@ -13,7 +13,7 @@ from ..table.ranking import DROP, KEEP
 from .base import BudgetAllocator
 from .quota import Quota
 from .registry import register_allocator
-from .sharing import Sharing
+from .sharing import Sharing, SharingSnapshot
 
 
 @register_allocator("global")
@@ -31,10 +31,11 @@ class Global(BudgetAllocator):
     is refused. Every head keeps its protected tokens, its newest block and one block to evict (a small block size
     leaves more to the threshold); beyond that it holds exactly as many tokens as are above it, not whole blocks.
 
-    It is decided layer by layer while a forward of several tokens walks through the model: after each layer the best of
-    the layers so far stay, which contain the best of all. So all layers together never hold more than the budget, and
-    what stays in the end is what a decision at the end would have kept. While single tokens come, numbers stay as they
-    are.
+    It is decided layer by layer while a forward of several tokens walks through the model: the best of the layers so
+    far contain the best of all, so what stays in the end is what a decision at the end would have kept. Layers give
+    their tokens up when all together hold more than the budget and as much again as one layer was just given (or a
+    twentieth of the budget, where that is more), and after the last layer: then all together hold what the budget
+    says. While single tokens come, numbers stay as they are.
     """
 
     paper = "2505.23416"
@@ -67,6 +68,7 @@ class Threshold(Sharing):
     def __init__(self, budget: BlockBudget) -> None:
         super().__init__(budget)
         self._offered: dict[int, Tensor] = {}  # by place, [B, sets, tokens] ranks, the best first
+        self._fitted: dict[int, Tensor] = {}  # by place, [B, sets] tokens, the share that the layer was brought to last
         self._decided = True
 
     def knows(self, place: int) -> bool:
@@ -86,14 +88,35 @@ class Threshold(Sharing):
 
     def forget(self, place: int) -> None:
         """What this layer offered is no longer what it holds."""
-        self._offered.pop(place, None)
-        self._shares.pop(place, None)
+        for known in (self._offered, self._shares, self._fitted):
+            known.pop(place, None)
 
     def share(self, place: int) -> Tensor | None:
         """See `Sharing.share`; decided when somebody asks."""
         if not self._decided:
             self._decide()
         return super().share(place)
+
+    def fitted(self, place: int) -> Tensor | None:
+        """As `share`; the layer holds no more from now on."""
+        share = self.share(place)
+        if share is not None:
+            self._fitted[place] = share
+        return share
+
+    def crowded(self, place: int, came: int) -> bool:
+        """Whether layers have to give up now what they do not need: the last one is through, or all hold too much.
+
+        Args:
+            place: of the layer that has just taken in new tokens.
+            came: how many, in each head.
+        """
+        if place == self.layers - 1:
+            return True
+        device, sets = self._shares[place].device, self._shares[place].shape[1]
+        much = [(held - self._shares[at].to(held.device)).sum(-1) for at, held in self._fitted.items()]
+        surplus = torch.stack([each.to(device) for each in much]).sum(0)  # [B]
+        return int(surplus.amax()) > max(came * sets, self.budget.capacity * self.layers * sets // 20)
 
     def shrink(self, budget: BlockBudget) -> None:
         """See `Sharing.shrink`."""
@@ -134,12 +157,23 @@ class Threshold(Sharing):
     def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
         """See `Sharing.map_rows`. Layers offer anew what they then hold."""
         super().map_rows(change)
+        self._fitted = {place: change(share) for place, share in self._fitted.items()}
         self._offered, self._decided = {}, True
 
     def clear(self) -> None:
         """See `Sharing.clear`."""
         super().clear()
-        self._offered, self._decided = {}, True
+        self._offered, self._fitted, self._decided = {}, {}, True
+
+    def restore(self, saved: SharingSnapshot, device: torch.device) -> None:
+        """See `Sharing.restore`."""
+        super().restore(saved, device)
+        self._fitted = dict(self._shares)
+        if self._shares and self.budget.tokens is None:  # it was given in bytes, or as a share
+            held = sum(int(share[0].sum()) for share in self._shares.values())
+            sets = sum(share.shape[1] for share in self._shares.values())
+            size = self.budget.block_size
+            self.begin(self.budget.of(-(-held // (sets * size)) * size))
 
 
 class ThresholdQuota(Quota):
@@ -179,14 +213,20 @@ class ThresholdQuota(Quota):
 
     def offer(self, ranks: Tensor) -> None:
         """See `Quota.offer`."""
+        if self._threshold.budget.tokens is None:
+            self._threshold.begin(self.budget)
         self._threshold.offer(self._place, ranks)
+
+    def crowded(self, came: int) -> bool:
+        """See `Quota.crowded`."""
+        return self._threshold.crowded(self._place, came)
 
     def room(self) -> int | Tensor:
         """See `Quota.room`."""
-        return self.asked.capacity
+        return self._threshold.budget.tokens or self.budget.capacity
 
     def limits(self, pinned: Tensor, positions: Tensor) -> Tensor | None:
         """See `Quota.limits`."""
-        share = self._threshold.share(self._place)
-        mean = torch.full(pinned.shape[:2], self.asked.capacity, device=positions.device)
+        share = self._threshold.fitted(self._place)
+        mean = torch.full(pinned.shape[:2], self.room(), device=positions.device)
         return mean if share is None else share.to(mean)

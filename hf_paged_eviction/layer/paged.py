@@ -260,6 +260,12 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         table = self.contents.table
         return table is not None and self.contents.pending is None and table.all_real
 
+    @property
+    def all_new(self) -> bool:
+        """Whether the last `update` returned nothing but tokens that wait, none of them a pad. Reads no tensor."""
+        pending = self.contents.pending
+        return pending is not None and pending.real is None and not self.held
+
     # ---- update ---------------------------------------------------------------------------------------------------
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -401,7 +407,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
                 for other in others:
                     other.offer()
                 attended = self._overflow.take(keys, values, real)
-                for other in others:
+                for other in others if self.quota.crowded(count) else ():
                     other.fit()
                 return attended
             if listener.queries is not None:

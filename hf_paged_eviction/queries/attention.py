@@ -204,7 +204,7 @@ def paged_eviction_attention(
         logits = Logits(query.shape[-1] ** -0.5 if scaling is None else scaling, softcap, s_aux)
         noted = _checked(module, held, listener, attention_mask, dropout)
         return _attended_in_segments(listener, Queries(query, key, logits), noted), None
-    if listener is not None and listener.masks_itself:
+    if listener is not None and listener.masks_itself and not (attention_mask is None and listener.all_new):
         key.seen_by_queries = _Seen(_own_mask(attention_mask, listener, query.shape[2]))  # type: ignore[attr-defined]
     seen = getattr(key, "seen_by_queries", None)
     if seen is not None:

@@ -20,7 +20,7 @@ class Bystander:
     masks_itself = False
     as_given = False
     held = 0
-    all_real = False
+    all_real = all_new = False
 
     def __init__(self, layer_idx: int) -> None:
         self.layer_idx = layer_idx

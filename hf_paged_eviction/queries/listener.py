@@ -23,6 +23,7 @@ class QueryListener(Protocol):
         masks_itself: the model's own mask does not fit these keys; `mask` is used.
         held: tokens held before this forward, or after it.
         all_real: whether a single query may see all keys, so that it needs no mask.
+        all_new: whether all keys are those of this forward and none of a pad, so that causality says what is seen.
         as_given: whether the last attention got the very keys and values that were handed over; set by it.
     """
 
@@ -37,6 +38,9 @@ class QueryListener(Protocol):
 
     @property
     def all_real(self) -> bool: ...
+
+    @property
+    def all_new(self) -> bool: ...
 
     def mask(self, query_length: int) -> Tensor | None:
         """`[batch, 1 or kv_heads, query_length, tokens]` bool; None where every query sees all."""

@@ -31,6 +31,7 @@ class BlockBudget:
         recent: newest real tokens of each row that are never evicted. In blocks they count as `recent_blocks`.
         keep_ratio: share of the first prompt to hold, where `tokens` is not given.
         memory: bytes of all layers and rows, where `tokens` is not given; see `MemoryPlan`.
+        recent_share: share of `tokens`, once they are known, that `recent` then is, in whole blocks; None = as it is.
     """
 
     tokens: int | None
@@ -39,6 +40,7 @@ class BlockBudget:
     recent: int
     keep_ratio: float | None = None
     memory: int | None = None
+    recent_share: float | None = None
 
     @classmethod
     def validate(
@@ -121,12 +123,19 @@ class BlockBudget:
         """The same with another number of tokens, a multiple of the block size."""
         return replace(self, tokens=tokens, keep_ratio=None, memory=None)
 
+    def settled(self, tokens: int) -> "BlockBudget":
+        """As `of`, where a share or bytes have turned out to be so many tokens: the newest get their share of them."""
+        if self.recent_share is None:
+            return self.of(tokens)
+        recent = max(1, int(self.recent_share * tokens) // self.block_size) * self.block_size
+        return replace(self.of(tokens), recent=recent, recent_share=None)
+
     def resolve(self, prompt_length: int) -> "BlockBudget":
         """Turn a `keep_ratio` into tokens: rounded up to a block, never below the smallest legal budget."""
         if self.keep_ratio is None:
             return self
         blocks = ceil(self.keep_ratio * prompt_length / self.block_size)
-        return self.of(max(blocks * self.block_size, self.smallest))
+        return self.settled(max(blocks * self.block_size, self.smallest))
 
     @property
     def capacity(self) -> int:

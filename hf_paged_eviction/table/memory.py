@@ -87,7 +87,7 @@ class MemoryPlan:
         """
         if not any(each.seen for each in self._layers):
             self._token_bytes = token_bytes
-            sizes = self._sizes.of(self._tokens(token_bytes, rows, beside, passing))
+            sizes = self._sizes.settled(self._tokens(token_bytes, rows, beside, passing))
             for each in self._layers:
                 each.grant(sizes)
         elif token_bytes > self._token_bytes:

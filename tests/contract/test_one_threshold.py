@@ -20,6 +20,8 @@ pytestmark = pytest.mark.contract
 
 OURS = "paged_eviction"
 BLOCK = 4
+#: Of 24 tokens in two rows, layers and heads of eight channels, keys and values.
+BYTES = 24 * 2 * 2 * 2 * 2 * 8 * 4
 
 
 def coarse(values: Tensor) -> Tensor:
@@ -81,8 +83,8 @@ def test_layer_by_layer_is_a_decision_at_the_end(heads: Any, budget: int, chunk:
 
 
 @pytest.mark.parametrize("chunk", [None, 17], ids=["one forward", "chunks"])
-def test_the_total_holds_at_every_moment(chunk: int | None) -> None:
-    """Layers that have been through hold no more than the total together, while the others are still to come."""
+def test_the_total_holds(chunk: int | None) -> None:
+    """After every forward exactly; while it walks through the layers, but for what one of them was just given."""
     model = models.build("llama", OURS, num_hidden_layers=4)
     cache = PagedEvictionCache(model.config, 24, BLOCK, "kvzip", "separate", allocator="global")
     ids, mask = models.left_pad(models.prompts([100, 70]))
@@ -97,8 +99,28 @@ def test_the_total_holds_at_every_moment(chunk: int | None) -> None:
         layer.attended = follow
     settings = {} if chunk is None else {"prefill_chunk_size": chunk}
     modes.generate(model, cache, ids, mask, 8, **settings)
-    heads = model.config.num_key_value_heads
-    assert max(held) == 24 * 4 * heads
+    total, given = 24 * 4 * model.config.num_key_value_heads, (chunk or 100) * model.config.num_key_value_heads
+    assert max(held[3::4]) == total < max(held) <= total + given
+
+
+@pytest.mark.parametrize("given", [{"memory": BYTES + 100}, {"keep_ratio": 0.4}], ids=["bytes", "share"])
+@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
+def test_a_budget_that_the_prompt_shows(given: dict[str, Any], padded: bool) -> None:
+    """Bytes, and a share of the prompt, are a budget in tokens as soon as there are some."""
+    model = models.shared("llama", OURS)
+    ids, mask = models.left_pad(models.prompts([60, 41] if padded else [60, 60]))
+    settings: dict[str, Any] = {"policy": Coarse(), "heads": "separate", "allocator": "global"}
+    found, known = (
+        PagedEvictionCache(model.config, block_size=BLOCK, **settings, **size) for size in (given, {"budget": 24})
+    )
+    for _ in range(2):  # the second prompt, after `reset`, too
+        said = [modes.generate(model, cache, ids, mask, 12) for cache in (found, known)]
+        assert found.budget == 24 and torch.equal(*said)
+        for (_, ours), (_, theirs) in zip(found.paged_layers, known.paged_layers, strict=True):
+            assert torch.equal(ours.positions, theirs.positions)
+        assert found.stats().storage_bytes <= BYTES
+        found.reset()
+        known.reset()
 
 
 def test_scores_without_a_common_unit_are_refused() -> None:

@@ -211,7 +211,9 @@ def test_equal_contexts_are_read_once(model: Any, share: bool) -> None:
     assert without_costs(together) == without_costs(apart)
 
 
-def test_model_with_sliding_layers_reads_for_every_cache() -> None:
+@pytest.mark.parametrize("question", [0, 20])
+def test_layers_with_a_window_share_a_reading(question: int) -> None:
+    """Prompts longer and shorter than the window, rows alone and together, read once or by every cache: the same."""
     torch.manual_seed(0)
     config = Gemma3TextConfig(
         vocab_size=600,
@@ -227,15 +229,22 @@ def test_model_with_sliding_layers_reads_for_every_cache() -> None:
         pad_token_id=0,
     )
     model = Gemma3ForCausalLM(config).double().eval()
-    for question in (0, 20):
-        settings = FEW.but(question_aware=not question, agreement=True)
-        batch = make_batch((120, 90), question)
-        together = all_rows(model, settings, batch)
-        apart = [row for index in range(2) for row in all_rows(model, settings, alone(batch, index))]
-        assert not any(row["efficiency"]["shared_prefill"] for row in together)
-        for ours, theirs in zip(without_costs(together), without_costs(apart), strict=True):
-            assert ours.pop("agreement") == pytest.approx(theirs.pop("agreement"), abs=1e-5)
-            assert ours == theirs
+    settings = FEW.but(question_aware=not question, agreement=True)
+    batch = make_batch((120, 90, 28), question)
+    together = all_rows(model, settings, batch)
+    apart = [row for index in range(3) for row in all_rows(model, settings, alone(batch, index))]
+    unshared = all_rows(model, settings.but(share_prefill=False), batch)
+    assert all(row["efficiency"]["shared_prefill"] for row in together)
+    for others in (apart, unshared):
+        for ours, theirs in zip(without_costs(together), without_costs(others), strict=True):
+            assert ours["agreement"] == pytest.approx(theirs["agreement"], abs=1e-5)
+            assert ours | {"agreement": None} == theirs | {"agreement": None}
+
+
+def test_auto_is_what_a_cache_takes_by_itself(model: Any) -> None:
+    rows = all_rows(model, SETTINGS.but(policies=("auto", "paged_eviction"), budgets=("10%",)), make_batch(LENGTHS, 20))
+    auto, published = ([row for row in rows if row["policy"] == policy] for policy in ("auto", "paged_eviction"))
+    assert auto and [row["prediction"] for row in auto] == [row["prediction"] for row in published]
 
 
 # ---- rows that are there ----------------------------------------------------------------------------------------

@@ -151,7 +151,7 @@ def test_pyramid_shares_out_the_same_bytes() -> None:
     assert [layer.budget for _, layer in cache.paged_layers] == [layer.budget for _, layer in known.paged_layers]
 
 
-@pytest.mark.parametrize(("allocator", "heads"), [("cake", "shared"), ("ada_kv", "separate"), ("global", "separate")])
+@pytest.mark.parametrize(("allocator", "heads"), [("cake", "shared"), ("ada_kv", "separate")])
 def test_allocators_that_share_out_tokens(allocator: str, heads: str) -> None:
     with pytest.raises(ValueError, match=f"{allocator}.*give budget= in tokens"):
         make(models.shared("llama", "paged_eviction"), memory="1MiB", allocator=allocator, heads=heads)
