@@ -221,7 +221,7 @@ class ThresholdQuota(Quota):
         """See `Quota.crowded`."""
         return self._threshold.crowded(self._place, came)
 
-    def room(self) -> int | Tensor:
+    def room(self) -> int:
         """See `Quota.room`."""
         return self._threshold.budget.tokens or self.budget.capacity
 
