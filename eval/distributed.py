@@ -1,17 +1,18 @@
-"""Several processes that share one run, started by `accelerate launch` or `torchrun`.
+"""Several processes that share one run: shards that know nothing of each other, or a team that a launcher started.
 
-Data parallel: the jobs are split, every process writes a file of its own, and the main process merges them when all are
-done. Tensor parallel: every process holds a part of each layer and runs every job; the main process writes.
+Data parallel (`--shard`, or `accelerate launch` and `torchrun`): every process answers its share of the questions into
+a file of its own, and the last to end puts the files together. Tensor parallel: every process holds a part of each
+layer and runs every job; the main process writes.
 """
 
 from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from .errors import UserError
 from .settings import Settings
@@ -19,68 +20,83 @@ from .settings import Settings
 T = TypeVar("T")
 
 
-class MainError(UserError):
-    """A mistake that the main process noticed, and has said."""
-
-
 @dataclass(frozen=True)
 class Team:
     """The processes of a run, seen from one of them.
 
     Attributes:
-        rank: number of this process; 0 is the main one.
+        rank: number of this process, from 0.
         size: number of processes.
-        split: whether each has jobs of its own (data parallel).
+        split: whether each has questions of its own (data parallel).
+        launched: whether a launcher started them, so that they can wait for each other.
     """
 
     rank: int = 0
     size: int = 1
     split: bool = True
+    launched: bool = False
 
     @property
     def is_main(self) -> bool:
-        return self.rank == 0
+        """Whether this process shows what was found."""
+        return self.rank == 0 or not self.launched
 
-    def share(self, jobs: Sequence[T]) -> Sequence[T]:
-        """The jobs of this process. In turns: neighbours are alike, and so is what everyone gets."""
-        return jobs[self.rank :: self.size] if self.split else jobs
+    @property
+    def is_shard(self) -> bool:
+        """Whether the others come and go on their own."""
+        return self.size > 1 and not self.launched
 
-    def agree(self, make: Callable[[], T]) -> T:
-        """What `make` gives in the main process, in all processes; if it raises there, all raise."""
-        if self.size == 1:
-            return make()
-        value: list[Any] = [None, None]
-        failure: BaseException | None = None
-        if self.is_main:
-            try:
-                value = [make(), None]
-            except Exception as error:
-                value, failure = [None, str(error)], error
+    @property
+    def writes(self) -> bool:
+        return self.split or self.rank == 0
+
+    @property
+    def part(self) -> str:
+        """Names the file of rows of this process."""
+        return f"{self.rank + 1}-of-{self.size}" if self.split and self.size > 1 else ""
+
+    def share(self, jobs: Sequence[T], turn: int = 0) -> Sequence[T]:
+        """What of these is this process's. In turns: neighbours are alike, and so is what everyone gets.
+
+        Args:
+            turn: who begins.
+        """
+        return jobs[(self.rank + turn) % self.size :: self.size] if self.split else jobs
+
+    def same(self, value: T) -> T:
+        """What the main process has, where all run the same jobs."""
+        if self.split:
+            return value
         from accelerate.utils import broadcast_object_list
 
-        broadcast_object_list(value)
-        if failure is not None:
-            raise failure
-        if value[1] is not None:
-            raise MainError(value[1])
-        return value[0]  # type: ignore[no-any-return]
+        found = [value]
+        broadcast_object_list(found)
+        return found[0]
 
     def meet(self) -> None:
-        """Wait until all processes are here."""
-        if self.size > 1:
-            from accelerate import PartialState
+        """Wait until all processes that a launcher started are here.
 
+        Raises:
+            UserError: one of them ended early.
+        """
+        if not self.launched:
+            return
+        from accelerate import PartialState
+
+        try:
             PartialState().wait_for_everyone()
+        except RuntimeError as error:
+            raise UserError("another process of this run ended early; the same command continues") from error
 
 
-def speaker(error: UserError) -> str | None:
+def speaker() -> str | None:
     """What stands before a message about an error; None if the main process says it."""
     if is_main_process():
         return ""
     from torch import distributed
 
-    # Until they have met, all processes make the same mistake.
-    if isinstance(error, MainError) or not distributed.is_initialized():
+    # Until they have joined, all processes make the same mistake.
+    if not distributed.is_initialized():
         return None
     return f"process {distributed.get_rank()} of {distributed.get_world_size()}: "
 
@@ -96,8 +112,11 @@ def is_main_process() -> bool:
     return launched() == 1 or os.environ.get("RANK", "0") == "0"
 
 
-def join(settings: Settings) -> Team:
+def join(settings: Settings, shard: str | None = None) -> Team:
     """Meet the other processes of this run, and take the device that the launcher meant for this one.
+
+    Args:
+        shard: number of this process, from 1, and of all, such as "3/8", where nothing else starts them.
 
     Raises:
         UserError: the settings do not go with the way the run was started.
@@ -114,7 +133,9 @@ def join(settings: Settings) -> Team:
                 "--tensor-parallel splits the model over processes, and this is only one: torchrun --nproc-per-node 2 "
                 "-m hf_paged_eviction_eval eval --tensor-parallel ..."
             )
-        return Team()
+        return Team(*_numbers(shard))
+    if shard:
+        raise UserError(f"--shard {shard}: the launcher shares the run out; leave out one of them")
     if settings.device_map:
         raise UserError("--device-map auto takes all devices for one process: start it without a launcher")
     if ":" in settings.device:
@@ -125,7 +146,15 @@ def join(settings: Settings) -> Team:
 
     # Who waits, waits for one that reads data; the launcher ends all when one dies.
     state = PartialState(cpu=settings.device == "cpu", timeout=timedelta(hours=12))
-    return Team(state.process_index, state.num_processes, split=not settings.tensor_parallel)
+    return Team(state.process_index, state.num_processes, not settings.tensor_parallel, launched=True)
+
+
+def _numbers(shard: str | None) -> tuple[int, int]:
+    """Rank, from 0, and size."""
+    number, _, count = (shard or "1/1").partition("/")
+    if not (number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
+        raise UserError(f"--shard {shard}: write which one, from 1, and of how many, such as 3/8")
+    return int(number) - 1, int(count)
 
 
 def leave() -> None:

@@ -12,10 +12,11 @@ from hf_paged_eviction.integration.window import trained_window
 
 from .distributed import Team, join
 from .errors import UserError
+from .grouping import grouped
 from .growth import grown
 from .models import load_config, load_tokenizer
 from .perplexity import make_text_jobs, run_texts, text_row_key
-from .prompting.prompts import Batch, longest_context, make_batches, refuse_long
+from .prompting.prompts import Batch, longest_context, make_batches, pack, refuse_long
 from .prompting.suites import data_notes
 from .running.runner import batch_keys, row_key, run_batch
 from .settings import Settings, TaskSettings, TextSettings
@@ -28,8 +29,6 @@ from .summaries.plot_style import save
 from .summaries.summary import Cell, Curve, curves, summarise
 
 S = TypeVar("S", bound=Settings)
-#: The batches of a run by the names of what is in them.
-Plan = list[tuple[str, int | None, tuple[str, ...]]]
 
 
 def evaluate_tasks(
@@ -39,6 +38,7 @@ def evaluate_tasks(
     watch: Watch,
     say: Callable[[str], None] = lambda text: None,
     log_samples: bool = False,
+    shard: str | None = None,
 ) -> tuple[Outcome, list[Cell]] | None:
     """Answer every question under every policy and budget.
 
@@ -49,29 +49,32 @@ def evaluate_tasks(
         watch: told of progress.
         say: told, before anything is computed, which prompts are too long for the model.
         log_samples: write every prompt as the model reads it, see `store.prompt_file`.
+        shard: which of the questions are this process's, see `distributed.join`.
 
     Returns:
         None in all processes of a launched run but the main one.
     """
-    team, settings, earlier = _gather(settings, output)
+    team, settings, earlier = _gather(settings, output, shard)
     config, tokenizer = load_config(settings), load_tokenizer(settings)
     batches = make_batches(settings, tokenizer, config)
     if settings.over_long == "refuse":
         refuse_long(batches, longest_context(config, tokenizer))
-    batches = same_batches(team, batches)
-    jobs = [(batch, batch_keys(settings, batch)) for batch in batches]
-    facts = task_facts(settings, batches) if team.is_main else {}
-    notes = data_notes(settings.tasks, settings) if team.is_main else {}
+    batches = team.same(batches)
+    jobs = [(batch, batch_keys(settings, batch)) for batch in share_batches(team, batches)]
+    keys = [key for batch in batches for key in batch_keys(settings, batch)]
+    facts, notes = task_facts(settings, batches), data_notes(settings.tasks, settings)
     facts = {**facts, **({"data_notes": notes} if notes else {})}
     for note in notes.values():
         say(note)
-    for note in long_prompts(facts.get("tasks", {}), longest_context(config, tokenizer)):
+    for note in long_prompts(facts["tasks"], longest_context(config, tokenizer)):
         say(note)
-    known = task_facts(earlier, make_batches(earlier, tokenizer, config)) if team.is_main and earlier else facts
-    work = Work(settings, output, run_batch, row_key, jobs, facts, known, earlier)
+    known = task_facts(earlier, make_batches(earlier, tokenizer, config)) if earlier else facts
+    work = Work(settings, output, run_batch, row_key, jobs, keys, facts, known, earlier)
     outcome = complete(team, work, workers, watch)
     if outcome is None:
         return None
+    if outcome.others:
+        return outcome, []
     cells = summarise(outcome.rows)
     outcome.folder.write_json(SUMMARY, [asdict(cell) for cell in cells])
     if log_samples:
@@ -88,9 +91,10 @@ def evaluate_texts(
     workers: int | None,
     watch: Watch,
     say: Callable[[str], None] = lambda text: None,
+    shard: str | None = None,
 ) -> tuple[Outcome, list[Curve]] | None:
     """Predict every text under every policy and budget; arguments and result as of `evaluate_tasks`."""
-    team, settings, earlier = _gather(settings, output)
+    team, settings, earlier = _gather(settings, output, shard)
     config, tokenizer = load_config(settings), load_tokenizer(settings)
     check_positions(config, settings)
     found = make_text_jobs(settings, tokenizer)
@@ -105,10 +109,13 @@ def evaluate_texts(
     for note in long_texts(settings, found[0].length, window):
         say(note)
     facts = {**text_facts(found), "window": window}
-    work = Work(settings, output, run_texts, text_row_key, jobs, facts, text_facts(there), earlier)
+    every = [key for _, keys in jobs for key in keys]
+    work = Work(settings, output, run_texts, text_row_key, team.share(jobs), every, facts, text_facts(there), earlier)
     outcome = complete(team, work, workers, watch)
     if outcome is None:
         return None
+    if outcome.others:
+        return outcome, []
     summary = curves(outcome.rows)
     outcome.folder.write_json(SUMMARY, [asdict(curve) for curve in summary])
     if summary:
@@ -159,32 +166,26 @@ def long_prompts(tasks: dict[str, Any], context: int | None) -> list[str]:
     return notes
 
 
-def _gather(settings: S, output: Path) -> tuple[Team, S, S | None]:
+def _gather(settings: S, output: Path, shard: str | None) -> tuple[Team, S, S | None]:
     """Meet the other processes; the settings with what the folder has already, and those that it had.
 
     A folder of other settings is refused before anything is loaded.
     """
-    team = join(settings)
-
-    def look() -> tuple[S, S | None]:
-        found, earlier = grown(settings, output)
-        ResultFolder(output, found.as_json(), earlier.as_json() if earlier else None)
-        return found, earlier
-
-    return team, *team.agree(look)
+    found, earlier = grown(settings, output)
+    ResultFolder(output, found.as_json(), earlier.as_json() if earlier else None)
+    return join(found, shard), found, earlier
 
 
-def same_batches(team: Team, batches: Sequence[Batch]) -> list[Batch]:
-    """The prompts in the main process's batches: sizes that depend on free memory differ from process to process."""
-    if team.size == 1:
+def share_batches(team: Team, batches: Sequence[Batch]) -> list[Batch]:
+    """The batches of this process: questions about one context stay together, whatever the size of the batches."""
+    if team.size == 1 or not team.split:
         return list(batches)
-    plan: Plan = team.agree(
-        lambda: [(batch.task, batch.length, tuple(each.sample.id for each in batch.prompts)) for batch in batches]
-    )
-    known: dict[tuple[Any, ...], Any] = {
-        (batch.task, batch.length, each.sample.id): each for batch in batches for each in batch.prompts
-    }
-    try:
-        return [Batch(task, length, tuple(known[task, length, name] for name in names)) for task, length, names in plan]
-    except KeyError as error:
-        raise UserError(f"process {team.rank} has other data than the main process: {error} is not in it") from error
+    found = []
+    tasks = grouped(batches, lambda batch: (batch.task, batch.length))
+    for turn, ((task, length), of_task) in enumerate(tasks.items()):
+        prompts = [prompt for batch in of_task for prompt in batch.prompts]
+        contexts = list(grouped(prompts, lambda prompt: prompt.context).values())
+        mine = [prompt for same in team.share(contexts, turn) for prompt in same]
+        most = max(len(batch.prompts) for batch in of_task)
+        found += [Batch(task, length, rows) for rows in pack(mine, most)]
+    return found

@@ -32,6 +32,7 @@ def run_tasks(
     workers: int | None,
     log_to: str | None = None,
     log_samples: bool = False,
+    shard: str | None = None,
 ) -> bool:
     """Runs over tasks, one after the other, each with a progress bar and tables; whether all rows are there.
 
@@ -40,6 +41,7 @@ def run_tasks(
         workers: processes that this one starts; None chooses.
         log_to: a tracker of experiments that is told of each finished run, see `tracking.log_run`.
         log_samples: write the exact prompts, too.
+        shard: which of the questions are this process's, such as "3/8".
     """
     complete = True
     for request in requests:
@@ -49,27 +51,31 @@ def run_tasks(
         for length in request.settings.lengths:
             _say_rounding(notes, request.settings, length)
         with progress(notes, "answers", "--limit 8, fewer --tasks, --policies or --budgets") as watch:
-            found = evaluate_tasks(request.settings, request.output, workers, watch, partial(_note, notes), log_samples)
+            found = evaluate_tasks(
+                request.settings, request.output, workers, watch, partial(_note, notes), log_samples, shard
+            )
         if found is not None:
             outcome, cells = found
             outcome.notes.extend(cut_prompts(cells))
             complete &= _show(notes, outcome, [for_terminal(accuracy_grids(cells))] if cells else [])
-            if log_to:
+            if log_to and not outcome.others:
                 log_run(log_to, request.settings, outcome, cells)
     leave()
     return complete
 
 
-def run_texts(request: Request[TextSettings], workers: int | None, log_to: str | None = None) -> bool:
+def run_texts(
+    request: Request[TextSettings], workers: int | None, log_to: str | None = None, shard: str | None = None
+) -> bool:
     """A run over texts with a progress bar and a table; whether all rows are there. Arguments as of `run_tasks`."""
     notes, complete = _notes(), True
     _say_rounding(notes, request.settings, request.settings.length)
     with progress(notes, "texts", "a smaller --limit or --length, fewer --policies or --budgets") as watch:
-        found = evaluate_texts(request.settings, request.output, workers, watch, partial(_note, notes))
+        found = evaluate_texts(request.settings, request.output, workers, watch, partial(_note, notes), shard)
     if found is not None:
         outcome, curves = found
         complete = _show(notes, outcome, [for_terminal([perplexity_grid(curves)])] if curves else [])
-        if log_to:
+        if log_to and not outcome.others:
             log_run(log_to, request.settings, outcome, curves)
     leave()
     return complete
@@ -108,8 +114,11 @@ def _show(notes: Console, outcome: Outcome, tables: Sequence[RenderableType]) ->
     for note in outcome.notes:
         _note(notes, note)
     path = outcome.folder.path
-    say(notes, f"written to {path}: results.jsonl, run_meta.json, run.yaml, summary.json and plots")
-    say(notes, f"tables and plots of everything: paged-eviction report {path}")
+    if outcome.others:
+        say(notes, f"{outcome.others} rows are those of other shards; the last one to end shows the tables")
+    else:
+        say(notes, f"written to {path}: results.jsonl, run_meta.json, run.yaml, summary.json and plots")
+        say(notes, f"tables and plots of everything: paged-eviction report {path}")
     if outcome.missing:
         reasons = "".join(f"\n  {count} rows: {reason}" for reason, count in outcome.failures)
         say(notes, f"{outcome.missing} rows are missing:{reasons}\nthe same command tries them again")

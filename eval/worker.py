@@ -10,14 +10,14 @@ from multiprocessing.connection import Connection
 
 
 def begin(pipe: Connection) -> None:
-    """Receive what to do from the parent, and do it until there is no more, or no parent."""
+    """Receive what to do from the parent, and do it until it is done, or there is no parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is interrupted too, and ends this process
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
-        work, run, settings = pipe.recv()  # imports the modules that they are from, torch among them
+        work, arguments = pipe.recv()  # imports the modules that they are from, torch among them
     except EOFError:
         return
-    work(pipe, run, settings)
+    work(pipe, *arguments)
 
 
 def _end_with_parent() -> None:

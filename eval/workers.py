@@ -1,15 +1,17 @@
-"""Jobs in this process, or over several with one torch thread each: on small models faster than threads."""
+"""Jobs in this process, and processes beside it that do a part of them with one torch thread each: on small models
+faster than threads."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import sys
+import time
 import traceback
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextvars import ContextVar
 from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -26,6 +28,7 @@ S = TypeVar("S", bound=Settings, contravariant=True)
 J = TypeVar("J", contravariant=True)
 #: What is done, and the keys of its rows that are finished already.
 Job = tuple[Any, Set[Any]]
+POLL_SECONDS = 0.2
 
 
 class RunJob(Protocol[S, J]):
@@ -39,7 +42,7 @@ class RunJob(Protocol[S, J]):
 
 @dataclass(frozen=True)
 class Loaded:
-    """A process has its model."""
+    """The model is there."""
 
     facts: dict[str, Any]
 
@@ -68,12 +71,7 @@ class Failed:
     reason: str
 
 
-@dataclass(frozen=True)
-class Idle:
-    """A process waits for a job."""
-
-
-#: Takes what `tell` is told in this process.
+#: Takes what `tell` is told.
 LISTENER: ContextVar[Callable[[Reading], None] | None] = ContextVar("LISTENER", default=None)
 
 
@@ -94,97 +92,97 @@ def default_workers(settings: Settings, jobs: int) -> int:
     return max(1, min(2, os.cpu_count() or 1, jobs))
 
 
-def run_jobs(run: RunJob[Any, Any], settings: Settings, jobs: Sequence[Job], workers: int) -> Iterator[Event]:
-    """Events of all jobs as they come, in no fixed order.
+def run_jobs(run: RunJob[Any, Any], settings: Settings, jobs: Sequence[Job]) -> Iterator[Event]:
+    """Events of all jobs as they come.
 
     Raises:
-        UserError: the model cannot be loaded, or a process was killed.
+        UserError: the model cannot be loaded.
     """
     if not jobs:
-        return
-    if workers > 1:
-        yield from _run_in_processes(run, settings, jobs, min(workers, len(jobs)))
         return
     model, tokenizer = load(settings)
     yield Loaded(model_facts(model))
     for job, done in jobs:
-        yield from _run_one(run, (model, tokenizer), settings, job, done)
+        try:
+            yield from run(model, tokenizer, settings, job, done)
+        except RowsFailed as error:
+            yield Failed(error.keys, error.reason)
 
 
-def _run_one(
-    run: RunJob[Any, Any], loaded: tuple[Any, Any], settings: Settings, job: Any, done: Set[Any]
-) -> Iterator[Event]:
-    try:
-        yield from run(*loaded, settings, job, done)
-    except RowsFailed as error:
-        yield Failed(error.keys, error.reason)
+class Workers:
+    """Processes beside this one, ended with the context.
 
+    Args:
+        work: a function of the module level.
+        arguments: of each process.
+    """
 
-def _run_in_processes(run: RunJob[Any, Any], settings: Settings, jobs: Sequence[Job], count: int) -> Iterator[Event]:
-    # Children read these when they import torch.
-    os.environ.update({"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"})
-    context = multiprocessing.get_context("spawn")
-    processes = []
-    pipes: list[Connection] = []
-    try:
-        for _ in range(count):
+    def __init__(self, work: Callable[..., None], arguments: Sequence[tuple[Any, ...]]) -> None:
+        self._work, self._arguments = work, arguments
+        self._running: list[tuple[Any, Connection]] = []
+
+    def __enter__(self) -> Workers:
+        if not self._arguments:
+            return self
+        # Children read these when they import torch.
+        os.environ.update({"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"})
+        self._threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        context = multiprocessing.get_context("spawn")
+        for arguments in self._arguments:
             ours, theirs = context.Pipe()
             process = context.Process(target=begin, args=(theirs,), daemon=True)
             process.start()
-            ours.send((work, run, settings))
-            # A pipe ends when nobody holds its other end: without this, a killed child would be waited for for ever.
             theirs.close()
-            processes.append(process)
-            pipes.append(ours)
-        yield from _distribute(pipes, jobs)
-    finally:
-        for process in processes:
+            ours.send((_work, (self._work, arguments)))
+            self._running.append((process, ours))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process, _pipe in self._running:
             process.terminate()
-        for process in processes:
+        for process, _pipe in self._running:
             process.join()
+        if self._arguments:
+            torch.set_num_threads(self._threads)
+
+    def check(self) -> bool:
+        """Whether all are done.
+
+        Raises:
+            UserError: one made a mistake, or was killed.
+        """
+        for process, pipe in self._running:
+            if process.exitcode:
+                raise UserError(_said(pipe))
+        return all(process.exitcode == 0 for process, _ in self._running)
+
+    def wait(self, tick: Callable[[], None]) -> None:
+        """Until all are done; `tick` is called again and again."""
+        while not self.check():
+            tick()
+            time.sleep(POLL_SECONDS)
 
 
-def _distribute(pipes: list[Any], jobs: Sequence[Job]) -> Iterator[Event]:
-    """Hand out the jobs, pass on what comes back, until all are done."""
-    waiting = deque(jobs)
-    working = list(pipes)
-    while working:
-        ready: list[Any] = wait(working)
-        for pipe in ready:
-            try:
-                event = pipe.recv()
-            except (EOFError, OSError):
-                raise UserError(
-                    "a worker process was killed, perhaps for want of memory: the same command continues; "
-                    "--workers 1 takes the least memory"
-                ) from None
-            if isinstance(event, BaseException):
-                raise event
-            if not isinstance(event, Idle):
-                yield event
-            elif waiting:
-                pipe.send(waiting.popleft())
-            else:
-                working.remove(pipe)
+def _said(pipe: Connection) -> str:
+    try:
+        return str(pipe.recv())
+    except (EOFError, OSError):
+        return (
+            "a worker process was killed, perhaps for want of memory: the same command continues; "
+            "--workers 1 takes the least memory"
+        )
 
 
-def work(pipe: Connection, run: RunJob[Any, Any], settings: Settings) -> None:
-    """A child: load the model once, then do jobs until there are no more."""
+def _work(pipe: Connection, work: Callable[..., None], arguments: tuple[Any, ...]) -> None:
     torch.set_num_threads(1)
-    LISTENER.set(pipe.send)
     try:
         load_plugins(())
-        loaded = load(settings)
-        pipe.send(Loaded(model_facts(loaded[0])))
-        while True:
-            pipe.send(Idle())
-            job, done = pipe.recv()
-            for event in _run_one(run, loaded, settings, job, done):
-                pipe.send(event)
-    except (EOFError, BrokenPipeError):
-        return
+        work(*arguments)
     except UserError as error:
-        pipe.send(error)
+        pipe.send(str(error))
+        sys.exit(2)
     except Exception:
         # Tracebacks do not travel between processes.
-        pipe.send(RuntimeError(f"in a worker process:\n{traceback.format_exc()}"))
+        pipe.send(f"in a worker process:\n{traceback.format_exc()}")
+        sys.exit(1)

@@ -14,7 +14,6 @@ import torch
 from ..environment import commit, hardware, model_facts, versions
 from ..store.completion import Progress, Watch
 from ..store.journal import Journal, journal
-from ..store.lock import held
 from ..store.results import SUMMARY, ResultFolder, Row, read_meta, read_rows, refuse_other_settings
 from .decoding import Group, decode_keys, ticks
 from .goals import COMMANDS, Verdict, judge
@@ -211,9 +210,9 @@ def content(
 def list_missing(settings: BenchSettings, output: Path, reason: str) -> Report:
     """Write down every row that this machine cannot measure, and the command that does; nothing is estimated."""
     command = command_of(settings)
-    with held(output):
-        _refuse_others(output, settings)
-        folder = ResultFolder(output, settings.as_json())
+    _refuse_others(output, settings)
+    folder = ResultFolder(output, settings.as_json())
+    with folder.held():
         before = read_meta(output)
         known = {row_key(row): row for row in (read_rows(output, row_key)[0] if before else [])}
         keys = [key for job in jobs(settings) for key in job.keys]

@@ -113,7 +113,7 @@ def plain_errors() -> Iterator[None]:
     except UserError as error:
         from ..distributed import speaker
 
-        who = speaker(error)
+        who = speaker()
         if who is not None:
             text = f"{who}error: {error}"
             console = Console(stderr=True, soft_wrap=True)

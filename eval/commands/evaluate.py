@@ -29,6 +29,10 @@ On a CPU, where accelerate launch starts one process alone
 
   torchrun --nproc-per-node 2 -m hf_paged_eviction_eval eval --config results/llama/run.yaml
 
+The third of eight jobs of a cluster, which may run whenever they like
+
+  paged-eviction eval --config results/llama/run.yaml --shard 3/8
+
 A model that one GPU cannot hold
 
   torchrun --nproc-per-node 4 -m hf_paged_eviction_eval eval --tensor-parallel --model ... --tasks paper
@@ -85,12 +89,14 @@ def run(options: EvalOptions) -> bool:
     if options.text:
         if wrong := _given(options, TASKS_ONLY):
             raise UserError(f"{wrong}: about tasks, leave it out with --text")
-        return terminal.run_texts(requests.text_request(options), options.workers, options.log_to)
+        return terminal.run_texts(requests.text_request(options), options.workers, options.log_to, options.shard)
     if options.files:
         raise UserError(f"to read files, say --text: paged-eviction eval --text {options.files[0]}")
     if wrong := _given(options, TEXTS_ONLY):
         raise UserError(f"{wrong}: about texts, say --text")
-    return terminal.run_tasks(requests.task_requests(options), options.workers, options.log_to, options.log_samples)
+    return terminal.run_tasks(
+        requests.task_requests(options), options.workers, options.log_to, options.log_samples, options.shard
+    )
 
 
 def _given(options: EvalOptions, names: set[str]) -> str:

@@ -287,6 +287,13 @@ class EvalOptions(ModelOptions, CacheOptions, RunOptions, TaskOptions, MetricOpt
         at_least=1,
         panel=SPEED,
     )
+    shard: str | None = option(
+        None,
+        "Answer only one of so many shares of the questions, such as 3/8: one job of a cluster. All write into one "
+        "--output; the last to end shows the tables.",
+        metavar="I/N",
+        panel=SPEED,
+    )
     text: bool = option(
         False,
         "Perplexity by position on FILE..., on --dataset or, without either, on standard-library modules that the "

@@ -11,7 +11,7 @@ from typing import Any
 from ..budgets import FULL
 from ..errors import UserError
 from ..grouping import grouped
-from ..store.results import META, ROWS, SHARDS, Row, finite, read_meta, read_rows
+from ..store.results import META, PARTS, ROWS, Row, finite, read_meta, read_rows
 from .labels import labels
 from .rows import row_key
 
@@ -154,7 +154,7 @@ def _load(folder: Path) -> tuple[Source, list[Row]]:
         )
     rows, notes = read_rows(folder, row_key)
     if not rows:
-        inside = sorted({path.parent for pattern in (ROWS, SHARDS) for path in folder.glob(f"*/{pattern}")})
+        inside = sorted({path.parent for pattern in (ROWS, PARTS) for path in folder.glob(f"*/{pattern}")})
         hint = f"; give the folders inside it: {' '.join(map(str, inside))}" if inside else ""
         raise NothingToReportError(
             f"no finished row in {folder} ({ROWS} is absent or empty){hint or '; run `paged-eviction eval` first'}"

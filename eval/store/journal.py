@@ -45,13 +45,11 @@ def journal(path: Path, settings: dict[str, Any], key_of: KeyOf, again: bool = F
     Raises:
         UserError: the folder cannot be used.
     """
-    with lock.held(path):
-        if again:
+    if again and path.is_dir():
+        with lock.held(path / ROWS):
             for name in (ROWS, META, SUMMARY):
                 (path / name).unlink(missing_ok=True)
-        folder = ResultFolder(path, settings)
+    folder = ResultFolder(path, settings)
+    with folder.held():
         rows, notes = folder.begin(key_of)
-        try:
-            yield Journal(folder, dict(rows), notes, key_of)
-        finally:
-            folder.close()
+        yield Journal(folder, rows, notes, key_of)

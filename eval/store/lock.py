@@ -1,4 +1,4 @@
-"""One process at a time in a folder of results.
+"""One process at a time for a file of rows, and for what all processes of a run write.
 
 The operating system lets go of the lock of a process that dies, however it dies.
 """
@@ -12,22 +12,56 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from ..errors import UserError
-from .results import make_folder
 
-NAME = ".lock"
+#: Seconds to wait for a file of rows: others only look whether it is held, and a killed process takes a moment to end.
+PATIENCE = 1.0
+#: Seconds to wait for the files that all write, which nobody holds for long.
+LONG_PATIENCE = 120.0
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[None]:
-    """Hold a folder, made if need be.
+def held(rows: Path) -> Iterator[None]:
+    """Hold a file of rows, which need not be there yet; its folder must.
 
     Raises:
         UserError: another process holds it.
     """
-    make_folder(folder)
-    lock = FileLock(folder / NAME)
+    with _locked(FileLock(_beside(rows)), PATIENCE):
+        yield
+
+
+def held_elsewhere(rows: Path) -> bool:
+    """Whether some process holds another file of rows in this folder."""
+    return any(_is_taken(path) for path in rows.parent.glob(".*.jsonl.lock") if path != _beside(rows))
+
+
+def _is_taken(path: Path) -> bool:
+    lock = FileLock(path)
     try:
         lock.acquire(blocking=False)
+    except Timeout:
+        return True
+    lock.release()
+    return False
+
+
+def shared(folder: Path) -> FileLock:
+    """The lock of what all processes of a folder write; for `alone`."""
+    return FileLock(folder / ".lock")
+
+
+@contextmanager
+def alone(lock: FileLock) -> Iterator[None]:
+    """Hold the lock for a moment; whoever has it may ask again."""
+    with _locked(lock, LONG_PATIENCE):
+        yield
+
+
+@contextmanager
+def _locked(lock: FileLock, seconds: float) -> Iterator[None]:
+    folder = Path(lock.lock_file).parent
+    try:
+        lock.acquire(timeout=seconds)
     except Timeout:
         raise UserError(f"another process is writing to {folder}: wait for it, or choose another --output") from None
     except OSError as error:
@@ -38,23 +72,5 @@ def held(folder: Path) -> Iterator[None]:
         lock.release()
 
 
-@contextmanager
-def held_file(path: Path) -> Iterator[None]:
-    """Hold a lock file, or raise what the system says (`Timeout` if another process holds it)."""
-    lock = FileLock(path)
-    lock.acquire(blocking=False)
-    try:
-        yield
-    finally:
-        lock.release()
-
-
-def is_held(path: Path) -> bool:
-    """Whether some process holds the lock file."""
-    if not path.exists():
-        return False
-    try:
-        with held_file(path):
-            return False
-    except Timeout:
-        return True
+def _beside(rows: Path) -> Path:
+    return rows.with_name(f".{rows.name}.lock")

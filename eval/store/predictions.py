@@ -13,7 +13,7 @@ from ..errors import UserError
 from ..grouping import grouped
 from ..longbench.records import refuse_gzip
 from ..longbench.tasks import TASKS, LongBenchTask
-from .results import ROWS, SHARDS
+from .results import PARTS, ROWS
 
 _BOM = b"\xef\xbb\xbf"
 _HUGE = 1e9
@@ -161,7 +161,7 @@ def runs(path: Path) -> list[list[Path]]:
 
 
 def _of_folder(folder: Path) -> list[list[Path]]:
-    rows = [file for pattern in (ROWS, SHARDS) for file in sorted(folder.glob(pattern))]
+    rows = [file for pattern in (ROWS, PARTS) for file in sorted(folder.glob(pattern))]
     if rows:
         return [rows]
     parts = grouped(sorted(folder.glob(f"{_OPENCOMPASS}*.json"), key=_part), _opencompass_task)

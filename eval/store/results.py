@@ -12,15 +12,17 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from math import isfinite
 from pathlib import Path
 from typing import Any, BinaryIO
+from uuid import uuid4
 
 from ..errors import UserError
 from ..options.cache import CacheOptions
 from ..options.evaluate import TaskOptions
+from . import lock
 
 Row = dict[str, Any]
 #: What tells rows apart; raises KeyError or TypeError for what is no row.
@@ -28,8 +30,8 @@ KeyOf = Callable[[Row], tuple[Any, ...]]
 
 #: Rows, settings and facts, and what the rows come to.
 ROWS, META, SUMMARY = "results.jsonl", "run_meta.json", "summary.json"
-#: Rows of the other processes of a run, until they are merged into `ROWS`.
-SHARDS = "results.rank*.jsonl"
+#: Rows of the other processes of a run, until they are put into `ROWS`.
+PARTS = "results.*.jsonl"
 #: Seconds between two moments at which rows are forced to the disk: what a power cut may cost.
 SYNC_SECONDS = 1.0
 
@@ -52,7 +54,8 @@ class RowFile:
         size: int | None = None
         try:
             if self._file is None:
-                self._file = self.path.open("ab", buffering=0)
+                self._file = self.path.open("a+b", buffering=0)
+                self._drop_half_a_line()
             size = os.fstat(self._file.fileno()).st_size
             written = self._file.write(content) or 0
             while written < len(content):  # a disk that fills takes a part first, and refuses the rest
@@ -63,6 +66,13 @@ class RowFile:
         except OSError as error:
             self._cut(size)
             raise cannot_write(self.path, error) from error
+
+    def _drop_half_a_line(self) -> None:
+        """What a process that was killed left at the end; its row is computed again."""
+        if self._file is not None and self._file.seek(0, os.SEEK_END):
+            self._file.seek(0)
+            if not (content := self._file.read()).endswith(b"\n"):
+                os.ftruncate(self._file.fileno(), content.rfind(b"\n") + 1)
 
     def _cut(self, size: int | None) -> None:
         if self._file is not None and size is not None:
@@ -81,21 +91,27 @@ class RowFile:
 
 
 class ResultFolder:
-    """Rows in a JSON-lines file beside `run_meta.json`; the same settings continue, different ones are refused.
+    """Rows in JSON-lines files beside `run_meta.json`; the same settings continue, different ones are refused.
 
-    Nothing is written before `begin`.
+    Each process appends to a file of its own. Whoever finds that nobody else is writing puts all rows into `ROWS`.
+    Nothing is written before `held`.
 
     Args:
-        path: the folder, made by `begin`.
+        path: the folder, made by `held`.
         settings: what decides the numbers (as JSON reads it back).
         earlier: the folder may have these instead; whoever adds to it writes the new ones.
+        part: names the file of this process; empty for `ROWS`.
     """
 
-    def __init__(self, path: Path, settings: dict[str, Any], earlier: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self, path: Path, settings: dict[str, Any], earlier: dict[str, Any] | None = None, part: str = ""
+    ) -> None:
         self.path, self._earlier = path, earlier
-        self.rows_path = path / ROWS
+        self.rows_path = path / (PARTS.replace("*", part) if part else ROWS)
         self._settings = settings
         self._file = RowFile(self.rows_path)
+        self._shared = lock.shared(path)
+        self._counted: dict[Path, tuple[int, int]] = {}
         self.meta: dict[str, Any] = {}
         self.check()
 
@@ -118,40 +134,70 @@ class ResultFolder:
             raise UserError(f"{self.rows_path} has no {META} beside it, so its settings are unknown; {_ELSEWHERE}")
         self.meta = before or {"settings": self._settings}
 
-    def begin(self, key_of: KeyOf) -> tuple[dict[tuple[Any, ...], Row], list[str]]:
-        """Repair what an earlier run left: lines cut off, rows written twice, rows of other processes.
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Nobody else writes to this process's file of rows meanwhile.
 
-        Only the one process that holds the folder's lock may call this.
-
-        Returns:
-            The finished rows by key, and a sentence about everything that was put right.
+        Raises:
+            UserError: somebody does.
         """
         make_folder(self.path)
-        self.check()  # another process may have been here between the first look and the lock
-        self.write_meta({})
-        return self.merge(key_of)
+        with lock.held(self.rows_path):
+            try:
+                yield
+            finally:
+                self._file.close()
 
-    def merge(self, key_of: KeyOf) -> tuple[dict[tuple[Any, ...], Row], list[str]]:
-        """Take the rows of all processes into one file; results as of `begin`."""
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Nobody else writes to what all share meanwhile; what others wrote there is read anew."""
+        with lock.alone(self._shared):
+            self.check()  # another process may have been here since the last look
+            yield
+
+    @property
+    def has_others(self) -> bool:
+        """Whether another process is writing rows, too."""
+        return lock.held_elsewhere(self.rows_path)
+
+    def lines_of_others(self) -> int:
+        """Lines that other processes have written."""
+        for path in {self.path / ROWS, *self.path.glob(PARTS)} - {self.rows_path}:
+            offset, lines = self._counted.get(path, (0, 0))
+            with suppress(OSError), path.open("rb") as file:
+                file.seek(offset)
+                content = file.read()
+                self._counted[path] = (offset + len(content), lines + content.count(b"\n"))
+        return sum(lines for _, lines in self._counted.values())
+
+    def begin(self, key_of: KeyOf) -> tuple[dict[tuple[Any, ...], Row], list[str]]:
+        """Take up what is there; call it when this process's file is `held`. Results as of `tidy`."""
+        with self.alone():
+            self.write_meta({})
+            return self.tidy(key_of)
+
+    def tidy(self, key_of: KeyOf) -> tuple[dict[tuple[Any, ...], Row], list[str]]:
+        """All rows, put into one file if nobody else is writing: without lines cut off and rows written twice.
+
+        Returns:
+            The finished rows by key, and a sentence about everything odd.
+        """
         self._file.close()
-        shards = sorted(self.path.glob(SHARDS))
-        lines, notes = read_lines([self.rows_path, *shards], key_of)
-        if notes or shards:
-            self._replace(ROWS, b"".join(line for line, _ in lines.values()))
-        for shard in shards:  # a crash before this point reads them again, and counts every row once
-            shard.unlink(missing_ok=True)
+        parts = sorted(self.path.glob(PARTS))
+        with lock.alone(self._shared):
+            lines, notes = read_lines([self.path / ROWS, *parts], key_of)
+            if (notes or parts) and not self.has_others:
+                self._replace(ROWS, b"".join(line for line, _ in lines.values()))
+                for part in parts:  # a crash before this point reads them again, and counts every row once
+                    part.unlink(missing_ok=True)
         return {key: row for key, (_, row) in lines.items()}, notes
 
     def append(self, rows: Iterable[Row]) -> None:
         """Add finished rows."""
         self._file.append(rows)
 
-    def close(self) -> None:
-        """Force everything to the disk."""
-        self._file.close()
-
     def write_meta(self, changes: Mapping[str, Any]) -> None:
-        """Merge into `run_meta.json`."""
+        """Merge into `run_meta.json`; where several processes may do so, from inside `alone`."""
         self.meta = {**self.meta, **changes}
         self.write_json(META, self.meta)
 
@@ -165,7 +211,7 @@ class ResultFolder:
         self._replace(name, text.encode("utf-8"))
 
     def _replace(self, name: str, content: bytes) -> None:
-        partial = self.path / f"{name}.partial"
+        partial = self.path / f"{name}.{uuid4().hex}.partial"
         try:
             with partial.open("wb") as file:
                 file.write(content)
@@ -225,7 +271,7 @@ def read_rows(path: Path, key_of: KeyOf) -> tuple[list[Row], list[str]]:
     Raises:
         UserError: a line is damaged.
     """
-    lines, notes = read_lines([path / ROWS, *sorted(path.glob(SHARDS))], key_of)
+    lines, notes = read_lines([path / ROWS, *sorted(path.glob(PARTS))], key_of)
     return [row for _, row in lines.values()], notes
 
 

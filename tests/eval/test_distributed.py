@@ -7,17 +7,20 @@ import os
 import socket
 import subprocess
 import sys
-import threading
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from hf_paged_eviction_eval.distributed import MainError, Team, join, speaker
+from hf_paged_eviction_eval.distributed import Team, join, speaker
 from hf_paged_eviction_eval.errors import UserError
+from hf_paged_eviction_eval.evaluation import share_batches
+from hf_paged_eviction_eval.prompting.prompts import Batch
 from hf_paged_eviction_eval.settings import TaskSettings
-from hf_paged_eviction_eval.store import lock, shards
 from processes import Child, Commands, rows_of, wait_for
+
+SECOND = "results.2-of-2.jsonl"
 
 LIMIT = 12
 ROWS = 2 * LIMIT * (1 + 2)
@@ -62,43 +65,48 @@ def test_accelerate_launch_gives_the_rows_of_one_process(words: list[str], expec
     assert done.returncode == 0, done.stderr
     assert rows_of(tmp_path) == rows_of(expected)
     assert done.stdout.count("mean of 2 tasks") == 1 and done.stderr.count("written to") == 1
-    assert not list(tmp_path.glob("*rank*")) and not list(tmp_path.glob(".rank*"))
+    assert [path.name for path in tmp_path.glob("results*")] == ["results.jsonl"]
     meta = json.loads((tmp_path / "run_meta.json").read_text("utf-8"))
     assert meta["hardware"]["processes"] == 2 and meta["complete"]
 
 
-def test_one_that_dies_is_not_waited_for(commands: Commands, words: list[str], expected: Path, tmp_path: Path) -> None:
-    command = [*words, "--output", str(tmp_path)]
-    main, other = start(commands, command)
-    shard = shards.rows_path(tmp_path, 1)
+def test_shards_come_and_go_on_their_own(commands: Commands, words: list[str], expected: Path, tmp_path: Path) -> None:
+    """One is killed and started again, two run at once, and the last to end shows the tables."""
+    command = [*words, "--output", str(tmp_path), "--shard"]
+    first = commands.start([*command, "1/3"])
+    shard = tmp_path / "results.1-of-3.jsonl"
     wait_for(lambda: shard.exists() and shard.stat().st_size)
-    other.kill()
-    assert other.wait() == -9
-    assert main.wait() == 1, main.output
-    assert "process 1 of 2 died before it was done" in main.output and "rows are missing" in main.output
-    assert ROWS // 2 < len(rows_of(tmp_path)) < ROWS
-    assert not shard.exists()
+    children = [commands.start([*command, "2/3"]), commands.start([*command, "3/3"])]
+    first.kill()
+    assert first.wait() == -9
+    assert [child.wait() for child in children] == [0, 0], [child.output for child in children]
+    assert all("rows are those of other shards" in child.output for child in children)
+    assert len(rows_of(tmp_path)) < ROWS and not (tmp_path / "summary.json").exists()
     assert not json.loads((tmp_path / "run_meta.json").read_text("utf-8"))["complete"]
-    status, output = commands.run(command)
-    assert status == 0, output
+    status, output = commands.run([*command, "1/3"])
+    assert status == 0 and "mean of 2 tasks" in output, output
     assert rows_of(tmp_path) == rows_of(expected)
+    assert [path.name for path in tmp_path.glob("results*")] == ["results.jsonl"]
+    assert json.loads((tmp_path / "run_meta.json").read_text("utf-8"))["complete"]
 
 
-def test_the_others_do_not_outlive_the_main_one(
-    commands: Commands, words: list[str], expected: Path, tmp_path: Path
+@pytest.mark.parametrize("dies", [0, 1])
+def test_who_is_left_does_its_share(
+    commands: Commands, words: list[str], expected: Path, tmp_path: Path, dies: int
 ) -> None:
+    """A launcher ends all when one dies; without one that watches, the others write what is theirs and say why."""
     command = [*words, "--output", str(tmp_path)]
-    main, other = start(commands, command)
-    shard = shards.rows_path(tmp_path, 1)
-    wait_for(lambda: shard.exists() and shard.stat().st_size)
-    main.kill()
-    assert main.wait() == -9
-    assert other.wait() == 2
-    assert "process 1 of 2: error: the main process ended early" in other.output
-    assert shard.stat().st_size
+    children = start(commands, command)
+    second = tmp_path / SECOND
+    wait_for(lambda: second.exists() and second.stat().st_size)
+    children[dies].kill()
+    assert children[dies].wait() == -9
+    left = children[1 - dies]
+    assert left.wait() == 2, left.output
+    assert "another process of this run ended early; the same command continues" in left.output
     status, output = commands.run(command)
     assert status == 0, output
-    assert rows_of(tmp_path) == rows_of(expected) and not shard.exists()
+    assert rows_of(tmp_path) == rows_of(expected) and not second.exists()
 
 
 def test_what_the_main_one_refuses_it_says_alone(commands: Commands, words: list[str], expected: Path) -> None:
@@ -119,7 +127,7 @@ def test_a_split_model_writes_once(commands: Commands, words: list[str], expecte
         row for row in rows_of(expected) if row["id"] in names and row["policy"] != "paged_eviction"
     ]
     assert "written to" in children[0].output and "written to" not in children[1].output
-    assert not list(tmp_path.glob("*rank*")) and not list(tmp_path.glob(".rank*"))
+    assert [path.name for path in tmp_path.glob("results*")] == ["results.jsonl"]
 
 
 def test_every_job_has_one_process() -> None:
@@ -128,46 +136,26 @@ def test_every_job_has_one_process() -> None:
     assert Team(2, 3, split=False).share(jobs) == jobs
 
 
-def test_rows_and_notes_of_the_others(tmp_path: Path) -> None:
-    ready = threading.Event()
+def test_questions_about_one_context_stay_together() -> None:
+    """However large the batches are in each process: free memory decides that."""
 
-    def follow() -> None:
-        with shards.Shard(tmp_path, 1) as shard:
-            ready.set()
-            shard.append([{"id": 1}, {"id": 2}])
-            shard.finish({"failures": [["no memory", 3]]})
+    def batches(size: int) -> list[Batch]:
+        prompts = [
+            SimpleNamespace(context=(context,), id=(context, index)) for context in range(5) for index in range(2)
+        ]
+        return [
+            Batch(task, None, tuple(prompts[at : at + size]))  # type: ignore[arg-type]
+            for task in ("a", "b")
+            for at in range(0, 10, size)
+        ]
 
-    with lock.held(tmp_path):
-        thread = threading.Thread(target=follow)
-        thread.start()
-        assert ready.wait(10)
-        others = shards.Others(tmp_path, (1,))
-        ticks: list[int] = []
-        assert others.wait(lambda: ticks.append(others.finished_rows())) == {1: {"failures": [["no memory", 3]]}}
-        assert ticks[-1] == 2
-        assert thread.is_alive()  # until it is told that its rows were taken
-        others.dismiss()
-        thread.join(10)
-        assert not thread.is_alive()
-    assert {path.name for path in tmp_path.iterdir()} == {lock.NAME, "results.rank00001.jsonl"}
-
-
-def test_folders_that_are_not_shared_are_noticed(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="one folder that all of them see"):
-        shards.Others(tmp_path, (1,)).check()
-    (tmp_path / "file").touch()
-    with pytest.raises(UserError, match="one folder that all of them see"), shards.Shard(tmp_path / "file" / "x", 1):
-        pass
-    with shards.Shard(tmp_path, 1):
-        shards.Others(tmp_path, (1,)).check()
-
-
-def test_an_earlier_process_that_is_still_alive_is_noticed(tmp_path: Path) -> None:
-    shards.mark_path(tmp_path, 2).touch()
-    with shards.Shard(tmp_path, 1), pytest.raises(UserError, match="a process of an earlier run still writes"):
-        shards.clear(tmp_path)
-    shards.clear(tmp_path)
-    assert not list(tmp_path.iterdir())
+    shares = [share_batches(Team(rank, 3), batches(size)) for rank, size in enumerate((2, 4, 5))]
+    ids = [[(batch.task, prompt.id) for batch in share for prompt in batch.prompts] for share in shares]
+    every = [each for share in ids for each in share]
+    assert sorted(every) == [(task, (text, at)) for task in "ab" for text in range(5) for at in range(2)]
+    assert [len(found) for found in ids] == [8, 6, 6], "who begins changes from task to task"
+    for share in ids:
+        assert all((task, (text, 1 - at)) in share for task, (text, at) in share)
 
 
 @pytest.mark.parametrize(
@@ -176,22 +164,26 @@ def test_an_earlier_process_that_is_still_alive_is_noticed(tmp_path: Path) -> No
         ({"tensor_parallel": True}, "1", "torchrun"),
         ({"device_map": "auto"}, "2", "without a launcher"),
         ({"device": "cuda:1"}, "2", "--device cuda$"),
+        ({"shard": "1/2"}, "2", "--shard 1/2: the launcher shares the run out"),
+        ({"shard": "0/2"}, "1", "--shard 0/2: write which one, from 1"),
+        ({"shard": "3"}, "1", "--shard 3: write which one, from 1, and of how many, such as 3/8"),
     ],
 )
 def test_settings_that_do_not_go_with_the_launcher(
     monkeypatch: pytest.MonkeyPatch, changes: dict[str, object], world: str, message: str
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", world)
+    shard = changes.pop("shard", None)
     with pytest.raises(UserError, match=message):
-        join(TaskSettings(policies=(), budgets=("full",), tasks=("passkey",), **changes))  # type: ignore[arg-type]
+        join(TaskSettings(policies=(), budgets=("full",), tasks=("passkey",), **changes), shard)  # type: ignore[arg-type]
 
 
 def test_who_speaks(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert speaker(UserError("x")) == ""
+    assert speaker() == ""
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert speaker(UserError("x")) == ""
+    assert speaker() == ""
     monkeypatch.setenv("RANK", "1")
-    assert speaker(UserError("x")) is None and speaker(MainError("x")) is None
+    assert speaker() is None
 
 
 @pytest.mark.parametrize("cpu", ["True", "False", None])

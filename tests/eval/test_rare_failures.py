@@ -23,15 +23,13 @@ import hf_paged_eviction_eval.cli
 from benchmarks import results_page
 from hf_paged_eviction_eval import commands, environment, models
 from hf_paged_eviction_eval.commands.command import plain_errors
-from hf_paged_eviction_eval.distributed import Team
 from hf_paged_eviction_eval.errors import UserError
-from hf_paged_eviction_eval.evaluation import same_batches
 from hf_paged_eviction_eval.longbench import hub
 from hf_paged_eviction_eval.report.rules import _question
 from hf_paged_eviction_eval.running import batching
 from hf_paged_eviction_eval.scoring import score_files
 from hf_paged_eviction_eval.settings import EMBEDDED, TaskSettings
-from hf_paged_eviction_eval.store import lock, shards
+from hf_paged_eviction_eval.store import lock
 from hf_paged_eviction_eval.store.completion import Progress
 from hf_paged_eviction_eval.store.results import RowFile, make_folder, read_lines
 from hf_paged_eviction_eval.tasks import get_task, library
@@ -215,8 +213,11 @@ def test_a_folder_below_a_file(tmp_path: Path) -> None:
 
 
 def test_a_lock_that_cannot_be_made(tmp_path: Path) -> None:
-    (tmp_path / lock.NAME).mkdir()
-    with pytest.raises(UserError, match=r"cannot lock .*; choose another --output"), lock.held(tmp_path):
+    (tmp_path / ".results.jsonl.lock").mkdir()
+    with (
+        pytest.raises(UserError, match=r"cannot lock .*; choose another --output"),
+        lock.held(tmp_path / "results.jsonl"),
+    ):
         pass
 
 
@@ -253,28 +254,6 @@ def test_a_task_that_is_not_of_longbench_e(tmp_path: Path) -> None:
     (folder / "narrativeqa.jsonl").write_text(json.dumps(row) + "\n")
     with pytest.raises(UserError, match="task 'narrativeqa' is not one of LongBench-E"):
         score_files([folder])
-
-
-def test_a_mark_that_cannot_be_left(tmp_path: Path) -> None:
-    with shards.Shard(tmp_path, 1) as shard:
-        shards.mark_path(tmp_path, 1).with_suffix(".partial").mkdir()
-        with pytest.raises(UserError, match=r"cannot write .*rank00001\.done"):
-            shard.finish({})
-
-
-def test_a_main_process_that_died(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    waited: list[float] = []
-
-    def sleep(seconds: float) -> None:
-        waited.append(seconds)
-        shards.mark_path(tmp_path, 2).unlink()
-
-    monkeypatch.setattr(shards.time, "sleep", sleep)
-    with shards.Shard(tmp_path, 1) as shard, pytest.raises(UserError, match="the main process ended early"):
-        shard.finish({})
-    with lock.held(tmp_path), shards.Shard(tmp_path, 2) as shard:
-        shard.finish({})  # returns once the mark has been taken
-    assert waited == [shards.POLL_SECONDS]
 
 
 def test_no_mirror_has_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -322,14 +301,6 @@ def test_what_the_report_says_of_questions() -> None:
     assert "In this report the cache was compressed before" in _question([run(False)])
     assert "cannot be compared" in _question([run(True), run(False)])
     assert "cannot be compared" in _question([run()])
-
-
-def test_processes_with_other_data(monkeypatch: pytest.MonkeyPatch) -> None:
-    team = Team(rank=1, size=2)
-    monkeypatch.setattr(Team, "agree", lambda self, make: [("passkey", 64, ("theirs",))])
-    mine = SimpleNamespace(task="passkey", length=64, prompts=[SimpleNamespace(sample=SimpleNamespace(id="mine"))])
-    with pytest.raises(UserError, match=r"process 1 has other data than the main process: .*theirs"):
-        same_batches(team, [mine])  # type: ignore[list-item]
 
 
 @pytest.mark.parametrize(("text", "kind"), [(True, "perplexity"), (False, "results")])

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.store import lock
-from hf_paged_eviction_eval.store.results import ResultFolder, Row, RowFile, encode_row, read_rows
+from hf_paged_eviction_eval.store.results import ResultFolder, Row, encode_row, make_folder, read_rows
 
 SETTINGS = {"a": 1, "b": [2, "ä"]}
 
@@ -26,14 +26,16 @@ def key_of(row: Row) -> tuple[Any, ...]:
 
 def begun(path: Path, settings: dict[str, Any] = SETTINGS) -> ResultFolder:
     folder = ResultFolder(path, settings)
+    make_folder(path)
     folder.begin(key_of)
     return folder
 
 
 def written(path: Path, *rows: Row) -> ResultFolder:
-    folder = begun(path)
-    folder.append(rows)
-    folder.close()
+    folder = ResultFolder(path, SETTINGS)
+    with folder.held():
+        folder.begin(key_of)
+        folder.append(rows)
     return folder
 
 
@@ -45,12 +47,12 @@ def reopened(path: Path) -> tuple[list[Row], list[str]]:
 def test_rows_come_back_at_once_and_later(tmp_path: Path) -> None:
     rows = [{"id": 1}, {"id": "ä\u2028\n"}]
     folder = begun(tmp_path)
-    folder.append(rows[:1])
-    assert read_rows(tmp_path, key_of) == (rows[:1], [])
-    folder.append(rows[1:])
-    assert read_rows(tmp_path, key_of) == (rows, [])
+    with folder.held():
+        folder.append(rows[:1])
+        assert read_rows(tmp_path, key_of) == (rows[:1], [])
+        folder.append(rows[1:])
+        assert read_rows(tmp_path, key_of) == (rows, [])
     assert reopened(tmp_path) == (rows, [])
-    folder.close()
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
@@ -83,16 +85,30 @@ def test_rows_written_twice_count_once_and_are_named(tmp_path: Path) -> None:
 
 def test_rows_of_other_processes_are_taken_in(tmp_path: Path) -> None:
     written(tmp_path, {"id": 1})
-    shard = RowFile(tmp_path / "results.rank00001.jsonl")
-    shard.append([{"id": 2}, {"id": 1}])
-    shard.close()
-    with shard.path.open("ab") as file:
+    shard = ResultFolder(tmp_path, SETTINGS, part="2-of-2")
+    with shard.held():
+        shard.append([{"id": 2}, {"id": 1}])
+        assert reopened(tmp_path)[0] == [{"id": 1}, {"id": 2}] and shard.rows_path.exists(), "it is being written"
+        shard.append([{"id": 4}])
+    with shard.rows_path.open("ab") as file:
         file.write(b'{"id": 3')
-    assert read_rows(tmp_path, key_of)[0] == [{"id": 1}, {"id": 2}]
+    old = tmp_path / "results.rank00001.jsonl"  # of an earlier version
+    old.write_bytes(encode_row({"id": 5}))
     rows, notes = reopened(tmp_path)
-    assert rows == [{"id": 1}, {"id": 2}] and len(notes) == 2
-    assert not shard.path.exists()
+    assert rows == [{"id": 1}, {"id": 2}, {"id": 4}, {"id": 5}] and len(notes) == 2
+    assert not shard.rows_path.exists() and not old.exists()
     assert reopened(tmp_path) == (rows, [])
+
+
+def test_half_a_line_is_dropped_while_others_write(tmp_path: Path) -> None:
+    written(tmp_path, {"id": 1})
+    with (tmp_path / "results.jsonl").open("ab") as file:
+        file.write(b'{"id": 2')
+    folder, other = ResultFolder(tmp_path, SETTINGS), ResultFolder(tmp_path, SETTINGS, part="2-of-2")
+    with other.held(), folder.held():
+        assert "cut off" in folder.begin(key_of)[1][0]
+        folder.append([{"id": 3}])
+    assert reopened(tmp_path) == ([{"id": 1}, {"id": 3}], [])
 
 
 def test_other_settings_are_refused_line_by_line(tmp_path: Path) -> None:
@@ -158,20 +174,21 @@ def test_a_second_process_is_refused_and_a_dead_one_is_not_waited_for(tmp_path: 
 import os, sys
 from pathlib import Path
 from hf_paged_eviction_eval.store import lock
-with lock.held(Path({str(tmp_path)!r})):
+with lock.held(Path({str(tmp_path)!r}, "results.jsonl")):
     print("held", flush=True)
     sys.stdin.read()
 """
     process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None and process.stdout.readline() == "held\n"
-    assert lock.is_held(tmp_path / lock.NAME)
-    with pytest.raises(UserError, match="another process is writing to"), lock.held(tmp_path):
+    rows, other = tmp_path / "results.jsonl", tmp_path / "results.2-of-2.jsonl"
+    assert lock.held_elsewhere(other) and not lock.held_elsewhere(rows)
+    with pytest.raises(UserError, match="another process is writing to"), lock.held(rows):
         pass
     process.kill()
     process.communicate()
-    with lock.held(tmp_path):
-        assert lock.is_held(tmp_path / lock.NAME)
-    assert not lock.is_held(tmp_path / lock.NAME)
+    with lock.held(rows):
+        assert lock.held_elsewhere(other)
+    assert not lock.held_elsewhere(other)
 
 
 def test_a_full_disk_loses_no_row_and_keeps_no_half(tmp_path: Path) -> None:
@@ -180,7 +197,10 @@ def test_a_full_disk_loses_no_row_and_keeps_no_half(tmp_path: Path) -> None:
     size = folder.rows_path.stat().st_size
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (size + 50, before[1]))
-        with pytest.raises(UserError, match=r"cannot write .*results\.jsonl.*the same command continues"):
+        with (
+            pytest.raises(UserError, match=r"cannot write .*results\.jsonl.*the same command continues"),
+            folder.held(),
+        ):
             folder.append([{"id": 2}, {"id": 3, "text": "x" * 100}])
         with pytest.raises(UserError, match=r"run_meta\.json"):
             folder.write_meta({"long": "x" * 1000})
@@ -188,16 +208,18 @@ def test_a_full_disk_loses_no_row_and_keeps_no_half(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert folder.rows_path.stat().st_size == size
     assert not list(tmp_path.glob("*.partial"))
-    folder.append([{"id": 2}])
+    with folder.held():
+        folder.append([{"id": 2}])
     assert [row["id"] for row in reopened(tmp_path)[0]] == [1, 2]
-    folder.close()
 
 
 def test_a_device_without_room(tmp_path: Path) -> None:
     begun(tmp_path)
     (tmp_path / "results.jsonl").symlink_to("/dev/full")
     folder = ResultFolder(tmp_path, SETTINGS)
-    with pytest.raises(UserError, match="No space left on device"):
+    with (
+        pytest.raises(UserError, match="Invalid argument"),  # such a device has nothing to synchronise
+        folder.held(),
+        pytest.raises(UserError, match="No space left on device"),
+    ):
         folder.append([{"id": 1}])
-    with pytest.raises(UserError, match="Invalid argument"):  # such a device has nothing to synchronise
-        folder.close()
