@@ -87,6 +87,7 @@ prefill-chunk-size: 128
 share-prefill: false
 log-to: wandb
 workers: 2
+shard: 1/4
 agreement: true
 edit-similarity: rapidfuzz
 rouge: rouge_score
