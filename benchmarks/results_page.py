@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from hf_paged_eviction_eval.errors import UserError
+from hf_paged_eviction_eval.summaries.formats import to_markdown
+from hf_paged_eviction_eval.summaries.grids import accuracy_grids, perplexity_grid
 from hf_paged_eviction_eval.summaries.summary import Cell, Curve
-from hf_paged_eviction_eval.summaries.table import accuracy_grids, for_markdown, perplexity_grid
 
 PAGE = Path("docs/results.md")
 IMAGES = Path("notebooks/images")
@@ -29,8 +30,8 @@ def results_section(folder: Path) -> tuple[str, str, list[Path]]:
     meta = json.loads((folder / "run_meta.json").read_text("utf-8"))
     summary = json.loads((folder / "summary.json").read_text("utf-8"))
     if "tasks" in meta["settings"]:
-        grids = accuracy_grids([Cell(**cell) for cell in summary])
-        tables = [for_markdown(grids[0]), _details("Per task", "\n\n".join(map(for_markdown, grids[1:])))]
+        grids = [table for group in accuracy_grids([Cell(**cell) for cell in summary]) for table in group]
+        tables = [to_markdown(grids[0]), _details("Per task", "\n".join(map(to_markdown, grids[1:])))]
         return (
             "results",
             "\n\n".join([caption(meta), *tables]),
@@ -39,7 +40,7 @@ def results_section(folder: Path) -> tuple[str, str, list[Path]]:
                 folder / "accuracy_by_task.png",
             ],
         )
-    table = for_markdown(perplexity_grid([Curve(**curve) for curve in summary]))
+    table = to_markdown(perplexity_grid([Curve(**curve) for curve in summary]))
     return "perplexity", f"{caption(meta)}\n\n{table}", [folder / "perplexity.png"]
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from time import monotonic
 
 from rich.console import Console
-from rich.table import Table
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
@@ -23,6 +22,8 @@ from hf_paged_eviction.recipes.fit.calibration import Window
 from .calibrate import check_output, read_windows, token_bar
 from .errors import UserError
 from .settings import TextSettings
+from .summaries.formats import to_terminal
+from .summaries.table import Table, simple_table
 from .terminal import say
 
 #: Seconds between two writings of what was found so far.
@@ -63,7 +64,7 @@ def run_fit_basis(settings: TextSettings, output: Path, tokens: int) -> Basis:
         raise UserError(f"cannot fit a basis to {settings.model!r}: {error}") from error
     save_basis(basis, output)
     part.remove()
-    Console().print(report_table(worth))
+    Console().print(to_terminal(report_table(worth)))
     read_all = f"{basis.facts['tokens']} tokens in {len(windows)} windows"
     say(notes, f"{read_all}; written to {output}: rank=R, basis={output}")
     return basis
@@ -124,19 +125,17 @@ def report_table(worth: Mapping[int, Worth]) -> Table:
     """Per layer, what the first directions hold."""
     dim = len(next(iter(worth.values())).keys)
     ranks = [dim // 4, dim // 2, 3 * dim // 4]
-    table = Table(title="Share of the variance that the first directions hold, mean of the KV heads")
-    table.add_column("layer")
-    table.add_column("variance of")
-    for rank in ranks:
-        table.add_column(f"rank {rank}", justify="right")
     titles = {
         "keys": "products of keys and queries",
         "rotated": "keys alone",
         "plain": "keys before rotation",
         "values": "values",
     }
-    for index, of in sorted(worth.items()):
-        for name, title in titles.items():
-            shares = getattr(of, name)
-            table.add_row(str(index), title, *(f"{100 * float(shares[rank - 1]):.1f} %" for rank in ranks))
-    return table
+    rows = (
+        (index, title, *(f"{100 * float(getattr(of, name)[rank - 1]):.1f} %" for rank in ranks))
+        for index, of in sorted(worth.items())
+        for name, title in titles.items()
+    )
+    names = ("layer", "variance of", *(f"rank {rank}" for rank in ranks))
+    title = "Share of the variance that the first directions hold, mean of the KV heads"
+    return simple_table(title, names, rows, head=2)

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
 
 from hf_paged_eviction.learned.calibration import save_calibration, shelf, shelf_name
 from hf_paged_eviction.naming.of_files import quoted
@@ -22,6 +21,8 @@ from .options.model import ModelOptions
 from .requests import model_settings
 from .running.prefill import input_device
 from .settings import TextSettings
+from .summaries.formats import to_terminal
+from .summaries.table import Table, simple_table
 from .terminal import say
 from .texts import documentation, documents
 
@@ -52,7 +53,7 @@ def run_calibrate(settings: TextSettings, output: Path | None, tokens: int) -> F
     except ValueError as error:
         raise UserError(f"cannot calibrate {settings.model!r}: {error}") from error
     save_calibration(fitted.calibration, output)
-    Console().print(report_table(fitted))
+    Console().print(to_terminal(report_table(fitted)))
     read = sum(window.count for window in windows)
     how = "caches find it by the model's name" if found_by_name else f"--policies calibrated:{quoted(str(output))}"
     say(notes, f"{read} tokens in {len(windows)} windows; written to {output}: {how}")
@@ -171,16 +172,14 @@ def token_bar(console: Console) -> Progress:
 
 def report_table(fitted: Fitted) -> Table:
     """Per layer, correlation with the attention in windows that the score was not fitted to."""
-    table = Table(title="Score and later attention, on text that was held out (mean and worst of the KV heads)")
-    for name in ("layer", "Spearman", "worst", "Pearson", "worst", "best single feature"):
-        table.add_column(name, justify="left" if name.startswith("best") else "right")
-    for index, report in sorted(fitted.reports.items()):
-        table.add_row(str(index), *_numbers(report), best_single(report))
-    return table
+    names = ("layer", "Spearman", "worst", "Pearson", "worst", "best single feature")
+    rows = ((index, *_numbers(report), best_single(report)) for index, report in sorted(fitted.reports.items()))
+    title = "Score and later attention, on text that was held out (mean and worst of the KV heads)"
+    return simple_table(title, names, rows)
 
 
-def _numbers(report: LayerReport) -> Sequence[str]:
-    return [f"{float(value):.2f}" for each in (report.spearman, report.pearson) for value in (each.mean(), each.min())]
+def _numbers(report: LayerReport) -> list[float]:
+    return [float(value) for each in (report.spearman, report.pearson) for value in (each.mean(), each.min())]
 
 
 def best_single(report: LayerReport) -> str:

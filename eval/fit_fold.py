@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
 
 from hf_paged_eviction import make_policy
 from hf_paged_eviction.lab.fold import Kernels, load_kernels, save_kernels
@@ -28,6 +27,8 @@ from .calibrate import check_output, read_windows
 from .errors import UserError
 from .options.fold import FoldOptions
 from .settings import TextSettings
+from .summaries.formats import to_terminal
+from .summaries.table import Table, simple_table
 from .terminal import say
 
 
@@ -87,7 +88,7 @@ def run_fit_fold(settings: TextSettings, output: Path, tokens: int, plan: Plan) 
     kernels = make_kernels(model, plan.eviction.policy, done, facts)
     write(kernels, output)
     partial.unlink(missing_ok=True)
-    Console().print(report_table(done))
+    Console().print(to_terminal(report_table(done)))
     say(
         notes,
         f"{facts['tokens']} tokens in {len(windows)} windows; written to {output}: --policies {plan.eviction.policy} "
@@ -135,10 +136,14 @@ def progress_bar(console: Console) -> Progress:
 
 def report_table(fitted: Sequence[FittedLayer]) -> Table:
     """Per layer, the squared error of attention in windows that were held out."""
-    table = Table(title="Error of attention on text that was held out, as a share of its square")
-    for name in ("layer", "dropping", "folding", "left of it"):
-        table.add_column(name, justify="right")
-    for each in sorted(fitted, key=lambda each: each.index):
-        left = f"{each.folded / each.dropped:.0%}" if each.dropped else ""
-        table.add_row(str(each.index), f"{each.dropped:.4f}", f"{each.folded:.4f}", left)
-    return table
+    rows = (
+        (
+            each.index,
+            f"{each.dropped:.4f}",
+            f"{each.folded:.4f}",
+            f"{each.folded / each.dropped:.0%}" if each.dropped else "",
+        )
+        for each in sorted(fitted, key=lambda each: each.index)
+    )
+    title = "Error of attention on text that was held out, as a share of its square"
+    return simple_table(title, ("layer", "dropping", "folding", "left of it"), rows)

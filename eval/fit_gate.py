@@ -9,7 +9,6 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
 from hf_paged_eviction.lab.attention_gate.straight_through import StraightThrough, TrainedGates, train_gates
 from hf_paged_eviction.learned.gates import save_gates
@@ -19,6 +18,8 @@ from hf_paged_eviction.recipes.fit.gates import FittedGates, Training, fit_gates
 from .calibrate import check_output, read_windows, token_bar
 from .errors import UserError
 from .settings import TextSettings
+from .summaries.formats import to_terminal
+from .summaries.table import Table, simple_table
 from .terminal import say
 
 #: Either way of training.
@@ -48,7 +49,7 @@ def run_fit_gate(settings: TextSettings, output: Path, tokens: int, training: Wa
         raise UserError(f"cannot train gates for {settings.model!r}: {error}") from error
     save_gates(found.gates, output)
     shutil.rmtree(folder)
-    Console().print(report_table(found) if isinstance(found, FittedGates) else loss_table(found))
+    Console().print(to_terminal(report_table(found) if isinstance(found, FittedGates) else loss_table(found)))
     read = sum(window.count for window in windows)
     say(notes, f"{read} tokens in {len(windows)} windows; written to {output}: --policies gate:{output}")
     return found
@@ -74,22 +75,17 @@ def _train(
 
 def report_table(fitted: FittedGates) -> Table:
     """Per layer, how well the gate foretells its target in windows that it was not trained on."""
-    table = Table(title="Gates, on text that was held out (mean and worst of the KV heads)")
-    for name in ("layer", "Spearman", "worst", "of the best 1/16, found", "worst"):
-        table.add_column(name, justify="right")
-    for index, report in sorted(fitted.reports.items()):
-        numbers = [float(n) for each in (report.spearman, report.found) for n in (each.mean(), each.min())]
-        table.add_row(str(index), *(f"{number:.2f}" for number in numbers))
-    return table
+    names = ("layer", "Spearman", "worst", "of the best 1/16, found", "worst")
+    rows = (
+        (index, *(float(n) for each in (report.spearman, report.found) for n in (each.mean(), each.min())))
+        for index, report in sorted(fitted.reports.items())
+    )
+    return simple_table("Gates, on text that was held out (mean and worst of the KV heads)", names, rows)
 
 
 def loss_table(trained: TrainedGates) -> Table:
     """What the gates cost the language model in windows that they were not trained on, and how much they keep."""
     report = trained.report
     losses = f"{report.full:.3f} nats per token with the full cache, {report.gated:.3f} with gates"
-    table = Table(title="Gates, on text that was held out", caption=losses)
-    for name in ("layer", "kept"):
-        table.add_column(name, justify="right")
-    for index, share in report.kept.items():
-        table.add_row(str(index), f"{share:.1%}")
-    return table
+    rows = ((index, f"{share:.1%}") for index, share in report.kept.items())
+    return simple_table("Gates, on text that was held out", ("layer", "kept"), rows, losses)

@@ -8,16 +8,15 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from .errors import UserError
 from .longbench import TASKS
 from .metrics import METRICS, first_line_of, score_sample
 from .store.predictions import Group, Prediction, read_groups, runs
 from .summaries.aggregates import Aggregate, aggregates, bucket_scores, task_score, v2_scores
+from .summaries.formats import to_terminal
+from .summaries.table import Table, simple_table
 from .tasks import Sample, get_task
 
 _CHOICE = "multiple_choice"  # the metric of LongBench v2, reported by difficulty and length
@@ -228,7 +227,7 @@ def run_score(
     if not scores:
         raise UserError(problems[0])
     console = Console()
-    console.print(score_table(scores))
+    console.print(to_terminal(score_table(scores)))
     for mean in means(scores):
         name = ", ".join(part for part in (mean.source, mean.policy, mean.budget, mean.name) if part)
         console.print(f"{name}: {mean.value:.2f}", highlight=False, markup=False, soft_wrap=True)
@@ -289,13 +288,8 @@ def score_table(scores: Sequence[TaskScore]) -> Table:
     columns = list(dict.fromkeys(name for line in lines for name, text in line.items() if text))
     if len({_run(score) for score in scores}) < 2:
         columns.remove("source")
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for name in columns:
-        left = name in ("source", "task", "policy", "metric")
-        table.add_column(name, justify="left" if left else "right", overflow="fold")
-    for line in lines:
-        table.add_row(*(escape(line.get(name, "")) for name in columns))
-    return table
+    rows = ([line.get(name, "") for name in columns] for line in lines)
+    return simple_table("", columns, rows, head=columns.index("samples"))
 
 
 def _cells(score: TaskScore) -> dict[str, str]:

@@ -17,8 +17,9 @@ from .requests import Request
 from .settings import Settings, TaskSettings, TextSettings
 from .store.completion import Outcome, Watch
 from .store.completion import Progress as State
+from .summaries.formats import to_terminal
+from .summaries.grids import accuracy_grids, perplexity_grid
 from .summaries.summary import Cell
-from .summaries.table import accuracy_grids, for_terminal, perplexity_grid
 from .tracking import log_run
 
 #: Seconds between two lines about progress where there is no terminal to draw a bar on.
@@ -57,7 +58,7 @@ def run_tasks(
         if found is not None:
             outcome, cells = found
             outcome.notes.extend(cut_prompts(cells))
-            complete &= _show(notes, outcome, [for_terminal(accuracy_grids(cells))] if cells else [])
+            complete &= _show(notes, outcome, [to_terminal(*each) for each in accuracy_grids(cells)])
             if log_to and not outcome.others:
                 log_run(log_to, request.settings, outcome, cells)
     leave()
@@ -74,7 +75,7 @@ def run_texts(
         found = evaluate_texts(request.settings, request.output, workers, watch, partial(_note, notes), shard)
     if found is not None:
         outcome, curves = found
-        complete = _show(notes, outcome, [for_terminal([perplexity_grid(curves)])] if curves else [])
+        complete = _show(notes, outcome, [to_terminal(perplexity_grid(curves))] if curves else [])
         if log_to and not outcome.others:
             log_run(log_to, request.settings, outcome, curves)
     leave()

@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.table import Table
 
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
@@ -24,6 +23,8 @@ from hf_paged_eviction.queries.attention import PAGED_EVICTION
 from ..caches import empty_cache
 from ..options.bench import BenchOptions
 from ..store.results import SUMMARY
+from ..summaries.formats import to_terminal
+from ..summaries.table import Table, simple_table
 from ..terminal import say
 from .compiling import compiled, room_for_graphs
 from .decoder import Decoder
@@ -73,7 +74,7 @@ def run(options: BenchOptions, output: Path) -> bool:
         lambda: measure_all(make_model(options.but(device=device)), settings, partial(say, notes)),
     )
     for way, rows in found.items():
-        Console().print(_table(way, rows))
+        Console().print(to_terminal(_table(way, rows)))
     say(notes, f"written to {output / SUMMARY}")
     return True
 
@@ -147,9 +148,9 @@ def _decoder(model: Any, forward: Any, bits: int | None, tokens: int, static: bo
 
 
 def _table(way: str, rows: dict[str, dict[str, Any]]) -> Table:
-    shown = Table(way, "step, ms", "times", "cache, MB", "step, MB", title_justify="left")
+    lines = []
     for name, row in rows.items():
         times = next(value for key, value in row.items() if key.startswith("times "))
         mega = (f"{row[key] / 1e6:.2f}" for key in ("cache_bytes", "step_bytes"))
-        shown.add_row(name, f"{row['step_ms']:g}", f"{times:g}", *mega)
-    return shown
+        lines.append((name, f"{row['step_ms']:g}", f"{times:g}", *mega))
+    return simple_table("", (way, "step, ms", "times", "cache, MB", "step, MB"), lines)

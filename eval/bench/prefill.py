@@ -31,6 +31,7 @@ from ..running.efficiency import Stopwatch
 from ..store.completion import Progress
 from ..store.journal import Journal, journal
 from ..store.results import SUMMARY, Row
+from ..summaries.formats import to_terminal
 from ..terminal import progress, say
 from .prefill_tables import COMPARED, FULL, tables
 from .shapes import choose_device, make_model
@@ -122,7 +123,7 @@ def run(options: BenchOptions, output: Path) -> bool:
             found = {"settings": asdict(settings), "rows": ordered, "environment": timed_on(device)}
             kept.folder.write_json(SUMMARY, found)
     for shown in tables(found):
-        Console().print(shown)
+        Console().print(to_terminal(shown))
     say(notes, f"written to {output}: results.jsonl, {SUMMARY}")
     return True
 

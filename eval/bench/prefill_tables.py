@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rich.table import Table
+from ..summaries.table import Table, simple_table
 
 FULL = "full"
 #: Up to this length chunk sizes and policies are compared; beyond, what grows with the square and one line of what does
@@ -69,16 +69,10 @@ def heads(found: Mapping[str, Any]) -> Sequence[str]:
 def tables(found: Mapping[str, Any]) -> Iterator[Table]:
     """For a terminal."""
     settings, longest = found["settings"], compared(found)
-    yield _table("seconds to the first token", heads(found), over_length(found))
+    yield simple_table("seconds to the first token", heads(found), over_length(found))
     if longest:
         best = f"smallest within {SAME:.0%} of the fastest: {best_chunk(found)}"
-        yield _table(f"{longest:,} tokens, {settings['policies'][0]}; {best}", ("chunk", "s"), over_chunks(found))
+        title = f"{longest:,} tokens, {settings['policies'][0]}; {best}"
+        yield simple_table(title, ("chunk", "s"), over_chunks(found))
         title = f"{longest:,} tokens, chunks of {settings['chunk']}"
-        yield _table(title, ("policy", "s"), over_policies(found))
-
-
-def _table(title: str, names: Sequence[str], lines: Sequence[Sequence[str]]) -> Table:
-    shown = Table(*names, title=title, title_justify="left")
-    for line in lines:
-        shown.add_row(*line)
-    return shown
+        yield simple_table(title, ("policy", "s"), over_policies(found))

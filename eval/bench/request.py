@@ -15,6 +15,7 @@ from ..models import load_config
 from ..options.base import flag
 from ..options.bench import BenchOptions, StepOptions, ThroughputOptions
 from ..settings import Settings
+from ..summaries.formats import to_terminal
 from ..terminal import progress, say
 from .goals import H200
 from .plot import plot_steps
@@ -112,7 +113,7 @@ def run(settings: BenchSettings, output: Path, again: bool, trace: Path | None) 
 
 def _show(report: Report, model: str) -> None:
     for table in tables(report.rows, report.verdicts, model):
-        Console().print(table)
+        Console().print(to_terminal(table))
 
 
 def _fine(row: dict[str, Any]) -> bool:

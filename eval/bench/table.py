@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
-from rich.console import RenderableType
-from rich.table import Table
-
 from hf_paged_eviction.stats import readable_bytes
 
 from ..store.results import Row
-from .goals import MET, MISSED, Verdict, beside, step_ratio
+from ..summaries.table import Table, simple_table, without_empty
+from .goals import Verdict, beside, step_ratio
 from .methods import PUBLISHED_WHERE, published
 from .rows import DECODE, MEASURED, MISSING, THROUGHPUT, UPDATE
 from .variants import FLOOR, FLOOR_COMPILED, FULL, FULL_COMPILED, KVPRESS, PAGED, STATIC
@@ -26,48 +23,36 @@ PAIRS = (
     *((FULL_COMPILED, name) for name in STATIC),
     (KVPRESS, PAGED),
 )
-_COLOURS = {MET: "green", MISSED: "red"}
 
 
-def tables(rows: Sequence[Row], verdicts: Sequence[Verdict], model: str) -> list[RenderableType]:
+def tables(rows: Sequence[Row], verdicts: Sequence[Verdict], model: str) -> list[Table]:
     """All tables of a run; empty ones are left out."""
     shown = [row for row in rows if row["status"] != MISSING]
     groups = dict.fromkeys((row["budget"], row["batch_size"]) for row in shown if row["kind"] == DECODE)
     found: list[Table] = []
     for budget, batch in groups:
         group = [row for row in shown if (row["kind"], row["budget"], row["batch_size"]) == (DECODE, budget, batch)]
-        found += [_times(group, budget, batch), _costs(group), _ratios(group)]
+        found += [_times(group, f"decode step, budget {budget:,}, batch {batch}"), _costs(group), _ratios(group)]
     found += [_throughput([row for row in shown if row["kind"] == THROUGHPUT], model)]
     found += [_update([row for row in shown if row["kind"] == UPDATE])]
-    found += [_goals(verdicts)]
-    return [table for table in found if table.row_count]
+    found += [simple_table("goals", ("", "goal", "measured", "verdict"), map(_verdict, verdicts))]
+    return [table for table in found if table.rows]
 
 
-def _table(title: str, first: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left", title_style="", box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column(first, no_wrap=True)
-    for column in columns:
-        table.add_column(column, justify="right", no_wrap=True)
-    return table
+def _verdict(each: Verdict) -> tuple[str, ...]:
+    return each.goal, each.limit, each.shown, each.verdict
 
 
-def _times(rows: Sequence[Row], budget: int, batch: int) -> Table:
-    title = f"decode step, budget {budget:,}, batch {batch}"
-    table = _table(title, "variant", "context", "ms", "spread", "tokens/s", "limit")
-    for row in rows:
+def _times(rows: Sequence[Row], title: str) -> Table:
+    def numbers(row: Row) -> tuple[str | None, ...]:
         if row["status"] != MEASURED:
-            table.add_row(row["variant"], _context(row), _WORDS.get(row["status"], row["status"]))
-            continue
+            return (_WORDS.get(row["status"], row["status"]), "", "", "")
         spread = (row["step_ms_highest"] - row["step_ms_lowest"]) / row["step_ms"]
-        table.add_row(
-            row["variant"],
-            _context(row),
-            f"{row['step_ms']:.3f}" if row["step_ms"] < 10 else f"{row['step_ms']:.2f}",
-            f"{100 * spread:.0f} %",
-            f"{row['tokens_per_second']:,.1f}",
-            _percent(row["bandwidth_share"]),
-        )
-    return table
+        step = f"{row['step_ms']:.{3 if row['step_ms'] < 10 else 2}f}"
+        return step, f"{100 * spread:.0f} %", f"{row['tokens_per_second']:,.1f}", _percent(row["bandwidth_share"])
+
+    names = ("variant", "context", "ms", "spread", "tokens/s", "limit")
+    return simple_table(title, names, ((row["variant"], _context(row), *numbers(row)) for row in rows))
 
 
 def _costs(rows: Sequence[Row]) -> Table:
@@ -79,13 +64,9 @@ def _costs(rows: Sequence[Row]) -> Table:
         "eviction": ("eviction_share", _percent),
         "largest batch": ("largest_batch", "{:,}".format),
     }
-    used = {head: entry for head, entry in columns.items() if any(row.get(entry[0]) is not None for row in rows)}
-    table = _table("memory, and shares of the step", "variant", "context", *used)
-    for row in rows:
-        cells = ["" if row.get(name) is None else show(row[name]) for name, show in used.values()]
-        if any(cells):
-            table.add_row(row["variant"], _context(row), *cells)
-    return table
+    lines = [[None if row.get(name) is None else show(row[name]) for name, show in columns.values()] for row in rows]
+    known = [(row["variant"], _context(row), *cells) for row, cells in zip(rows, lines, strict=True) if any(cells)]
+    return without_empty(simple_table("memory, and shares of the step", ("variant", "context", *columns), known))
 
 
 def _context(row: Row) -> str:
@@ -107,10 +88,8 @@ def ratio_rows(rows: Sequence[Row]) -> list[tuple[str, int, float]]:
 
 
 def _ratios(rows: Sequence[Row]) -> Table:
-    table = _table("step times, median of same-round ratios", "", "context", "x")
-    for name, context, value in ratio_rows(rows):
-        table.add_row(name, f"{context:,}", f"{value:.3f}")
-    return table
+    lines = ((name, f"{context:,}", f"{value:.3f}") for name, context, value in ratio_rows(rows))
+    return simple_table("step times, median of same-round ratios", ("", "context", "x"), lines)
 
 
 def _throughput(rows: Sequence[Row], model: str) -> Table:
@@ -123,14 +102,17 @@ def _throughput(rows: Sequence[Row], model: str) -> Table:
             f"{one['output_tokens']:,} out, prefill included"
         )
     numbers = "rows together", "compiled", "tokens/s", "x full", "answer, s", "x full", "ms/token", "published"
-    table = _table(title, "variant", "budget", *numbers)
-    for row in rows:
-        budget = "" if row["budget"] is None else f"{row['budget']:,}"
-        cells = [row["status"]] if row["status"] != MEASURED else _answers(row, full, model)
-        table.add_row(row["variant"], budget, *cells)
-    if any(published(model, row) for row in measured):
-        table.caption = f"published, tokens/s: {PUBLISHED_WHERE}"
-    return table
+    lines = (
+        (
+            row["variant"],
+            "" if row["budget"] is None else f"{row['budget']:,}",
+            *([row["status"], *[""] * 7] if row["status"] != MEASURED else _answers(row, full, model)),
+        )
+        for row in rows
+    )
+    known = any(published(model, row) for row in measured)
+    note = f"published, tokens/s: {PUBLISHED_WHERE}" if known else ""
+    return simple_table(title, ("variant", "budget", *numbers), lines, note)
 
 
 def _answers(row: Row, full: Row | None, model: str) -> list[str]:
@@ -151,20 +133,11 @@ def _answers(row: Row, full: Row | None, model: str) -> list[str]:
 
 
 def _update(rows: Sequence[Row]) -> Table:
-    table = _table("update of one layer, 8 KV heads of 128, per token", "cache", "tokens held", "µs")
-    for row in rows:
-        held = row["budget"] if row["variant"] == PAGED else row["context"]
-        table.add_row(row["variant"], f"{held:,}", f"{row['update_us']:.1f}")
-    return table
-
-
-def _goals(verdicts: Sequence[Verdict]) -> Table:
-    table = _table("goals", "", "goal", "measured", "verdict")
-    table.columns[0].no_wrap = False
-    for each in verdicts:
-        colour = _COLOURS.get(each.verdict, "yellow")
-        table.add_row(each.goal, each.limit, each.shown, f"[{colour}]{each.verdict}[/]")
-    return table
+    lines = (
+        (row["variant"], f"{row['budget' if row['variant'] == PAGED else 'context']:,}", f"{row['update_us']:.1f}")
+        for row in rows
+    )
+    return simple_table("update of one layer, 8 KV heads of 128, per token", ("cache", "tokens held", "µs"), lines)
 
 
 def reasons(rows: Sequence[Row]) -> list[str]:
@@ -191,5 +164,5 @@ def _at(contexts: Sequence[str]) -> str:
 _WORDS = {"unavailable": "not available"}
 
 
-def _percent(value: Any) -> str:
+def _percent(value: float) -> str:
     return f"{100 * value:.2f} %" if value < 0.02 else f"{100 * value:.1f} %"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.stats import readable_bytes
+
+from ..summaries.table import Table, simple_table
 
 
 @dataclass(frozen=True)
@@ -59,32 +60,23 @@ class Footprint:
         return Text(", ".join(filter(None, parts)), style="dim")
 
 
-def layer_table(cache: PagedEvictionCache) -> RenderableType:
-    """`cache.stats()` of every layer that evicts."""
+def layer_table(cache: PagedEvictionCache) -> Table:
+    """`cache.stats()` of every layer that evicts, and of all."""
     stats = cache.stats()
-    names = {
-        "seen": "seen",
-        "held": "held",
-        "budget": "budget",
-        "evicted_tokens": "evicted",
-        "evicted_blocks": "blocks",
-    }
-    table = Table(box=None, header_style="bold", show_footer=True)
-    table.add_column("layer", "all", justify="right")
-    for name, title in names.items():
-        table.add_column(title, _number(getattr(stats, name)), justify="right")
-    table.add_column("bytes", readable_bytes(stats.storage_bytes), justify="right")
-    for each in stats.layers:
-        numbers = (_number(getattr(each, name)) for name in names)
-        table.add_row(str(each.layer_idx), *numbers, readable_bytes(each.storage_bytes))
+    names = {name: name for name in ("seen", "held", "budget")}
+    names |= {"evicted_tokens": "evicted", "evicted_blocks": "blocks"}
+    layers: list[tuple[str, Any]] = [*((str(each.layer_idx), each) for each in stats.layers), ("all", stats)]
+    rows = [
+        (title, *(_number(getattr(of, name)) for name in names), readable_bytes(of.storage_bytes))
+        for title, of in layers
+    ]
     beside = {
         "in layers that hold a window or a state anyway": stats.other_bytes,
         "beside the slots": stats.summary_bytes,
         "in host memory": stats.host_bytes,
     }
     found = [f"{readable_bytes(count)} {where}" for where, count in beside.items() if count]
-    table.caption = f"and {', '.join(found)}" if found else None
-    return table
+    return simple_table("", ("layer", *names.values(), "bytes"), rows, f"and {', '.join(found)}" if found else "")
 
 
 def _number(value: int | None) -> str:

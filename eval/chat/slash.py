@@ -16,6 +16,7 @@ from ..environment import model_facts, versions
 from ..errors import UserError
 from ..options.evaluate import whole_number
 from ..requests import attention_for
+from ..summaries.formats import to_terminal
 from ..tasks.task import count_tokens
 from .blocks import BlockMap, block_list
 from .conversation import Conversation
@@ -62,7 +63,7 @@ class Commands:
     @torch.inference_mode()
     def stats(self, rest: str) -> None:
         """what every layer has seen, holds and has evicted"""
-        self.screen.show(layer_table(self.talk.cache))
+        self.screen.show(to_terminal(layer_table(self.talk.cache)))
 
     def blocks(self, rest: str) -> None:
         """which tokens are held, coloured by score; of one layer: its blocks with their text"""

@@ -29,6 +29,7 @@ from ..settings import Settings
 from ..sizes import tokens_held
 from ..store.journal import journal
 from ..store.results import SUMMARY
+from ..summaries.formats import to_terminal
 from ..terminal import progress, say
 from .candidates import Candidate, grid, with_defaults
 from .passages import Passage, digest, make_texts, task_passages, text_passages
@@ -226,7 +227,7 @@ def _show(
 ) -> None:
     out = Console()
     for size, lines in chosen.items():
-        out.print(table(size, [each for each in found if each.size == size], numbered))
+        out.print(to_terminal(table(size, [each for each in found if each.size == size], numbered)))
         out.print()
         say(out, lines["code"])
         out.print()

@@ -5,48 +5,39 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from rich.console import RenderableType
-from rich.table import Table
-from rich.text import Text
-
 from hf_paged_eviction.stats import readable_bytes
 
 from ..options.recommend import RecommendOptions
+from ..summaries.table import Table, simple_table
 from .candidates import DROP
 from .ranking import Cost, Found
 from .sizes import Entry, LeftOut
 
-_COLUMNS = ("", "divergence", "passages", "tokens", "bytes", "step, ms")
+_COLUMNS = ("candidate", "", "divergence", "passages", "tokens", "bytes", "step, ms")
 #: Lines per size besides those of the front.
 _MOST = 6
 
 
-def table(size: str, found: Sequence[Found], numbered: Sequence[Found]) -> RenderableType:
+def table(size: str, found: Sequence[Found], numbered: Sequence[Found]) -> Table:
     """The front of a size with its numbers in the plot, and the next best."""
-    shown = Table(title=f"at {size}", title_justify="left", box=None, padding=(0, 1))
-    shown.add_column("candidate", overflow="fold", min_width=24)
-    for name in _COLUMNS:
-        shown.add_column(name, justify="right", no_wrap=True)
     others = [each for each in found if each not in numbered][:_MOST]
-    for each in sorted([*(one for one in numbered if one.size == size), *others], key=lambda one: one.divergence):
-        number = str(numbered.index(each) + 1) if each in numbered else ""
-        shown.add_row(
-            Text(each.candidate),
-            number,
+    shown = sorted([*(one for one in numbered if one.size == size), *others], key=lambda one: one.divergence)
+    rows = (
+        (
+            each.candidate,
+            str(numbered.index(each) + 1) if each in numbered else None,
             f"{each.divergence:.4g}" + ("" if each.error is None else f" ± {each.error:.2g}"),
-            str(each.passages),
-            str(each.held),
+            each.passages,
+            each.held,
             readable_bytes(each.bytes) + (f" + {readable_bytes(each.host_bytes)} host" if each.host_bytes else ""),
             f"{each.step_ms:.3g}",
         )
+        for each in shown
+    )
     tied = [each.candidate for each in found if each.tied]
-    if len(tied) > 1:
-        names = "; ".join(tied[:_MOST]) + (f" and {len(tied) - _MOST} more" if len(tied) > _MOST else "")
-        shown.caption, shown.caption_justify = (
-            f"no difference seen between {names}: more --passages may show one",
-            "left",
-        )
-    return shown
+    names = "; ".join(tied[:_MOST]) + (f" and {len(tied) - _MOST} more" if len(tied) > _MOST else "")
+    note = f"no difference seen between {names}: more --passages may show one" if len(tied) > 1 else ""
+    return simple_table(f"at {size}", _COLUMNS, rows, note)
 
 
 def cost_line(cost: Cost, candidates: int, passages: int) -> str:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
+from ..summaries.table import Column, Table, Value
 from .runs import Run, Variant
-from .table import Column, Table, Value
 
 #: Parts of `run_meta.json` that say how a run went, not what it was.
 _OUTCOMES = frozenset({"cache", "complete", "failures", "rows", "seconds"})

@@ -8,6 +8,7 @@ from ..grouping import grouped
 from ..longbench.tasks import TASKS
 from ..summaries.plot import accuracy_by_task, perplexity_by_position
 from ..summaries.summary import Cell, curves
+from ..summaries.table import Table
 from .agreement import agreement_table
 from .comparison import comparison_tables, difference_table
 from .counts import count_table
@@ -27,7 +28,6 @@ from .leaderboard import leaderboard, model_table, standing_table
 from .page import Section
 from .runs import Run
 from .scores import cells_of, every_score, score_tables
-from .table import Table
 from .texts import text_table
 
 

@@ -8,9 +8,9 @@ from statistics import fmean
 
 from ..budgets import FULL
 from ..store.results import Row
+from ..summaries.table import Column, Table, Value, without_empty
 from .comparison import flat
 from .runs import Run, Source, Variant
-from .table import Column, Table, Value, without_empty
 
 _COLUMNS = (
     "run, task, length, questions, shortest prompt (tokens), prompt tokens (mean), longest prompt (tokens), truncated, "

@@ -9,9 +9,9 @@ from hf_paged_eviction.stats import readable_bytes
 
 from ..budgets import FULL
 from ..summaries.summary import curves
+from ..summaries.table import Spread
 from .leaderboard import Standing, standings
 from .runs import Run, Variant
-from .table import Spread
 
 #: Percent of the full cache's score that count as having kept it, and percent of perplexity that may be added.
 KEPT, ADDED = 95.0, 5.0

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..summaries.table import Table
 from .examples import Example
 from .figures import Plot
 from .runs import Run
-from .table import Table
 
 if TYPE_CHECKING:
     from markupsafe import Markup

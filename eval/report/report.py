@@ -12,13 +12,13 @@ from rich.console import Console
 
 from ..errors import UserError
 from ..store.results import finite
+from ..summaries.formats import markdown, to_csv, to_latex, to_markdown
 from ..summaries.plot_style import save
 from .comparison import flat
 from .contents import sections
 from .counts import unfinished
 from .examples import Example, examples
 from .figures import Plot
-from .formats import markdown, to_csv, to_latex, to_markdown
 from .headline import headlines
 from .numbers import as_json
 from .page import Page, Picture, Section, render

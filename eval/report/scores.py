@@ -13,8 +13,8 @@ from ..longbench.v2 import NAME as V2
 from ..store.results import Row
 from ..summaries.aggregates import BUCKETS, V2_GROUPS, aggregates, bucket, bucket_scores, task_score, v2_scores
 from ..summaries.summary import Cell, summarise
+from ..summaries.table import Column, Table, Value, find_best, find_shades, without_empty
 from .runs import Run, Variant, prompts_of
-from .table import Column, Table, Value, find_best, find_shades, without_empty
 
 
 @dataclass(frozen=True)

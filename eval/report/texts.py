@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..summaries.summary import Curve, curves
+from ..summaries.table import Column, Table, Value
 from .runs import Run
 from .scores import Line, lines_of, table_of_lines
-from .table import Column, Table, Value
 
 
 def text_table(runs: Sequence[Run]) -> Table | None:

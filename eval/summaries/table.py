@@ -1,143 +1,154 @@
-"""Tables for the terminal, and as Markdown."""
+"""A table with its numbers, before it is Markdown, CSV, LaTeX or HTML."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import cast
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from rich.box import SIMPLE_HEAD
-from rich.columns import Columns
-from rich.console import Group, RenderableType
-from rich.table import Table
+Value = str | int | float | None
 
-from ..budgets import FULL
-from .summary import Cell, Curve, over_tasks
+
+class Spread(float):
+    """A mean that knows its standard error."""
+
+    error: float
+
+    def __new__(cls, mean: float, error: float) -> Spread:
+        found = super().__new__(cls, mean)
+        found.error = error
+        return found
 
 
 @dataclass(frozen=True)
-class Grid:
-    """Numbers by policy (rows) and budget (columns), as text.
+class Column:
+    """One column.
 
     Attributes:
-        title: what the numbers are.
-        columns: budgets.
-        rows: name of the policy and one text per budget.
-        best: row indices of the best number of each column; none where all are equal.
-        leads: the tables behind it, up to the next one that leads, are its parts.
+        name: with the unit.
+        digits: behind the point, of floats.
     """
 
+    name: str
+    digits: int = 2
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows under columns; None is a number that does not exist.
+
+    Attributes:
+        name: of its files, and its anchor.
+        title: one line.
+        note: what a reader has to know, below it.
+        best: (row, column) of the best numbers among those that may be compared.
+        breaks: rows that begin a group.
+        head: leading columns that name a row: a budget and a policy, or a policy.
+        grouped: whether a run stands before them, whose rows follow each other.
+        shades: how dark a cell is, 0 to 1, by (row, column).
+    """
+
+    name: str
     title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, tuple[str, ...]], ...]
-    best: tuple[frozenset[int], ...]
-    leads: bool = False
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Value, ...], ...]
+    note: str = ""
+    best: frozenset[tuple[int, int]] = frozenset()
+    breaks: frozenset[int] = frozenset()
+    head: int = 0
+    grouped: bool = False
+    shades: Mapping[tuple[int, int], float] = field(default_factory=dict)
+
+    def text(self, row: int, column: int, absent: str = "-") -> str:
+        """A cell as it is shown."""
+        value = self.rows[row][column]
+        if value is None:
+            return absent
+        if not isinstance(value, float):
+            return str(value)
+        digits = self.columns[column].digits
+        return f"{value:.{digits}f}" + (f" ± {value.error:.{digits}f}" if isinstance(value, Spread) else "")
+
+    def is_number(self, column: int) -> bool:
+        """Whether a column is aligned to the right."""
+        return not any(isinstance(row[column], str) for row in self.rows)
 
 
-def make_grid(
-    title: str,
-    numbers: dict[tuple[str, str], float],
-    show: Callable[[float], str],
-    best: Callable[[Sequence[float]], float],
-    errors: Mapping[tuple[str, str], float] | None = None,
-) -> Grid:
-    """Arrange `numbers` by (policy, budget), with their standard errors; the same text is equally good."""
-    policies = list(dict.fromkeys(policy for policy, _ in numbers))
-    budgets = list(dict.fromkeys(budget for _, budget in numbers))
-    texts = {key: show(value) for key, value in numbers.items()}
-    whole = {key: text + (f" ± {show(errors[key])}" if errors else "") for key, text in texts.items()}
-    rows = tuple((policy, tuple(whole.get((policy, budget), "") for budget in budgets)) for policy in policies)
-    winners = []
-    for budget in budgets:
-        winner = show(best([value for (_, other), value in numbers.items() if other == budget]))
-        bold = frozenset(index for index, policy in enumerate(policies) if texts.get((policy, budget)) == winner)
-        winners.append(bold if len(bold) < len(rows) else frozenset())
-    return Grid(title, tuple(budgets), rows, tuple(winners))
-
-
-def accuracy_grid(title: str, cells: Sequence[Cell], name: Callable[[Cell], str]) -> Grid:
-    """Accuracy in percent and its standard error, in columns of these names; the full cache and the number of questions
-    stand in the title."""
-    numbers = {(cell.policy, name(cell)): 100 * cell.accuracy for cell in cells if cell.policy != FULL}
-    errors = {(cell.policy, name(cell)): 100 * cell.error for cell in cells}
-    full = [f"full cache {100 * cell.accuracy:.1f} ± {100 * cell.error:.1f}" for cell in cells if cell.policy == FULL]
-    counts = dict.fromkeys(str(count) for count in sorted({cell.samples for cell in cells}))
-    return make_grid(", ".join([title, f"n {' to '.join(counts)}", *full]), numbers, "{:.1f}".format, max, errors)
-
-
-def accuracy_grids(cells: Sequence[Cell]) -> list[Grid]:
-    """Per length: the mean over tasks, then every task; of one task, that alone."""
-    grids = []
-    for length in dict.fromkeys(cell.length for cell in cells):
-        here = [cell for cell in cells if cell.length == length]
-        tasks = list(dict.fromkeys(cell.task for cell in here))
-        size = "" if length is None else f"{length} tokens, "
-        of = tasks[0] if len(tasks) == 1 else f"mean of {len(tasks)} tasks"
-        shown = here if len(tasks) == 1 else over_tasks(here)
-        grids.append(replace(accuracy_grid(f"accuracy in %, {size}{of}", shown, column_name), leads=True))
-        if len(tasks) == 1:
-            continue
-        for task in tasks:
-            # Narrow columns, so that two tables stand side by side.
-            mine = [cell for cell in here if cell.task == task]
-            grids.append(accuracy_grid(task, mine, lambda cell: cell.budget))
-    return grids
-
-
-def perplexity_grid(found: Sequence[Curve]) -> Grid:
-    """Perplexity over all tokens; the full cache stands in the title."""
-    numbers = {(curve.policy, column_name(curve)): curve.perplexity for curve in found if curve.policy != FULL}
-    full = [f"full cache {curve.perplexity:.2f}" for curve in found if curve.policy == FULL]
-    return make_grid(", ".join(["perplexity", *full]), numbers, "{:.2f}".format, min)
-
-
-def column_name(cell: Cell | Curve) -> str:
-    """A budget as written and in tokens."""
-    return cell.budget if cell.budget == str(cell.tokens) else f"{cell.budget} ({cell.tokens})"
-
-
-def for_terminal(grids: Sequence[Grid]) -> RenderableType:
-    """Every table that leads, and its parts below it, side by side where they fit; the best of a column in bold."""
-    parts: list[RenderableType] = []
-    for grid in grids:
-        if grid.leads or not parts:
-            parts += [_rich(grid), Columns(padding=(0, 2))]
-        else:
-            cast(Columns, parts[-1]).add_renderable(_rich(grid))
-    return Group(*parts)
-
-
-def _rich(grid: Grid) -> Table:
-    table = Table(title=grid.title, title_justify="left", title_style="", box=SIMPLE_HEAD, pad_edge=False)
-    table.min_width = len(grid.title) if grid.leads else None  # a narrow table does not break its title
-    # In a narrow terminal first the heads are wrapped, then long names; nothing is cut off.
-    table.add_column("policy", overflow="fold")
-    for name in grid.columns:
-        table.add_column(name, justify="right", overflow="fold")
-    for index, (policy, cells) in enumerate(grid.rows):
-        table.add_row(policy, *marked(grid, index, cells, "[bold]{}[/]"))
-    return table
-
-
-def marked(grid: Grid, row: int, cells: Sequence[str], bold: str) -> list[str]:
-    """The cells of a row, the best ones in bold."""
-    return [bold.format(text) if row in grid.best[column] else text for column, text in enumerate(cells)]
-
-
-def for_markdown(grid: Grid) -> str:
-    """The table of a grid."""
-    rows = [[f"`{policy}`", *marked(grid, index, cells, "**{}**")] for index, (policy, cells) in enumerate(grid.rows)]
-    table = markdown_table(["policy", *grid.columns], [False, *(True for _ in grid.columns)], rows)
-    return "\n".join([f"*{grid.title}*", "", *table])
-
-
-def markdown_table(header: Sequence[str], numbers: Sequence[bool], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Its lines.
+def simple_table(
+    title: str, names: Sequence[str], rows: Iterable[Sequence[Any]], note: str = "", head: int = 1
+) -> Table:
+    """A table for the terminal, whose cells are written out already.
 
     Args:
-        header, rows: cells as they are written.
-        numbers: which columns stand on the right.
+        head: leading columns that name a row.
     """
-    rule = "|" + "".join("---:|" if right else "---|" for right in numbers)
-    first, *rest = (f"| {' | '.join(cells)} |" for cells in (header, *rows))
-    return [first, rule, *rest]
+    return Table("", title, tuple(map(Column, names)), tuple(map(tuple, rows)), note, head=head)
+
+
+def without_empty(table: Table) -> Table:
+    """The table without the columns in which nothing stands."""
+    kept = [at for at in range(len(table.columns)) if any(row[at] is not None for row in table.rows)]
+    rows = tuple(tuple(row[at] for at in kept) for row in table.rows)
+    return replace(table, columns=tuple(table.columns[at] for at in kept), rows=rows)
+
+
+def find_best(
+    rows: Sequence[Sequence[Value]],
+    columns: Sequence[Column],
+    groups: Sequence[object],
+    picked: Collection[int],
+    better: Callable[[Iterable[float]], float] = max,
+) -> frozenset[tuple[int, int]]:
+    """The best number of each of the `picked` columns within each group of rows; none where all look the same.
+
+    Args:
+        groups: what group each row belongs to; rows of group None are not compared.
+        better: max or min.
+    """
+    best: set[tuple[int, int]] = set()
+    for group in {group for group in groups if group is not None}:
+        members = [index for index, other in enumerate(groups) if other == group]
+        for column in picked:
+            shown = _shown(rows, members, column, columns[column].digits)
+            winners = [index for index, value in shown.items() if value == better(shown.values())]
+            if len(winners) < len(shown):
+                best |= {(index, column) for index in winners}
+    return frozenset(best)
+
+
+def _shown(rows: Sequence[Sequence[Value]], members: Sequence[int], column: int, digits: int) -> dict[int, float]:
+    numbers = {index: rows[index][column] for index in members}
+    return {index: round(value, digits) for index, value in numbers.items() if isinstance(value, (int, float))}
+
+
+def find_shades(
+    rows: Sequence[Sequence[Value]],
+    runs: Sequence[object],
+    full: Sequence[bool],
+    picked: Collection[int],
+    better: Callable[[Iterable[float]], float] = max,
+) -> dict[tuple[int, int], float]:
+    """How near the numbers of the `picked` columns are to the full cache's of their run, 0 to 1.
+
+    The square of the share, so that the last percents can be seen; without a full cache it is a share of the best.
+
+    Args:
+        runs: what run each row belongs to.
+        full: whether it is the full cache's.
+        better: max, or min where less is better.
+    """
+    shades: dict[tuple[int, int], float] = {}
+    for run in dict.fromkeys(runs):
+        members = [index for index, other in enumerate(runs) if other == run]
+        for column in picked:
+            numbers = {at: value for at in members if isinstance(value := rows[at][column], (int, float))}
+            aims = [value for at, value in numbers.items() if full[at]] or list(numbers.values())
+            aim = better(aims) if aims else 0.0
+            for at, value in numbers.items():
+                share = _ratio(aim, value) if better is min else _ratio(value, aim)
+                shades[at, column] = round(min(max(share, 0.0), 1.0) ** 2, 3)
+    return shades
+
+
+def _ratio(above: float, below: float) -> float:
+    return above / below if below else 0.0

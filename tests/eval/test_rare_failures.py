@@ -318,8 +318,8 @@ def test_sections_of_a_readme(text: bool, kind: str, tmp_path: Path, monkeypatch
     (tmp_path / "run_meta.json").write_text(json.dumps(meta))
     (tmp_path / "summary.json").write_text("[]")
     monkeypatch.setattr(results_page, "perplexity_grid", lambda curves: "grid")
-    monkeypatch.setattr(results_page, "accuracy_grids", lambda cells: ["grid", "one task"])
-    monkeypatch.setattr(results_page, "for_markdown", lambda grid: f"| {grid} |")
+    monkeypatch.setattr(results_page, "accuracy_grids", lambda cells: [["grid", "one task"]])
+    monkeypatch.setattr(results_page, "to_markdown", lambda grid: f"| {grid} |")
     for name in ("accuracy.png", "accuracy_by_task.png", "perplexity.png"):
         (tmp_path / name).write_bytes(b"plot")
     page = tmp_path / "results.md"

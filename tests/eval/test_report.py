@@ -11,10 +11,11 @@ import pytest
 from rich.console import Console
 
 from benchmarks import results_page
+from hf_paged_eviction_eval.summaries.formats import to_markdown, to_terminal
+from hf_paged_eviction_eval.summaries.grids import accuracy_grids, perplexity_grid
 from hf_paged_eviction_eval.summaries.plot import accuracy_by_task, mean_accuracy, perplexity_by_position
 from hf_paged_eviction_eval.summaries.plot_style import save
 from hf_paged_eviction_eval.summaries.summary import Cell, Curve, over_tasks, summarise
-from hf_paged_eviction_eval.summaries.table import accuracy_grids, for_markdown, for_terminal, perplexity_grid
 
 
 def row(task: str, policy: str, budget: str, tokens: int | None, score: float) -> dict[str, Any]:
@@ -42,16 +43,16 @@ def test_every_task_counts_the_same() -> None:
 
 
 def test_tables() -> None:
-    grids = accuracy_grids(summarise(ROWS))
+    (grids,) = accuracy_grids(summarise(ROWS))
     assert [grid.title.partition(",")[0] for grid in grids] == ["accuracy in %", "a", "b"]
-    text = for_markdown(grids[0])
-    assert "full cache 75.0 ± 0.0" in text and "| `p` | **50.0 ± 25.0** |" in text and "| `q` | 37.5 ± 0.0 |" in text
-    assert "mean of 2 tasks, n 2 to 3" in text and "a, n 1 to 2" in for_markdown(grids[1])
-    (alone,) = accuracy_grids(summarise(ROWS[:4]))
+    text = to_markdown(grids[0])
+    assert "full cache 75.0 ± 0.0" in text and "| p | **50.0 ± 25.0** |" in text and "| q | 37.5 ± 0.0 |" in text
+    assert "mean of 2 tasks, n 2 to 3" in text and "a, n 1 to 2" in to_markdown(grids[1])
+    ((alone,),) = accuracy_grids(summarise(ROWS[:4]))
     assert alone.title == "accuracy in %, 100 tokens, a, n 1 to 2, full cache 100.0 ± 0.0"
     assert "| policy | 25% (25) |" in text
     curve = Curve("p", "64", 64, 3.0, [3.0] * 16, 100)
-    assert "| policy | 64 |" in for_markdown(perplexity_grid([curve]))
+    assert "| policy | 64 |" in to_markdown(perplexity_grid([curve]))
 
 
 def test_a_narrow_terminal_cuts_nothing_off() -> None:
@@ -59,7 +60,7 @@ def test_a_narrow_terminal_cuts_nothing_off() -> None:
     cells = [Cell("a", None, name, budget, 1000 + at, 0.125, 0.0, 4) for at, budget in enumerate(budgets)]
     console = Console(width=80)
     with console.capture() as captured:
-        console.print(for_terminal(accuracy_grids(cells)[:1]))
+        console.print(to_terminal(*accuracy_grids(cells)[0]))
     shown = captured.get()
     assert "…" not in shown
     assert "".join(line.split(" ")[1] for line in shown.splitlines()[6:] if line.strip()) == name
@@ -105,7 +106,7 @@ def test_the_page_of_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     results_page.main()
     text = page.read_text()
     assert text.startswith("before\n") and text.endswith("\nafter\n") and "stale" not in text
-    assert "| `p` | **50.0 ± 25.0** |" in text
+    assert "| p | **50.0 ± 25.0** |" in text
     assert (tmp_path / "notebooks/images/accuracy.png").exists()
     page.write_text("no markers")
     with pytest.raises(SystemExit, match="results:begin"):

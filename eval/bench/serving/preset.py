@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from hf_paged_eviction.serving import UnsupportedTransformersError
 from hf_paged_eviction.serving.contract import check_transformers
@@ -15,6 +14,8 @@ from hf_paged_eviction.serving.contract import check_transformers
 from ...errors import UserError
 from ...options.bench import BenchOptions
 from ...store.results import SUMMARY
+from ...summaries.formats import to_terminal
+from ...summaries.table import Table, simple_table
 from ...terminal import say
 from ..shapes import SHAPES, choose_device
 from ..summary import a_shape, measure_once, refuse_others
@@ -64,14 +65,12 @@ def run(options: BenchOptions, output: Path) -> bool:
         return {**run_serving(settings, say=tell), "bookkeeping": run_bookkeeping(settings, say=tell)}
 
     found = measure_once(options, output, settings.device, measure)
-    Console().print(table(found["runs"]))
+    Console().print(to_terminal(table(found["runs"])))
     say(notes, f"written to {output / SUMMARY}")
     return True
 
 
 def table(runs: dict[str, dict[str, Any]]) -> Table:
     """One line per variant."""
-    shown = Table("variant", *_COLUMNS.values())
-    for name, row in runs.items():
-        shown.add_row(name, *("-" if row[key] is None else f"{row[key]:g}" for key in _COLUMNS))
-    return shown
+    lines = ((name, *(None if row[key] is None else f"{row[key]:g}" for key in _COLUMNS)) for name, row in runs.items())
+    return simple_table("", ("variant", *_COLUMNS.values()), lines)
