@@ -32,7 +32,6 @@ _COUNTERS: tuple[tuple[str, str, Callable[[BatchingStats], int]], ...] = (
     ("tokens_shared", "Tokens of prompts found in pages of earlier requests.", lambda stats: stats.shared),
     ("tokens_evicted", "Tokens evicted per layer.", lambda stats: stats.evicted),
     ("steps", "Forwards.", lambda stats: stats.steps),
-    ("preemptions", "Requests whose pages were taken away before they ended: never, by construction.", lambda _: 0),
 )
 
 

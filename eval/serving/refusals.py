@@ -10,6 +10,9 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
+#: Seconds after which another try may be answered, by status.
+_RETRY_AFTER = {429: 1, 503: 10}
+
 
 class Refused(Exception):  # noqa: N818 (what happened, not a mistake of the program)
     """A request is not answered.
@@ -36,7 +39,8 @@ class Refused(Exception):  # noqa: N818 (what happened, not a mistake of the pro
     @property
     def response(self) -> JSONResponse:
         """To be sent."""
-        return JSONResponse(self.body, self.status)
+        after = _RETRY_AFTER.get(self.status)
+        return JSONResponse(self.body, self.status, None if after is None else {"Retry-After": str(after)})
 
 
 def add_refusals(app: FastAPI, count: Callable[[int], None]) -> None:

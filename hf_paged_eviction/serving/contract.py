@@ -147,6 +147,8 @@ PARTS = (
             ("", "cache safety_margin max_requests_per_batch"),
             ("schedule_batch", "token_budget cache_budget"),
             ("add_waiting_request", "state"),
+            ("set_request_cancellation", "request_id"),
+            ("clear_cancelled_requests", ""),
             ("_get_waiting_candidates", ""),
             ("_cleanup_waiting_queue", "request_ids_to_remove_from_waiting"),
             ("_try_to_meet_safety_margin", ""),
@@ -154,6 +156,8 @@ PARTS = (
         (
             "self.active_requests",
             "self.waiting_requests",
+            "self._requests_to_cancel",
+            "self._cancellation_lock",
             "self.block_new_requests",
             "self.starved_requests",
             "self.max_requests_per_batch",

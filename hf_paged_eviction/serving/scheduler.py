@@ -31,6 +31,7 @@ class FixedCutScheduler(FIFOScheduler):  # type: ignore[misc]
     def __init__(self, stock: Scheduler, bounded: BoundedAllocator, cut: int, vocabulary: int) -> None:
         super().__init__(stock.cache, stock.safety_margin, stock.max_requests_per_batch)
         self.refused = 0
+        self._not_here_yet: set[str] = set()
         self.bounded, self._cut_at, self._vocabulary = bounded, cut, vocabulary
 
     # ---- admission ------------------------------------------------------------------------------------------------
@@ -46,6 +47,20 @@ class FixedCutScheduler(FIFOScheduler):  # type: ignore[misc]
             self.refused += 1
             raise ValueError(reason)
         super().add_waiting_request(state)
+        if state.request_id in self._not_here_yet:
+            self.set_request_cancellation(state.request_id)
+
+    def clear_cancelled_requests(self) -> list[RequestState]:
+        """Let cancelled requests go, see `Scheduler.clear_cancelled_requests`.
+
+        A request and its cancellation may come between the moments when transformers looks for the one and for the
+        other. Then the request is among those that come next.
+        """
+        with self._cancellation_lock:
+            known = self.active_requests.keys() | self.waiting_requests.keys()
+            self._not_here_yet = self._requests_to_cancel - known
+        cleared: list[RequestState] = super().clear_cancelled_requests()
+        return cleared
 
     def _why_refused(self, state: RequestState) -> str | None:
         tokens = state.initial_tokens

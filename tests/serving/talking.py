@@ -17,6 +17,8 @@ from driving import alone
 #: Of the cache.
 OPTIONS: dict[str, Any] = {"budget": 32, "block_size": 4, "policy": "keydiff"}
 CHUNK, MOST, LONGEST = 16, 400, 600
+#: Tokens of answers that were worked out already, by prompt.
+_ALONE: dict[str, list[int]] = {}
 PLACES = "The harbour lies north of the mill. The key is under the third stone by the well. Nobody asked why. "
 
 
@@ -34,10 +36,11 @@ def embedded() -> Any:
 
 
 def expected(text: str, new: int) -> str:
-    """What the request gives by itself."""
+    """What the request gives by itself: the beginning of what it gives where more is asked for."""
     model, tokenizer = embedded()
-    tokens = alone(model, tokenizer(text)["input_ids"], new, prefill_chunk_size=CHUNK, **OPTIONS)
-    return str(tokenizer.decode(tokens, skip_special_tokens=True))
+    if len(_ALONE.get(text, [])) < new:
+        _ALONE[text] = alone(model, tokenizer(text)["input_ids"], new, prefill_chunk_size=CHUNK, **OPTIONS)
+    return str(tokenizer.decode(_ALONE[text][:new], skip_special_tokens=True))
 
 
 @contextmanager

@@ -91,6 +91,42 @@ def test_cancelled_while_it_waits_reads_or_answers(steps: int) -> None:
     assert turned.answers["1"] == alone(model_of(), texts([60, 45])[1], 20, **OPTIONS)
 
 
+@pytest.mark.parametrize("reused", [False, True])
+def test_a_cancel_that_overtakes_its_request(reused: bool) -> None:
+    """transformers empties the queue of requests first: one that comes then is cancelled before it is known. Its name
+    may be used again once it has gone."""
+    with batching(model_of(), pool(2 * BOUND, 8), **OPTIONS) as turned:
+        turned.add("0", texts([30])[0], 12)
+        requests, processor = turned.processor.input_queue, turned.processor
+
+        class Late:
+            """Finds nothing any more, and then somebody comes and goes."""
+
+            def empty(self) -> bool:
+                if requests.empty() and processor.input_queue is self:
+                    processor.input_queue = requests
+                    turned.add("1", texts([40])[0], 12)
+                    turned.manager.cancel_request("1")
+                    return True
+                return bool(requests.empty())
+
+            def get_nowait(self) -> Any:
+                return requests.get_nowait()
+
+        processor.input_queue = Late()
+        turned.step()
+        turned.step()
+        assert list(turned.bounded.block_table) == ["0"]
+        if reused:
+            turned.step()
+            turned.add("1", texts([40, 20])[1], 5)
+        turned.run()
+        assert turned.free == 2 * BOUND
+    assert turned.answers == {"0": alone(model_of(), texts([30])[0], 12, **OPTIONS)} | (
+        {"1": alone(model_of(), texts([40, 20])[1], 5, **OPTIONS)} if reused else {}
+    )
+
+
 BAD: dict[str, tuple[list[int], int, str]] = {
     "empty": ([], 5, "prompt is empty"),
     "unknown": ([3, 10**6], 5, "Token 1000000 is none of the model's"),

@@ -25,11 +25,14 @@ def test_queue_and_end() -> None:
     with serving(max_queue=3, grace=1.0) as served:
         long = served.client.completions.create(**TEXT | {"max_tokens": MOST, "n": 2}, stream=True)
         next(iter(long))
-        with pytest.raises(served.openai.RateLimitError, match="try later"):
+        with pytest.raises(served.openai.RateLimitError, match="try later") as told:
             served.client.completions.create(**TEXT | {"n": 2})
+        assert told.value.response.headers["retry-after"] == "1"
         served.server.handle_exit(15, None)
-        with pytest.raises((served.openai.InternalServerError, served.openai.APIConnectionError)):
+        with pytest.raises((served.openai.InternalServerError, served.openai.APIConnectionError)) as ending:
             served.client.completions.create(**TEXT)
+        if isinstance(ending.value, served.openai.InternalServerError):
+            assert ending.value.response.headers["retry-after"] == "10"
         with pytest.raises(served.openai.APIError, match="stopped before the answer was complete"):
             for _ in long:
                 time.sleep(0.02)  # a reader that is too slow to reach the end in time
