@@ -247,12 +247,13 @@ def check_static_attention(name: str | None) -> None:
         )
 
 
-def make_steps(layers: Sequence[Any], cohorts: Cohorts[Member]) -> StaticSteps:
+def make_steps(layers: Sequence[Any], cohorts: Cohorts[Member], padding: Padding) -> StaticSteps:
     """What the layers of a static cache share.
 
     Args:
         layers: all of them.
         cohorts: of those that are paged.
+        padding: what is known of the batch's pads.
 
     Raises:
         ValueError: no layer is paged.
@@ -261,7 +262,7 @@ def make_steps(layers: Sequence[Any], cohorts: Cohorts[Member]) -> StaticSteps:
         raise ValueError("static=True: no layer of this model can evict. Use transformers' StaticCache.")
     taking = [layer for layer in layers if isinstance(layer, PagedLayer | StaticSlidingLayer)]
     sliding = [layer.member for layer in taking if isinstance(layer, StaticSlidingLayer)]
-    steps = StaticSteps(cohorts, sliding, taking[-1].member)
+    steps = StaticSteps(cohorts, sliding, taking[-1].member, padding)
     for layer in taking:
         layer.enter(steps)
     return steps

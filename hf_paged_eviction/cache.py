@@ -185,8 +185,12 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         for layer in self._evicting:
             layer.cohorts, layer.store.pool = cohorts, pool
         self.pool = pool
-        parts = [paged_part(layer) or layer for layer in self.layers]
-        self._steps = make_steps(parts, cohorts) if static else None
+        # Settled here, because masks and `update` ask for every token.
+        self._parts = [paged_part(layer) for layer in self.layers]
+        self._sliding: list[bool] = [getattr(layer, "is_sliding", False) for layer in self.layers]
+        self._first = next((at for at, layer in enumerate(self.layers) if isinstance(layer, CacheLayerMixin)), 0)
+        parts = [part or layer for part, layer in zip(self._parts, self.layers, strict=True)]
+        self._steps = make_steps(parts, cohorts, self._padding) if static else None
         window = Window(config, [index for index, _ in self.paged_layers], options.positions == "text")
         of_images = cross_attention_layers(config)
         of_the_text = [layer for at, layer in enumerate(self.layers) if at not in of_images]
@@ -270,7 +274,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
                 f"least {layer_idx + 1}. Make it from the config of that model."
             )
         if self._forwards.model_masks_itself:
-            self._forwards.check_own_mask(paged_part(self.layers[layer_idx]), key_states.shape[0], key_states.shape[2])
+            self._forwards.check_own_mask(self._parts[layer_idx], key_states.shape[0], key_states.shape[2])
         if key_states.shape[2] > 1:
             self._attention.look()
             if not torch.compiler.is_compiling():
@@ -279,12 +283,12 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             self._options.check_attention(self._attention)
         if self._sharing is not None and key_states.shape[2]:
             # What waited makes layers share out anew, so all have to take theirs in before one of them gets more.
-            part = paged_part(self.layers[layer_idx])
+            part = self._parts[layer_idx]
             for each in self._evicting if part is not None and part.contents.waiting else ():
                 each.commit()
         updated: tuple[Tensor, Tensor] = super().update(key_states, value_states, layer_idx, *args, **kwargs)
         if self._attention.shows_queries:
-            layer = paged_part(self.layers[layer_idx])
+            layer = self._parts[layer_idx]
             if layer is not None:
                 hand_over(layer, *updated)
         return updated
@@ -296,9 +300,8 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         """Which layers hold a sliding window. Asked when a mask is about to be built."""
         # A getter that takes note of being asked: at this moment transformers asks a cache for nothing else.
         if not torch.compiler.is_compiling():
-            self._forwards.begin_mask()
-        # Written out: `torch.compile` cannot trace a property of a base class.
-        return [getattr(layer, "is_sliding", False) for layer in self.layers]
+            self._forwards.masks.begun = True
+        return self._sliding
 
     def get_conv_state(self, layer_idx: int, *args: Any, **kwargs: Any) -> Tensor | None:
         """See `transformers.Cache`; a forward that asks goes on to change the state."""
@@ -316,10 +319,10 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         # Within the graph of a static cache nothing is learned from masks, and the count is a tensor.
         seen = 0 if compiling and self._steps is not None else self.get_seq_length()
         if not compiling:
-            self._forwards.ask_sizes(seen)  # takes note, see `is_sliding`
+            self._forwards.masks.ask(seen)  # takes note, see `is_sliding`
         if layer_idx == 0:  # some releases ask the first layer, whatever it is, and mean the first one with attention
-            layer_idx = next((i for i, layer in enumerate(self.layers) if isinstance(layer, CacheLayerMixin)), 0)
-        layer = paged_part(self.layers[layer_idx]) if layer_idx < len(self.layers) else None
+            layer_idx = self._first
+        layer = self._parts[layer_idx] if layer_idx < len(self._parts) else None
         if layer is None:
             sizes: tuple[int, int] = super().get_mask_sizes(query_length, layer_idx)
             return sizes

@@ -23,6 +23,7 @@ class Forwards:
     """Says how long masks are, learns from them which tokens are pads, and refuses forwards that would go wrong.
 
     Attributes:
+        masks: notices masks that the caller made.
         model_masks_itself: whether the model builds its masks without asking the cache for their sizes.
 
     Args:
@@ -55,22 +56,14 @@ class Forwards:
         self._padding, self._attention, self._window = padding, attention, window
         self._counting, self._states = counting, states
         self._uniform, self._steps = uniform, steps
-        self._masks = MaskWatch()
+        self.masks = MaskWatch()
         self._mask_was_made = False
 
     def reset(self) -> None:
         """All tokens are forgotten."""
-        self._masks = MaskWatch()
+        self.masks = MaskWatch()
 
     # ---- masks ----------------------------------------------------------------------------------------------------
-
-    def begin_mask(self) -> None:
-        """A mask is about to be built."""
-        self._masks.begin()
-
-    def ask_sizes(self, seen: int) -> None:
-        """The sizes of a mask are asked for, with so many columns seen."""
-        self._masks.ask(seen)
 
     def mask_sizes(self, layer: PagedLayer, query_length: int | Tensor, seen: int) -> tuple[int, int]:
         """`(kv_length, kv_offset)` of what the next `update` of this layer returns, `seen` being the columns before it.
@@ -80,27 +73,35 @@ class Forwards:
         length, offset = layer.get_mask_sizes(query_length)
         if self._steps is not None and (torch.compiler.is_compiling() or isinstance(offset, Tensor)):
             return length, offset
-        self._window.check(length, offset, stacklevel=3)
+        if length + offset > self._window.tokens:
+            self._window.check(length, offset, stacklevel=3)
         self._attention.look()
         count = query_length if isinstance(query_length, int) else query_length.shape[0]
-        no_mask = count == 1 and self._attention.shows_queries
         # Layers that hold different numbers make their masks themselves, of which an empty one is no sign.
-        alone = not self._uniform and layer.get_seq_length() > 0
-        no_mask = no_mask and not alone
-        see_mask = partial(self._see_mask, seen, count)
-        return length, TellingOffset.of(offset, see_mask, lambda: no_mask and layer.all_real, placeholder=alone)
+        alone = not self._uniform and layer.contents.seen > 0
+        no_mask = layer if count == 1 and self._attention.shows_queries and not alone else None
+        return length, TellingOffset.of(offset, partial(self._see_mask, seen, count, no_mask), placeholder=alone)
 
-    def _see_mask(self, seen: int, query_length: int, mask: Tensor | None, batch: int) -> Tensor | None:
-        """Learn the 2-D mask of the coming forward; return the one its 4-D mask must be built from."""
+    def _see_mask(
+        self, seen: int, query_length: int, no_mask: PagedLayer | None, mask: Tensor | None, batch: int
+    ) -> tuple[Tensor | None, bool]:
+        """Learn the 2-D mask of the coming forward, after `seen` columns.
+
+        Returns:
+            The one that its 4-D mask must be built from, and whether it needs none: where `no_mask` holds real tokens
+            only.
+        """
         self._check_attended(seen)
-        self._check_in_step(seen)
         if not seen:
             self._states.begin(batch)
         mask = self._padding.observe(mask, seen, seen + query_length, batch)
-        if query_length == 1:
+        if query_length == 1 and self._steps is not None:
             self.prepare_step(seen)
-        if not self._padding.irregular or seen == 0 or not self._uniform:
-            return mask
+        if self._padding.irregular and seen and self._uniform:
+            mask = self._with_moved_pads(mask, seen, query_length, batch)
+        return mask, no_mask is not None and no_mask.all_real
+
+    def _with_moved_pads(self, mask: Tensor | None, seen: int, query_length: int, batch: int) -> Tensor:
         # Pads in the middle do not stay in the columns they came in.
         for layer in self._layers:
             layer.commit()
@@ -127,7 +128,8 @@ class Forwards:
         return torch.arange(table.held, device=visible.device) >= pads - 1, offset
 
     def _check_attended(self, seen: int) -> None:
-        """Between forwards: did attention follow the last update, unless the cache begins anew?"""
+        """Between forwards: did attention follow the last update, unless the cache begins anew? Have all layers seen
+        as many columns as the first one, `seen`?"""
         skipped = unattended(self._layers) if self._mask_was_made and seen else None
         self._mask_was_made = True
         if skipped is not None:
@@ -137,9 +139,6 @@ class Forwards:
                 "code of its own, with a mask that is not made for it: load it with attn_implementation='eager', and "
                 "choose a policy that needs no queries and allocator='uniform'."
             )
-
-    def _check_in_step(self, seen: int) -> None:
-        """Between forwards: have all layers seen as much as the first one, `seen`?"""
         if seen and self._states.ahead(seen):
             raise RuntimeError(
                 f"A linear state has seen more than the {seen} tokens that were counted: a forward failed in the "
@@ -160,7 +159,7 @@ class Forwards:
         check_static_attention(self._attention.name)
         for layer in () if self._attention.name == PAGED_EVICTION else self._layers:
             layer.as_given = False  # nobody would read what is noted on keys
-        if self._padding.columns(seen, seen + 1, self._layers[0].table.rows, torch.device("cpu")) is not None:
+        if self._padding.may_be_pads(seen):
             raise ValueError(
                 "A static cache cannot take a pad as a single token: give pads together with the tokens they stand "
                 "before, or use static=False."
@@ -176,7 +175,7 @@ class Forwards:
             ValueError: it came with a mask that does not say what the pads are.
         """
         # Of a 4-D mask that the caller made the cache sees nothing, so it would take pads for tokens.
-        if not self._masks.brought_along(seen):
+        if not self.masks.brought_along(seen):
             return
         if rows > 1 and self._padding.expected and not self._padding.given and self._attention.has_masks:
             raise ValueError(

@@ -111,7 +111,7 @@ def static_pair(window: int = 8, padding: Padding | None = None) -> tuple[PagedL
     """A paged and a sliding layer that take steps together, the sliding one last."""
     paged = PagedLayer(SIZES, Counting(), padding=padding, static=True)
     sliding = StaticSlidingLayer(window)
-    steps = StaticSteps(Cohorts([paged.member]), [sliding.member], sliding.member)
+    steps = StaticSteps(Cohorts([paged.member]), [sliding.member], sliding.member, paged.padding)
     for layer in (paged, sliding):
         layer.enter(steps)
     return paged, sliding
@@ -123,7 +123,7 @@ def test_compiled_code_is_told_the_same_sizes(prompt: int, monkeypatch: pytest.M
     for layer in layers:
         layer.update(states(prompt), states(prompt))
     for seen in range(prompt, prompt + 4):
-        layers[0].compiled.steps.prepare()
+        layers[0].steps.prepare()
         expected = [(layer.get_seq_length(), layer.get_mask_sizes(1)) for layer in layers]
         assert layers[0].get_mask_sizes(torch.arange(seen, seen + 1)) == expected[0][1]
         with monkeypatch.context() as patch:
@@ -226,7 +226,7 @@ def test_nothing_is_known_of_pads_before_a_step_is_prepared() -> None:
         for layer in layers:
             layer.update(states(30), states(30))
         assert not paged.all_real
-        paged.compiled.steps.prepare()
+        paged.steps.prepare()
         assert paged.all_real
 
 

@@ -30,11 +30,15 @@ class Window:
         config: `model.config`.
         layers: indices of the layers that evict.
         in_text: whether the tokens held keep their places in the text.
+
+    Attributes:
+        tokens: of the longest text that needs no word; `inf` where none does any more.
     """
 
     def __init__(self, config: Any, layers: Sequence[int], in_text: bool) -> None:
         self._config, self._layers, self._in_text = config, list(layers), in_text
-        self._tokens = trained_window(config) if layers else None
+        window = trained_window(config) if layers else None
+        self.tokens: float = float("inf") if window is None else window
 
     def __deepcopy__(self, memo: Any) -> "Window":
         return self  # a copied cache serves the same model, and its user has been told
@@ -42,9 +46,9 @@ class Window:
     def check(self, length: int, offset: int, stacklevel: int) -> None:
         """Warn if that is too far: `length` keys of which the newest is `length + offset` tokens from the first one
         of the text."""
-        if self._tokens is None or length + (offset if self._in_text else 0) <= self._tokens:
+        if length + (offset if self._in_text else 0) <= self.tokens:
             return
-        window, self._tokens = self._tokens, None
+        window, self.tokens = self.tokens, float("inf")
         way_out = self._way_out()
         if way_out is not None:
             kind = self._config.get_text_config(decoder=True).model_type

@@ -61,6 +61,7 @@ class Contents:
         listener: what attention says of the tokens; None where nobody asks.
         marks: what gates say of them; None where nobody asks.
         table: which token is where; None before the first forward.
+        seen: columns fed so far, pads and tokens that wait included.
         pending: tokens that wait for `crop` or for attention, beside those in the table; None = no tokens.
         came_with_gradients: whether a forward was to have a gradient.
 
@@ -84,6 +85,7 @@ class Contents:
         self.listener = listener
         self.marks = marks
         self.table: BlockTable | None = None
+        self.seen = 0
         self.pending: Pending | None = None
         self.came_with_gradients = False
         self._scorer = scorer
@@ -105,6 +107,11 @@ class Contents:
     def waiting(self) -> int:
         """Tokens per row in `pending`."""
         return 0 if self.pending is None else self.pending.count
+
+    @property
+    def held(self) -> int:
+        """Slots in use, equal in all rows."""
+        return 0 if self.table is None else self.table.counters.held
 
     @property
     def device(self) -> torch.device:
@@ -145,7 +152,7 @@ class Contents:
             evicted_tokens, evicted_blocks = int(table.evicted_tokens.sum()), int(table.evicted_blocks.sum())
         return LayerStats(
             layer_idx=layer_idx,
-            seen=(0 if table is None else table.seen) + self.waiting,
+            seen=self.seen,
             held=held,
             budget=budget,
             evicted_tokens=evicted_tokens,
@@ -159,17 +166,17 @@ class Contents:
 
     # ---- what attention reads -------------------------------------------------------------------------------------
 
-    def shown(self, held: int | None = None) -> tuple[Tensor, Tensor]:
-        """The first `held` slots, or all, as attention gets them. Held tokens reach it on no other way."""
-        return self.store.shown(held)
-
     def shown_with(self, held: int, keys: Tensor, values: Tensor, real: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """As `shown`, with new states behind them; `real` `[B, n]` says which of these are no pads, None = all."""
+        """The first `held` slots as attention gets them, see `Store.shown`, with new states behind them.
+
+        Args:
+            real: `[B, n]` bool, which of the new ones are no pads; None = all.
+        """
         if held == 0:
             return keys, values
         # A single token sees what it would see if it were taken in at once.
         single = self.store.rounds and keys.shape[2] == 1
-        return with_new(self.store.shown_before(held, real) if single else self.shown(held), keys, values)
+        return with_new(self.store.shown_before(held, real) if single else self.store.shown(held), keys, values)
 
     # ---- life -----------------------------------------------------------------------------------------------------
 
@@ -200,6 +207,7 @@ class Contents:
     def clear(self) -> None:
         """Forget every token. The storage stays."""
         self.table = self.pending = None
+        self.seen = 0
         self.came_with_gradients = False
         self.quota.clear()
         self.store.clear()
@@ -303,6 +311,7 @@ class Contents:
         self.store.restore(saved.store, device)
         self.table = self._new_table(quota.budget, rows, heads, device)
         self.table.restore(saved.table)
+        self.seen = self.table.seen
         if self.listener is not None and saved.observer is not None:
             self.listener.observer.restore(saved.observer, heads, device)
         if self.marks is not None and saved.marks is not None:

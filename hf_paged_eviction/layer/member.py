@@ -6,10 +6,10 @@ import torch
 
 from ..integration.rotary import Rotary
 from ..policies import Needs
-from ..static.place import Place
 from ..table.budget import BlockBudget
 from .contents import Contents
 from .overflow import Overflow
+from .place import Place
 from .scores import Scores
 
 
@@ -41,8 +41,13 @@ class Member:
 
     @property
     def seen(self) -> int:
-        """Tokens that the host has counted, those that wait for `crop` included."""
-        return 0 if self.contents.table is None else self.contents.table.seen + self.contents.waiting
+        """Columns that the host has counted, those that wait for `crop` included."""
+        return self.contents.seen
+
+    def written(self) -> None:
+        """The host has counted a token that a compiled step has written."""
+        if self.place is not None:
+            self.place.written()
 
     def grant(self, budget: BlockBudget) -> None:
         """Hold so many tokens, which a budget in bytes has turned out to be."""

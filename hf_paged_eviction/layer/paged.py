@@ -22,8 +22,6 @@ from ..precision.codec import Codec
 from ..precision.coded import make_store
 from ..queries.listener import Listener
 from ..queries.observer import Observer, Queries
-from ..static.compiled import Compiled
-from ..static.place import Place
 from ..static.ring import QueryRing
 from ..static.steps import StaticSteps, outside_graphs, refusal
 from ..stats import LayerStats
@@ -39,6 +37,7 @@ from .contents import Contents, PagedSnapshot
 from .gradients import refuse_gradients
 from .member import Member
 from .overflow import Overflow
+from .place import Place
 from .scores import Scores
 from .takeback import Takeback
 
@@ -57,7 +56,9 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         record_past: while True, new tokens wait in a buffer until `crop` or the next forward commits them.
         cohorts: of the layers that may choose victims with this one; the layer alone until a cache says otherwise.
         member: what cohorts and compiled steps know of the layer.
-        compiled: how the layer of a static cache takes single tokens; None in any other.
+        steps: the compiled steps in which the layer of a static cache takes single tokens; None in any other.
+        place: its place in these steps; None in any other cache.
+        masks_itself: see below.
         memory: where the budget of the cache is in bytes, what makes tokens of them; None where it is not.
         marks: what gates say of the tokens; None where the policy does not ask.
         as_given: see `QueryListener`.
@@ -121,8 +122,9 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
                 "as they came: use disposal='drop' with bits=, or bits=None."
             )
         self.listener: Listener | None = None
+        self.masks_itself = masks_itself
         if needs.queries or masks_itself or self.outlet.reads:
-            self.listener = Listener(Observer(policy, budget.block_size, share, rotary), masks_itself)
+            self.listener = Listener(Observer(policy, budget.block_size, share, rotary))
         scorer = Scorer(policy, heads, layer_idx, share, rotary)
         self.marks = Marks(needs.gates, policy.label, layer_idx, share, static) if needs.gates else None
         self.contents = Contents(self.store, self.quota, self.outlet, self.listener, scorer, self.marks)
@@ -132,7 +134,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.memory: MemoryPlan | None = None
         self.member = Member(self.contents, self.scores, self._overflow, needs, rotary)
         self.cohorts: Cohorts[Member] = Cohorts([self.member])
-        self.compiled: Compiled | None = None
+        self.steps: StaticSteps | None = None
+        self.place: Place | None = None
 
     def __repr__(self) -> str:
         size = self.budget.tokens if self.budget.tokens is not None else self.budget.label
@@ -140,8 +143,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def enter(self, steps: StaticSteps) -> None:
         """Take single tokens in these compiled steps."""
-        self.member.place = Place(self.contents, self.scores, self.takeback, self.needs.queries)
-        self.compiled = Compiled(steps, self.member.place, self.contents, self.layer_idx)
+        self.steps = steps
+        self.place = self.member.place = Place(self.contents, self.scores, self.takeback, self.needs.queries)
 
     # ---- what transformers asks -----------------------------------------------------------------------------------
 
@@ -169,11 +172,11 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     def get_seq_length(self) -> int:
         """Tokens seen per row, pads included: what positions continue from, never what is held. Within a compiled step
         of a static cache a tensor."""
-        if self.contents.table is None:
-            return 0
-        if self.compiled is not None and torch.compiler.is_compiling():
-            return self.compiled.seen()  # type: ignore[return-value]
-        return self.table.seen + self._waiting
+        if self.steps is None or self.contents.table is None:
+            return self.contents.seen
+        if torch.compiler.is_compiling():
+            return self.steps.seen_on(self.contents.device)  # type: ignore[return-value]
+        return self.contents.seen + self.steps.uncounted
 
     def get_mask_sizes(self, query_length: int | Tensor) -> tuple[int, int]:
         """Length of what the next `update` returns, and the column of its first slot: `(kv_length, kv_offset)`.
@@ -181,12 +184,19 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         Where the model's mask is not used, one that is too narrow is asked for.
         """
         count = query_length if isinstance(query_length, int) else query_length.shape[0]
-        if count == 1 and self.compiled is not None and self.contents.table is not None:
-            return self.compiled.mask_sizes()  # type: ignore[return-value]
-        held, seen = self.held + self._waiting, self.get_seq_length()
+        contents, most = self.contents, self.quota.budget.tokens
+        if self.steps is not None and contents.table is not None:
+            columns: int | Tensor = self.get_seq_length()
+            if count == 1 and most is not None:
+                beyond = columns + 1 - most
+                return most, max(beyond, 0) if isinstance(beyond, int) else beyond.clamp_min(0)  # type: ignore[return-value]
+            self.steps.settle()
+        table, seen = contents.table, contents.seen
+        held = 0 if table is None else table.counters.held
+        if contents.pending is not None:
+            held += contents.pending.count
         if seen and self.masks_itself:
             return 1, seen
-        most = self.quota.budget.tokens
         if most is not None:
             held = min(held, most)
             if count == 1 and held == most and not self.record_past:
@@ -229,8 +239,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         A compiled step leaves its token uncounted, since a graph cannot call the host when it ends. It is counted when
         somebody asks for the table, so that nobody sees that it was put off.
         """
-        if self.compiled is not None:
-            self.compiled.steps.settle()
+        if self.steps is not None:
+            self.steps.settle()
         return self.contents.known
 
     @property
@@ -246,17 +256,15 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     @property
     def held(self) -> int:
         """Tokens held per row, pads included, without those still waiting for `crop`."""
-        return 0 if self.contents.table is None else self.table.held
-
-    @property
-    def _waiting(self) -> int:
-        return self.contents.waiting
+        if self.steps is not None:
+            self.steps.settle()
+        return self.contents.held
 
     @property
     def all_real(self) -> bool:
         """Whether every slot that the last `update` returned is known to hold a real token. Reads no tensor."""
-        if self.compiled is not None:
-            return self.compiled.steps.all_real
+        if self.steps is not None:
+            return self.steps.all_real
         table = self.contents.table
         return table is not None and self.contents.pending is None and table.all_real
 
@@ -284,33 +292,40 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             ValueError: another number of rows than the cache holds.
             RuntimeError: attention did not tell of the last forward.
         """
-        if torch.compiler.is_compiling() or not key_states.requires_grad:
-            return self._update(key_states, value_states)
+        if key_states.requires_grad and not torch.compiler.is_compiling():
+            return self._with_gradients(key_states, value_states)
+        return self._update(key_states, value_states)
+
+    def _with_gradients(self, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
         single, later = key_states.shape[2] == 1 and self.store.rounds, self.contents.came_with_gradients
         attended = self._update(key_states, value_states)
         self.contents.came_with_gradients = True
         return refuse_gradients(attended, key_states) if single or later else attended
 
     def _update(self, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
-        if self.compiled is None:
+        if self.steps is None or self.place is None:
             return self._take_in(key_states, value_states)
         if key_states.shape[2] != 1 or self.contents.table is None:
-            return self._several(key_states, value_states)
-        attended = self.compiled.write(key_states, value_states, self.as_given)
-        self.compiled.steps.took(self.member)
+            return self._interrupt(key_states, value_states)
+        if not self.steps.ready:
+            self.steps.check_ready()
+        attended = self.place.write(self.layer_idx, key_states, value_states, self.as_given)
+        self.steps.took(self.member)
         return attended
 
     @outside_graphs
-    def _several(self, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
-        if self.compiled is not None:
-            self.compiled.interrupt()
+    def _interrupt(self, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
+        if self.steps is not None:
+            self.steps.interrupt()
         return self._take_in(key_states, value_states)
 
     def _take_in(self, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
-        if self.listener is None:
-            return self._use_then_evict(key_states, value_states)
-        self.listener.check_told(self.layer_idx)
+        if self.listener is not None:
+            self.listener.check_told(self.layer_idx)
         keys, values = self._use_then_evict(key_states, value_states)
+        self.contents.seen += key_states.shape[2]
+        if self.listener is None:
+            return keys, values
         if key_states.shape[2]:
             self.listener.expect()
         if self.masks_itself and not self.store.copies and keys is self.store.shown()[0]:
@@ -320,47 +335,47 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     def _use_then_evict(self, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        keys, values = self.store.detached(key_states, value_states)
+        contents, (keys, values) = self.contents, self.store.detached(key_states, value_states)
         count = keys.shape[2]
         if count == 0:
-            return self.contents.shown_with(self.held, keys, values)
-        self.commit()
-        table = self._started(keys, values)
-        real = self.padding.columns(table.seen, table.seen + count, keys.shape[0], keys.device)
+            return contents.shown_with(contents.held, keys, values)
+        if contents.pending is not None or self.listener is not None:
+            self.commit()
+        table = contents.table
+        if table is None:
+            table = self._start(keys, values)
+        else:
+            table.check_rows(keys.shape[0])
+        seen, held = contents.seen, table.counters.held
+        real = self.padding.columns(seen, seen + count, keys.shape[0], keys.device)
         marks = None if self.marks is None else self.marks.take_arrived(keys)
-        if self._holds_back(table, count):
-            self.contents.pending = Pending(keys, values, real, marks)
-            return self.contents.shown_with(table.held, key_states, value_states, real)
-        if count == 1 or (table.seen and not key_states.requires_grad and not self.store.rounds):
-            every_slot = table.held == table.capacity
-            attended = self._take(keys, values, real, marks)
-            noted = self._noted(keys, table) if attended is None and count == 1 else None
-            if noted is not None:
+        if self.record_past or (self.listener is not None and (count > 1 or self._overflows(table, count))):
+            contents.pending = Pending(keys, values, real, marks)
+            return contents.shown_with(held, key_states, value_states, real)
+        if count == 1 or (seen and not key_states.requires_grad and not self.store.rounds):
+            attended = self._take(table, keys, values, real, marks)
+            if attended is None and count == 1 and self.as_given and (noted := self._noted(keys, table)) is not None:
                 return noted, values
-            return self.contents.shown(None if every_slot else table.held) if attended is None else attended
+            every_slot = held == table.capacity
+            return self.store.shown(None if every_slot else table.counters.held) if attended is None else attended
         # The caller's own tensors carry a gradient and are not rounded, which those of the storage may be.
-        attended = self.contents.shown_with(table.held, key_states, value_states)
-        self._take(keys, values, real, marks)
+        attended = contents.shown_with(held, key_states, value_states)
+        self._take(table, keys, values, real, marks)
         return attended
 
     def _noted(self, keys: Tensor, table: BlockTable) -> Tensor | None:
-        """See `Store.noted`. None also where some slots are not visible, the model changes what it is given, or
-        observers are to be shown all keys."""
-        if not (self.as_given and table.filled) or (self.needs.queries and table.may_fill_block):
+        """See `Store.noted`. None also where some slots are not visible, or observers are to be shown all keys."""
+        if not table.filled or (self.needs.queries and table.may_fill_block):
             return None
         return None if torch.compiler.is_compiling() else self.store.noted(keys)
 
-    def _started(self, keys: Tensor, values: Tensor) -> BlockTable:
-        """The table, which the first tokens make."""
-        table, rows = self.contents.table, keys.shape[0]
-        if table is not None:
-            table.check_rows(rows)
-            return table
+    def _start(self, keys: Tensor, values: Tensor) -> BlockTable:
+        """The first tokens are about to come: make the table."""
         self.quota.check(keys.shape[1], self.share)
         self.store.dtype, self.store.device = keys.dtype, keys.device
         self._measure(keys, values)
         table = self.contents.start(keys, values)
-        if rows > 1:
+        if keys.shape[0] > 1:
             self.padding.warn_if_unknown()
         return table
 
@@ -372,27 +387,24 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             token_bytes = self.outlet.slot_bytes(store.token_bytes(keys, values))
             self.memory.begin(self.layer_idx, token_bytes, keys.shape[0], beside, passing)
 
-    def _holds_back(self, table: BlockTable, count: int) -> bool:
-        """Whether `count` new tokens wait outside the storage for now."""
-        return self.record_past or (self.listener is not None and (count > 1 or self._overflows(table, count)))
-
     def commit(self) -> None:
         """Take in the tokens that wait for `crop` or for attention, evicting as needed."""
         if self.listener is not None:
             self.listener.check_told(self.layer_idx)
         pending, self.contents.pending = self.contents.pending, None
         if pending is not None and pending.count:
-            self._take(pending.keys, pending.values, pending.real, pending.marks)
+            self._take(self.contents.known, pending.keys, pending.values, pending.real, pending.marks)
         if self.listener is not None:
             self.listener.queries = None
 
     # ---- append, overwrite, overflow ------------------------------------------------------------------------------
 
     def _take(
-        self, keys: Tensor, values: Tensor, real: Tensor | None, marks: Tensor | None
+        self, table: BlockTable, keys: Tensor, values: Tensor, real: Tensor | None, marks: Tensor | None
     ) -> tuple[Tensor, Tensor] | None:
-        """Hold new tokens. Returns all that they may attend to, where that was put together; else `_read` gives it."""
-        table, count, listener = self.contents.known, keys.shape[2], self.listener
+        """Hold new tokens. Returns all that they may attend to where that was put together, else None: read the store
+        then."""
+        count, listener = keys.shape[2], self.listener
         if count > 1 and self.store.rounds:
             self.store.meet(keys, values, real)
         self.quota.scores = None
@@ -416,10 +428,10 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
                 for other in others if told else ():
                     other.fit()
             return self._overflow.take(keys, values, real)
-        if self._overflows(table, count):
-            return self._overflow.take(keys, values, real)
-        if count == 1 and table.held == table.capacity:
+        if count == 1 and table.counters.held == table.capacity:
             self._overwrite(table, keys, values, real)
+        elif self._overflows(table, count):
+            return self._overflow.take(keys, values, real)
         else:
             self._append(table, keys, values, real)
         if waited is not None and listener is not None and count == 1:
@@ -428,7 +440,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def _overflows(self, table: BlockTable, count: int) -> bool:
         """Whether `count` new tokens make the layer choose anew all that it holds."""
-        room = table.capacity - table.held - count
+        room = table.capacity - table.counters.held - count
         if count == 1 and room < 0:
             return False
         # Pads in the middle have to move to the lowest slots before the first slot is overwritten.
@@ -473,14 +485,10 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         if self.marks is not None:
             self.marks.overwrite(slot, real)
         table.overwritten(real)
-        self.scores.encode_block()
+        if self.store.waiting:
+            self.scores.encode_block()
 
     # ---- attention ------------------------------------------------------------------------------------------------
-
-    @property
-    def masks_itself(self) -> bool:
-        """Whether the model's own mask does not fit this layer."""
-        return self.listener is not None and self.listener.masks_itself
 
     def mask(self, query_length: int) -> Tensor | None:
         """What the queries of the last `update` may attend to, see `QueryListener.mask`; where `masks_itself`."""
@@ -500,15 +508,16 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def attended(self, queries: Queries) -> None:
         """The queries of the last forward, and what they were compared with."""
-        listener, compiled = self.listener, self.compiled
+        listener, place = self.listener, self.place
         if listener is None:
             return
-        if compiled is None or compiled.ring is None:
+        if self.steps is None or place is None or place.ring is None:
             self._observe(listener, queries)
-        elif compiled.leave(queries):
+        elif place.given is not None and queries.query.shape[2] == 1:
+            place.ring.put(self.steps.seen[self.contents.device], queries.query)
             listener.told(None)
         else:
-            self._several_attended(listener, compiled.ring, queries)
+            self._several_attended(listener, place.ring, queries)
 
     @outside_graphs
     def _several_attended(self, listener: Listener, ring: QueryRing, queries: Queries) -> None:
@@ -600,6 +609,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         """
         self.check_crop(tokens_to_remove)
         contents, count = self.contents, columns_to_remove(tokens_to_remove, self.get_seq_length())
+        contents.seen -= count
         if contents.pending is not None:
             dropped = min(count, contents.waiting)
             contents.pending = contents.pending.first(contents.waiting - dropped)
@@ -623,8 +633,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     # ---- rows -----------------------------------------------------------------------------------------------------
 
     def _map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
-        if self.compiled is not None:
-            self.compiled.interrupt()
+        if self.steps is not None:
+            self.steps.interrupt()
         with torch.inference_mode(False):  # what is made here is written to later, perhaps outside
             self.contents.map_rows(change)
 
@@ -646,8 +656,9 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def reset(self) -> None:
         """Forget every token. The storage stays and serves the next prompt of the same shape."""
-        if self.compiled is not None:
-            self.compiled.clear()
+        if self.steps is not None and self.place is not None:
+            self.steps.forget()
+            self.place.given = None
         self.contents.clear()
         self.store.dtype = None  # the model may have another by the next prompt
 
@@ -671,15 +682,16 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         Raises:
             ValueError: tokens wait for `crop`. RuntimeError: the last forward failed in the middle.
         """
-        compiled = self.compiled
-        if compiled is not None:
-            compiled.steps.settle_for_all()
-        if self.contents.table is not None and not self._waiting:
+        steps, place = self.steps, self.place
+        if steps is not None:
+            steps.settle_for_all()
+        if self.contents.table is not None and not self.contents.waiting:
             self.commit()
         saved = replace(self.contents.snapshot(), as_given=self.as_given)
-        if compiled is None or saved.table is None:
+        if steps is None or place is None or saved.table is None:
             return saved
-        return replace(saved, ring=compiled.ring_snapshot(), all_real=compiled.all_real)
+        all_real = place.given.all_real if place.given is not None and steps.joined else None
+        return replace(saved, ring=None if place.ring is None else place.ring.snapshot(), all_real=all_real)
 
     def restore(self, saved: PagedSnapshot, device: torch.device) -> None:
         """Hold what another layer made in the same way held. Nothing is checked here, see `recipes.saving.checks`."""
@@ -687,12 +699,13 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             return
         self.contents.restore(saved, device)
         self.is_initialized, self.as_given = True, saved.as_given
-        if self.compiled is not None:
-            self.compiled.restore_ring(saved.ring, device)
+        if saved.ring is not None and self.place is not None and self.place.ring is not None:
+            self.place.ring.restore(saved.ring, device)
 
     def stats(self) -> LayerStats:
         """Counts and bytes. Reads tensors."""
-        self.get_seq_length()  # counts what a compiled step has left to count
+        if self.steps is not None:
+            self.steps.settle()
         return self.contents.stats(self.layer_idx)
 
     # ---- reading --------------------------------------------------------------------------------------------------

@@ -46,7 +46,7 @@ class Takeback:
             Whether anything was moved.
         """
         table = self._contents.known
-        if not self._padding.irregular or table.held + 1 != table.capacity:
+        if table.held + 1 != table.capacity:
             return False
         self._scores.encode()
         self._contents.move(table.positions.argsort(stable=True, dim=-1), 0, table.pads)

@@ -14,30 +14,26 @@ import torch
 from torch import Tensor
 from transformers.masking_utils import AttentionMaskInterface, causal_mask_function
 
-#: Takes the 2-D mask of the coming forward (or None) and the number of rows; returns the mask to build from.
-Listener = Callable[[Tensor | None, int], Tensor | None]
+#: Takes the 2-D mask of the coming forward (or None) and the number of rows; returns the mask to build from, and
+#: whether the attention that follows needs none.
+Tell = Callable[[Tensor | None, int], tuple[Tensor | None, bool]]
 
 
 class TellingOffset(int):
     """A `kv_offset` that remembers who wants to see the mask it is used for."""
 
-    listener: Listener
-    all_visible: Callable[[], bool]
+    tell: Tell
     placeholder: bool
 
     @classmethod
-    def of(
-        cls, offset: int, listener: Listener, all_visible: Callable[[], bool], placeholder: bool = False
-    ) -> "TellingOffset":
-        """The number `offset`, with a listener.
+    def of(cls, offset: int, tell: Tell, placeholder: bool = False) -> "TellingOffset":
+        """The number `offset`, with somebody to tell.
 
         Args:
-            all_visible: asked after the listener; whether the attention that follows needs no mask at all.
             placeholder: the mask will not be used, and there must be one so that attention can tell.
         """
         self = cls(offset)
-        self.listener = listener
-        self.all_visible = all_visible
+        self.tell = tell
         self.placeholder = placeholder
         return self
 
@@ -52,24 +48,23 @@ class MaskWatch:
 
     Masks that `generate` builds ahead of a step (compiled decoding) are told from those by the number of columns seen
     when sizes were asked for.
+
+    Attributes:
+        begun: the construction of a mask has begun.
     """
 
     def __init__(self) -> None:
-        self._begun = False
+        self.begun = False
         self._asked_at = -1
-
-    def begin(self) -> None:
-        """The construction of a mask begins."""
-        self._begun = True
 
     def ask(self, seen: int) -> None:
         """Sizes are asked for, with so many columns seen."""
-        self._begun, self._asked_at = False, seen
+        self.begun, self._asked_at = False, seen
 
     def brought_along(self, seen: int) -> bool:
         """Whether the forward that comes after so many columns has a mask of the caller's own. Asked once per forward:
         the first layer takes note for all."""
-        begun, self._begun = self._begun, False
+        begun, self.begun = self.begun, False
         return begun and self._asked_at != seen
 
 
@@ -78,11 +73,11 @@ def _listening(build_mask: Callable[..., Any]) -> Callable[..., Any]:
     def with_cache(*args: Any, **kwargs: Any) -> Any:
         offset = kwargs.get("kv_offset")
         if isinstance(offset, TellingOffset):
-            kwargs["attention_mask"] = offset.listener(kwargs.get("attention_mask"), kwargs["batch_size"])
+            kwargs["attention_mask"], needs_none = offset.tell(kwargs.get("attention_mask"), kwargs["batch_size"])
             kwargs["kv_offset"] = int(offset)
             kwargs["allow_is_causal_skip"] = kwargs.get("allow_is_causal_skip", True) and not offset.placeholder
             if is_plain_causal(kwargs):
-                if offset.all_visible():
+                if needs_none:
                     return None
             elif offset.placeholder:
                 # Nobody can use it, and its function may look at columns that are not there: attention refuses it.

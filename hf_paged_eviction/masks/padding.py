@@ -140,6 +140,10 @@ class Padding:
         """Whether a pad is known of, as of the last forward of several tokens."""
         return self._all_real_from > 0
 
+    def may_be_pads(self, start: int) -> bool:
+        """Whether any of the tokens from `start` on is known not to be real."""
+        return self._mask is not None and start < self._all_real_from
+
     def columns(self, start: int, stop: int, batch: int, device: torch.device) -> Tensor | None:
         """Which of the tokens `start .. stop` are real: `[batch, stop - start]` bool, or None if all are."""
         if start >= self._all_real_from or self._mask is None:

@@ -87,7 +87,7 @@ class ModelAttention:
 
     def look(self) -> None:
         """Take note of a change. Once per forward: reading a configuration costs more than writing a token."""
-        self.shows_queries: bool = self.name == PAGED_EVICTION
+        self.shows_queries: bool = self.config._attn_implementation == PAGED_EVICTION
 
     @property
     def name(self) -> str | None:
@@ -116,7 +116,7 @@ def hand_over(listener: QueryListener, keys: Tensor, values: Tensor) -> None:
 def unattended(listeners: Iterable[QueryListener]) -> QueryListener | None:
     """The one of these whose keys were handed over and not attended to so far."""
     waiting = None if _handover.listener is None else _handover.listener()
-    return next((listener for listener in listeners if listener is waiting), None)
+    return None if waiting is None else next((listener for listener in listeners if listener is waiting), None)
 
 
 def forget_handover(listeners: Iterable[QueryListener]) -> None:

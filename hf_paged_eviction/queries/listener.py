@@ -29,9 +29,7 @@ class QueryListener(Protocol):
 
     layer_idx: int
     as_given: bool
-
-    @property
-    def masks_itself(self) -> bool: ...
+    masks_itself: bool
 
     @property
     def held(self) -> int: ...
@@ -69,7 +67,6 @@ class Listener:
 
     Attributes:
         observer: statistics of attention.
-        masks_itself: the model's own mask does not fit this layer, whose number of tokens is not that of the others.
         queries: of the tokens that wait; None where attention has not told of them.
         positions: `[B, q]` int64 of the tokens that are being taken in, -1 for pads; of a single one only where it
             waited.
@@ -77,9 +74,8 @@ class Listener:
         real: `[B, q]` bool, which of them are real; None = all.
     """
 
-    def __init__(self, observer: Observer, masks_itself: bool) -> None:
+    def __init__(self, observer: Observer) -> None:
         self.observer = observer
-        self.masks_itself = masks_itself
         self.queries: Queries | None = None
         self.positions = torch.empty(0, 0, dtype=torch.int64)
         self.real: Tensor | None = None

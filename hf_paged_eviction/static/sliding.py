@@ -95,8 +95,7 @@ class StaticSlidingLayer(CacheLayerMixin):  # type: ignore[misc]
         """Tokens seen per row; within a compiled step a tensor."""
         if torch.compiler.is_compiling() and self.is_initialized:
             return self.steps.seen_on(self.device)  # type: ignore[return-value]
-        self.steps.settle()
-        return self.member.seen
+        return self.member.seen + self.steps.uncounted
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """`(kv_length, kv_offset)` of what the next `update` returns."""
@@ -118,7 +117,8 @@ class StaticSlidingLayer(CacheLayerMixin):  # type: ignore[misc]
         """Take in new tokens, `[batch, kv_heads, new, dim]`; a single one after others gets the whole storage back."""
         if key_states.shape[2] != 1 or not self.is_initialized:
             return self._several(key_states, value_states)
-        self.steps.check_ready()
+        if not self.steps.ready:
+            self.steps.check_ready()
         seen = self.steps.seen[self.device]
         place = seen.clamp_max(self.window - 1).view(1)
         storage = self._storage()

@@ -12,6 +12,7 @@ from typing import Any, ParamSpec, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from ..masks.padding import Padding
 from ..store.fixed import static_zeros
 from ..table.cohort import Cohort, Cohorts, Member
 from ..table.table import BlockTable
@@ -53,10 +54,6 @@ class Stepping(Protocol):
     @property
     def seen(self) -> int: ...
 
-
-class SlidingMember(Stepping, Protocol):
-    """Of one that is not paged, see `static.sliding`."""
-
     def written(self) -> None:
         """The host has counted a token."""
 
@@ -64,7 +61,7 @@ class SlidingMember(Stepping, Protocol):
 class PagedMember(Stepping, Member, Protocol):
     """Of a paged one, see `layer.member`."""
 
-    place: Any  # see `static.place`; None until the layer has entered
+    place: Any  # see `layer.place`; None until the layer has entered
 
 
 class NextSlots:
@@ -89,38 +86,19 @@ class NextSlots:
         self.leaving: Tensor = old.leaving if old is not None and fits else static_zeros(shape, table.device)
         self.all_real = table.full and table.all_real
 
-
-class StaticRun:
-    """Layers that are alike and take every step together.
-
-    Attributes:
-        cohort: of these layers.
-        given: where their next token goes.
-    """
-
-    def __init__(self, cohort: Cohort[PagedMember], old: "StaticRun | None") -> None:
-        self.cohort = cohort
-        self.given: NextSlots = NextSlots(cohort.table, None if old is None else old.given)
-
-    def prepare(self) -> None:
+    def prepare(self, cohort: Cohort[PagedMember]) -> None:
         """Choose victims where they are due, and say where the next token goes."""
-        table, given, takes = self.cohort.table, self.given, self.cohort.members[0].contents.outlet.takes
-        if not table.full:
-            given.slots.fill_(table.held)
+        table, takes = cohort.table, cohort.members[0].contents.outlet.takes
+        if not table.counters.overwriting:
+            self.slots.fill_(table.held)
             if takes:
-                given.leaving.fill_(-1)
+                self.leaving.fill_(-1)
             return
         if table.victims_due:
-            self.cohort.choose_victims()
-        given.slots.copy_(table.next_slot())
+            cohort.choose_victims()
+        self.slots.copy_(table.next_slot())
         if takes:
-            given.leaving.copy_(table.positions_in(given.slots, None))
-
-    def advance(self) -> None:
-        """A token was written."""
-        self.cohort.advance()
-        for member in self.cohort.members:
-            member.place.written()
+            self.leaving.copy_(table.positions_in(self.slots, None))
 
 
 class StaticSteps:
@@ -139,30 +117,32 @@ class StaticSteps:
         cohorts: of the paged layers.
         sliding: of the others, in the order of the model.
         last: of the last layer of them all.
+        padding: what is known of the batch's pads.
     """
 
     def __init__(
         self,
         cohorts: Cohorts[Any],
-        sliding: Sequence[SlidingMember],
+        sliding: Sequence[Stepping],
         last: Stepping | None,
+        padding: Padding,
     ) -> None:
         self.ready = False
         self.begun = False
         self.uncounted = False
         self.seen: dict[torch.device, Tensor] = {}
-        self._runs: list[StaticRun] = []
+        self._runs: list[tuple[Cohort[PagedMember], NextSlots]] = []  # layers that are alike, and their next slots
         self.joined = False
         self._cohorts = cohorts
         self._paged: list[PagedMember] = cohorts.members
         self._sliding = list(sliding)
         self._all: list[Stepping] = [*self._paged, *sliding]
-        self._last = last
+        self._last, self._padding = last, padding
 
     @property
     def all_real(self) -> bool:
         """Whether a single token needs no mask in the paged layers."""
-        return self.joined and all(run.given.all_real for run in self._runs)
+        return self.joined and all(given.all_real for _, given in self._runs)
 
     # ---- between the steps ----------------------------------------------------------------------------------------
 
@@ -177,13 +157,13 @@ class StaticSteps:
             raise _failed()
         if self.ready:
             return
-        sorted_pads = [member.place.sort_pads() for member in self._paged]
-        if any(sorted_pads) or not self.joined:
+        moved = self._padding.irregular and any([member.place.sort_pads() for member in self._paged])
+        if moved or not self.joined:
             self._join()
-        for run in self._runs:
-            run.prepare()
+        for cohort, given in self._runs:
+            given.prepare(cohort)
         for seen in self.seen.values():
-            seen.fill_(self._count())
+            seen.fill_(self._all[0].seen)
         self.ready = True
 
     @property
@@ -196,9 +176,9 @@ class StaticSteps:
         if not self.uncounted:
             return
         self.uncounted = False
-        for run in self._runs:
-            run.advance()
-        for member in self._sliding:
+        for cohort, _ in self._runs:
+            cohort.advance()
+        for member in self._all:
             member.written()
 
     def settle_for_all(self) -> None:
@@ -229,18 +209,15 @@ class StaticSteps:
         if not all_real or any(known is None for known in all_real):
             return
         self._join()
-        for run in self._runs:
-            run.given.all_real = bool(all_real[self._paged.index(run.cohort.members[0])])
-
-    def _count(self) -> int:
-        return self._all[0].seen
+        for cohort, given in self._runs:
+            given.all_real = bool(all_real[self._paged.index(cohort.members[0])])
 
     def _join(self) -> None:
         pairs = zip_longest(self._cohorts.all(), self._runs)
-        self._runs = [StaticRun(cohort, old) for cohort, old in pairs if cohort]
-        for run in self._runs:
-            for index, member in enumerate(run.cohort.members):
-                member.place.join(run.given, index)
+        self._runs = [(cohort, NextSlots(cohort.table, old and old[1])) for cohort, old in pairs if cohort]
+        for cohort, given in self._runs:
+            for index, member in enumerate(cohort.members):
+                member.place.join(given, index)
         for each in self._all:
             if each.device is not None and each.device not in self.seen:
                 self.seen[each.device] = static_zeros((), each.device)

@@ -301,7 +301,8 @@ class Store:
     def overwrite(self, slot: Tensor, keys: Tensor, values: Tensor, real: Tensor | None) -> None:
         """Write a single token to the slot `[batch, sets, 1]`; not in rows that `real` `[batch, 1]` says are pads."""
         storage_k, storage_v = self._both
-        index_k = slot_index(slot, storage_k)
+        batch, heads, _, width = storage_k.shape
+        index_k = slot[..., None].expand(batch, heads, -1, width)  # a view, as `slot_index` makes it
         index_v = index_k if storage_v.shape == storage_k.shape else slot_index(slot, storage_v)
         if real is not None:
             written = real[:, None, :, None]

@@ -118,7 +118,7 @@ class BlockTable:
 
     def check_rows(self, rows: int) -> None:
         """Raise ValueError unless it has so many."""
-        if rows != self.rows:
+        if rows != self.phase.pads.shape[0]:
             raise ValueError(
                 f"The cache holds {self.rows} rows but got {rows}. Use a new cache or `cache.reset()` for another "
                 "batch, `batch_repeat_interleave` or `batch_select_indices` to change the rows of this one."
@@ -301,10 +301,11 @@ class BlockTable:
     def overwritten(self, real: Tensor | None) -> None:
         """The slot given by `next_slot` was written; `real` `[B, 1]` bool, rows whose token was no pad, None = all."""
         self.counters.in_arrival_order = False
-        if real is not None:
+        if real is None:
+            self.counters.seen += 1
+        else:
             self.write_back()
-        self._count(1, real)
-        if real is not None:
+            self._count(1, real)
             # A row whose token was a pad kept what it held: only the others moved on.
             self._write_newest(self.tokens.positions, 1, real[:, :1])
             self._forget_shifts(1, real[:, :1])

@@ -67,7 +67,7 @@ def test_any_calls(
 
 def told(recorder: Recorder, index: int, layer: Any) -> int:
     """Everything that came is held or has left."""
-    waiting = layer._waiting
+    waiting = layer.contents.waiting
     columns = recorder.columns[: len(recorder.columns) - waiting]
     fed = [
         [(column.keys[index][row], column.values[index][row]) for column in columns if column.real[row]]

@@ -93,7 +93,7 @@ class RecallRecorder(Recorder):
         heads = layer.keys.shape[1]
         for row, real in enumerate(column.real):
             own = [c for c in self.columns if c.real[row]]
-            taken_in = len(own) - (1 if layer._waiting else 0)
+            taken_in = len(own) - (1 if layer.contents.waiting else 0)
             if not real or taken_in <= layer.budget.tokens:
                 continue
             scores = self._slow_scores(index, own[: taken_in // BLOCK * BLOCK], row, query[row, :, 0], heads)

@@ -198,7 +198,7 @@ class SlowCache:
             if believed and self.recalls and (keys.shape[2] > 1 or "blocks=all" in self.options["disposal"]):
                 self._around[index] = self._everything(keys)
             elif believed:
-                overwrites = keys.shape[2] == 1 and not layer._waiting
+                overwrites = keys.shape[2] == 1 and not layer.contents.waiting
                 self._around[index] = self._claimed(layer, keys) if overwrites else before
             return result
 

@@ -62,7 +62,7 @@ class MergePlay(Play):
     def crop(self, count: int, absolute: bool) -> None:
         if not self.cache.layers[0].record_past:  # otherwise what was merged into the newest token goes with it
             return
-        waiting = self.cache.layers[0]._waiting
+        waiting = self.cache.layers[0].contents.waiting
         super().crop(min(count, waiting), absolute)
 
     def check(self) -> None:
