@@ -65,8 +65,8 @@ def _tables() -> dict[str, str]:
         needles = f"--tasks {NEEDLES} {asked}"
         found |= {
             f"needles_{name}": f"{needles} --budgets {EIGHTH},{QUARTER},full --policies {CHEAP},compactor",
-            f"auto_{name}": f"{needles} --budgets 64,{EIGHTH},{QUARTER},448,full --policies auto",
-            f"half_{name}": f"{needles} --budgets 64,448,full --policies auto@uniform,tova,keydiff",
+            f"auto_{name}": f"{needles} --budgets {EIGHTH},{QUARTER},448,full --policies auto",
+            f"half_{name}": f"{needles} --budgets 448,full --policies auto@uniform,tova,keydiff",
             f"kvzip_{name}": f"{needles} --budgets {EIGHTH},{QUARTER},full --policies kvzip@global,kvzip",
             f"ruler_{name}": f"--tasks {RULER} --length 1024,2048,4096 {asked} --budgets 6%,12.5%,25%,50%,full "
             f"--policies {CHEAP},compactor,h2o,cake@cake,snapkv@ada_kv,keydiff@ada_kv,snapkv@pyramid",

@@ -15,7 +15,7 @@ from .settings import Settings
 
 
 def settled(settings: Settings, pages: bool = False) -> Settings:
-    """The same with a policy by its name where it says "auto", and with the newest tokens that go with it.
+    """The same with a policy by its name where it says "auto", and with the first and newest tokens that go with it.
 
     Args:
         settings: of one policy and one budget.
@@ -30,6 +30,8 @@ def settled(settings: Settings, pages: bool = False) -> Settings:
     found = next(each for each in defaults(config) if _serves(each, config, settings, pages))
     needed = PAGED_EVICTION if needs_queries(found.name) else settings.attn_implementation
     chosen: dict[str, Any] = {"policies": (found.name,), "attn_implementation": needed}
+    if settings.sink_tokens is None:
+        chosen["sink_tokens"] = found.sinks
     budget = settings.budgets[0]
     if settings.recent_tokens is None and budget.isdecimal():
         protection = (settings.sink_tokens, settings.protected_prefix, None)

@@ -64,7 +64,8 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             evicts its own. None = what the policy says (`Needs.heads`), "separate" for allocators that share out among
             heads.
         sink_tokens: first real tokens of each row that are never evicted. None = as many as the policy was published
-            with ("streaming_llm" 4, "recency" 0), which for all others is one block.
+            with ("streaming_llm" 4, "recency" 0), which for all others is one block; 4 where policy="auto" found a
+            calibration.
         protected_prefix: the same for a prefix you know, such as a system prompt; the larger of the two counts.
         recent_tokens: newest real tokens of each row that are never evicted; one block if None (an eighth of `budget`
             where policy="auto" found a calibration). Exact to the token

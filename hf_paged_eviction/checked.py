@@ -140,7 +140,8 @@ class CheckedOptions:
         if isinstance(budget, Sequence) and not isinstance(budget, str | bytes):
             budget, shares = given_shares(budget, shares)
         if protection[0] is None:
-            protection = (scorer.needs.sink_tokens, *protection[1:])
+            sinks = scorer.needs.sink_tokens if default.sinks is None else default.sinks
+            protection = (sinks, *protection[1:])
         most_bytes = None if memory is None else parse_bytes(memory)
         tokens, kept = cast(int | None, budget), with_share(protection, default.recent, budget, block_size)
         sizes = BlockBudget.validate(tokens, keep_ratio, block_size, *kept, memory=most_bytes)

@@ -1,12 +1,13 @@
 """What a cache does where nobody says which policy: the one place where that is decided.
 
 Measured on real models, see docs/policies/index.md, "The default". A model with a calibration gets that: with one
-threshold over all layers and heads where its attention implementation can serve it, else with equal shares, and an
-eighth of the budget for the newest tokens. Any other model gets the published policy, which needs nothing.
+threshold over all layers and heads where its attention implementation can serve it, else with equal shares; with an
+eighth of the budget for the newest tokens, and four first tokens. Any other model gets the published policy, which
+needs nothing.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from .allocators import BudgetAllocator
@@ -28,11 +29,13 @@ class Default:
     Attributes:
         policy, allocator: as `PagedEvictionCache` takes them.
         recent: share of the budget for the newest tokens, where `recent_tokens` is not given; None = one block.
+        sinks: first tokens that are never evicted, where `sink_tokens` is not given; None = as the policy says.
     """
 
     policy: str | EvictionPolicy
     allocator: str | BudgetAllocator = "uniform"
     recent: float | None = None
+    sinks: int | None = None
 
     @property
     def name(self) -> str:
@@ -51,8 +54,8 @@ def defaults(config: Any) -> tuple[Default, ...]:
     file = find_calibration(config)
     if file is None:
         return (Default("paged_eviction"),)
-    policy, recent = f"calibrated:{quoted(str(file))}", 1 / 8
-    return Default(policy, "global", recent), Default(policy, recent=recent), Default("paged_eviction")
+    equal = Default(f"calibrated:{quoted(str(file))}", recent=1 / 8, sinks=4)
+    return replace(equal, allocator="global"), equal, Default("paged_eviction")
 
 
 def choose(
@@ -74,7 +77,7 @@ def choose(
     if policy != AUTO:
         return attempt(Default(policy, "uniform" if allocator is None else allocator))
     known = defaults(config)
-    wanted = [each if allocator is None else Default(each.policy, allocator, each.recent) for each in known]
+    wanted = [each if allocator is None else replace(each, allocator=allocator) for each in known]
     for each in wanted[:-1]:
         try:
             return attempt(each)

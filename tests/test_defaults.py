@@ -82,7 +82,7 @@ def test_a_calibration_is_found_by_name_with_one_threshold_where_attention_allow
         assert cache._options.allocator.label == allocator
         layer = cache.paged_layers[0][1]
         assert layer.heads == "separate"
-        assert layer.budget.recent == 32, "an eighth of the budget"
+        assert (layer.budget.protected, layer.budget.recent) == (4, 32), "an eighth of the budget is new"
     assert (
         PagedEvictionCache(named_model().config, budget=256, policy="paged_eviction").policy.label == "paged_eviction"
     )
