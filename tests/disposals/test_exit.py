@@ -18,8 +18,8 @@ import modes
 from closeness import assert_close
 from hf_paged_eviction import PagedEvictionCache, available_disposals, make_disposal
 from hf_paged_eviction.disposals import Drop, Outlet, register_disposal
+from random_calls import CALLS, SIZES, Play, play
 from reference import Recorder
-from test_blocks_property import CALLS, SIZES, Play, play
 
 if models.VERSION >= (5, 14):
     from transformers import CompileConfig

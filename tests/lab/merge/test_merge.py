@@ -22,8 +22,8 @@ from hf_paged_eviction.attention.weights import Logits
 from hf_paged_eviction.lab.merge import Merge
 from hf_paged_eviction.queries.attention import forget_handover
 from hf_paged_eviction.queries.observer import Queries
+from random_calls import CALLS, SIZES, Play, config, play, slow_first_value
 from reference import poison_unused
-from test_blocks_property import CALLS, SIZES, Play, config, play, slow_first_value
 
 OURS = "paged_eviction"
 SMALL: dict[str, Any] = {"budget": 24, "block_size": 4, "policy": "keydiff"}

@@ -13,7 +13,7 @@ from torch import Tensor
 import models
 import modes
 from hf_paged_eviction import PagedEvictionCache, StoragePool
-from test_state import same_state
+from same_state import same_state
 
 LENGTH = 130
 

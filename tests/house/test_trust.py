@@ -12,7 +12,7 @@ from pathlib import Path
 import hf_paged_eviction
 import hf_paged_eviction_eval
 
-TESTS = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 ROOT = TESTS.parent
 RAISING = {"raises", "warns", "fail", "deprecated_call"}
 #: A notebook's client raises what a cell raises.

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import dynamic_module_utils
 
-FOLDER = Path(__file__).parents[1] / "examples"
+FOLDER = Path(__file__).parents[2] / "examples"
 
 
 @pytest.fixture(autouse=True)

@@ -23,7 +23,7 @@ from hf_paged_eviction.attention.weights import Attention
 from hf_paged_eviction.policies import Compactor, Statistics
 from hf_paged_eviction_eval import embedded
 
-PEERS = json.loads((Path(__file__).parent / "data" / "peers" / "kept.json").read_text())
+PEERS = json.loads((Path(__file__).parents[1] / "data" / "peers" / "kept.json").read_text())
 BUDGET = PEERS["kept_per_layer_and_head"]
 LENGTH = len(PEERS["input_ids"])
 

@@ -20,7 +20,7 @@ from hf_paged_eviction.allocators import AdaKV, BudgetAllocator, Cake, Pyramid
 from hf_paged_eviction.recipes.procedures.probe import compress_by_probe
 from hf_paged_eviction_eval import embedded
 
-PEERS = Path(__file__).parent / "data" / "peers"
+PEERS = Path(__file__).parents[1] / "data" / "peers"
 ALLOCATORS: dict[str, BudgetAllocator | str] = {
     "": "uniform",
     "ada_kv": AdaKV(),

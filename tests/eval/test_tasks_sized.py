@@ -22,7 +22,7 @@ from hf_paged_eviction_eval.tasks.haystack import split_sentences
 from hf_paged_eviction_eval.tasks.ruler import common_words
 from hf_paged_eviction_eval.tasks.sized import Prefix, TooSmallError, largest
 
-SHARED = Path(__file__).resolve().parents[1].parent / "shared" / "data"
+SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 NAMES = (*TASK_GROUPS["ruler"], *TASK_GROUPS["niah"], *TASK_GROUPS["longeval"])
 NEEDLES = [name for name in NAMES if name.startswith("ruler_niah")]
 TOKENS = {  # to answer, in the protocols

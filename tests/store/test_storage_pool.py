@@ -16,7 +16,7 @@ import models
 import modes
 from closeness import assert_close
 from hf_paged_eviction import PagedEvictionCache, StoragePool
-from test_state import same_state
+from same_state import same_state
 
 NEEDS_514 = pytest.mark.skipif(models.VERSION < (5, 14), reason="static=True needs transformers 5.14 or later")
 STATIC = [False, pytest.param(True, marks=NEEDS_514)]

@@ -14,6 +14,7 @@ import modes
 from closeness import assert_close
 from hf_paged_eviction import CacheStats, EvictionPolicy, LayerStats, PagedEvictionCache, ScoreContext
 from reference import Recorder, assert_exact
+from same_state import same_state
 
 BUDGET = 24
 
@@ -42,16 +43,6 @@ def pick(cache: Any, index: torch.Tensor, start: int, stop: int) -> torch.Tensor
     model = models.shared("llama")
     steps = [modes.forward(model, cache, ids, mask, at, at + 1) for at in range(start, stop)]
     return torch.cat(steps, dim=1)
-
-
-def same_state(one: PagedEvictionCache, other: PagedEvictionCache) -> None:
-    assert one.get_seq_length() == other.get_seq_length()
-    for (index, a), (_, b) in zip(one.paged_layers, other.paged_layers, strict=True):
-        assert torch.equal(a.positions, b.positions)
-        real = a.positions >= 0
-        for ours, theirs in ((a.keys, b.keys), (a.values, b.values)):
-            assert_close(ours[:, :, : a.held][real], theirs[:, :, : b.held][real])
-        assert torch.equal(one.block_table(index), other.block_table(index))
 
 
 # ---- crop ---------------------------------------------------------------------------------------------------------

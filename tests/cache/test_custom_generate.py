@@ -28,7 +28,7 @@ import models
 import modes
 from hf_paged_eviction import PagedEvictionCache, paged_encoder_decoder_cache
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "custom_generate"
 PAGED: dict[str, Any] = {"custom_generate": str(FOLDER), "trust_remote_code": True}
 SMALL: dict[str, Any] = {"budget": 24, "block_size": 4}

@@ -1,0 +1,18 @@
+"""Two caches that hold the same tokens."""
+
+from __future__ import annotations
+
+import torch
+
+from closeness import assert_close
+from hf_paged_eviction import PagedEvictionCache
+
+
+def same_state(one: PagedEvictionCache, other: PagedEvictionCache) -> None:
+    assert one.get_seq_length() == other.get_seq_length()
+    for (index, a), (_, b) in zip(one.paged_layers, other.paged_layers, strict=True):
+        assert torch.equal(a.positions, b.positions)
+        real = a.positions >= 0
+        for ours, theirs in ((a.keys, b.keys), (a.values, b.values)):
+            assert_close(ours[:, :, : a.held][real], theirs[:, :, : b.held][real])
+        assert torch.equal(one.block_table(index), other.block_table(index))
