@@ -2,7 +2,7 @@
 
     python benchmarks/real_models.py run text --name smollm2 --model results/models/SmolLM2-135M-Instruct.Q4_1.gguf
     python benchmarks/real_models.py keep            # rows of results/real_models -> benchmarks/results/real_models
-    python benchmarks/real_models.py page            # tables of the rows that are kept -> docs/real_models.md
+    python benchmarks/real_models.py page            # their tables -> docs/real_models.md, docs/leaderboard.md
 
 `run` is `paged-eviction eval` with the options of `TABLES`; run again it goes on where it stopped, with a higher
 `--limit` it grows. A prompt is read once for all policies and budgets, and each cache is then fed the full cache's
@@ -119,11 +119,14 @@ def run(options: argparse.Namespace) -> None:
 
 
 def keep() -> None:
-    """Copy what the tables need of all rows, compressed."""
+    """Copy what the tables need of all rows, compressed, and the protocol under which they were measured."""
+    import leaderboard
+
     for path in sorted(ROOT.glob("*/*/results.jsonl")):
         rows = [_short(json.loads(line)) for line in path.read_text("utf-8").splitlines()]
         meta = json.loads((path.parent / "run_meta.json").read_text("utf-8"))
         facts = {name: meta[name] for name in ("versions", "hardware") if name in meta}
+        facts["protocol"] = leaderboard.protocol(path.parent.parent.name, meta)
         target = KEPT / f"{path.parent.parent.name}_{path.parent.name}.jsonl.gz"
         target.parent.mkdir(exist_ok=True)
         lines = "".join(json.dumps(row) + "\n" for row in [facts, *rows])
@@ -306,7 +309,9 @@ def _apart(columns: list[dict[str, list[dict[str, Any]]]], policy: str) -> float
 
 
 def page() -> None:
-    """Write every table that has rows and a place on the page, and the front table into the README, too."""
+    """Write every table that has rows and a place on the page, the leaderboard, and the README's front table."""
+    import leaderboard
+
     text = replace_section(PAGE.read_text("utf-8"), "front", front_table())
     readme = Path("README.md")
     readme.write_text(replace_section(readme.read_text("utf-8"), "front", front_table()), "utf-8")
@@ -320,6 +325,7 @@ def page() -> None:
             text = replace_section(text, section, text_tables(rows) if "text" in rows[0] else answer_tables(rows))
             print(f"written: {section}")
     PAGE.write_text(text, "utf-8")
+    leaderboard.PAGE.write_text(leaderboard.page(), "utf-8")
 
 
 def main() -> None:

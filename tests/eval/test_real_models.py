@@ -85,3 +85,68 @@ def test_rows_that_are_kept_are_those_of_the_page() -> None:
     for path in kept:
         facts, *rows = map(json.loads, gzip.decompress(path.read_bytes()).decode().splitlines())
         assert "versions" in facts and rows and path.stat().st_size < 200_000
+
+
+def test_rows_of_different_protocols_never_share_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script("real_models", monkeypatch)
+    board = script("leaderboard", monkeypatch)
+    meta = {
+        "settings": {"question_aware": True, "chat_template": "auto", "lengths": [64], "block_size": 16, "limit": 2},
+        "tasks": {"a": {"sha256": {"data": "1" * 64, "prompt": "2" * 64}}},
+        "model": {"class": "M", "dtype": "float32", "parameters": 7},
+        "versions": {"transformers": "5.23.0"},
+    }
+
+    def keep(name: str, policy: str, found: dict[str, Any] | None, ids: str = "xy") -> None:
+        rows = [
+            {
+                "policy": each,
+                "budget": size,
+                "task": "a",
+                "length": 64,
+                "id": id,
+                "score": 1.0,
+                "agreement": {"kl": 0.5},
+            }
+            for each, size in (("full", "full"), (policy, "25%"))
+            for id in ids
+        ]
+        lines = [{"protocol": board.protocol("m", found)} if found else {}, *rows]
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        (tmp_path / f"{name}.jsonl.gz").write_bytes(gzip.compress(text.encode()))
+
+    # What changes no number tells nothing apart.
+    same = {**meta, "settings": {**meta["settings"], "limit": 9, "batch_size": 4, "device": "cuda", "policies": ["q"]}}
+    keep("1", "p", meta)
+    keep("2", "q", same)
+    keep("3", "unfinished", same, ids="x")
+    for number, (part, change) in enumerate(
+        [
+            ("settings", {"question_aware": False}),
+            ("settings", {"chat_template": "never"}),
+            ("settings", {"lengths": [128]}),
+            ("settings", {"block_size": 8}),
+            ("settings", {"bits": 4}),
+            ("tasks", {"a": {"sha256": {"data": "1" * 64, "prompt": "3" * 64}}}),
+            ("model", {"dtype": "bfloat16"}),
+            ("versions", {"transformers": "5.14.0"}),
+        ],
+        start=4,
+    ):
+        keep(str(number), "p", {**meta, part: {**meta[part], **change}})
+    keep("older", "p", None)
+    keep("older_2", "q", None)
+    found = [{row["policy"] for row in rows} for _, _, rows in board.tables(tmp_path)]
+    assert found == [{"full", "p", "q", "unfinished"}, *([{"full", "p"}] * 9), {"full", "q"}]
+    first, *others = board.page(tmp_path).split("## ")[1:]
+    assert len(others) == 10 and "`p` | 100" in first and "`q` | 100" in first
+    assert "left out: unfinished at 25%" in first and "| `unfinished`" not in first
+
+
+def test_the_leaderboard_is_that_of_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    script("real_models", monkeypatch)
+    board = script("leaderboard", monkeypatch)
+    again = "run: python benchmarks/leaderboard.py"
+    assert (BENCHMARKS.parent / board.PAGE).read_text("utf-8") == board.page(BENCHMARKS / "results" / "real_models"), (
+        again
+    )

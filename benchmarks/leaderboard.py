@@ -1,0 +1,119 @@
+"""The leaderboard of real models: every row that is kept, in one table per protocol.
+
+    python benchmarks/leaderboard.py                 # benchmarks/results/real_models -> docs/leaderboard.md
+
+A protocol is all that decides a number but the policy and the budget: the model, every setting of the run, the digests
+of prompts and records, the version of transformers. Rows of different files share a table if theirs are equal, and
+never otherwise; files that are older than the protocol stay alone.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import Any
+
+from real_models import KEPT, answer_tables, text_tables
+
+PAGE = Path("docs/leaderboard.md")
+#: Settings that change no number, or that the rows tell by themselves.
+_PASSED_OVER = frozenset(
+    "agreement allow_pickle attn_implementation batch_size budgets data_dir device device_map files haystack "
+    "limit model policies share_prefill task_file tasks tensor_parallel tokenizer trust_remote_code".split()
+)
+_HEAD = """# Leaderboard of real models
+
+Every row of `benchmarks/results/real_models`, written by `python benchmarks/leaderboard.py`. **One table is one
+protocol**: the model, all settings of the run but policy and budget, prompts, records and the version of transformers
+are the same, or the rows stand in another table. Numbers of different tables are not to be compared. All that a table
+shows is over the same questions; what has not answered all of them is left out and named. What the columns mean, and
+what can be said of them: [real models](real_models.md). Your own model gets such tables from
+`paged-eviction eval --model YOURS --agreement` and `paged-eviction report`.
+"""
+
+
+def protocol(name: str, meta: dict[str, Any]) -> dict[str, Any]:
+    """What has to be equal for rows to share a table.
+
+    Args:
+        name: of the model.
+        meta: `run_meta.json` of the run.
+    """
+    settings = {key: value for key, value in meta["settings"].items() if key not in _PASSED_OVER}
+    data = {task: facts["sha256"] for task, facts in meta.get("tasks", {}).items() if facts.get("sha256")}
+    model = {key: meta.get("model", {}).get(key) for key in ("class", "parameters")}
+    precision = meta.get("model", {}).get("dtype", settings.get("dtype"))
+    found = {"model": name, **model, "of": "texts" if "files" in meta["settings"] else "tasks", **settings, **data}
+    return {**found, "dtype": precision, "transformers": meta["versions"]["transformers"]}
+
+
+def tables(folder: Path = KEPT) -> list[tuple[str, dict[str, Any] | None, list[dict[str, Any]]]]:
+    """Name of the first file, protocol and rows, for each table."""
+    groups: dict[str, list[Any]] = {}
+    for path in sorted(folder.glob("*.jsonl.gz")):
+        name = path.name.removesuffix(".jsonl.gz")
+        facts, *rows = map(json.loads, gzip.decompress(path.read_bytes()).decode().splitlines())
+        found = facts.get("protocol")
+        key = json.dumps(found, sort_keys=True) if found else name
+        groups.setdefault(key, [name, found, []])[2].extend(rows)
+    return [(name, found, _once(rows)) for name, found, rows in groups.values()]
+
+
+def _once(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of the same question, policy and budget in several files count once."""
+    return list({(*_question(row), row["policy"], row["budget"]): row for row in rows}.values())
+
+
+def _question(row: dict[str, Any]) -> tuple[Any, ...]:
+    return (row["text"],) if "text" in row else (row["task"], row["length"], row["id"])
+
+
+def finished(rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
+    """Rows of caches that have answered the same questions, as many rows as possible, and the names of the others."""
+    asked: dict[tuple[str, str], set[Any]] = defaultdict(set)
+    for row in rows:
+        asked[row["policy"], row["budget"]].add(_question(row))
+    counts = Counter(question for found in asked.values() for question in found)
+    choices = [{question for question, count in counts.items() if count >= least} for least in set(counts.values())]
+    wanted = max(choices, key=lambda them: len(them) * sum(found >= them for found in asked.values()))
+    whole = {variant for variant, found in asked.items() if found >= wanted}
+    left_out = [f"{policy} at {budget}" for policy, budget in asked if (policy, budget) not in whole]
+    kept = [row for row in rows if (row["policy"], row["budget"]) in whole and _question(row) in wanted]
+    return kept, left_out
+
+
+def page(folder: Path = KEPT) -> str:
+    """The whole page."""
+    parts = [_HEAD]
+    for name, found, every in tables(folder):
+        rows, left_out = finished(every)
+        if not any(row["policy"] != "full" for row in rows):
+            continue
+        parts.append(f"## {name.replace('_', ' ')}\n")
+        said = _described(found) if found else "Its protocol was not written down: these rows stay alone."
+        parts.append(f"{said}\n\n{text_tables(rows) if 'text' in rows[0] else answer_tables(rows)}\n")
+        if left_out:
+            parts.append(f"Not finished, left out: {', '.join(left_out)}.\n")
+    return "\n".join(parts)
+
+
+def _described(found: dict[str, Any]) -> str:
+    said = {name: value for name, value in found.items() if value not in (None, "drop", [], 0) or name == "seed"}
+    if "question_aware" in found:
+        said["question_aware"] = found["question_aware"]
+    return f"Protocol: {', '.join(f'{name} {_word(value)}' for name, value in said.items())}."
+
+
+def _word(value: Any) -> str:
+    """Digests by their beginning."""
+    if isinstance(value, dict):
+        return "/".join(str(each)[:8] for each in value.values())
+    if isinstance(value, list):
+        return ", ".join(map(_word, value))
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else f"`{value}`"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), "utf-8")
