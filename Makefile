@@ -11,6 +11,14 @@ CONSTRAINTS = .ci/constraints.txt
 # Two threads on a busy two-core machine make every operator wait: parallelism comes from processes.
 ONE_THREAD = OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 INPUTS = pyproject.toml $(CONSTRAINTS)
+# What a person runs after each edit.
+QUICK = tests/test_small_parts.py tests/table/test_bookkeeping.py tests/layer/test_state.py \
+	tests/contract/test_exact.py tests/contract/test_same_as_dynamic.py tests/contract/test_rows.py
+# Which tests ran which code stands in .testmondata, by function. The lab takes part: it may have changed.
+REACHED = --testmon --testmon-forceselect -m 'not notebooks and not families and not load and not real'
+# Rooms of tests that need nothing of the harness.
+LIBRARY = tests/test_small_parts.py \
+	$(addprefix tests/,allocators cache contract disposals integration layer learned policies precision saving store table)
 
 OLDEST = 4.57.6
 NEWEST = $(shell sed -n 's/^transformers==//p' $(CONSTRAINTS))
@@ -19,7 +27,7 @@ VERSIONS = $(OLDEST) 5.0.0 5.14.1 $(NEWEST)
 SERVED = 5.19.0 5.20.0 5.21.0 5.22.0
 
 .DEFAULT_GOAL := help
-.PHONY: help demo real gpu gpu-dry test test-real test-all test-notebooks test-families test-oldest test-versions test-serving fuzz \
+.PHONY: help demo real gpu gpu-dry quick test test-bare test-real test-all test-notebooks test-families test-oldest test-versions test-serving fuzz \
 	notebooks docs \
 	coverage mutate embedded build format clean
 
@@ -42,11 +50,17 @@ gpu: .venv/.stamp-dev ## on a machine with CUDA: tests, verify and every benchma
 gpu-dry: .venv/.stamp-dev ## every step of it, small and on the CPU (15 minutes)
 	$(ONE_THREAD) .venv/bin/python benchmarks/gpu.py --dry-run
 
-test: .venv/.stamp-dev ## ruff, mypy and the tests
+quick: .venv/.stamp-dev ## bookkeeping, state, exactness, same as DynamicCache, rows: a minute, after each edit
+	$(ONE_THREAD) .venv/bin/python -m pytest -q -x -n $(JOBS) $(QUICK)
+
+test: .venv/.stamp-dev ## ruff, mypy and the tests; with CHANGED=1 those alone that changes since the last such run can reach
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
-	$(ONE_THREAD) .venv/bin/python -m pytest -n $(JOBS)
+	$(ONE_THREAD) .venv/bin/python -m pytest -n $(JOBS) $(if $(CHANGED),$(REACHED))
+
+test-bare: .venvs/bare/.stamp ## the tests of the library where nothing but torch, transformers and pytest is installed
+	$(ONE_THREAD) .venvs/bare/bin/python -m pytest -n $(JOBS) $(LIBRARY)
 
 test-notebooks: .venv/.stamp-dev ## run every notebook from top to bottom and check what is committed of it
 	$(ONE_THREAD) .venv/bin/python -m pytest -n $(JOBS) -m notebooks tests/eval/test_notebooks.py
@@ -109,7 +123,7 @@ format: .venv/.stamp-dev ## rewrite the sources in the project's format
 	.venv/bin/ruff format .
 
 clean: ## remove environments, builds and caches (not results/)
-	rm -rf .venv .venvs build dist docs/_build docs/notebooks mutants .coverage* *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venvs .testmondata* build dist docs/_build docs/notebooks mutants .coverage* *.egg-info .mypy_cache .pytest_cache .ruff_cache
 
 test-serving-%: .venvs/%/.stamp
 	$(ONE_THREAD) .venvs/$*/bin/python -m pytest -n $(JOBS) tests/serving
@@ -130,6 +144,11 @@ test-%: .venvs/%/.stamp
 
 .venv/.stamp-docs: $(INPUTS) | .venv/bin/python
 	.venv/bin/python $(PIP_INSTALL) -c $(CONSTRAINTS) -e '.[docs]'
+	touch $@
+
+.venvs/bare/.stamp: $(INPUTS)
+	$(PYTHON) -m venv .venvs/bare
+	.venvs/bare/bin/python $(PIP_INSTALL) -c $(CONSTRAINTS) -e . pytest pytest-xdist hypothesis
 	touch $@
 
 # An older transformers needs its own tokenizers and hub: those, and only those, are left for pip to choose.
