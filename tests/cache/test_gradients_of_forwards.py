@@ -56,3 +56,13 @@ def test_after_a_text_that_was_read_without(settings: dict[str, Any]) -> None:
         found.append(model.model.layers[0].self_attn.k_proj.weight.grad.clone())
     assert found[1].abs().max() > 0
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
+
+
+def test_few_bits_after_a_text_that_was_read_without() -> None:
+    """What is held is a constant then, rounded or not."""
+    model = models.build("llama", "paged_eviction")
+    cache = PagedEvictionCache(model.config, budget=64, block_size=4, bits=8)
+    with torch.no_grad():
+        forward(model, cache, 0, 20)
+    forward(model, cache, 20, 40).sum().backward()
+    assert all(parameter.grad is not None for parameter in model.model.layers.parameters())

@@ -16,7 +16,7 @@ LISTENING = (
     *("sage_kv", "cake", "scissorhands(window=6)", "lra", "lfa", "kvzip", "expected_attention", "caote(h2o)"),
 )
 #: Scores that mean the same in every layer and head.
-ALIKE = ("expected_attention", "kvzip", "self_calibrated(tokens=8)")
+ALIKE = ("expected_attention", "kvzip", "self_calibrated(distance=2, least_tokens=4)")
 OTHERS = ("lagkv(lag=4)", "leverage", "compactor", "hybrid(keydiff, recency)", "graphkv(keydiff)")
 ALLOCATORS = ("pyramid", "cake", "d2o", "ada_kv", "global")
 RECALLS = (

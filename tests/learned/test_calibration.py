@@ -516,7 +516,7 @@ def test_decoding_and_short_forwards_change_no_weight() -> None:
 
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
 def test_small_chunks_add_up(padded: bool) -> None:
-    """A text in chunks of 64 is fitted as soon as it is long enough, before anything has left."""
+    """A text in chunks of 64 is fitted at once, and again when it has doubled."""
     tokens, model = some_windows()[0].tokens[:1, :330], embedded_model()[0]
     pads = 10 if padded else 0
     ids = torch.nn.functional.pad(tokens, (pads, 0))
@@ -535,10 +535,24 @@ def test_small_chunks_add_up(padded: bool) -> None:
                 layer.commit()
             fitted.append({float(layer.observed["fitted"]) for _, layer in cache.paged_layers})
     last = [64 * chunk - pads - 1 for chunk in range(1, 6)]
-    expected = [-1, last[1], last[1], last[3], last[3]] if not padded else [-1, -1, last[2], last[2], last[4]]
+    expected = [last[0], last[1], last[1], last[3], last[3]]
     assert fitted[:5] == [{place} for place in expected]
     scores = cache.layers[0].block_scores()
     assert scores[scores.isfinite()].unique().numel() > 2
+
+
+def test_a_budget_that_overflows_early_is_served_by_what_is_known() -> None:
+    """Long before `least_tokens` have come."""
+    model, held = embedded_model()[0], []
+    tokens = some_windows()[0].tokens[:1, :64]
+    for policy in ("self_calibrated(distance=8, least_tokens=1000)", "recency"):
+        cache = PagedEvictionCache(model.config, budget=32, block_size=4, policy=policy, sink_tokens=4)
+        with torch.inference_mode():
+            for start in (0, 24):
+                model(input_ids=tokens[:, start : start + 24], past_key_values=cache)
+        held.append(torch.stack([layer.positions.sort(-1).values for _, layer in cache.paged_layers]))
+    assert held[0].shape == held[1].shape
+    assert not torch.equal(*held)
 
 
 def test_before_a_prompt_all_scores_are_zero() -> None:

@@ -37,15 +37,16 @@ class SelfCalibrated(EvictionPolicy):
     not shown them.
 
     A forward of several tokens fits anew, to the tokens it saw, those held included, as soon as `least_tokens` have
-    come since the last fit, decoded ones included; in a chunked prefill what small chunks pay adds up until then.
-    Single tokens are not observed at all. Before the first fit all scores are 0, so that the oldest tokens go first: a
-    budget that overflows before `least_tokens` have come starts as `recency`. Memory per row and layer, in numbers:
+    come since the last fit, decoded ones included, and as long as fewer have come at all, so that a budget that
+    overflows early is served by what is known; in a chunked prefill what small chunks pay adds up until then. Single
+    tokens are not observed at all. While no token has been `distance` away from a query all scores are 0, so that the
+    oldest tokens go first, as by `recency`. Memory per row and layer, in numbers:
     kv_heads x (head_dim + 5), and one per held token. A prompt costs its attention once more, in pieces, and one pass
     for each piece over the keys.
 
     Args:
         distance: tokens nearer than this to a query do not count, because they are in the cache anyway.
-        least_tokens: so many have to come before a fit.
+        least_tokens: so many come between two fits.
         shrinkage: what the components of the direction cost. The more, the less they may add to the other features.
 
     Raises:
@@ -75,7 +76,7 @@ class SelfCalibrated(EvictionPolicy):
         newest = positions.amax((1, 2)).float()  # [B]
         fitted = statistics.get("fitted", torch.full_like(newest, -1.0))
         # All pieces of a forward are shown the same keys: the first one brings new ones, and the others fit as well.
-        learns = (newest - fitted >= self.least_tokens) | (fitted == newest)
+        learns = (newest - fitted >= self.least_tokens) | (newest < self.least_tokens) | (fitted == newest)
         away = attention.query_positions[:, None, :, None] - positions[:, :, None, :] >= self.distance
         paid = (attention.weights.mean(2) * away).amax(2)
         largest = torch.maximum(statistics["largest"], paid)
