@@ -1,7 +1,8 @@
 """What a cache holds and what it has evicted."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,7 @@ class LayerStats:
             precision), summed over rows.
         evicted_blocks: blocks overwritten during decoding, summed over rows (shared by the KV heads or one each).
         storage_bytes: key and value storage, used or not.
+        storage_parts: the same by what it is; with `bits=` codes, levels, positions, tokens as they came and shifts.
         summary_bytes: what `disposal=` keeps beside it on the device.
         host_bytes: what `disposal=` keeps in host memory.
         faults: blocks that a query needed and that were not in the slots, in all rows and sets.
@@ -35,6 +37,7 @@ class LayerStats:
     host_bytes: int = 0
     faults: int = 0
     demoted_tokens: int = 0
+    storage_parts: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,7 @@ class CacheStats:
     host_bytes: int = 0
     faults: int = 0
     demoted_tokens: int = 0
+    storage_parts: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, layers: Sequence[LayerStats], other_bytes: int) -> "CacheStats":
@@ -74,6 +78,7 @@ class CacheStats:
             host_bytes=sum(layer.host_bytes for layer in layers),
             faults=sum(layer.faults for layer in layers),
             demoted_tokens=sum(layer.demoted_tokens for layer in layers),
+            storage_parts=sum((Counter(layer.storage_parts) for layer in layers), Counter()),
             layers=tuple(layers),
         )
 

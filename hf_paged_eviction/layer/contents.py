@@ -158,6 +158,7 @@ class Contents:
             evicted_tokens=evicted_tokens,
             evicted_blocks=evicted_blocks,
             storage_bytes=self.store.bytes,
+            storage_parts=self.store.bytes_by_part,
             summary_bytes=outlet.device_bytes,
             host_bytes=outlet.host_bytes,
             faults=outlet.faults,

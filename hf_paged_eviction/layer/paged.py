@@ -19,7 +19,6 @@ from ..policies import EvictionPolicy, QueryCount
 from ..policies.needs import Heads
 from ..policies.scorer import Scorer
 from ..precision.codec import Codec
-from ..precision.coded import make_store
 from ..queries.listener import Listener
 from ..queries.observer import Observer, Queries
 from ..static.ring import QueryRing
@@ -39,6 +38,7 @@ from .member import Member
 from .overflow import Overflow
 from .place import Place
 from .scores import Scores
+from .stores import make_store
 from .takeback import Takeback
 
 

@@ -1,10 +1,10 @@
 """Keys or values in a few bits: rounded token by token, so that each can be moved, overwritten and read alone.
 
-Of each token and head the smallest number and the distance of the levels are kept in bfloat16, and for every number the
-index of its level, several to a byte. Keys have a large constant part, which would take most of the levels for itself:
-the mean of a row's first keys, turned to where the token stands where the model turns its keys, is subtracted before.
-What is left is mixed by a fixed orthogonal matrix (as in QuaRot, arXiv 2404.00456), which spreads it over all channels.
-Reading undoes both.
+Of each token and head the distance of the levels is kept in bfloat16, and for every number the index of its level,
+several to a byte; the levels lie around zero, as many above as below. Keys have a large constant part, which would take
+most of the levels for itself: the mean of a row's first keys, turned to where the token stands where the model turns
+its keys, is subtracted before. What is left is mixed by a fixed orthogonal matrix (as in QuaRot, arXiv 2404.00456),
+which spreads it over all channels, so that none stands out and their mean is near zero. Reading undoes both.
 """
 
 from collections.abc import Iterator
@@ -20,12 +20,11 @@ from ..integration.rotary import Rotary
 
 #: What `bits=` accepts, beside None.
 BITS = (2, 3, 4, 8)
-#: Of the levels: as wide as float32, so that tiny numbers have levels too.
+#: Of the distance: as wide as float32, so that tiny numbers have levels too.
 LEVELS = torch.bfloat16
 
-#: With few levels it pays to cut off the ends: what share of the range the levels cover is chosen per token. On normal
-#: numbers in 128 channels that makes a relative error of .36 at 2 bits, not .50; at 4 bits there is nothing to gain.
-_SHARES = {2: (0.85, 0.7)}
+#: With few levels it pays to cut off the ends: what share of the range the levels cover is chosen per token.
+_SHARES = {2: (0.85, 0.7), 3: (0.9, 0.8), 4: (0.95, 0.9)}
 #: So that sums and differences stay finite.
 _LARGEST = torch.finfo(LEVELS).max / 8
 
@@ -36,7 +35,7 @@ class Codes:
 
     Attributes:
         packed: `[batch, kv_heads, n, bytes]` uint8.
-        levels: `[batch, kv_heads, n, 2]` bfloat16: the lowest level and the distance between two.
+        levels: `[batch, kv_heads, n, 1]` bfloat16: the distance between two of them.
     """
 
     packed: Tensor
@@ -75,7 +74,7 @@ class Codec:
         """Of `Codes.packed` and `Codes.levels` for `slots` tokens of states like these."""
         batch, heads, _, dim = like.shape
         width = dim if self.bits is None else packed_width(dim, self.bits)
-        return (batch, heads, slots, width), (batch, heads, slots, 0 if self.bits is None else 2)
+        return (batch, heads, slots, width), (batch, heads, slots, 0 if self.bits is None else 1)
 
     def packed_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """Of `Codes.packed`, for states of this type."""
@@ -116,34 +115,35 @@ class Codec:
         )
         if self.turned:
             numbers = numbers @ self.turn(states.shape[-1], numbers.dtype, states.device)
-        lowest, highest = numbers.aminmax(dim=-1, keepdim=True)
-        middle, reach = (lowest + highest) / 2, (highest - lowest) / 2
-        index, levels, error = self._round(numbers, lowest, 2 * reach)
+        reach = numbers.abs().amax(-1, keepdim=True)
+        index, levels, error = self._round(numbers, reach)
         for share in _SHARES.get(self.bits, ()):
-            other, other_levels, other_error = self._round(numbers, middle - share * reach, 2 * share * reach)
+            other, other_levels, other_error = self._round(numbers, share * reach)
             better = other_error < 0.999 * error  # not by noise alone
             index, levels = torch.where(better, other, index), torch.where(better, other_levels, levels)
             error = torch.where(better, other_error, error)
         return Codes(pack(index.to(torch.uint8), self.bits), levels)
 
-    def _round(self, numbers: Tensor, lowest: Tensor, width: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Indices, levels and squared errors per token with levels from `lowest` on."""
-        most = 2 ** (self.bits or 0) - 1
-        # What the rounding of the lowest level changes, the indices make up for.
-        zero = lowest.to(LEVELS)
-        step = ((lowest + width - zero) / most).clamp_min(0).to(LEVELS)
-        per_step = torch.where(step > 0, step.to(numbers.dtype).reciprocal(), 0.0)
-        index = ((numbers - zero) * per_step).round().clamp(0, most)
-        error = torch.addcmul(zero.to(numbers.dtype), index, step.to(numbers.dtype)).sub(numbers).square()
-        return index, torch.cat([zero, step], dim=-1), error.sum(-1, keepdim=True)
+    @property
+    def _middle(self) -> float:
+        """Zero, as an index."""
+        return (2 ** (self.bits or 0) - 1) / 2
+
+    def _round(self, numbers: Tensor, reach: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Indices, distances and squared errors per token with levels from `-reach` to `reach`."""
+        levels = (reach / self._middle).to(LEVELS)
+        step = levels.to(numbers.dtype)
+        per_step = torch.where(levels > 0, step.reciprocal(), 0.0)
+        index = (numbers * per_step + self._middle).round().clamp(0, 2 * self._middle)
+        error = ((index - self._middle) * step).sub(numbers).square()
+        return index, levels, error.sum(-1, keepdim=True)
 
     def decode(self, codes: Codes, dim: int, dtype: torch.dtype, offset: Tensor | None = None) -> Tensor:
         """The rounded states `[batch, kv_heads, n, dim]`, in a tensor of their own; `offset` as for `encode`."""
         if self.bits is None:
             return codes.packed.clone()
         wide = torch.promote_types(dtype, torch.float32)
-        zero, step = codes.levels.to(wide).split(1, dim=-1)
-        numbers = torch.addcmul(zero, unpack(codes.packed, self.bits, dim, wide), step).to(dtype)
+        numbers = ((unpack(codes.packed, self.bits, dim, wide) - self._middle) * codes.levels.to(wide)).to(dtype)
         if self.turned:
             numbers = numbers @ self.turn(dim, dtype, numbers.device).mT
         return numbers if offset is None else numbers.add_(offset)
@@ -158,12 +158,12 @@ class Codec:
         if self.bits is None:
             return asked @ codes.packed.to(asked.dtype).mT
         turned = asked @ self.turn(asked.shape[-1], asked.dtype, asked.device) if self.turned else asked
-        zero, step = codes.levels.to(asked.dtype)[:, :, None].unbind(-1)  # [B, H, 1, n]
-        found = zero * turned.sum(-1, keepdim=True)
+        found = -self._middle * turned.sum(-1, keepdim=True)
         for indices in planes_of(codes.packed[:, :, None], self.bits, asked.shape[-1], asked.dtype):
             pairs = zip(indices, split_channels(turned, len(indices)), strict=True)
             parts = [index * weight[..., None, :] for index, weight in pairs]
-            found = found + step * sum(parts[1:], parts[0]).sum(-1)
+            found = found + sum(parts[1:], parts[0]).sum(-1)
+        found = found * codes.levels.to(asked.dtype)[:, :, None, :, 0]
         if not self.centred:
             return found
         if self.rotary is None:
@@ -175,8 +175,8 @@ class Codec:
         that subtracts no mean."""
         if self.bits is None:
             return weights @ codes.packed.to(weights.dtype)
-        zero, step = codes.levels.to(weights.dtype)[:, :, None].unbind(-1)
-        steps, found = (weights * step)[..., None], (weights * zero).sum(-1, keepdim=True)
+        steps = (weights * codes.levels.to(weights.dtype)[:, :, None, :, 0])[..., None]
+        found = -self._middle * steps.sum(-2)
         for indices in planes_of(codes.packed[:, :, None], self.bits, dim, weights.dtype):
             found = found + torch.cat([(index * steps).sum(-2) for index in indices], dim=-1)[..., :dim]
         return found @ self.turn(dim, found.dtype, found.device).mT if self.turned else found

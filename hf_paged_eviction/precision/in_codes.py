@@ -1,8 +1,8 @@
 """Attention of single queries to codes where they lie: nothing is decoded.
 
-A number is `zero + step * index`, with one zero and one step per token, so both can be taken out of the sums:
-`query . key = step * (query . indices) + zero * sum(query)`, and the same for values. Their fixed mixing of channels is
-put on the query, and undone once in the output. All is written as broadcast products and sums, not as products of
+A number is `step * (index - middle)` with one step per token, so both can be taken out of the sums:
+`query . key = step * (query . indices - middle * sum(query))`, and the same for values. Their fixed mixing of channels
+is put on the query, and undone once in the output. All is written as broadcast products and sums, not as products of
 matrices: so a compiler fuses unpacking with them, and what is read are the codes alone.
 """
 

@@ -122,6 +122,11 @@ class Store:
         """Of all slots, used or not."""
         return byte_count(self._keys, self._values, self._turned)
 
+    @property
+    def bytes_by_part(self) -> dict[str, int]:
+        """`bytes`, by what they are."""
+        return {"keys and values": self.bytes}
+
     def token_bytes(self, keys: Tensor, values: Tensor) -> int:
         """What a slot for tokens of all rows will take, given states like these, of any number of tokens."""
         held = [keys, values, *(() if self.turning is None else ((keys, values)[self.turning.of],))]

@@ -365,13 +365,14 @@ def test_bytes() -> None:
         stats = cache.stats()
         assert (stats.held, stats.budget) == (24, 24)
         bytes_of[bits] = stats.storage_bytes
+        assert sum(stats.storage_parts.values()) == stats.storage_bytes
     rows, heads, dim, layers, budget, exact = 2, 2, 8, 2, 24, 4 + 4
     beside = rows * heads * (exact * (2 * dim * 8 + 8) + 2 * dim * 8) + rows * (3 * 8 + budget * 4)
     for bits in (8, 4, 3, 2):
-        token = 2 * (dim * bits // 8 + 4)
+        token = 2 * (dim * bits // 8 + 2)
         assert bytes_of[bits] == layers * (rows * heads * budget * token + beside)
     assert bytes_of[None] == layers * rows * heads * budget * 2 * dim * 8
-    assert bytes_of[8, None] == layers * (rows * heads * budget * (dim + 4 + dim * 8) + beside)
+    assert bytes_of[8, None] == layers * (rows * heads * budget * (dim + 2 + dim * 8) + beside)
 
 
 def test_nothing_in_full_precision_outlives_a_layer() -> None:
@@ -388,3 +389,15 @@ def test_nothing_in_full_precision_outlives_a_layer() -> None:
 def test_other_numbers_are_refused(bits: Any) -> None:
     with pytest.raises((TypeError, ValueError), match="bits="):
         PagedEvictionCache(models.family_config("llama"), budget=24, block_size=4, bits=bits)
+
+
+@pytest.mark.parametrize(("bits", "times"), [(8, 1.8), (4, 3.4), (2, 6.0)])
+def test_how_many_times_the_tokens_fit(bits: int, times: float) -> None:
+    """Into the bytes of 448 tokens in bfloat16, of a model with three KV heads of 64; the shares are said."""
+    config = models.family_config("llama", num_key_value_heads=3, num_attention_heads=9, hidden_size=576, head_dim=64)
+    sizes = []
+    for budget, few in ((448, None), (16 * int(448 * times / 16), bits)):
+        cache = PagedEvictionCache(config, budget=budget, bits=few)
+        cache.early_initialization(1, 3, 64, torch.bfloat16, torch.device("meta"))
+        sizes.append(cache.stats().storage_bytes)
+    assert sizes[1] <= sizes[0]

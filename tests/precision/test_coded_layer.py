@@ -65,7 +65,7 @@ class Slow:
                 self.means[row] = torch.stack(plain).mean(0).bfloat16().double()
             tokens += [Token(keys[row, :, at], values[row, :, at]) for at in range(keys.shape[2]) if real[row, at]]
             for position, token in enumerate(tokens):
-                token.rounded |= self.protected <= position < len(tokens) - BLOCK
+                token.rounded |= min(self.protected, 4) <= position < len(tokens) - BLOCK
 
     def compare(self, layer: PagedLayer) -> None:
         keys, values, store = layer.keys, layer.values, layer.store

@@ -1,7 +1,7 @@
 """A slow cache of few bits: everything is kept in full precision, and rounded when it is read.
 
-Which tokens a forward sees rounded follows from positions alone: all but the first `protected` of a row, the newest
-block before the forward, and the forward's own. The rounding is written out from its definition.
+Which tokens a forward sees rounded follows from positions alone: all but the first four of a row, where they are
+protected, the newest block before the forward, and the forward's own. The rounding is written out from its definition.
 """
 
 from __future__ import annotations
@@ -46,13 +46,12 @@ def slow_round(states: Tensor, bits: int | None, turned: bool) -> Tensor:
         return states
     turn = slow_turn(states.shape[-1]).to(states) if turned else torch.eye(states.shape[-1]).to(states)
     numbers, levels = states @ turn, 2**bits - 1
-    low, high = numbers.min(-1, keepdim=True).values, numbers.max(-1, keepdim=True).values
-    best, least = numbers, torch.full_like(low, math.inf)
-    for share in (1.0, 0.85, 0.7) if bits == 2 else (1.0,):
-        start, stop = ((low + high) / 2 + side * share * (high - low) / 2 for side in (-1, 1))
-        zero = start.bfloat16().to(states)
-        step = ((stop - zero) / levels).clamp(min=0).bfloat16().to(states)
-        rounded = zero + step * torch.nan_to_num((numbers - zero) / step, 0.0, 0.0, 0.0).round().clamp(0, levels)
+    reach = numbers.abs().max(-1, keepdim=True).values
+    best, least = numbers, torch.full_like(reach, math.inf)
+    for share in {2: (1.0, 0.85, 0.7), 3: (1.0, 0.9, 0.8), 4: (1.0, 0.95, 0.9)}.get(bits, (1.0,)):
+        step = (2 * share * reach / levels).bfloat16().to(states)
+        index = torch.nan_to_num(numbers / step, 0.0, 0.0, 0.0).add(levels / 2).round().clamp(0, levels)
+        rounded = step * (index - levels / 2)
         error = ((rounded - numbers) ** 2).sum(-1, keepdim=True)
         better = error < 0.999 * least
         best, least = torch.where(better, rounded, best), torch.where(better, error, least)
@@ -121,7 +120,7 @@ class RoundedRecorder(Recorder):
         ahead = real.long().cumsum(-1)[:, None].expand(-1, positions.shape[1], -1).contiguous()
         at = torch.searchsorted(ahead, positions + 1).clamp(max=len(self.columns) - 1)[..., None]
         newest = positions.amax((1, 2), keepdim=True) - layer.budget.block_size
-        exact = ((positions < layer.budget.protected) | (positions > newest))[..., None]
+        exact = ((positions < min(layer.budget.protected, 4)) | (positions > newest))[..., None]
         came = self.came(index)
         for found, states, few in zip((layer.keys, layer.values), came, self.round(index), strict=True):
             expected = torch.where(
@@ -156,7 +155,7 @@ class _RoundedCache(DynamicCache):
     def __init__(self, recorder: RoundedRecorder) -> None:
         super().__init__(config=recorder.model.config)
         self.recorder = recorder
-        self.protected = {index: layer.budget.protected for index, layer in recorder.cache.paged_layers}
+        self.protected = {index: min(layer.budget.protected, 4) for index, layer in recorder.cache.paged_layers}
         self.count = 0  # columns of this forward
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:

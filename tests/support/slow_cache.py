@@ -322,7 +322,7 @@ class SlowCache:
             for row, rounding in enumerate(given.rounding):
                 count = rounding.count + (0 if single is None else int(single[row, 0]))
                 newest = max(rounding.below, count - self.block)
-                few = (position[row] >= self.protected) & (position[row] < newest)
+                few = (position[row] >= min(self.protected, 4)) & (position[row] < newest)
                 offset = self._offset(given, row, kind, position[row])[:, few]
                 states[row][:, few] = self._rounded(index, kind, states[row][:, few] - offset) + offset
             moves = self.options.get("positions") == "cache" and kind == int(self.latent) and shifts is not None

@@ -1,0 +1,29 @@
+"""Which store a layer keeps its tokens in."""
+
+from ..precision.codec import Codec
+from ..precision.coded import CodedStore
+from ..store.fixed import FixedStore
+from ..store.ragged import RaggedStore
+from ..store.store import Store
+from ..store.turning import Turning
+from ..table.budget import BlockBudget
+
+
+def make_store(
+    budget: BlockBudget,
+    fixed: bool,
+    turning: Turning | None,
+    codecs: tuple[Codec, Codec] | None,
+    separate: bool,
+    unequal: bool,
+) -> Store:
+    """The store of a layer: `fixed` for compiled steps, coded where there are codecs; `separate`: see `CodedStore`.
+
+    With `unequal` rows or heads hold different numbers of tokens: then nothing is padded, unless tokens are coded or
+    turned.
+    """
+    if codecs is not None:
+        return CodedStore(codecs, budget.block_size, budget.protected, fixed, turning, separate)
+    if unequal and turning is None:
+        return RaggedStore()
+    return FixedStore(turning) if fixed else Store(turning)
