@@ -99,8 +99,8 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             are turned, which needs a rotary embedding and half as much memory again once something was evicted; with
             bits= instead of memory a slower step, which turns them whenever they are read.
         bits: 8, 4, 3 or 2: keep keys and values in so many bits per number, rounded token by token, and decode them for
-            each forward; a pair `(keys, values)` gives each its own. The first `sink_tokens` (or `protected_prefix`)
-            and the newest `block_size` tokens of a row stay as they came. None = the model's own type. The budget
+            each forward (a compiled step of a static cache reads them as they lie); a pair `(keys, values)` gives each
+            its own. The first four protected and the newest `block_size` tokens of a row stay as they came. None = the model's own type. The budget
             still counts tokens; `stats` tells the bytes.
         rank: keep of keys and values the coefficients of so many directions of `basis`, a pair `(keys, values)` gives
             each its own, None = as many as there are channels; `bits` is then that of a coefficient. What `bits` leaves
