@@ -100,8 +100,8 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             bits= instead of memory a slower step, which turns them whenever they are read.
         bits: 8, 4, 3 or 2: keep keys and values in so many bits per number, rounded token by token, and decode them for
             each forward (a compiled step of a static cache reads them as they lie); a pair `(keys, values)` gives each
-            its own. The first four protected and the newest `block_size` tokens of a row stay as they came. None = the model's own type. The budget
-            still counts tokens; `stats` tells the bytes.
+            its own. The first four protected and the newest `block_size` tokens of a row stay as they came. None = the
+            model's own type. The budget still counts tokens; `stats` tells the bytes.
         rank: keep of keys and values the coefficients of so many directions of `basis`, a pair `(keys, values)` gives
             each its own, None = as many as there are channels; `bits` is then that of a coefficient. What `bits` leaves
             as it came stays as it came. Such a cache cannot be saved.

@@ -24,6 +24,8 @@ covered: there is nothing to compare with, and why
 
   paged-eviction verify --model Qwen/Qwen3-8B
 
+  paged-eviction verify --model ./my-model --text book.txt
+
   paged-eviction verify --model ./my-model --dtype bfloat16 --thorough --json verified.json
 """
 
@@ -32,7 +34,6 @@ class VerifyOptions(ModelOptions):
     """What was typed."""
 
     panel: ClassVar[str] = "What is checked"
-    left_out: ClassVar[frozenset[str]] = frozenset({"tokenizer"})
 
     model: str = option(
         EMBEDDED,
@@ -53,6 +54,12 @@ class VerifyOptions(ModelOptions):
         metavar="NAME",
     )
     seed: int = option(0, "Of the tokens, which are random.")
+    text: File | None = option(
+        None,
+        "A text in which the cost of few bits is measured, then layer by layer too; its first tokens count.",
+        metavar="FILE",
+        shown="random tokens",
+    )
     thorough: bool = option(
         False,
         "Every value of every setting under each question, instead of the few checks that find most.",
@@ -70,4 +77,4 @@ def verify(options: VerifyOptions) -> bool:
     from ..verifying import run_verify
 
     asked = {name: getattr(options, name) for name in ("budget", "policy", "disposal", "seed", "thorough")}
-    return run_verify(model_settings(options), options.json_file, **asked).ok
+    return run_verify(model_settings(options), options.json_file, options.text, **asked).ok

@@ -88,3 +88,14 @@ def test_verify_measures_what_bits_cost_this_model() -> None:
         assert 0 < found.nats[8] < found.nats[4] / 10 < found.nats[2] / 20
         assert f"{found.nats[4]:.1e} at 4 bits" in str(found)
     assert ("much" in str(found)) == (found.nats[4] > 0.1)
+
+
+def test_verify_measures_a_text_layer_by_layer() -> None:
+    plain, _ = shared()
+    text = torch.randint(5, 100, (1, 70), generator=torch.Generator().manual_seed(1))
+    found = look_at_bits(plain, text=text)
+    assert found.text and list(found.layers) == list(range(plain.config.num_hidden_layers))
+    assert all(0 < alone < 1.5 * found.nats[4] for alone in found.layers.values())
+    worst = max(found.layers, key=lambda layer: found.layers[layer])
+    assert f"nats per token: {found.nats[8]:.1e}" in str(found)
+    assert f"at most {found.layers[worst]:.1e} in layer {worst}" in str(found)

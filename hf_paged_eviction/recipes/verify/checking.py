@@ -5,6 +5,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from torch import Tensor
+
 from ...disposals import Disposal, Drop, Recall, make_disposal
 from ...policies import EvictionPolicy, make_policy
 from ...table.budget import BlockBudget
@@ -30,6 +32,7 @@ def verify(
     disposal: str | Disposal = "drop",
     seed: int = 0,
     thorough: bool = True,
+    text: Tensor | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Verification:
     """Run a model with this cache and with `DynamicCache` on random tokens, and compare the logits.
@@ -67,6 +70,8 @@ def verify(
         seed: of the tokens.
         thorough: every value of every setting under each question. Otherwise the few checks that find most, in a sixth
             of the time.
+        text: `[1, n]` int64, ids of a text of more than 32 tokens on which few bits are measured, then layer by layer
+            too; random tokens if None.
         progress: called with the number of checks that are done and their total.
 
     Raises:
@@ -78,12 +83,14 @@ def verify(
     BlockBudget.validate(tokens, None, BLOCK_SIZE, None, 0)
     if tokens < 4 * BLOCK_SIZE:
         raise ValueError(f"budget={budget} leaves nothing to choose from: at least {4 * BLOCK_SIZE}.")
+    if text is not None and (text.ndim != 2 or text.shape[0] != 1 or text.shape[1] <= 32):
+        raise ValueError(f"text= is [1, n] with more than 32 tokens, got {tuple(text.shape)}.")
     policies, leaving = _policies(policy), _checked(disposal, policy)
     embeddings(model)
     with untouched(model), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         # Before its attention implementation is changed.
-        rotation, distances, bits = look_at_rotation(model), look_at_distances(model), look_at_bits(model, seed)
+        rotation, distances, bits = look_at_rotation(model), look_at_distances(model), look_at_bits(model, seed, text)
         session = Session(model, tokens, seed, policies)
         plan = _plan(session, policies, leaving)
         if not thorough:
