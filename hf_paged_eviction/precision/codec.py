@@ -127,7 +127,7 @@ class Codec:
     @property
     def _middle(self) -> float:
         """Zero, as an index."""
-        return (2 ** (self.bits or 0) - 1) / 2
+        return ((1 << (self.bits or 0)) - 1) / 2
 
     def _round(self, numbers: Tensor, reach: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Indices, distances and squared errors per token with levels from `-reach` to `reach`."""
