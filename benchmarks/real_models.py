@@ -31,7 +31,8 @@ KEPT = RESULTS / "real_models"
 PAGE = Path("docs/real_models.md")
 FORCED = "--agreement --teacher-forced"
 SMALL = "paged_eviction,keydiff,random,streaming_llm"
-CHEAP = f"auto,auto@uniform,{SMALL},snapkv,tova,expected_attention"
+OTHERS = f"auto@uniform,{SMALL},snapkv,tova,expected_attention"
+CHEAP = f"auto,{OTHERS}"
 #: Which the model answers in 60 % of the cases; of the last two no prompt was looked at when the default was chosen.
 NEEDLES = (
     "passkey,ruler_niah_single_1,ruler_niah_single_2,ruler_niah_multikey_1,ruler_niah_single_3,ruler_niah_multikey_2"
@@ -50,9 +51,11 @@ QUESTION = {"unknown": "--question-agnostic", "known": "--question-aware"}
 
 def _tables() -> dict[str, str]:
     """Options of `paged-eviction eval` by table; {texts} are files that are made, {data} is what --data names."""
-    texts = "--text {texts} --length 1024 --agreement --policies " + CHEAP
+    given = "--text {texts} --length 1024 --agreement"
+    texts = f"{given} --policies {CHEAP}"
     found = {
         "text": f"{texts},h2o --chunk 64 --budgets 25%,50%,full",
+        "text_auto": f"{given} --policies auto,expected_attention --chunk 64 --budgets 25%,50%,full",
         "tokens": f"{texts},h2o --chunk 1 --budgets 25%,full",
         "longbench": "--tasks all21 --data-dir {data} --max-length 2048 --agreement --budgets 25%,full "
         "--policies auto,snapkv,keydiff,streaming_llm",
@@ -64,7 +67,7 @@ def _tables() -> dict[str, str]:
         asked = f"{flag} {FORCED}"
         needles = f"--tasks {NEEDLES} {asked}"
         found |= {
-            f"needles_{name}": f"{needles} --budgets {EIGHTH},{QUARTER},full --policies {CHEAP},compactor",
+            f"needles_{name}": f"{needles} --budgets {EIGHTH},{QUARTER},full --policies {OTHERS},compactor",
             f"auto_{name}": f"{needles} --budgets {EIGHTH},{QUARTER},448,full --policies auto",
             f"half_{name}": f"{needles} --budgets 448,full --policies auto@uniform,tova,keydiff",
             f"kvzip_{name}": f"{needles} --budgets {EIGHTH},{QUARTER},full --policies kvzip@global,kvzip",
@@ -93,14 +96,20 @@ def write_texts(folder: Path, count: int = 8, prose: Path | None = None) -> list
     pages = [topics[name] for name in sorted(topics) if len(topics[name]) > 9000]
     kinds = {"documentation": pages, "code": [text.content for text in read_texts(()) if len(text.content) > 12000]}
     if prose is not None:
-        lines = (prose / "gov_report.jsonl").read_text("utf-8").splitlines()
-        kinds["prose"] = list(dict.fromkeys(json.loads(line)["context"][2000:22000] for line in lines))
+        kinds["prose"] = _contexts(prose / "gov_report.jsonl")
+        kinds["meeting"] = _contexts(prose / "qmsum.jsonl")
+    kinds["manual"] = pages[::-1]  # far from what the calibration was fitted to, which is the first of them
     folder.mkdir(parents=True, exist_ok=True)
     files = []
     for kind, texts in kinds.items():
         files.append(folder / f"{kind}.jsonl")
         files[-1].write_text("".join(json.dumps({"text": text}) + "\n" for text in texts[:count]), "utf-8")
     return files
+
+
+def _contexts(records: Path) -> list[str]:
+    lines = records.read_text("utf-8").splitlines()
+    return list(dict.fromkeys(json.loads(line)["context"][2000:22000] for line in lines))
 
 
 def run(options: argparse.Namespace) -> None:
@@ -215,6 +224,30 @@ def able(rows: Iterable[dict[str, Any]]) -> list[str]:
     return [task for task, found in full_scores(rows).items() if fmean(found) >= ABLE]
 
 
+def yes_or_no(rows: Sequence[dict[str, Any]]) -> bool:
+    """Whether every answer of the full cache is right or wrong, with nothing in between."""
+    return all(row["score"] in (0, 1) for row in rows if row["policy"] == "full")
+
+
+def answered(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of the prompts that the full cache answers."""
+    right = {(row["task"], row["id"]) for row in rows if row["policy"] == "full" and row["score"] == 1}
+    return [row for row in rows if (row["task"], row["id"]) in right]
+
+
+def heading(rows: Sequence[dict[str, Any]]) -> dict[str, str]:
+    """Budgets in tokens as shares of what the prompts have."""
+    return {
+        row["budget"]: f"{row['budget']} tokens ({100 * _share(rows, row['budget']):.0f} %)"
+        for row in rows
+        if row["budget"].isdecimal()
+    }
+
+
+def _share(rows: Sequence[dict[str, Any]], budget: str) -> float:
+    return fmean(row["budget_tokens"] / row["prompt_tokens"] for row in rows if row["budget"] == budget)
+
+
 def late(row: dict[str, Any], name: str) -> float:
     """Mean of a text's numbers per token over its second half."""
     half = len(row["count"]) // 2
@@ -244,6 +277,8 @@ def text_tables(rows: list[dict[str, Any]]) -> str:
 def answer_tables(rows: list[dict[str, Any]]) -> str:
     """Scores and divergences of the tasks that the model is able to do; divergences of the others."""
     rows = complete(rows)
+    if yes_or_no(rows):
+        return needle_tables(rows)
     scores = full_scores(rows)
     good = able(rows)
     listed = ", ".join(f"{task} {100 * fmean(found):.0f} (n = {len(found)})" for task, found in scores.items())
@@ -263,6 +298,33 @@ def answer_tables(rows: list[dict[str, Any]]) -> str:
     return "\n\n".join(parts)
 
 
+def needle_tables(rows: list[dict[str, Any]]) -> str:
+    """Of the prompts that the full cache answers: how many each policy does, and its divergence."""
+    listed = ", ".join(
+        f"{task.removeprefix('ruler_niah_')} {sum(found):.0f} of {len(found)}"
+        for task, found in full_scores(rows).items()
+    )
+    right = answered(rows)
+    found, names = by_variant(right), heading(rows)
+    order = _order(found)
+    score = {(policy, names.get(budget, budget)): percent(group) for (policy, budget), group in found.items()}
+    apart = {
+        (policy, names.get(budget, budget)): cell([row["agreement"]["kl"] for row in group], 2)
+        for (policy, budget), group in found.items()
+    }
+    return (
+        f"The full cache answers {sum(row['policy'] == 'full' for row in right)} prompts ({listed}). Of these, in %:"
+        f"\n\n{grid(score, order)}\n\nKL divergence along its answers, nats per token:\n\n{grid(apart, order)}"
+    )
+
+
+def percent(group: Sequence[dict[str, Any]]) -> str:
+    """The share that is right, and its standard error (with one more right and one more wrong, so that 0 has one)."""
+    right, count = sum(row["score"] for row in group), len(group)
+    likely = (right + 1) / (count + 2)
+    return f"{100 * right / count:.0f} ± {100 * sqrt(likely * (1 - likely) / count):.0f}"
+
+
 def _order(found: dict[tuple[str, str], list[dict[str, Any]]]) -> dict[str, float]:
     means: dict[str, list[float]] = defaultdict(list)
     for (policy, _), group in found.items():
@@ -270,35 +332,31 @@ def _order(found: dict[tuple[str, str], list[dict[str, Any]]]) -> dict[str, floa
     return {policy: fmean(values) for policy, values in means.items()}
 
 
-def front_table(name: str = "smollm2", budget: str = "25%") -> str:
+def front_table(name: str = "smollm2", tokens: str = QUARTER, share: str = "25%") -> str:
     """One budget, one line per policy: running text, and questions that were not known and known."""
     texts, more = complete_texts(load(name, "text")), complete_texts(load(name, "text_auto"))
-    if {row["text"] for row in more} >= {row["text"] for row in texts}:
-        texts += more
+    shared = {row["text"] for row in texts}
+    texts = [*texts, *(row for row in more if row["policy"] == "auto" and row["text"] in shared)]
     full = {row["text"]: row for row in texts if row["policy"] == "full"}
     lost = {
         policy: cell([late(row, "loss") - late(full[row["text"]], "loss") for row in group], 2)
         for (policy, size), group in by_variant(texts).items()
-        if size == budget
+        if size == share
     }
     columns: list[dict[str, list[dict[str, Any]]]] = []
     for table in ("unknown", "known"):
-        rows = together(complete(load(name, table)), complete(load(name, f"{table}_auto")))
-        chosen = by_variant(row for row in rows if row["task"] in able(rows))
-        columns.append({policy: group for (policy, size), group in chosen.items() if size == budget})
-    policies = sorted(set(columns[0]) & set(columns[1]), key=lambda policy: _apart(columns, policy))
+        rows = together(complete(load(name, f"needles_{table}")), complete(load(name, f"auto_{table}")))
+        found = by_variant(answered(rows))
+        columns.append({policy: group for (policy, size), group in found.items() if size == tokens})
     lines = [
         ("policy", "text: nats lost", "unknown: right, %", "KL", "known: right, %", "KL"),
         ("---", *("---:" for _ in range(5))),
     ]
-    for policy in policies:
+    for policy in sorted(set(columns[0]) & set(columns[1]), key=lambda policy: _apart(columns, policy)):
         pairs = [
             text
             for column in columns
-            for text in (
-                cell([100 * row["score"] for row in column[policy]], 0),
-                cell([row["agreement"]["kl"] for row in column[policy]], 2),
-            )
+            for text in (percent(column[policy]), cell([row["agreement"]["kl"] for row in column[policy]], 2))
         ]
         lines.append((f"`{policy}`", lost.get(policy, "not run"), *pairs))
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
