@@ -12,6 +12,7 @@ from ..summaries.table import Table
 from .agreement import agreement_table
 from .comparison import comparison_tables, difference_table
 from .counts import count_table
+from .course import course_table
 from .efficiency import efficiency_tables, lengths_of
 from .figures import (
     Plot,
@@ -39,7 +40,13 @@ def sections(runs: Sequence[Run]) -> list[Section]:
         Section(
             "overview", "Overview", standings, _some(standing_table(answered)), joint=lambda runs: (overview(runs),)
         ),
-        Section("scores", "Scores", tuple(score_tables(runs)), _some(every_score(runs)), _score_plots),
+        Section(
+            "scores",
+            "Scores",
+            (*score_tables(runs), *_some(course_table(runs))),
+            _some(every_score(runs)),
+            _score_plots,
+        ),
         Section("length", "Score over length", plots=lambda run: (score_over_length(run), score_over_buckets(run))),
         Section("needles", "Needles by depth", plots=lambda run: (heat_map(run, task) for task in needle_tasks(run))),
         Section("perplexity", "Perplexity", _some(text_table(runs)), plots=_text_plots),

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..store.results import Row
 
-_NUMBERS = ("budget_tokens", "prompt_tokens", "record_length", "new_tokens")
+_NUMBERS = ("budget_tokens", "prompt_tokens", "record_length", "new_tokens", "repeated")
 _MEASURED = ("efficiency", "agreement")
 _OTHERS = {"prediction": str, "answers": list, "metadata": dict}
 

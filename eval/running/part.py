@@ -153,7 +153,8 @@ class Part:
                 prompt,
                 group.tokens,
                 self.generator.text(tokens),
-                len(tokens),
+                tokens,
+                self.generator.ends,
                 cost | peak,
                 compared,
             )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 from ..prompting.prompts import Batch, Prompt
@@ -19,7 +19,8 @@ def finished_row(
     prompt: Prompt,
     tokens: int | None,
     text: str,
-    new_tokens: int,
+    said: Sequence[int],
+    ends: Set[int],
     efficiency: Mapping[str, Any],
     agreement: Mapping[str, float] | None,
 ) -> Row:
@@ -28,11 +29,14 @@ def finished_row(
     Args:
         tokens: its budget.
         text: the answer as it is scored.
-        new_tokens: tokens generated, the one that ended it included.
+        said: tokens generated, the one that ended it included.
+        ends: tokens that end an answer.
         efficiency: what it cost.
         agreement: with the full cache; None where nobody asks.
     """
     sample = prompt.sample
+    # Fed with the full cache's answer, the model says nothing that could end.
+    fed = settings.teacher_forced and not variant.budget.is_full
     return {
         "task": batch.task,
         "length": batch.length,
@@ -52,7 +56,15 @@ def finished_row(
         "metric": sample.metric,
         "score": float(score(sample, text, settings)),
         "metadata": dict(sample.metadata),
-        "new_tokens": new_tokens,
+        "new_tokens": len(said),
+        "ended": None if fed else bool(said) and said[-1] in ends,
+        "repeated": None if fed else repeated(said),
         "efficiency": dict(efficiency),
         "agreement": None if agreement is None else dict(agreement),
     }
+
+
+def repeated(tokens: Sequence[int], run: int = 4) -> float:
+    """Of all runs of so many tokens, the share that stood there before; 0 for an answer that has none."""
+    runs = [tuple(tokens[at : at + run]) for at in range(len(tokens) - run + 1)]
+    return 1 - len(set(runs)) / len(runs) if runs else 0.0

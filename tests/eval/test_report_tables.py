@@ -16,12 +16,14 @@ from hf_paged_eviction_eval.longbench.tasks import PRESETS
 from hf_paged_eviction_eval.report.agreement import agreement_table
 from hf_paged_eviction_eval.report.comparison import comparison_tables, difference_table
 from hf_paged_eviction_eval.report.counts import count_table, gaps, unfinished
+from hf_paged_eviction_eval.report.course import course_table
 from hf_paged_eviction_eval.report.efficiency import cost_of, efficiency_tables
 from hf_paged_eviction_eval.report.leaderboard import leaderboard, standing_table
 from hf_paged_eviction_eval.report.numbers import as_json
 from hf_paged_eviction_eval.report.runs import Run, load_runs
 from hf_paged_eviction_eval.report.scores import every_score, score_tables
 from hf_paged_eviction_eval.report.texts import text_table
+from hf_paged_eviction_eval.running.rows import repeated
 from hf_paged_eviction_eval.summaries.formats import latex, to_csv, to_latex, to_markdown
 from hf_paged_eviction_eval.summaries.table import Column, Table
 from report_rows import FULL, VARIANTS, make_row, make_rows, write_run
@@ -185,6 +187,18 @@ def test_agreement_leaves_out_what_was_not_compared(tmp_path: Path) -> None:
     ]
     table = agreement_table(runs_of(tmp_path, rows))
     assert table is not None and table.rows == (("256", "paged_eviction", 75.0, 0.5, 2),)
+
+
+def test_answers_that_end_and_repeat(tmp_path: Path) -> None:
+    assert repeated([1, 2, 3, 4, 1, 2, 3, 4, 1]) == pytest.approx(2 / 6) and repeated([1, 2, 3]) == 0
+    rows = [
+        make_row("qasper", PAGED, 0, new_tokens=4, ended=True, repeated=0.0),
+        make_row("qasper", PAGED, 1, new_tokens=9, ended=False, repeated=0.5),
+        make_row("qasper", PAGED, 2, ended=None, repeated=None),
+        make_row("qasper", FULL, 2),
+    ]
+    table = course_table(runs_of(tmp_path, rows))
+    assert table is not None and table.rows == (("256", "paged_eviction", 6.5, 50.0, 25.0, 2),)
 
 
 def test_missing_answers_are_counted_and_named(tmp_path: Path) -> None:
