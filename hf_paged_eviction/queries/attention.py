@@ -65,8 +65,7 @@ class _Handover(threading.local):
     attends, or it is not there.
     """
 
-    listener: "weakref.ref[QueryListener] | None" = None
-    tensors: tuple["weakref.ref[Tensor]", ...] = ()
+    given: "tuple[weakref.ref[QueryListener], weakref.ref[Tensor], weakref.ref[Tensor]] | None" = None
     traced: tuple[QueryListener, Tensor] | None = None
 
 
@@ -109,34 +108,34 @@ def hand_over(listener: QueryListener, keys: Tensor, values: Tensor) -> None:
     if torch.compiler.is_compiling():
         _handover.traced = listener, keys
     else:
-        _handover.listener = weakref.ref(listener)
-        _handover.tensors = weakref.ref(keys), weakref.ref(values)
+        _handover.given = weakref.ref(listener), weakref.ref(keys), weakref.ref(values)
 
 
 def unattended(listeners: Iterable[QueryListener]) -> QueryListener | None:
     """The one of these whose keys were handed over and not attended to so far."""
-    waiting = None if _handover.listener is None else _handover.listener()
+    waiting = None if _handover.given is None else _handover.given[0]()
     return None if waiting is None else next((listener for listener in listeners if listener is waiting), None)
 
 
 def forget_handover(listeners: Iterable[QueryListener]) -> None:
     """These start anew: what one of them handed over will not be attended to."""
     if unattended(listeners) is not None:
-        _handover.listener, _handover.tensors = None, ()
+        _handover.given = None
 
 
 def _receive(key: Tensor, value: Tensor) -> QueryListener | None:
     """Whom to tell of the queries that are compared with this key; None = nobody."""
     if torch.compiler.is_compiling():
         return _receive_traced(key)
-    if _handover.listener is None:
+    given = _handover.given
+    if given is None:
         return None
-    listener, tensors = _handover.listener(), [tensor() for tensor in _handover.tensors]
-    _handover.listener, _handover.tensors = None, ()
+    _handover.given = None
+    listener, keys, values = given[0](), given[1](), given[2]()
     if listener is not None:
-        listener.as_given = tensors[0] is key and tensors[1] is value
+        listener.as_given = keys is key and values is value
     # What was left over from a forward that failed is in no hands, or in those of its traceback alone.
-    return listener if tensors[0] is key or _in_hand(tensors) else None
+    return listener if keys is key or _in_hand((keys, values)) else None
 
 
 def _receive_traced(key: Tensor) -> QueryListener | None:
