@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -26,11 +27,19 @@ BUDGET, PROMPT = 128, 200
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a function of the package; `depth` counts those of the package that it is inside of."""
+    """One call of a function of the package.
+
+    Attributes:
+        depth: calls of the package that it is inside of.
+        file: below the package.
+        name: with its class.
+        step: whether it is more than a getter or the inside of a comprehension.
+    """
 
     depth: int
     file: str
     name: str
+    step: bool
 
 
 def traced(run: Callable[[], object]) -> list[Call]:
@@ -45,7 +54,10 @@ def traced(run: Callable[[], object]) -> list[Call]:
             return
         if event == "call":
             name = getattr(code, "co_qualname", code.co_name)  # Python 3.10 has no qualified names
-            calls.append(Call(depth, str(Path(code.co_filename).relative_to(PACKAGE)), name))
+            owner = vars(frame.f_globals.get(name.partition(".")[0], object))
+            getter = isinstance(owner.get(name.partition(".")[2]), property)
+            file = str(Path(code.co_filename).relative_to(PACKAGE))
+            calls.append(Call(depth, file, name, not getter and not name.endswith(">")))
         depth += 1 if event == "call" else -1
 
     sys.setprofile(note)
@@ -96,7 +108,15 @@ def runs() -> dict[str, list[Call]]:
 
 def tree(calls: list[Call]) -> str:
     """One line per call, its callers before it."""
-    return "\n".join(f"{'  ' * call.depth + call.name:60s} {call.file}" for call in calls)
+    first = calls[0].depth if calls else 0
+    return "\n".join(f"{'  ' * (call.depth - first) + call.name:56s} {call.file}" for call in calls)
+
+
+def below(calls: list[Call], root: str, depth: int) -> list[Call]:
+    """The first call of `root` and what it calls, so many calls deep, without getters."""
+    start = next(at for at, call in enumerate(calls) if call.name == root)
+    inside = takewhile(lambda call: call.depth > calls[start].depth, calls[start + 1 :])
+    return [calls[start], *(call for call in inside if call.step and call.depth - calls[start].depth <= depth)]
 
 
 # ---- time ------------------------------------------------------------------------------------------------------------
@@ -135,18 +155,21 @@ def update_us(rounds: int, layers: int = 16, steps: int = 16) -> tuple[float, fl
 
 # ---- docs ------------------------------------------------------------------------------------------------------------
 
-SHOWN = ("token overwritten", "victim due", "overflowing prompt")
+#: What the page shows of each case: below which call, how deep.
+SHOWN = {
+    "token overwritten": ("PagedEvictionCache.update", 9),
+    "victim due": ("Cohort.choose_victims", 5),
+    "overflowing prompt": ("Overflow.take", 4),
+}
 
 
 def with_trees(page: str, found: dict[str, list[Call]]) -> str:
     """The page with the trees between its marks."""
-    for name in SHOWN:
+    for name, (root, depth) in SHOWN.items():
         begin, end = f"<!-- calls: {name} -->\n", "<!-- end of calls -->"
         before, rest = page.split(begin, 1)
         after = rest.split(end, 1)[1]
-        calls = found[name]
-        head = f"{len(calls)} calls in {len({call.file for call in calls})} files:"
-        page = f"{before}{begin}\n{head}\n\n```text\n{tree(calls)}\n```\n\n{end}{after}"
+        page = f"{before}{begin}\n```text\n{tree(below(found[name], root, depth))}\n```\n\n{end}{after}"
     return page
 
 

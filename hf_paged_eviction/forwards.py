@@ -139,7 +139,7 @@ class Forwards:
                 "code of its own, with a mask that is not made for it: load it with attn_implementation='eager', and "
                 "choose a policy that needs no queries and allocator='uniform'."
             )
-        if seen and self._states.ahead(seen):
+        if seen and self._states.changed_at and self._states.ahead(seen):
             raise RuntimeError(
                 f"A linear state has seen more than the {seen} tokens that were counted: a forward failed in the "
                 "middle. Call cache.reset() and begin anew."

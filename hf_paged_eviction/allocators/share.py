@@ -38,7 +38,8 @@ def _between(weights: Tensor, total: int, least: int, most: Tensor) -> Tensor:
     """
     bends = torch.cat([least / weights, most / weights], dim=-1)
     bends = bends.where(bends.isfinite(), 0.0).sort(dim=-1).values  # weights of zero grow when all others have the most
-    lowest, highest = (torch.full_like(weights, 1.0)[:, None] * bound for bound in (least, most[..., None]))
+    one = torch.ones_like(weights)[:, None]
+    lowest, highest = one * least, one * most[..., None]
     shares = (bends[..., None] * weights[:, None]).maximum(lowest).minimum(highest)
     shares = torch.cat([lowest, shares, highest], dim=1)
     sums = shares.sum(-1)  # [rows, bends + 2]

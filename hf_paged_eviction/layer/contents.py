@@ -88,7 +88,7 @@ class Contents:
         self.seen = 0
         self.pending: Pending | None = None
         self.came_with_gradients = False
-        self._scorer = scorer
+        self._scorer, self._needs = scorer, scorer.policy.needs
 
     # ---- what there is --------------------------------------------------------------------------------------------
 
@@ -197,7 +197,7 @@ class Contents:
         return table
 
     def _new_table(self, budget: BlockBudget, rows: int, heads: int, device: torch.device) -> BlockTable:
-        needs, ranks = self._scorer.policy.needs, self.outlet.ranks
+        needs, ranks = self._needs, self.outlet.ranks
         interval = 1 if ranks else needs.decision_interval
         return BlockTable(
             *(budget, rows, self._scorer.sets(heads), device, needs.token_local and not ranks, interval),

@@ -14,6 +14,9 @@ except ImportError:  # earlier releases have no such layers, so none is ever mad
 class LinearStates:
     """All of a cache, and at which length of the text each was changed last: so a forward that failed is known.
 
+    Attributes:
+        changed_at: that length, by layer.
+
     Args:
         layers: all of the cache.
         counting: the last of them that counts the tokens it has seen; None where none does.
@@ -27,20 +30,20 @@ class LinearStates:
         # What comes after the last count is changed when this forward has been counted.
         last = next((at for at, layer in enumerate(layers) if layer is counting), 0)
         self._early = {at for at in own if at < last}
-        self._changed_at: dict[int, int] = {}
+        self.changed_at: dict[int, int] = {}
 
     def changing(self, layer_idx: int) -> None:
         """A forward is about to change the state of this layer."""
         if layer_idx in self._early and not torch.compiler.is_compiling():
-            self._changed_at[layer_idx] = self._counting.get_seq_length()
+            self.changed_at[layer_idx] = self._counting.get_seq_length()
 
     def ahead(self, seen: int) -> bool:
         """Between forwards: has a forward that failed left tokens in a state, behind the `seen` counted ones?"""
-        return any(length == seen for length in self._changed_at.values())
+        return seen in self.changed_at.values()
 
     def begin(self, rows: int) -> None:
         """The first forward of a text comes, with so many rows: nothing is left of another."""
-        self._changed_at.clear()
+        self.changed_at.clear()
         for layer in self._layers:
             if self._static and rows_of(layer) == rows:
                 LinearAttentionLayer.reset(layer)
@@ -49,13 +52,13 @@ class LinearStates:
 
     def forget(self) -> None:
         """Give all up: the next prompt may have another number of rows, which these would not fit."""
-        self._changed_at.clear()
+        self.changed_at.clear()
         for layer in self._layers:
             _forget(layer)
 
     def taken_back(self) -> None:
         """The text is shorter now."""
-        self._changed_at.clear()
+        self.changed_at.clear()
 
 
 def _forget(layer: Any) -> None:

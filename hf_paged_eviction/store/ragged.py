@@ -130,7 +130,7 @@ class RaggedStore(Store):
         rows, heads = keys.shape[:2]
         segments = Segments(limits.expand(rows, heads).tolist(), keys.device, kept.shape[-1])
         indices = segments.taken_from(kept, keys.shape[2])
-        self._put_segments(segments, *(self._select(states.flatten(0, 2), indices) for states in (keys, values)))
+        self._put_segments(segments, *[self._select(states.flatten(0, 2), indices) for states in (keys, values)])
 
     def _select(self, column: Tensor, indices: Tensor) -> Tensor:
         made = make_storage((len(indices), column.shape[-1]), column.dtype, column.device)

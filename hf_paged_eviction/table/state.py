@@ -145,4 +145,4 @@ class Counters:
     def know(self, full_at_values: Iterable[int], block_size: int) -> None:
         """Take note of when rows are full."""
         self.full_at_values = frozenset(full_at_values)
-        self.residues = frozenset(value % block_size for value in self.full_at_values)
+        self.residues = frozenset([value % block_size for value in self.full_at_values])

@@ -199,7 +199,7 @@ class BlockTable:
         self.write_back()
         counters, usable = self.counters, self._usable
         full_at = self.phase.full_at.clamp_min(counters.seen)
-        counters.know((max(value, counters.seen) for value in counters.full_at_values), self.block_size)
+        counters.know([max(value, counters.seen) for value in counters.full_at_values], self.block_size)
         held_pads = (full_at - counters.seen).minimum(usable)
         ordered = max(counters.full_at_values) > counters.seen or self._any_missing
         order = self._logical_order(held_pads) if ordered else None
