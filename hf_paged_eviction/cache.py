@@ -436,13 +436,14 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         return self._options.shrunk(budget, self.budget)
 
     @contextmanager
-    def padding_aside(self) -> Iterator[None]:
-        """Pads that are met inside are forgotten afterwards: their columns will have been taken back."""
+    def forward_aside(self) -> Iterator[None]:
+        """What is fed inside will have been taken back: pads and changed states that are met there are forgotten."""
         before = vars(self._padding).copy()
         try:
             yield
         finally:
             vars(self._padding).update(before)
+            self._states.taken_back()
 
     # ---- life -----------------------------------------------------------------------------------------------------
 

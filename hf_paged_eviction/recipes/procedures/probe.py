@@ -115,7 +115,7 @@ def _taken_back(cache: PagedEvictionCache) -> Iterator[None]:
     recording = [layer.record_past for layer in paged]
     others = {index: layer for index, layer in enumerate(cache.layers) if not isinstance(layer, PagedLayer)}
     shared = {id(layer): layer for layer in paged}  # stay what they are in copies of hybrid layers
-    with cache.padding_aside():
+    with cache.forward_aside():
         for layer in paged:
             layer.activate_past_recording()
         try:
