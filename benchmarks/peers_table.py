@@ -6,7 +6,7 @@ in turn:
 
 - *kvpress*: the press leaves as many tokens as the budget; what is fed afterwards is held as well;
 - *tokens*: this package with the same budget, which goes on evicting while it answers;
-- *bytes*: this package in 4 bits, with `memory=` what the press held in bytes when it had compressed the context.
+- *bytes*: this package in 4 bits, with as budget what the press held in bytes when it had compressed the context.
 
 Policies decide per KV head as presses do, in blocks of 16 and with the protection that a cache has by default. The
 model runs in bfloat16, so that bytes are those of a 16-bit cache. Results go to `results/peers_table.json`: mean score
@@ -150,7 +150,7 @@ def by_policy(model: Any, name: str, bits: int | None = None) -> Compress:
     """What this package does, with as many tokens, or in few bits with as many bytes."""
 
     def compress(prompt: Prompt, tokens: int, size: int) -> tuple[DynamicCache, Tensor]:
-        how: dict[str, Any] = {"budget": tokens} if bits is None else {"memory": size, "bits": bits}
+        how: dict[str, Any] = {"budget": tokens} if bits is None else {"budget": f"{size}B", "bits": bits}
         cache = PagedEvictionCache(model.config, block_size=BLOCK, policy=name, heads="separate", **how)
         return cache, feed(model, prompt.context, 0, cache)
 

@@ -66,7 +66,7 @@ def run_fit_basis(settings: TextSettings, output: Path, tokens: int) -> Basis:
     part.remove()
     Console().print(to_terminal(report_table(worth)))
     read_all = f"{basis.facts['tokens']} tokens in {len(windows)} windows"
-    say(notes, f"{read_all}; written to {output}: rank=R, basis={output}")
+    say(notes, f"{read_all}; written to {output}: bits='low_rank:{output}(rank=R)'")
     return basis
 
 

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 
+from hf_paged_eviction.naming.sizes import parse_bytes
 from hf_paged_eviction.table.budget import BlockBudget
 
 from .errors import UserError
@@ -48,13 +49,12 @@ class Budget:
             raise ValueError(f"{self.label} is in bytes, how many tokens that is depends on the model")
         wanted = self.tokens if self.share is None else self.share * length
         blocks = -(-Fraction(wanted or 0) // options.block_size)
-        return max(int(blocks) * options.block_size, smallest_budget(options))
+        return max(int(blocks) * int(options.block_size), smallest_budget(options))
 
 
 def smallest_budget(options: CacheOptions) -> int:
     """What is protected at both ends, and one block that can be evicted."""
-    sinks, prefix, recent = options.sink_tokens, options.protected_prefix, options.recent_tokens
-    return BlockBudget.validate(None, 1.0, options.block_size, sinks, prefix, recent).smallest
+    return BlockBudget.validate("100%", options.block_size, options.sink_tokens, options.recent_tokens).smallest
 
 
 def parse_budget(text: str) -> Budget:
@@ -94,8 +94,6 @@ def parse_memory(text: str) -> tuple[Budget, ...]:
 
 def _memory(text: str) -> Budget | None:
     """A size with a unit; None for anything else. Its label is the text in the usual letters, without blanks."""
-    from hf_paged_eviction.table.memory import parse_bytes  # brings torch, which a report does without
-
     parts = re.fullmatch(r"\s*([\d.]+)\s*([kmgt]?)(i?)b\s*", text, re.ASCII | re.IGNORECASE)
     if parts is None:
         return None

@@ -10,6 +10,7 @@ from rich.console import Console
 from torch import Tensor
 
 from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction.options import AUTO
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
 from hf_paged_eviction.saving import files
 from hf_paged_eviction.stats import readable_bytes
@@ -18,6 +19,7 @@ from . import models
 from .budgets import FULL, ORACLE
 from .caches import make_paged_cache
 from .calibrate import check_output, token_bar
+from .defaults import settled
 from .errors import UserError
 from .gating import install_named
 from .options.compress import CompressOptions
@@ -37,13 +39,20 @@ def run_compress(options: CompressOptions) -> PagedEvictionCache:
     if (options.budget is None) == (options.memory is None):
         raise UserError("how much may be held? --budget TOKENS or --memory SIZE, one of them")
     check_output(options.output, "a context")
-    policy, text = _one_policy(options.policy), _read_text(options.text)
-    attention = {"attn_implementation": attention_for([policy], options.attn_implementation, options.disposal)}
-    model, tokenizer = models.load(model_settings(options).model_copy(update=attention))
+    typed, text = options.policy, _read_text(options.text)
+    named = [] if typed == AUTO else [_one_policy(typed)]
+    attention = attention_for(named, options.attn_implementation, options.disposal)
+    held = options.budget if options.memory is None else options.memory
+    told = model_settings(options).but(
+        attn_implementation=attention, policies=(*named, typed)[:1], budgets=(str(held),)
+    )
+    settings = settled(told)
+    model, tokenizer = models.load(settings)
+    (policy,) = settings.policies
     install_named(model, [policy])
     ids = text_ids(tokenizer, text).to(input_device(model))
-    size = f"--budget {options.budget}" if options.memory is None else f"--memory {options.memory}"
-    cache = make_paged_cache(model.config, options, policy, size, budget=options.budget, memory=options.memory)
+    size = f"--budget {held}" if options.memory is None else f"--memory {held}"
+    cache = make_paged_cache(model.config, settings, policy, size, budget=held)
     if not cache.paged_layers:
         raise UserError("no layer of this model keeps all that it has read, so there is nothing to evict")
     with token_bar(notes) as bar:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from hf_paged_eviction.checked import with_share
-from hf_paged_eviction.defaults import AUTO, Default, defaults
+from hf_paged_eviction.defaults import Default, defaults
 from hf_paged_eviction.masks.models import why_not_ours
+from hf_paged_eviction.options import AUTO
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
 
 from . import models
@@ -34,8 +35,7 @@ def settled(settings: Settings, pages: bool = False) -> Settings:
         chosen["sink_tokens"] = found.sinks
     budget = settings.budgets[0]
     if settings.recent_tokens is None and budget.isdecimal():
-        protection = (settings.sink_tokens, settings.protected_prefix, None)
-        chosen["recent_tokens"] = with_share(protection, found.recent, int(budget), settings.block_size)[2]
+        chosen["recent_tokens"] = with_share(None, found.recent, int(budget), settings.block_size)
     return settings.but(**chosen)
 
 
@@ -43,6 +43,6 @@ def _serves(default: Default, config: Any, settings: Settings, pages: bool) -> b
     if not needs_queries(default.name):
         return True
     given = settings.attn_implementation
-    plain = settings.disposal == "drop" and settings.bits is None and settings.rank is None
+    plain = settings.disposal == "drop" and settings.bits is None
     equal = pages or not plain or settings.positions != "text" or not settings.budgets[0].isdecimal()
     return not equal and given in (None, PAGED_EVICTION) and why_not_ours(config) is None

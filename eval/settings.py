@@ -59,4 +59,4 @@ class TextSettings(Settings, TextOptions):
     files: tuple[str, ...]
     limit: int | None = 8
     length: int = 2048
-    positions: PositionNames = "text"  # type: ignore[assignment]
+    positions: PositionNames = "text"

@@ -50,7 +50,7 @@ def tokens_of_memory(model: Any, options: CacheOptions, policy: str, memory: int
     if key not in known:
         scorer, allocator = split_name(policy)
         name = f"recency@{allocator}" if scorer == ORACLE else policy
-        cache = make_paged_cache(model.config, options, name, label, memory=memory)
+        cache = make_paged_cache(model.config, options, name, label, budget=f"{memory}B")
         if not cache.paged_layers:
             raise UserError(f"{policy} {label}: no layer of this model keeps all that it has read: nothing takes bytes")
         try:
@@ -62,7 +62,7 @@ def tokens_of_memory(model: Any, options: CacheOptions, policy: str, memory: int
 
 @torch.inference_mode()
 def measured(model: Any, cache: PagedEvictionCache) -> int:
-    """The budget in tokens of an empty cache with `memory=`, which it uses up.
+    """The budget in tokens of an empty cache with a budget in bytes, which it uses up.
 
     Raises:
         ValueError: too few bytes, or layers of unequal widths.

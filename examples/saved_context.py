@@ -17,7 +17,7 @@ folder = TemporaryDirectory()
 file = Path(folder.name) / "context.safetensors"
 
 # One day: read, compress, save.
-cache = PagedEvictionCache(model.config, memory="256KiB", policy="keydiff")
+cache = PagedEvictionCache(model.config, budget="256KiB", policy="keydiff")
 with torch.inference_mode():
     model(**context, past_key_values=cache)
 cache.save(file, input_ids=context.input_ids)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .library import (
+        CacheOptions,
         CacheStats,
         Disposal,
         Episodes,
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "CacheOptions",
     "CacheStats",
     "Disposal",
     "Episodes",

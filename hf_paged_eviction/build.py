@@ -17,7 +17,6 @@ from .checked import CheckedOptions
 from .integration.heads import HeadShare
 from .integration.model_rotary import UnknownRotaryError, layer_rotaries
 from .integration.rotary import Rotary
-from .lab.low_rank.codec import RankCodec
 from .layer.hybrid import HybridLayer, paged_part
 from .layer.member import Member
 from .layer.paged import PagedLayer
@@ -60,19 +59,15 @@ class LayerBuilder:
 
     def _codecs(self, config: Any, index: int, share: HeadShare, rotary: Rotary | None) -> tuple[Codec, Codec] | None:
         """Of keys and of values of one layer; `rotary` turns the keys, or the rotary part of latents."""
-        keys, values = self._options.bits
-        if keys is values is None and self._options.basis is None:
+        precision = self._options.precision
+        if precision is None:
             return None
+        keys, values = precision.rounding
         if is_latent_attention(config):  # what it hands over as values are the keys' rotary part
             plain = Codec(keys, True, centred=True), Codec(values, True, centred=True, rotary=rotary)
         else:
             plain = Codec(keys, True, centred=True, rotary=rotary), Codec(values, True)
-        if self._options.basis is None:
-            return plain
-        found = self._options.basis.layer(index, self._options.ranks)
-        pairs = zip((found.keys, found.values), self._options.ranks, plain, strict=True)
-        made = [codec if rank is None else RankCodec(axes, rank, codec.bits, share) for axes, rank, codec in pairs]
-        return made[0], made[1]
+        return precision.codecs(index, plain, share)
 
     def _make(
         self,
@@ -125,7 +120,7 @@ class LayerBuilder:
             self._memory = MemoryPlan(sizes, partial(checked_storage, self._options, len(paged)))
         rotaries = self._rotaries(config, paged)
         turnings = turnings_of(config, paged) if self._options.positions == "cache" else {}
-        turns = known_rotaries(config, paged) if self._options.bits != (None, None) else {}
+        turns = {} if self._options.precision is None else known_rotaries(config, paged)
         layers = []
         for index, layer in enumerate(plan):
             if index in budgets:
@@ -161,7 +156,7 @@ def checked_storage(options: CheckedOptions, layers: int, sizes: BlockBudget, ro
     try:
         options.disposal.check_sizes(sizes)
     except ValueError as error:
-        raise ValueError(f"memory={options.sizes.memory:,} leaves {sizes.tokens} tokens: {error}") from error
+        raise ValueError(f"budget={options.sizes.text!r} leaves {sizes.tokens} tokens: {error}") from error
     return most_stored(sizes, options.allocator, layers, rows)
 
 

@@ -13,17 +13,17 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from .allocators import BudgetAllocator, Given
+from .allocators import Given
 from .allocators.budgets import layer_budgets
+from .arguments import CacheArguments, takes
 from .build import LayerBuilder, check_static, make_steps
 from .checked import CheckedOptions, check_config, check_flag, check_instance
-from .defaults import AUTO, Default, choose
+from .defaults import Default, choose
 from .disposals import Disposal
 from .forwards import Forwards
 from .integration import feeding
 from .integration.seen_ids import SeenIds
 from .integration.window import Window
-from .lab.low_rank.basis import Basis
 from .layer.hybrid import HybridLayer, paged_part, repeat_rows, select_rows
 from .layer.paged import PagedLayer
 from .layer.states import LinearStates
@@ -31,7 +31,6 @@ from .masks.channel import open_channel
 from .masks.models import cross_attention_layers, is_paged, layer_plan, warn_of_surprises
 from .masks.padding import Padding
 from .policies import EvictionPolicy
-from .policies.needs import Heads
 from .queries.attention import ModelAttention, forget_handover, hand_over
 from .saving import context
 from .static.steps import refusal
@@ -39,7 +38,6 @@ from .stats import CacheStats, readable_bytes
 from .store.pool import StoragePool
 from .store.tensors import byte_count
 from .table.cohort import Cohorts
-from .table.gaps import Positions
 from .table.takeback import columns_to_remove, crop_all_or_none
 
 
@@ -54,129 +52,42 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
 
     Args:
         config: `model.config`; the text part of a multimodal config is found by itself.
-        budget: tokens held per layer and row, a multiple of `block_size`. A list gives each paged layer its own; that
-            needs the attention implementation "paged_eviction".
-        block_size: tokens per block.
-        policy: a name from `available_policies()`, a name with a file (`available_policy_files()`) or an
-            `EvictionPolicy`. "auto" = the model's calibration, if there is
-            one by its name (`paged-eviction calibrate`), else "paged_eviction"; see `defaults`.
-        heads: "shared" = the KV heads of a layer evict the same tokens (scores are averaged), "separate" = each
-            evicts its own. None = what the policy says (`Needs.heads`), "separate" for allocators that share out among
-            heads.
-        sink_tokens: first real tokens of each row that are never evicted. None = as many as the policy was published
-            with ("streaming_llm" 4, "recency" 0), which for all others is one block; 4 where policy="auto" found a
-            calibration.
-        protected_prefix: the same for a prefix you know, such as a system prompt; the larger of the two counts.
-        recent_tokens: newest real tokens of each row that are never evicted; one block if None (an eighth of `budget`
-            where policy="auto" found a calibration). Exact to the token
-            where a prompt, chunk or turn overflows, and in `shrink`. While single tokens come, whole blocks go: any
-            that holds one of these tokens stays, and so does the newest block, even if this is less than a block.
+        budget, block_size, policy, heads, sink_tokens, recent_tokens, allocator, disposal, positions, bits, static: see
+            `CacheOptions`.
         attention_mask: `[rows, length]`, nonzero = real token. Normally learned from the model by itself; if given,
             it wins for the columns it covers. `rows` may divide the batch (beams). `reset` forgets it.
-        allocator: how the budget of all layers together is shared out among layers and KV heads; a name from
-            `available_allocators()`, perhaps with parameters, or a `BudgetAllocator`. All but "uniform" need the
-            attention implementation "paged_eviction". None = "uniform"; of policy="auto" what goes with it.
-        disposal: what becomes of the tokens that are evicted; a name from `available_disposals()` or a `Disposal`.
-        keep_ratio: instead of `budget`, the share of the first forward's tokens to hold, rounded up to a block. With
-            chunked prefill the first chunk counts, so give `budget` there.
-        memory: instead of `budget`, the bytes that keys and values of all paged layers and rows may take together, as
-            an int or as text ("2GiB", "512MiB", "1.5GB"). They become tokens, in whole blocks and the same for every
-            layer, at the first forward, which shows rows, widths and precision; `budget` then tells how many. What is
-            not paged comes on top (`stats().other_bytes`), and so do the new tokens of a forward. Rows that are added
-            later (`batch_repeat_interleave`) add bytes. Under tensor parallelism these are the bytes of each process.
-        static: keep every tensor at its place, so that a decode step compiles into one graph that never changes:
-            `generate` compiles it by itself on an accelerator, with CUDA graphs. Cannot `shrink` or take tokens back
-            (assisted decoding, `crop`); needs layers of one size and the attention implementation "sdpa", "eager" or,
-            for the fastest step, "paged_eviction".
         pool: where storage comes from and `release` brings it back to; for services that make a cache per request.
-        record_past: hold new tokens back until `crop` or the next forward, so that they can be taken back exactly.
-            (With disposal="recall", blocks that a single token brought back from host memory stay in the slots when
-            it is taken back; a forward of several tokens moves none.) transformers 5.14 and later switches this on by
-            itself for assisted decoding; earlier ones do not.
-        positions: where the tokens held stand. "text" = at their place in the text, so that distances grow with it;
-            "cache" = one after the other (StreamingLLM, arXiv 2309.17453), so that no distance exceeds the budget plus
-            a block plus the forward, however long the text is. The model's queries keep their positions; the keys held
-            are turned, which needs a rotary embedding and half as much memory again once something was evicted; with
-            bits= instead of memory a slower step, which turns them whenever they are read.
-        bits: 8, 4, 3 or 2: keep keys and values in so many bits per number, rounded token by token, and decode them for
-            each forward (a compiled step of a static cache reads them as they lie); a pair `(keys, values)` gives each
-            its own. The first four protected and the newest `block_size` tokens of a row stay as they came. None = the
-            model's own type. The budget still counts tokens; `stats` tells the bytes.
-        rank: keep of keys and values the coefficients of so many directions of `basis`, a pair `(keys, values)` gives
-            each its own, None = as many as there are channels; `bits` is then that of a coefficient. What `bits` leaves
-            as it came stays as it came. Such a cache cannot be saved.
-        basis: a file that `paged-eviction fit-basis` wrote for this model, or a `Basis`; with `rank` only.
 
     Raises:
         TypeError, ValueError: sizes, policy or model that cannot work; the message says what would.
     """
 
-    def __init__(
-        self,
-        config: Any,
-        budget: int | Sequence[int] | None = None,
-        block_size: int = 16,
-        policy: str | EvictionPolicy = AUTO,
-        heads: Heads | None = None,
-        sink_tokens: int | None = None,
-        protected_prefix: int = 0,
-        attention_mask: Tensor | None = None,
-        *,
-        recent_tokens: int | None = None,
-        allocator: str | BudgetAllocator | None = None,
-        disposal: str | Disposal = "drop",
-        keep_ratio: float | None = None,
-        memory: int | str | None = None,
-        static: bool = False,
-        pool: StoragePool | None = None,
-        record_past: bool = False,
-        positions: Positions = "text",
-        bits: int | tuple[int | None, int | None] | None = None,
-        rank: int | tuple[int | None, int | None] | None = None,
-        basis: str | Path | Basis | None = None,
-        _inside_encoder_decoder: bool = False,
-    ) -> None:
+    @takes(CacheArguments)
+    def __init__(self, config: Any, asked: CacheArguments) -> None:
         check_config(config)
-        check_flag("static", static)
-        check_flag("record_past", record_past)
-        check_instance("pool", pool, StoragePool)
-        protection = (sink_tokens, protected_prefix, recent_tokens)
+        check_flag("record_past", asked._record_past)
+        check_instance("pool", asked.pool, StoragePool)
         self._attention = ModelAttention(config.get_text_config(decoder=True))
+        alone = not asked._inside_encoder_decoder
 
         def check(default: Default) -> CheckedOptions:
-            options = CheckedOptions.check(
-                config,
-                budget,
-                keep_ratio,
-                memory,
-                block_size,
-                protection,
-                default=default,
-                heads=heads,
-                disposal=disposal,
-                positions=positions,
-                bits=bits,
-                rank=rank,
-                basis=basis,
-                static=static,
-                inside_encoder_decoder=_inside_encoder_decoder,
-            )
+            options = CheckedOptions.check(config, asked, default, not alone, asked._prefix)
             if isinstance(options.allocator, Given):
                 options.allocator.budgets(options.sizes, sum(map(is_paged, layer_plan(config))))
             options.check_attention(self._attention)
             options.check_together()
             return options
 
-        self._options = options = choose(config, policy, allocator, check)
+        self._options = options = choose(config, asked.policy, asked.allocator, check)
         # Settled here, because `update` asks for every layer and token.
         self._needs_our_attention = options.needs_our_attention
-        if static:
+        if options.static:
             check_static(config, self._attention.name, options.policy)
         plan = layer_plan(config)
-        warn_of_surprises(config, plan, stacklevel=4 if _inside_encoder_decoder else 3)
-        self._alone = not _inside_encoder_decoder
+        warn_of_surprises(config, plan, stacklevel=4 if alone else 5)
+        self._alone = alone
         # The decoder's own prompt is a start token: no pads to be told of.
-        self._padding = Padding(attention_mask, expected=not _inside_encoder_decoder)
+        self._padding = Padding(asked.attention_mask, expected=alone)
         self._seen_ids = SeenIds()
         builder = LayerBuilder(options)
         self._sharing = builder.sharing
@@ -184,19 +95,19 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         self._evicting = [layer for _, layer in self.paged_layers]
         cohorts = Cohorts([layer.member for layer in self._evicting])
         for layer in self._evicting:
-            layer.cohorts, layer.store.pool = cohorts, pool
-        self.pool = pool
+            layer.cohorts, layer.store.pool = cohorts, asked.pool
+        self.pool = asked.pool
         # Settled here, because masks and `update` ask for every token.
         self._parts = [paged_part(layer) for layer in self.layers]
         self._sliding: list[bool] = [getattr(layer, "is_sliding", False) for layer in self.layers]
         self._first = next((at for at, layer in enumerate(self.layers) if isinstance(layer, CacheLayerMixin)), 0)
         parts = [part or layer for part, layer in zip(self._parts, self.layers, strict=True)]
-        self._steps = make_steps(parts, cohorts, self._padding) if static else None
+        self._steps = make_steps(parts, cohorts, self._padding) if options.static else None
         window = Window(config, [index for index, _ in self.paged_layers], options.positions == "text")
         of_images = cross_attention_layers(config)
         of_the_text = [layer for at, layer in enumerate(self.layers) if at not in of_images]
         counting = next((layer for layer in reversed(of_the_text) if isinstance(layer, CacheLayerMixin)), None)
-        self._states = LinearStates(self.layers, counting, static)
+        self._states = LinearStates(self.layers, counting, options.static)
         self._forwards = Forwards(
             config,
             self._evicting,
@@ -208,7 +119,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             options.uniform,
             self._steps,
         )
-        if record_past:
+        if asked._record_past:
             self.activate_past_recording()
         open_channel()
 
@@ -220,7 +131,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
     @property
     def budget(self) -> int | None:
         """Tokens held per layer and row, on average over layers (of a list: rounded down); None before the first
-        forward where it is given as `keep_ratio` or `memory`."""
+        forward where it is given as a share or as bytes."""
         sizes = self._options.sizes if self._sharing is None else self._sharing.budget
         if sizes.tokens is not None and not isinstance(self._options.allocator, Given):
             return sizes.tokens
@@ -537,7 +448,14 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         check_config(config)
         with context.naming(path):
             saved = context.read(path, config, input_ids, policy)
-            cache = cls(config, **saved.settings, pool=pool)
+            settings = dict(saved.settings)
+            recording = settings.pop("record_past")
+            check_flag("record_past", recording)
+            with warnings.catch_warnings():  # of names that files of before have
+                warnings.simplefilter("ignore", DeprecationWarning)
+                cache = cls(config, **settings, pool=pool)
+            if recording:
+                cache.activate_past_recording()
             context.restore(saved, cache.layers, cache._padding, cache._sharing, device, cache._steps is not None)
             if cache._steps is not None:
                 cache._steps.resume(saved.all_real)

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, cast
 
 from torch.nn import Module
@@ -14,15 +13,14 @@ from .allocators.cutoff import check_cutoff
 from .allocators.threshold import Global, check_common_unit
 from .defaults import Default
 from .disposals import Disposal, Surroundings, make_disposal
-from .lab.low_rank.basis import Basis, chosen_basis
 from .masks.models import check_model, is_latent_attention, mixes_heads, why_not_ours
+from .options import CacheOptions
 from .policies import EvictionPolicy, make_policy
 from .policies.needs import Heads
-from .precision.codec import check_bits
+from .precision.base import Precision, make_precision
 from .queries.attention import PAGED_EVICTION, ModelAttention
-from .table.budget import BlockBudget
+from .table.budget import BlockBudget, whole_number
 from .table.gaps import Positions
-from .table.memory import parse_bytes
 
 
 def check_config(config: object) -> None:
@@ -49,15 +47,22 @@ def check_instance(name: str, value: object, kind: type[Any]) -> None:
         raise TypeError(f"{name} must be a {kind.__name__} object or None, got {value!r}.")
 
 
-def with_share(
-    protection: tuple[int | None, int, int | None], share: float | None, budget: object, block_size: object
-) -> tuple[int | None, int, int | None]:
-    """What is protected, with a share of the budget in whole blocks for the newest tokens where they were not given."""
-    sinks, prefix, recent = protection
+def with_share(recent: int | None, share: float | None, budget: object, block_size: object) -> int | None:
+    """How many of the newest tokens stay: a share of the budget, in whole blocks, where no number was given."""
     known = all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in (budget, block_size))
     if recent is None and share is not None and known:
         recent = max(1, int(share * cast(int, budget)) // cast(int, block_size)) * cast(int, block_size)
-    return sinks, prefix, recent
+    return recent
+
+
+def first_tokens(sink_tokens: int | None, policy: EvictionPolicy, block_size: int) -> int:
+    """How many of the first tokens stay: as many as were asked for, or as the policy was published with, or a block.
+
+    Raises:
+        TypeError, ValueError: it is no number of tokens.
+    """
+    usual = policy.needs.sink_tokens if sink_tokens is None else sink_tokens
+    return whole_number("block_size", block_size, 1) if usual is None else whole_number("sink_tokens", usual, 0)
 
 
 def chosen_heads(given: object, policy: EvictionPolicy, allocator: BudgetAllocator, config: Any) -> Heads:
@@ -76,116 +81,90 @@ def chosen_heads(given: object, policy: EvictionPolicy, allocator: BudgetAllocat
     return given
 
 
-def _coded(**given: tuple[int | None, int | None]) -> str:
-    """The names of the options that ask for something."""
-    return " and ".join(f"{name}=" for name, pair in given.items() if pair != (None, None))
-
-
 @dataclass(frozen=True)
 class CheckedOptions:
-    """The arguments of `PagedEvictionCache` that say what its layers are like.
+    """The options of a cache, checked and made into objects.
 
     Attributes:
         sizes: tokens of a layer, on average over layers; of a list of budgets the smallest.
-        protection: `sink_tokens`, `protected_prefix` and `recent_tokens` as they were given, or `sink_tokens` as the
-            policy was published with.
+        sink_tokens, recent_tokens: as they were given, or `sink_tokens` as the policy was published with.
         recent_share: share of the budget for the newest tokens where `recent_tokens` was not given; None = one block.
-        policy, heads, allocator, disposal, positions, static: see there.
-        bits, ranks: of keys and of values.
-        basis: where there are ranks.
+        policy, heads, allocator, disposal, positions, static: see `CacheOptions`.
+        precision: what `bits` means; None = the model's own type.
         why_not_ours: why the model cannot use the attention implementation "paged_eviction"; None = it can.
     """
 
     sizes: BlockBudget
-    protection: tuple[int | None, int, int | None]
+    sink_tokens: int | None
+    recent_tokens: int | None
     recent_share: float | None
     policy: EvictionPolicy
     heads: Heads
     allocator: BudgetAllocator
     disposal: Disposal
     positions: Positions
-    bits: tuple[int | None, int | None]
-    ranks: tuple[int | None, int | None]
-    basis: Basis | None
+    precision: Precision | None
     static: bool
     why_not_ours: str | None
 
     @classmethod
     def check(
-        cls,
-        config: Any,
-        budget: int | Sequence[int] | None,
-        keep_ratio: float | None,
-        memory: int | str | None,
-        block_size: int,
-        protection: tuple[int | None, int, int | None],
-        *,
-        default: Default,
-        heads: Heads | None,
-        disposal: str | Disposal,
-        positions: Positions,
-        bits: int | tuple[int | None, int | None] | None,
-        rank: int | tuple[int | None, int | None] | None,
-        basis: str | Path | Basis | None,
-        static: bool,
-        inside_encoder_decoder: bool,
+        cls, config: Any, asked: CacheOptions, default: Default, inside_encoder_decoder: bool = False, prefix: int = 0
     ) -> "CheckedOptions":
         """Check what the user asked for.
+
+        Args:
+            config: `model.config`.
+            default: policy and allocator, in place of those asked for.
+            prefix: first tokens that stay in any case, as was asked for before `sink_tokens` took that in.
 
         Raises:
             TypeError, ValueError: sizes, policy or model that cannot work; the message says what would.
         """
         latent = is_latent_attention(config)
-        scorer, shares, precision = make_policy(default.policy), make_allocator(default.allocator), check_bits(bits)
+        check_flag("static", asked.static)
+        policy, shares, precision = (
+            make_policy(default.policy),
+            make_allocator(default.allocator),
+            make_precision(asked.bits),
+        )
+        budget: Any = asked.budget
         if isinstance(budget, Sequence) and not isinstance(budget, str | bytes):
             budget, shares = given_shares(budget, shares)
-        if protection[0] is None:
-            sinks = scorer.needs.sink_tokens if default.sinks is None else default.sinks
-            protection = (sinks, *protection[1:])
-        most_bytes = None if memory is None else parse_bytes(memory)
-        tokens, kept = cast(int | None, budget), with_share(protection, default.recent, budget, block_size)
-        sizes = BlockBudget.validate(tokens, keep_ratio, block_size, *kept, memory=most_bytes)
-        if sizes.tokens is None and protection[2] is None:
+        usual = policy.needs.sink_tokens if default.sinks is None else default.sinks
+        sinks = usual if asked.sink_tokens is None else asked.sink_tokens
+        if prefix:
+            sinks = max(first_tokens(sinks, policy, asked.block_size), prefix)
+        recent = with_share(asked.recent_tokens, default.recent, budget, asked.block_size)
+        sizes = BlockBudget.validate(budget, asked.block_size, sinks, recent)
+        if sizes.tokens is None and asked.recent_tokens is None:
             sizes = replace(sizes, recent_share=default.recent)
-        heads = chosen_heads(heads, scorer, shares, config)
-        if positions not in ("text", "cache"):
-            raise ValueError(f'positions must be "text" or "cache", got {positions!r}.')
+        heads = chosen_heads(asked.heads, policy, shares, config)
+        if asked.positions not in ("text", "cache"):
+            raise ValueError(f'positions must be "text" or "cache", got {asked.positions!r}.')
         check_model(config, inside_encoder_decoder, heads)
-        scorer.check_model(config)
-        if latent and not scorer.needs.supports_mla:
+        policy.check_model(config)
+        if latent and not policy.needs.supports_mla:
             raise ValueError(
-                f"The policy {scorer.name!r} reads keys and values as attention compares and sums them, but this model "
+                f"The policy {policy.name!r} reads keys and values as attention compares and sums them, but this model "
                 "caches latents (MLA). Use one that does not, such as 'keydiff', 'streaming_llm' or 'random'."
             )
-        ranks, directions = chosen_basis(rank, basis, config)
-        made = make_disposal(disposal)
-        made.check(
+        if precision is not None:
+            precision.check_model(config)
+        disposal = make_disposal(asked.disposal)
+        disposal.check(
             Surroundings(
                 config.get_text_config(decoder=True),
-                *(sizes, scorer, heads, static),
-                uniform=isinstance(shares, Uniform) and scorer.needs.cutoff is None,
+                *(sizes, policy, heads, asked.static),
+                uniform=isinstance(shares, Uniform) and policy.needs.cutoff is None,
                 latent=latent,
-                positions=positions,
-                coded=_coded(bits=precision, rank=ranks),
+                positions=asked.positions,
+                coded="" if precision is None else "bits=",
             )
         )
-        reason = why_not_ours(config)
         return cls(
-            *(
-                sizes,
-                protection,
-                default.recent,
-                scorer,
-                heads,
-                shares,
-                made,
-                positions,
-                precision,
-                ranks,
-                directions,
-                static,
-                reason,
-            )
+            *(sizes, sinks, asked.recent_tokens, default.recent, policy, heads, shares, disposal),
+            *(asked.positions, precision, asked.static, why_not_ours(config)),
         )
 
     def check_together(self) -> None:
@@ -197,10 +176,10 @@ class CheckedOptions:
         allocator = self.allocator
         check_cutoff(self.sizes, self.policy, allocator, self.static)
         if self.sizes.keep_ratio is not None and not (self.uniform or isinstance(allocator, Global)):
-            raise ValueError(f"The allocator {allocator.name!r} needs budget= in tokens, not keep_ratio=.")
+            raise ValueError(f"The allocator {allocator.name!r} needs budget= in tokens, not as a share of the prompt.")
         if self.sizes.memory is not None and not self._bounded_in_bytes:
             raise ValueError(
-                f"The allocator {allocator.name!r} shares tokens out among rows or heads, and memory= turns into "
+                f"The allocator {allocator.name!r} shares tokens out among rows or heads, and bytes turn into "
                 "tokens only when a prompt arrives: give budget= in tokens, or use allocator='uniform' or 'pyramid'."
             )
         if isinstance(allocator, HeadAllocator) and self.heads != "separate":
@@ -217,8 +196,8 @@ class CheckedOptions:
     def _bounded_in_bytes(self) -> bool:
         """Whether the total in tokens says what all layers take."""
         if isinstance(self.allocator, Global):
-            coded = self.bits != (None, None) or self.basis is not None
-            return not coded and self.positions == "text" and self.disposal.name == "drop"  # else as the longest head
+            plain = self.precision is None and self.disposal.name == "drop"
+            return plain and self.positions == "text"  # else as the longest head
         return not isinstance(self.allocator, LayerAllocator | HeadAllocator)
 
     @property
@@ -279,8 +258,7 @@ class CheckedOptions:
         """
         if isinstance(budget, Sequence) and not isinstance(budget, str | bytes):
             return self._shrunk_list(budget)
-        kept = with_share(self.protection, self.recent_share, budget, self.sizes.block_size)
-        sizes = BlockBudget.validate(cast(int, budget), None, self.sizes.block_size, *kept)
+        sizes = self._sizes(cast(int, budget))
         if isinstance(self.allocator, Given):
             raise ValueError(
                 f"The layers of this cache were given budgets of their own, {list(self.allocator.tokens)}, and one "
@@ -294,6 +272,11 @@ class CheckedOptions:
             )
         return replace(self, sizes=sizes)
 
+    def _sizes(self, budget: int) -> BlockBudget:
+        size = self.sizes.block_size
+        recent = with_share(self.recent_tokens, self.recent_share, budget, size)
+        return BlockBudget.validate(budget, size, self.sink_tokens, recent)
+
     def _shrunk_list(self, budgets: Sequence[int]) -> "CheckedOptions":
         if not isinstance(self.allocator, Given):
             raise ValueError(
@@ -301,8 +284,7 @@ class CheckedOptions:
                 "as budget=, or shrink to a number."
             )
         least, shares = given_shares(budgets, Uniform())
-        kept = with_share(self.protection, self.recent_share, least, self.sizes.block_size)
-        sizes = BlockBudget.validate(least, None, self.sizes.block_size, *kept)
+        sizes = self._sizes(least)
         shares.budgets(sizes, len(self.allocator.tokens))
         if any(new > old for new, old in zip(shares.tokens, self.allocator.tokens, strict=True)):
             raise ValueError(
@@ -314,36 +296,28 @@ class CheckedOptions:
     # ---- saving ---------------------------------------------------------------------------------------------------
 
     def settings(self, present: int | None = None) -> dict[str, Any]:
-        """The arguments that make such a cache, as JSON.
+        """The options that make such a cache, as JSON.
 
         Args:
             present: the budget in tokens, once known.
 
         Raises:
-            ValueError: it has a `basis`, which no settings hold.
+            ValueError: it has a precision that no file holds.
         """
-        if self.basis is not None:
-            raise ValueError(
-                "rank= keeps tokens as coefficients, which mean nothing without the very basis that made them, and "
-                "that is not in the file. Save a cache without rank=, with bits= where it has to be small."
-            )
-        sinks, prefix, recent = self.protection
-        if self.recent_share is not None:
-            recent = with_share(self.protection, self.recent_share, present, self.sizes.block_size)[2]
         given = self.allocator if isinstance(self.allocator, Given) else None
-        return {
-            "budget": self.sizes.tokens if given is None else list(given.tokens),
-            "keep_ratio": self.sizes.keep_ratio,
-            "memory": self.sizes.memory,
-            "block_size": self.sizes.block_size,
-            "policy": self.policy.label,
-            "heads": self.heads,
-            "sink_tokens": None if sinks is None else int(sinks),
-            "protected_prefix": int(prefix),
-            "recent_tokens": None if recent is None else int(recent),
-            "allocator": self.allocator.label if given is None else "uniform",
-            "disposal": self.disposal.label,
-            "positions": self.positions,
-            "bits": list(self.bits),
-            "static": self.static,
-        }
+        recent = with_share(self.recent_tokens, self.recent_share, present, self.sizes.block_size)
+        sinks = self.sink_tokens
+        asked = CacheOptions(
+            budget=self.sizes.text if given is None else list(given.tokens),
+            block_size=self.sizes.block_size,
+            policy=self.policy.label,
+            heads=self.heads,
+            sink_tokens=None if sinks is None else int(sinks),
+            recent_tokens=None if recent is None else int(recent),
+            allocator=self.allocator.label if given is None else "uniform",
+            disposal=self.disposal.label,
+            positions=self.positions,
+            bits=None if self.precision is None else self.precision.saved,
+            static=self.static,
+        )
+        return dict(vars(asked))

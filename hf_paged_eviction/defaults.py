@@ -14,12 +14,10 @@ from .allocators import BudgetAllocator
 from .learned.calibration.shelf import find_calibration
 from .masks.models import is_latent_attention
 from .naming.of_files import quoted
+from .options import AUTO as AUTO
 from .policies import EvictionPolicy
 
 T = TypeVar("T")
-
-#: The policy that is none: choose for this model.
-AUTO = "auto"
 
 
 @dataclass(frozen=True)

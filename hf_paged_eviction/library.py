@@ -5,6 +5,7 @@ from .cache import PagedEvictionCache
 from .disposals import Disposal, available_disposals, make_disposal
 from .lab.episodes import Episodes, read_episodes
 from .lab.query_memory.query_memory import query_memory
+from .options import CacheOptions
 from .policies import (
     EvictionPolicy,
     Needs,
@@ -23,6 +24,7 @@ from .stats import CacheStats, LayerStats
 from .store.pool import StoragePool
 
 __all__ = [
+    "CacheOptions",
     "CacheStats",
     "Disposal",
     "Episodes",

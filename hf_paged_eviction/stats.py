@@ -13,7 +13,7 @@ class LayerStats:
         layer_idx: index in the model.
         seen: tokens seen per row, pads included.
         held: tokens held per row, pads included.
-        budget: most tokens it may hold per row, its share where an allocator shares out; None while a `keep_ratio`
+        budget: most tokens it may hold per row, its share where an allocator shares out; None while a share
             waits for its prompt. Means where rows or heads have shares of their own.
         evicted_tokens: real tokens seen and no longer held (of recall: not on the device; of demote: not in full
             precision), summed over rows.

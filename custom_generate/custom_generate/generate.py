@@ -3,11 +3,16 @@
 transformers runs this file for `model.generate(custom_generate="<repository>", trust_remote_code=True, budget=...)`.
 """
 
+from dataclasses import fields
 from typing import Any
 
 from transformers import EncoderDecoderCache, GenerationMixin
 
-from hf_paged_eviction import PagedEvictionCache, paged_encoder_decoder_cache
+from hf_paged_eviction import CacheOptions, PagedEvictionCache, paged_encoder_decoder_cache
+from hf_paged_eviction.arguments import OLD_NAMES
+
+# `static` is left out: `generate` has a way of its own to ask for that.
+_OPTIONS = ({each.name for each in fields(CacheOptions)} | OLD_NAMES) - {"static", "record_past"}
 
 # What says where this file is loaded from is handed on to it as well, but means nothing to the model.
 _FROM_WHERE = ("cache_dir", "force_download", "local_files_only", "proxies", "repo_type", "revision", "token")
@@ -19,28 +24,17 @@ def generate(
     *args: Any,
     model: Any,
     past_key_values: Any = None,
-    budget: Any = None,
-    block_size: int | None = None,
-    policy: Any = None,
-    heads: str | None = None,
-    sink_tokens: int | None = None,
-    protected_prefix: int | None = None,
-    recent_tokens: int | None = None,
-    allocator: Any = None,
-    keep_ratio: float | None = None,
-    memory: int | str | None = None,
     **kwargs: Any,
 ) -> Any:
-    """Generate as `model.generate` does, holding at most `budget` tokens per layer and row.
+    """Generate as `model.generate` does, holding at most what `budget` says.
 
     Args:
-        inputs, generation_config, *args, **kwargs: as for `GenerationMixin.generate`.
+        inputs, generation_config, *args: as for `GenerationMixin.generate`.
         model: the model; transformers fills it in.
         past_key_values: a `PagedEvictionCache` (or a pair from `paged_encoder_decoder_cache`) of an earlier turn, which
             is continued; the settings below belong to it then and must be left out.
-        budget, block_size, policy, heads, sink_tokens, protected_prefix, recent_tokens, allocator, keep_ratio, memory:
-            as for `PagedEvictionCache`, whose defaults stand for None. One of `budget`, `keep_ratio` and `memory` is
-            needed.
+        **kwargs: the options of `hf_paged_eviction.CacheOptions` by name, whose defaults stand for None; `budget` is
+            needed. All others as for `GenerationMixin.generate`.
 
     Returns:
         What `model.generate` returns; `return_dict_in_generate=True` puts the cache into `past_key_values`.
@@ -50,19 +44,8 @@ def generate(
         ValueError: settings for a cache that exists already, `use_cache=False`, a `cache_implementation`, or what
             `PagedEvictionCache` refuses.
     """
-    settings = {
-        "budget": budget,
-        "block_size": block_size,
-        "policy": policy,
-        "heads": heads,
-        "sink_tokens": sink_tokens,
-        "protected_prefix": protected_prefix,
-        "recent_tokens": recent_tokens,
-        "allocator": allocator,
-        "keep_ratio": keep_ratio,
-        "memory": memory,
-    }
-    settings = {name: value for name, value in settings.items() if value is not None}
+    settings = {name: kwargs.pop(name) for name in _OPTIONS if kwargs.get(name) is not None}
+    kwargs = {name: value for name, value in kwargs.items() if name not in _OPTIONS}
     kwargs = {name: value for name, value in kwargs.items() if name not in _FROM_WHERE}
     configs = [config for config in (generation_config, model.generation_config) if config is not None]
     _check_use_cache(configs, kwargs)
@@ -82,7 +65,10 @@ def generate(
 def _new_cache(config: Any, settings: dict[str, Any], speculative: bool) -> Any:
     # Before transformers 5.14 nobody else tells the cache that tokens may be taken back.
     make = paged_encoder_decoder_cache if config.is_encoder_decoder else PagedEvictionCache
-    return make(config, **settings, record_past=speculative)
+    cache = make(config, **settings)
+    if speculative:
+        (cache.self_attention_cache if config.is_encoder_decoder else cache).activate_past_recording()
+    return cache
 
 
 def _is_speculative(configs: list[Any], kwargs: dict[str, Any]) -> bool:

@@ -146,7 +146,7 @@ def _tokens(settings: BenchSettings, label: str, size: int) -> int:
     config = (config_of(settings.model) if loading is None else load_config(loading)).get_text_config(decoder=True)
     try:
         dtype = dtype_of(settings.dtype, settings.device, config if loading is not None else None)
-        cache = empty_cache(config, dtype, memory=size, policy=settings.policy, **settings.cache_arguments)
+        cache = empty_cache(config, dtype, budget=f"{size}B", policy=settings.policy, **settings.cache_arguments)
     except (TypeError, ValueError) as error:
         raise UserError(f"--memory {label}: {error}") from error
     return cache.budget or 0

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, StoppingCriteriaList, TextStreamer
 
-from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction import PagedEvictionCache, make_policy
+from hf_paged_eviction.checked import first_tokens
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
 
 from ..budgets import parse_memory
@@ -21,7 +22,7 @@ from ..caches import make_paged_cache
 from ..contexts import context_policy, open_context
 from ..errors import UserError
 from ..options.chat import ChatOptions
-from ..policy_names import needs_queries
+from ..policy_names import needs_queries, split_name
 from ..running.efficiency import kv_bytes
 from ..running.generation import end_tokens, plain_settings, without_sampling
 from ..running.prefill import feed, input_device
@@ -291,7 +292,8 @@ def _make_cache(model: Any, options: ChatOptions, turns: Turns) -> tuple[PagedEv
         model.set_attn_implementation(PAGED_EVICTION)
     told = options
     if options.protect_system:
-        told = options.but(protected_prefix=max(turns.prefix(), options.protected_prefix))
+        sinks = first_tokens(options.sink_tokens, make_policy(split_name(policy)[0]), options.block_size)
+        told = options.but(sink_tokens=max(turns.prefix(), sinks))
     if options.memory is not None:
         (size,) = parse_memory(options.memory)
         budget = tokens_of_memory(model, told, policy, size.memory or 0, f"--memory {options.memory}")

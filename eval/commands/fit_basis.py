@@ -10,7 +10,7 @@ EPILOG = """[bold]Examples[/]
 
   paged-eviction fit-basis --model Qwen/Qwen3-8B --text book.txt articles.jsonl --output qwen-basis.safetensors
 
-  paged-eviction eval --model Qwen/Qwen3-8B --rank 64 --basis qwen-basis.safetensors --budgets 1024
+  paged-eviction eval --model Qwen/Qwen3-8B --bits "low_rank:qwen-basis.safetensors(rank=64)" --budgets 1024
 """
 
 
@@ -27,7 +27,7 @@ class FitBasisOptions(FitOptions, ModelOptions):
 
 
 def fit_basis(options: FitBasisOptions) -> None:
-    """Fit a basis of keys and values to a model, for caches with --rank. Broken off, the same command continues."""
+    """Fit a basis of keys and values to a model, for caches of low rank. Broken off, the same command continues."""
     from ..basis import run_fit_basis
     from ..calibrate import text_settings
 

@@ -3,35 +3,36 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+from inspect import signature
 from typing import Any
 
 from torch import Tensor
 
-from hf_paged_eviction import PagedEvictionCache, make_policy
+from hf_paged_eviction import CacheOptions, PagedEvictionCache, make_policy
 from hf_paged_eviction.allocators import Uniform, make_allocator
+from hf_paged_eviction.arguments import OLD_NAMES, renamed
+from hf_paged_eviction.checked import first_tokens
 from hf_paged_eviction.disposals import make_disposal
+from hf_paged_eviction.options import AUTO
 from hf_paged_eviction.table.budget import BlockBudget
-from hf_paged_eviction.table.memory import parse_bytes
 
 from ..errors import UserError
-from ..options.cache import OneCacheOptions
 from ..policy_names import shown_queries
 from ..sizes import measured
 
 
-class CacheSettings(OneCacheOptions):
-    """What `PagedEvictionCache` takes, checked as far as possible without a model.
+@dataclass(frozen=True)
+class CacheSettings(CacheOptions):
+    """What `PagedEvictionCache` takes, checked as far as possible without a model. A budget in bytes is that of a row;
+    see `for_model`.
 
     Attributes:
-        memory: bytes that a row may take in all paged layers, where `budget` does not say; see `for_model`.
         prefill_chunk_size: tokens of the prompt per forward; None = all at once.
     """
 
-    keep_ratio: float | None = None
-    memory: int | str | None = None
-    policy: Any = "paged_eviction"
-    allocator: Any = "uniform"
-    prefill_chunk_size: int | None = None
+    prefill_chunk_size: int | None = field(default=None, kw_only=True)
 
     @classmethod
     def of(cls, arguments: dict[str, Any]) -> CacheSettings:
@@ -40,39 +41,40 @@ class CacheSettings(OneCacheOptions):
         Raises:
             UserError: values that cannot work; the message says what would.
         """
-        found = cls.model_construct(**arguments)
-        if found.budget is None and found.keep_ratio is None and found.memory is None:
-            raise UserError(
-                "the model hf-paged-eviction needs a budget: --model_args budget=1024 (tokens held per layer), "
-                "keep_ratio=0.25 (share of each prompt) or memory=64MiB (per row); for the full cache use --model hf"
-            )
-        chunk = found.prefill_chunk_size
-        if chunk is not None and (isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1):
-            raise UserError(f"prefill_chunk_size={chunk!r} must be a whole number of tokens, at least 1")
         try:
-            _ = found._sizes
+            found = cls(**renamed(signature(cls), (), arguments, "hf-paged-eviction"))
+            if found.budget is None:
+                raise UserError(
+                    "the model hf-paged-eviction needs a budget: --model_args budget=1024 (tokens held per layer), "
+                    "budget=25% (share of each prompt) or budget=64MiB (per row); for the full cache use --model hf"
+                )
+            chunk = found.prefill_chunk_size
+            if chunk is not None and (isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1):
+                raise UserError(f"prefill_chunk_size={chunk!r} must be a whole number of tokens, at least 1")
+            _ = found.sizes
             _ = found.needs_attention
         except (TypeError, ValueError) as error:
             raise UserError(f"model arguments of hf-paged-eviction: {error}") from error
         return found
 
     @property
-    def _sizes(self) -> BlockBudget:
-        return BlockBudget.validate(
-            self.budget,
-            self.keep_ratio,
-            self.block_size,
-            make_policy(self.policy).needs.sink_tokens if self.sink_tokens is None else self.sink_tokens,
-            self.protected_prefix,
-            self.recent_tokens,
-            memory=None if self.memory is None else parse_bytes(self.memory),
-        )
+    def _scorer(self) -> Any:
+        """What decides as far as is known without a model."""
+        return make_policy("paged_eviction" if self.policy == AUTO else self.policy)
+
+    @property
+    def sizes(self) -> BlockBudget:
+        """What is held."""
+        sinks, budget = first_tokens(self.sink_tokens, self._scorer, self.block_size), self.budget
+        if isinstance(budget, Sequence) and not isinstance(budget, str):
+            raise ValueError(f"budget={budget!r}: one number, share or size for all layers is needed here.")
+        return BlockBudget.validate(budget, self.block_size, sinks, self.recent_tokens)
 
     @property
     def needs_attention(self) -> bool:
         """Whether the cache looks at queries or attention, and not at keys and values alone."""
-        equal = isinstance(make_allocator(self.allocator), Uniform)
-        curious = shown_queries(make_policy(self.policy)) or make_disposal(self.disposal).needs_queries
+        equal = isinstance(make_allocator(self.allocator or "uniform"), Uniform)
+        curious = shown_queries(self._scorer) or make_disposal(self.disposal).needs_queries
         return curious or not equal
 
     def check(self, config: Any, attn_implementation: str | None) -> None:
@@ -81,10 +83,7 @@ class CacheSettings(OneCacheOptions):
         if attn_implementation is not None:
             trial._attn_implementation = attn_implementation
         try:
-            if self.memory is None:
-                self.new_cache(trial, self.tokens(1), None)
-            else:
-                self._sized_cache(trial)
+            self.new_cache(trial, self.budget if self.sizes.memory else self.tokens(1), None)
         except (TypeError, ValueError) as error:
             raise UserError(f"hf-paged-eviction cannot serve this model: {error}") from error
 
@@ -96,32 +95,26 @@ class CacheSettings(OneCacheOptions):
         Raises:
             UserError: too few bytes, or layers of unequal widths.
         """
-        if self.memory is None:
+        if self.sizes.memory is None:
             return self
         try:
-            return self.but(budget=measured(model, self._sized_cache(model.config)), memory=None)
+            return replace(self, budget=measured(model, self.new_cache(model.config, self.budget, None)))
         except ValueError as error:
             raise UserError(f"hf-paged-eviction cannot serve this model: {error}") from error
-
-    def _sized_cache(self, config: Any) -> PagedEvictionCache:
-        arguments = {"policy": self.policy, "allocator": self.allocator, **self.cache_arguments}
-        return PagedEvictionCache(config, memory=self.memory, **arguments)
 
     def tokens(self, length: int) -> int:
         """The budget of a prompt of `length` real tokens.
 
-        A `keep_ratio` is resolved for each row, because the cache alone would take it of the padded length, and a
+        A share is resolved for each row, because the cache alone would take it of the padded length, and a
         row's answer must not depend on its batch.
         """
-        return self._sizes.resolve(length).capacity
+        return self.sizes.resolve(length).capacity
 
-    def new_cache(self, config: Any, tokens: int, mask: Tensor | None) -> PagedEvictionCache:
+    def new_cache(self, config: Any, budget: Any, mask: Tensor | None) -> PagedEvictionCache:
         """An empty cache for one batch; `mask` `[rows, length]` as for the model."""
-        return PagedEvictionCache(
-            config,
-            budget=tokens,
-            policy=self.policy,
-            attention_mask=mask,
-            allocator=self.allocator,
-            **self.cache_arguments,
-        )
+        options = {each.name: getattr(self, each.name) for each in fields(CacheOptions)}
+        return PagedEvictionCache(config, **{**options, "budget": budget, "attention_mask": mask})
+
+
+#: Arguments of a model that are ours.
+OURS = ({each.name for each in fields(CacheSettings)} | OLD_NAMES) - {"static", "record_past"}

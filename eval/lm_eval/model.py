@@ -13,8 +13,7 @@ from torch import Tensor
 from torch.nn.functional import log_softmax
 from tqdm import tqdm
 
-from hf_paged_eviction import PagedEvictionCache, __version__, make_policy
-from hf_paged_eviction.allocators import make_allocator
+from hf_paged_eviction import PagedEvictionCache, __version__
 from hf_paged_eviction.integration.feeding import feed
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
 
@@ -25,7 +24,7 @@ from ..gguf import gguf_arguments, is_gguf
 from ..grouping import grouped
 from ..models import source
 from ..settings import EMBEDDED
-from .cache_settings import CacheSettings
+from .cache_settings import OURS, CacheSettings
 from .likelihood import Answer, Forward, Row, score
 
 #: What the harness hands to `_loglikelihood_tokens`: the two strings (or None), context ids, continuation ids.
@@ -43,12 +42,12 @@ class PagedEvictionLM(HFLM):  # type: ignore[misc]
     Args:
         pretrained: as for `HFLM`, or a GGUF file; "embedded" is the small model that ships with this package.
         dtype: as for `HFLM`; "auto" is float32 for the embedded model.
-        kwargs: `budget`, `keep_ratio`, `memory`, `policy`, `allocator` and all of `CacheOptions`, as for
-            `PagedEvictionCache`, but `memory` is that of one row, whatever the batch, and `keep_ratio` is taken of each
-            prompt without its pads. A policy or allocator that looks at attention makes "paged_eviction" the default of
-            `attn_implementation`. `prefill_chunk_size`: tokens of the prompt per forward; None = all at once. And every
-            other argument of `HFLM`. The Python files of a model are run with `trust_remote_code=True` only; weights
-            that are not safetensors are read with `use_safetensors=False` only.
+        kwargs: all of `hf_paged_eviction.CacheOptions` but `static`; a `budget` in bytes is that of one row, whatever
+            the batch, and a share is taken of each prompt without its pads. A policy or allocator that looks at
+            attention makes "paged_eviction" the default of `attn_implementation`. `prefill_chunk_size`: tokens of the
+            prompt per forward; None = all at once. And every other argument of `HFLM`. The Python files of a model are
+            run with `trust_remote_code=True` only; weights that are not safetensors are read with
+            `use_safetensors=False` only.
 
     Raises:
         UserError: arguments or a model that cannot work, before any weight is read.
@@ -61,7 +60,7 @@ class PagedEvictionLM(HFLM):  # type: ignore[misc]
         dtype: Any = "auto",
         **kwargs: Any,
     ) -> None:
-        ours = {name: kwargs.pop(name) for name in CacheSettings.model_fields if name in kwargs}
+        ours = {name: kwargs.pop(name) for name in OURS if name in kwargs}
         _refuse_misspelt(kwargs)
         self._cache = CacheSettings.of(ours)
         if self._cache.needs_attention and isinstance(pretrained, str):
@@ -79,7 +78,7 @@ class PagedEvictionLM(HFLM):  # type: ignore[misc]
             pretrained, kwargs = source(pretrained), kwargs | gguf_arguments(pretrained)
         super().__init__(pretrained, dtype=dtype, **kwargs)
         self._cache = self._cache.for_model(self.model)
-        install_named(self.model, [self._cache.policy])
+        install_named(self.model, [str(self._cache.policy)])
 
     def _get_backend(self, config: Any, *args: Any, **kwargs: Any) -> None:
         super()._get_backend(config, *args, **kwargs)
@@ -90,10 +89,7 @@ class PagedEvictionLM(HFLM):  # type: ignore[misc]
     def get_model_info(self) -> dict[str, Any]:
         """What the harness writes into its results, and how the cache was set."""
         info: dict[str, Any] = super().get_model_info()
-        settings = dict(self._cache) | {
-            "policy": make_policy(self._cache.policy).label,
-            "allocator": make_allocator(self._cache.allocator).label,
-        }
+        settings = {name: getattr(value, "label", value) for name, value in vars(self._cache).items()}
         return {**info, "hf_paged_eviction": {"version": __version__, **settings}}
 
     def _new_cache(self, tokens: int, mask: Tensor | None = None) -> PagedEvictionCache:
@@ -138,9 +134,10 @@ class PagedEvictionLM(HFLM):  # type: ignore[misc]
 
     def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> list[float]:
         """The likelihood of whole texts; each window starts with an empty cache."""
-        if self._cache.budget is None:
+        if self._cache.sizes.tokens is None:
             raise UserError(
-                "keep_ratio is a share of the prompt, and a rolling likelihood (perplexity) has no prompt: use budget="
+                f"budget={self._cache.budget} is a share of the prompt, and a rolling likelihood (perplexity) has no "
+                "prompt: give tokens"
             )
         rolled: list[float] = super().loglikelihood_rolling(requests, disable_tqdm)
         return rolled
@@ -199,7 +196,7 @@ class PagedEvictionLM(HFLM):  # type: ignore[misc]
 def _refuse_misspelt(arguments: Iterable[str]) -> None:
     """Arguments that are not ours reach `from_pretrained`, which would complain late and say little."""
     for name in arguments:
-        close = difflib.get_close_matches(name, CacheSettings.model_fields, n=1, cutoff=0.75)
+        close = difflib.get_close_matches(name, OURS, n=1, cutoff=0.75)
         if close:
             raise UserError(f"unknown model argument {name!r}: did you mean {close[0]!r}?")
 

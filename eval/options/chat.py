@@ -38,13 +38,6 @@ class ChatOptions(ModelOptions, OneCacheOptions, SamplingOptions):
 
     panel: ClassVar[str] = "Messages"
 
-    policy: str = option(
-        "auto",
-        "One of `paged-eviction policies`, with parameters, modifiers and an allocator: snapkv(window=16), "
-        "h2o@pyramid. auto: the model's calibration, if it has one, else paged_eviction.",
-        metavar="NAME",
-        panel=OneCacheOptions.panel,
-    )
     budget: int | None = option(
         None,
         "Tokens held per layer, a multiple of the block size.",

@@ -13,8 +13,6 @@ class CompressOptions(ModelOptions, OneCacheOptions):
     """What was typed."""
 
     panel: ClassVar[str] = "The text"
-    left_out: ClassVar[frozenset[str]] = frozenset({"rank", "basis"})  # such a cache cannot be saved
-
     text: File = option(..., "What the model reads: a plain text.", metavar="FILE")
     output: File = option(..., "The file to write.", metavar="FILE.safetensors")
     memory: str | None = option(

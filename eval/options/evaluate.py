@@ -186,7 +186,7 @@ class EvalOptions(ModelOptions, CacheOptions, RunOptions, TaskOptions, MetricOpt
     either: ClassVar[frozenset[str]] = frozenset({"budgets", "memory"})
 
     # Both at once, which only a run over texts can be.
-    positions: PositionNames = option(  # type: ignore[assignment]
+    positions: PositionNames = option(
         "text",
         "Where held tokens stand: at their place in the text, or one after the other (cache). With --text both can "
         "run: text,cache.",

@@ -101,7 +101,7 @@ class ReadingOptions(Options):
     )
 
 
-class RecommendOptions(ModelOptions, GridOptions, ReadingOptions, TaskFileOptions, CacheOptions):  # type: ignore[misc]
+class RecommendOptions(ModelOptions, GridOptions, ReadingOptions, TaskFileOptions, CacheOptions):
     """What was typed."""
 
     panel: ClassVar[str] = SEARCH

@@ -18,9 +18,7 @@ class ServeOptions(ModelOptions, OneCacheOptions):
     panel: ClassVar[str] = "The server"
     #: Pages of continuous batching hold tokens as they came, at their places in the text, and one decision for all KV
     #: heads. One server is for one device.
-    left_out: ClassVar[frozenset[str]] = frozenset(
-        {"heads", "bits", "rank", "basis", "disposal", "positions", "device_map"}
-    )
+    left_out: ClassVar[frozenset[str]] = frozenset({"heads", "bits", "disposal", "positions", "device_map"})
 
     model: str = option(
         ...,

@@ -77,7 +77,7 @@ def code(entry: Entry, options: RecommendOptions, held: int) -> str:
 
 def command(entry: Entry, options: RecommendOptions, held: int) -> str:
     """A conversation with such a cache."""
-    size = _size(entry, held).replace("memory=", "--memory ").replace("budget=", "--budget ").replace('"', "")
+    size = _size(entry, held).replace('budget="', "--memory ").replace("budget=", "--budget ").replace('"', "")
     return f"paged-eviction chat --model {shlex.quote(options.model)} {size} " + " ".join(
         map(shlex.quote, entry.candidate.flags(options))
     )
@@ -87,4 +87,4 @@ def _size(entry: Entry, held: int) -> str:
     """In bytes where the cache takes bytes: with a disposal they would not count what it keeps beside the tokens."""
     if entry.size.memory is None or entry.candidate.disposal != DROP:
         return f"budget={held}"
-    return f'memory="{entry.size.label}"'
+    return f'budget="{entry.size.label}"'

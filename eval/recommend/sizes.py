@@ -96,5 +96,5 @@ def _tokens(model: Any, base: CacheOptions, size: Budget, candidate: Candidate, 
 
 def fewer(tokens: int, taken: int, allowed: int, base: CacheOptions) -> int:
     """Tokens that fit if so many take too many bytes: at least a block fewer."""
-    block = base.block_size
+    block = int(base.block_size)
     return min(tokens * allowed // taken, tokens - 1) // block * block

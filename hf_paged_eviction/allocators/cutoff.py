@@ -50,6 +50,6 @@ def check_cutoff(sizes: BlockBudget, policy: EvictionPolicy, allocator: BudgetAl
     if not isinstance(allocator, Uniform):
         raise ValueError(f"{start}, and so does allocator={allocator.name!r}: leave one of them out.")
     if sizes.tokens is None:
-        raise ValueError(f"{start}, up to a budget: give budget= in tokens, not keep_ratio= or memory=.")
+        raise ValueError(f"{start}, up to a budget: give budget= in tokens, not as a share or in bytes.")
     if static:
         raise ValueError(f"{start}, and the tensors of a static cache keep their size: leave keep_above= out.")

@@ -92,8 +92,7 @@ class Surroundings:
         uniform: whether all layers, rows and heads hold equally many tokens.
         latent: whether the model caches latents (MLA).
         positions: "text" or "cache", of the cache.
-        coded: the options by which keys or values are kept in fewer bits or numbers: "bits=", "rank=", "bits= and
-            rank=" or, where they are not, "".
+        coded: the option by which keys or values are kept in fewer bits or numbers, "bits="; "" where they are not.
     """
 
     config: Any

@@ -215,14 +215,14 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         """Note dtype and device. Tensors without tokens (`early_initialization`) make the storage of the whole budget.
 
         Raises:
-            ValueError: for tensors without tokens where a `keep_ratio` waits for its prompt.
+            ValueError: for tensors without tokens where a share waits for its prompt.
         """
         self.store.dtype, self.store.device = key_states.dtype, key_states.device
         self.is_initialized = True
         if key_states.shape[2] == 0 and value_states is not None and key_states.shape[0]:
             self._measure(key_states, value_states)
             if self.budget.tokens is None:
-                raise ValueError("keep_ratio= needs a prompt before its storage can be made: give budget= instead.")
+                raise ValueError("budget= is a share, and needs a prompt before storage can be made: give tokens.")
             self.store.make(key_states, value_states, self.budget.capacity)
 
     # ---- what is known --------------------------------------------------------------------------------------------

@@ -69,6 +69,17 @@ class Registry(Generic[T]):
             self.load_plugins()
         return self.classes.get(name)
 
+    def named(self, name: str) -> type[T]:
+        """The class of that name.
+
+        Raises:
+            ValueError: there is none.
+        """
+        found = self.find(name)
+        if found is None:
+            raise self._unknown(name)
+        return found
+
     def names(self) -> tuple[str, ...]:
         """Names of all that are made of their name, sorted. Modifiers and those that are made of a file, whose names
         alone make none, have lists of their own."""
@@ -127,9 +138,7 @@ class Registry(Generic[T]):
         return read(self.kind, text, [name for name, cls in self.classes.items() if _of_file(cls)])
 
     def _build(self, spelling: Spelling, text: str) -> T:
-        name, cls = spelling.name, self.find(spelling.name)
-        if cls is None:
-            raise self._unknown(name)
+        name, cls = spelling.name, self.named(spelling.name)
         if _of_file(cls) and spelling.file is None:
             raise ValueError(f"The {self.kind.name} {name} needs a file: write '{name}:FILE'.")
         self._check_hosts(cls, spelling, text)
@@ -169,13 +178,16 @@ class Registry(Generic[T]):
 
     def _unknown(self, name: str) -> ValueError:
         known = self.names()
-        close = get_close_matches(name, [*known, *self.modifiers()], n=1)
+        files = [each.removesuffix(":") for each in self.files()]
+        close = get_close_matches(name, [*known, *self.modifiers(), *files], n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
-        message = f"Unknown {self.kind.name} {name!r}.{hint} Available: {', '.join(known)}."
+        message = f"Unknown {self.kind.name} {name!r}.{hint}"
+        if known:
+            message = f"{message} Available: {', '.join(known)}."
         if self.modifier is not None:
             message = f"{message} Modifiers of these: {', '.join(self.modifiers())}."
-        if self.files():
-            message = f"{message} Made of a file: {', '.join(f'{each}FILE' for each in self.files())}."
+        if files:
+            message = f"{message} Made of a file: {', '.join(f'{each}:FILE' for each in files)}."
         return ValueError(message)
 
 

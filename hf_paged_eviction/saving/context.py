@@ -183,6 +183,8 @@ def read(path: str | Path, config: Any, input_ids: Tensor | None, policy: str | 
             "context anew"
         )
     settings = dict(content["settings"])
+    if isinstance(settings["bits"], str):
+        raise ValueError(f"its precision, {settings['bits']!r}, is none that a file can hold")
     settings["policy"] = _policy(settings["policy"], policy)
     if settings["sink_tokens"] is None:  # one block, whatever the policy was published with
         settings["sink_tokens"] = settings["block_size"]

@@ -8,8 +8,6 @@ from weakref import WeakSet
 from transformers import PreTrainedModel
 
 from ..cache import PagedEvictionCache
-from ..defaults import AUTO
-from ..policies import EvictionPolicy
 from ..queries.attention import PAGED_EVICTION, ModelAttention
 from .contexts import ServedContext
 from .contract import check_transformers
@@ -86,15 +84,9 @@ class PagedBatching:
 def paged_batching(
     model: PreTrainedModel,
     budget: int,
-    policy: str | EvictionPolicy = AUTO,
-    block_size: int = 16,
     *,
-    sink_tokens: int | None = None,
-    protected_prefix: int = 0,
-    recent_tokens: int | None = None,
-    positions: str = "text",
     prefill_chunk_size: int = 512,
-    **others: Any,
+    **options: Any,
 ) -> Iterator[PagedBatching]:
     """Bound every request of this model's continuous batching to `budget` tokens per layer.
 
@@ -103,7 +95,7 @@ def paged_batching(
     `PagedEvictionCache` and the same `prefill_chunk_size`. Its pages are reserved when it is admitted, so that none is
     ever preempted. Outside, the model is as before. Only this model object is touched.
 
-    Requests that begin alike share pages as far as these lie wholly inside `protected_prefix`; nothing is evicted from
+    Requests that begin alike share pages as far as these lie wholly inside `sink_tokens`; nothing is evicted from
     them, so that nothing changes. `allow_block_sharing=False` in the configuration turns it off. Refused with a
     reason: CUDA graphs, compiled steps, asynchronous batching, block tables, offloading, other schedulers, tensor
     parallelism.
@@ -111,13 +103,10 @@ def paged_batching(
     Args:
         model: with a language-model head.
         budget: tokens held per request and layer, a multiple of `block_size`.
-        policy: on keys, values and positions: one that decides by queries or attention is refused.
-        block_size: tokens evicted together; has nothing to do with `page_size`, the unit of memory.
-        sink_tokens, protected_prefix, recent_tokens: first and newest tokens that are never evicted, see
-            `PagedEvictionCache`.
-        positions: "text" only. "cache" is refused: pages hold keys as they came, at their places in the text.
         prefill_chunk_size: prompts are cut every so many tokens. `max_batch_tokens` must be at least as large.
-        **others: of the other arguments of `PagedEvictionCache` (`bits`, `disposal`, ...) only their defaults.
+        **options: `policy`, `block_size`, `sink_tokens` and `recent_tokens` of `CacheOptions`; of the others only their
+            defaults. A policy that decides by queries or attention is refused. The block has nothing to do with
+            `page_size`, the unit of memory.
 
     Yields:
         An object whose `stats()` says what live requests hold.
@@ -142,19 +131,8 @@ def paged_batching(
             "model.destroy_cached_continuous_batching_manager() first."
         )
     refuse_parallel(model)
-    options = ServingOptions.check(
-        model.config,
-        budget,
-        policy,
-        block_size,
-        sink_tokens=sink_tokens,
-        protected_prefix=protected_prefix,
-        recent_tokens=recent_tokens,
-        positions=positions,
-        prefill_chunk_size=prefill_chunk_size,
-        **others,
-    )
-    batching = PagedBatching(model, options)
+    checked = ServingOptions.check(model.config, budget=budget, prefill_chunk_size=prefill_chunk_size, **options)
+    batching = PagedBatching(model, checked)
     # Found by `generate_batch` and by the server on the model itself, before the method of its class.
     setattr(model, _ENTRY, batching.init_continuous_batching)
     hard = True

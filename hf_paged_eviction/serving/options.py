@@ -1,7 +1,6 @@
 """What a user asks of `paged_batching`, checked before anything is made of it."""
 
 import warnings
-from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from inspect import signature
@@ -11,9 +10,10 @@ from typing import Any
 import torch
 from transformers import ContinuousBatchingConfig
 
+from ..arguments import CacheArguments, renamed
 from ..cache import PagedEvictionCache
-from ..defaults import AUTO
 from ..layer.paged import PagedLayer
+from ..options import AUTO
 from ..policies import EvictionPolicy, make_policy
 from ..table.budget import BlockBudget, whole_number
 
@@ -40,49 +40,27 @@ class ServingOptions:
     layers: dict[int, PagedLayer]
 
     @classmethod
-    def check(
-        cls,
-        config: Any,
-        budget: int,
-        policy: str | EvictionPolicy = AUTO,
-        block_size: int = 16,
-        *,
-        sink_tokens: int | None = None,
-        protected_prefix: int = 0,
-        recent_tokens: int | None = None,
-        positions: str = "text",
-        prefill_chunk_size: int = 512,
-        **others: Any,
-    ) -> "ServingOptions":
+    def check(cls, config: Any, *, prefill_chunk_size: int = 512, **options: Any) -> "ServingOptions":
         """Check what the user asked for, as `PagedEvictionCache` does.
 
         Args:
             config: `model.config`; no weights are needed for this.
-            others: arguments of `PagedEvictionCache` that are not served here.
+            options: of a cache; those that are not served here at their defaults.
 
         Raises:
             TypeError, ValueError: with the reason and the way out.
         """
-        if budget is None:
+        given = renamed(signature(CacheArguments), (), options, "paged_batching", 4)
+        asked = CacheArguments(**given)
+        if asked.budget is None:
             raise ValueError("budget= (tokens held per request and layer) is needed: pages are reserved for it.")
-        _refuse_positions(positions)
-        _refuse_others(others)
-        if policy != AUTO:
-            policy = make_policy(policy)
-            _refuse_queries(policy)
+        _refuse_positions(asked.positions)
+        _refuse_others(asked)
+        if asked.policy != AUTO:
+            _refuse_queries(make_policy(asked.policy))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # they speak of `generate`
-            alone = PagedEvictionCache(
-                config,
-                budget,
-                block_size,
-                policy,
-                "shared",
-                allocator="uniform",
-                sink_tokens=sink_tokens,
-                protected_prefix=protected_prefix,
-                recent_tokens=recent_tokens,
-            )
+            alone = PagedEvictionCache(config, **{**given, "heads": "shared", "allocator": "uniform"})
         layers = dict(alone.paged_layers)
         if not layers:
             raise ValueError(
@@ -227,33 +205,31 @@ def _refuse_positions(positions: str) -> None:
         raise ValueError(f'positions must be "text", got {positions!r}.')
 
 
-#: Arguments of `PagedEvictionCache` that pages cannot serve, and why.
+#: Options that pages cannot serve, and why.
 _UNSERVED = {
     "bits": "pages hold keys and values in the model's own type",
-    "rank": "pages hold keys and values as they came",
-    "basis": "pages hold keys and values as they came",
     "heads": "the KV heads of a token share its place in a page",
     "allocator": "all layers share the pages of a request",
     "disposal": "what leaves a page is overwritten",
-    "keep_ratio": "pages are reserved before a prompt is read: give budget= in tokens",
-    "memory": "pages are reserved by tokens: give budget= in tokens, and num_blocks in ContinuousBatchingConfig",
     "static": "steps are not compiled",
     "pool": "pages belong to transformers",
-    "record_past": "nothing is taken back",
     "attention_mask": "requests have no pads",
 }
 
 
-def _refuse_others(others: Mapping[str, Any]) -> None:
-    known = signature(PagedEvictionCache).parameters
-    for name, value in others.items():
-        if name not in _UNSERVED:
-            raise TypeError(f"paged_batching() got an unexpected keyword argument {name!r}.")
-        if (name, value) == ("heads", "shared"):
-            continue
-        if value is not known[name].default and value != known[name].default:
+def _refuse_others(asked: CacheArguments) -> None:
+    if isinstance(asked.budget, str) and not asked.budget.strip().isdecimal():
+        raise ValueError(
+            f"budget={asked.budget!r} is not there in continuous batching: pages are reserved by tokens, before a "
+            "prompt is read. Give budget= in tokens, and num_blocks in ContinuousBatchingConfig."
+        )
+    if asked._record_past:
+        raise ValueError("record_past= is not there in continuous batching: nothing is taken back. Leave it out.")
+    for name, reason in _UNSERVED.items():
+        value, usual = getattr(asked, name), getattr(CacheArguments, name)
+        if (name, value) != ("heads", "shared") and value is not usual and value != usual:
             raise ValueError(
-                f"{name}={value!r} is not there in continuous batching: {_UNSERVED[name]}. Leave {name}= out, or use "
+                f"{name}={value!r} is not there in continuous batching: {reason}. Leave {name}= out, or use "
                 f"PagedEvictionCache(..., {name}=...) with generate."
             )
 

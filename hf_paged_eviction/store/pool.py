@@ -67,7 +67,7 @@ class StoragePool:
             dtype, device: of keys and values.
 
         Raises:
-            ValueError: the caches were made with another pool, or with a `keep_ratio`, whose size is not known yet.
+            ValueError: the caches were made with another pool, or with a share as budget, whose size is not known yet.
         """
         caches = [make_cache() for _ in range(requests)]
         for cache in caches:

@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass, replace
 from math import ceil
-from numbers import Integral, Real
+from numbers import Integral
 
+from ..naming.sizes import parse_budget, share_text
 from ..stats import readable_bytes
 
 
@@ -25,12 +26,12 @@ class BlockBudget:
     """Validated sizes, in tokens.
 
     Attributes:
-        tokens: held per layer and row; None until a `keep_ratio` or `memory` meets its first prompt.
+        tokens: held per layer and row; None until a share or bytes meet the first prompt.
         block_size: tokens per block.
         protected: real tokens at the start of each row that are never evicted.
         recent: newest real tokens of each row that are never evicted. In blocks they count as `recent_blocks`.
-        keep_ratio: share of the first prompt to hold, where `tokens` is not given.
-        memory: bytes of all layers and rows, where `tokens` is not given; see `MemoryPlan`.
+        keep_ratio: share of the first prompt to hold, where that was asked for.
+        memory: bytes of all layers and rows, where that was asked for; see `MemoryPlan`.
         recent_share: share of `tokens`, once they are known, that `recent` then is, in whole blocks; None = as it is.
     """
 
@@ -44,43 +45,33 @@ class BlockBudget:
 
     @classmethod
     def validate(
-        cls,
-        budget: int | None,
-        keep_ratio: float | None,
-        block_size: int,
-        sink_tokens: int | None,
-        protected_prefix: int,
-        recent_tokens: int | None = None,
-        *,
-        memory: int | None = None,
+        cls, budget: int | str | None, block_size: int, sink_tokens: int | None, recent_tokens: int | None = None
     ) -> "BlockBudget":
         """Check what the user asked for.
+
+        Args:
+            budget: tokens, a share of the first prompt ("25%") or bytes of all layers and rows ("2GiB").
 
         Raises:
             TypeError: a size is not a whole number.
             ValueError: a size is out of range, or sizes do not go together; the message names what would.
         """
         block_size = whole_number("block_size", block_size, 1)
-        sinks = block_size if sink_tokens is None else whole_number("sink_tokens", sink_tokens, 0)
-        protected = max(sinks, whole_number("protected_prefix", protected_prefix, 0))
+        protected = block_size if sink_tokens is None else whole_number("sink_tokens", sink_tokens, 0)
         recent = block_size if recent_tokens is None else whole_number("recent_tokens", recent_tokens, 0)
-        if sum(size is not None for size in (budget, keep_ratio, memory)) != 1:
+        if budget is None:
             raise ValueError(
-                "Give either budget= (tokens), memory= (bytes) or keep_ratio= (share of the first prompt), one of them."
+                "budget= says how much is held and is needed: tokens (1024), a share of the first prompt ('25%') or "
+                "bytes ('2GiB')."
             )
-        if memory is not None:
-            return cls(None, block_size, protected, recent, memory=memory)
-        if keep_ratio is not None:
-            if isinstance(keep_ratio, bool) or not isinstance(keep_ratio, Real):
-                raise TypeError(f"keep_ratio must be a number, got {keep_ratio!r}.")
-            if not 0 < keep_ratio <= 1:
-                raise ValueError(f"keep_ratio must lie in (0, 1], got {keep_ratio}.")
-            return cls(None, block_size, protected, recent, float(keep_ratio))
-        sizes = cls(whole_number("budget", budget, 1), block_size, protected, recent)
-        sizes._check_budget(sinks, protected_prefix)
+        tokens, keep_ratio, memory = parse_budget(budget) if isinstance(budget, str) else (budget, None, None)
+        if tokens is None:
+            return cls(None, block_size, protected, recent, keep_ratio, memory)
+        sizes = cls(whole_number("budget", tokens, 1), block_size, protected, recent)
+        sizes._check_budget()
         return sizes
 
-    def _check_budget(self, sinks: int, prefix: int) -> None:
+    def _check_budget(self) -> None:
         tokens = self.tokens or 0
         if tokens % self.block_size:
             below = tokens // self.block_size * self.block_size
@@ -93,7 +84,7 @@ class BlockBudget:
             start, recent = self.protected_blocks, self.recent_blocks
             raise ValueError(
                 f"budget={tokens} leaves no block to evict. In blocks of {self.block_size} tokens, the protected start "
-                f"(sink_tokens={sinks}, protected_prefix={prefix}) takes {start}, the newest tokens "
+                f"(sink_tokens={self.protected}) takes {start}, the newest tokens "
                 f"(recent_tokens={self.recent}) take {recent}, and 1 more is needed: ({start} + {recent} + 1) * "
                 f"{self.block_size}. Smallest legal budget: {self.smallest}."
             )
@@ -141,9 +132,15 @@ class BlockBudget:
     def capacity(self) -> int:
         """`tokens`, once known."""
         if self.tokens is None:
-            given = "memory=" if self.memory is not None else "keep_ratio="
-            raise RuntimeError(f"{given} has not met a prompt yet, so the budget is not known.")
+            raise RuntimeError(f"budget={self.text!r} has not met a prompt yet, so it is not known in tokens.")
         return self.tokens
+
+    @property
+    def text(self) -> int | str:
+        """What `validate` makes the same sizes of."""
+        if self.tokens is not None:
+            return self.tokens
+        return f"{self.memory}B" if self.memory is not None else share_text(self.keep_ratio or 0.0)
 
     @property
     def label(self) -> str:

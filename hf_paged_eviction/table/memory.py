@@ -1,44 +1,9 @@
 """Budgets in bytes: how many tokens they are once rows, widths and precision are known."""
 
-import re
 from collections.abc import Callable
-from numbers import Integral
 from typing import Protocol
 
 from .budget import BlockBudget
-
-_UNITS = {
-    "b": 1,
-    **{f"{letter}b": 1000**power for power, letter in enumerate("kmgt", 1)},
-    **{f"{letter}ib": 1024**power for power, letter in enumerate("kmgt", 1)},
-}
-
-
-def parse_bytes(memory: int | str) -> int:
-    """A number of bytes as an int.
-
-    Args:
-        memory: an int of bytes, or text: "512MiB", "2 GiB" (1024 to the power of 2, of 3), "1.5GB" (1000 to the power
-            of 3), whatever the case of the letters.
-
-    Raises:
-        TypeError: it is neither. ValueError: it is no such text, or not positive.
-    """
-    if isinstance(memory, bool) or not isinstance(memory, Integral | str):
-        raise TypeError(f"memory must be an int of bytes or a text such as '2GiB', got {memory!r}.")
-    if isinstance(memory, str):
-        found = re.fullmatch(r"\s*(\d{1,20}(?:\.\d{1,20})?)\s*([a-z]+)\s*", memory.lower(), re.ASCII)
-        if found is None or found[2] not in _UNITS:
-            raise ValueError(
-                f"memory={memory!r} is no number of bytes. Write an int, or a number with B, kB, MB, GB, TB (powers of "
-                "1000) or KiB, MiB, GiB, TiB (powers of 1024), such as '2GiB'."
-            )
-        count = int(float(found[1]) * _UNITS[found[2]]) if "." in found[1] else int(found[1]) * _UNITS[found[2]]
-    else:
-        count = int(memory)
-    if count < 1:
-        raise ValueError(f"memory must be at least one byte, got {memory!r}.")
-    return count
 
 
 class Measured(Protocol):
@@ -93,7 +58,7 @@ class MemoryPlan:
         elif token_bytes > self._token_bytes:
             raise ValueError(
                 f"Layer {layer_idx} takes {token_bytes:,} bytes per token, an earlier one {self._token_bytes:,}: "
-                f"memory={self._total:,} was shared out for layers of one width and would be exceeded. Give budget= in "
+                f"budget={self._total:,} bytes were shared out for layers of one width and would be exceeded. Give "
                 "tokens for this model."
             )
 
@@ -114,7 +79,7 @@ class MemoryPlan:
             more = f" + {layers} x {beside:,} (beside the slots, such as tokens that are not rounded)" if beside else ""
             more += f" + {passing:,} (for a moment)" if passing else ""
             raise ValueError(
-                f"memory={self._total:,} bytes is too small: a token of all {rows} rows takes {token_bytes:,} bytes in "
+                f"budget={self._total:,} bytes is too small: a token of all {rows} rows takes {token_bytes:,} bytes in "
                 f"each of {layers} paged layers, so {tokens} tokens would fit (whole blocks of {size}), and at least "
                 f"{smallest} are needed: the protected ones, the newest and a block to evict. {smallest} x {layers} x "
                 f"{token_bytes:,}{more} = {least:,} bytes, or fewer rows at a time."

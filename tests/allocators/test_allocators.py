@@ -251,7 +251,7 @@ def test_refusals() -> None:
     with pytest.raises(ValueError, match='use heads="separate"'):
         PagedEvictionCache(ours.config, budget=64, allocator="ada_kv", heads="shared")
     with pytest.raises(ValueError, match="needs budget= in tokens"):
-        PagedEvictionCache(ours.config, keep_ratio=0.5, allocator="cake")
+        PagedEvictionCache(ours.config, budget="50%", allocator="cake")
 
 
 def test_a_list_of_budgets() -> None:

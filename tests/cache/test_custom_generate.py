@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import re
 import shutil
+from dataclasses import fields
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from transformers import (
 
 import models
 import modes
-from hf_paged_eviction import PagedEvictionCache, paged_encoder_decoder_cache
+from hf_paged_eviction import CacheOptions, PagedEvictionCache, paged_encoder_decoder_cache
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "custom_generate"
@@ -64,7 +65,7 @@ def say(model: Any, mode: str = "greedy", padded: bool = True, **settings: Any) 
 def test_same_as_with_the_cache(mode: str, padded: bool) -> None:
     model = models.shared("llama")
     flag = models.NEEDS_RECORDING_FLAG and mode in modes.SPECULATIVE
-    given = say(model, mode, padded, past_key_values=PagedEvictionCache(model.config, **SMALL, record_past=flag))
+    given = say(model, mode, padded, past_key_values=models.paged(model.config, **SMALL, record_past=flag))
     made = say(model, mode, padded, **PAGED, **SMALL)
     assert made.sequences.tolist() == given.sequences.tolist()
     assert made.past_key_values.stats() == given.past_key_values.stats()
@@ -74,7 +75,7 @@ def test_same_as_with_the_cache(mode: str, padded: bool) -> None:
 def test_assistant() -> None:
     model = models.shared("llama")
     flag = models.NEEDS_RECORDING_FLAG
-    cache = PagedEvictionCache(model.config, **SMALL, record_past=flag)
+    cache = models.paged(model.config, **SMALL, record_past=flag)
     given, made = (
         say(model, "assisted", assistant_model=modes.spoiled(model), **settings)
         for settings in ({"past_key_values": cache}, {**PAGED, **SMALL})
@@ -87,12 +88,11 @@ def test_every_setting_arrives() -> None:
     settings = {
         "policy": "snapkv(window=2)",
         "heads": "separate",
-        "sink_tokens": 3,
-        "protected_prefix": 5,
+        "sink_tokens": 5,
         "recent_tokens": 7,
     }
     settings |= {"allocator": "pyramid", **SMALL}
-    given = say(model, past_key_values=PagedEvictionCache(model.config, **settings))
+    given = say(model, past_key_values=models.paged(model.config, **settings))
     made = say(model, **PAGED, **settings)
     assert made.sequences.tolist() == given.sequences.tolist()
     assert repr(made.past_key_values) == repr(given.past_key_values)
@@ -107,7 +107,7 @@ def test_the_budget_holds() -> None:
     assert isinstance(cache, PagedEvictionCache)
     assert [layer.held for layer in cache.layers] == [24, 24]
     assert [layer.keys.shape[2] for layer in cache.layers] == [24, 24]
-    assert say(model, **PAGED, keep_ratio=0.5, block_size=4).past_key_values.layers[0].held == 20
+    assert say(model, **PAGED, budget="50%", block_size=4).past_key_values.layers[0].held == 20
 
 
 def test_returns_what_generate_returns() -> None:
@@ -118,7 +118,7 @@ def test_returns_what_generate_returns() -> None:
 
 def test_the_conversation_goes_on() -> None:
     model = models.shared("llama")
-    cache = PagedEvictionCache(model.config, **SMALL)
+    cache = models.paged(model.config, **SMALL)
     expected = modes.turns(model, cache, *modes.batch("greedy", True), 2, 6)
     first = say(model, max_new_tokens=6, **PAGED, **SMALL)
     ids, mask = modes.batch("greedy", True)
@@ -210,7 +210,7 @@ def test_a_model_that_brings_it_along(tmp_path: Path) -> None:
     settings = {"attention_mask": mask, "max_new_tokens": modes.STEPS, "do_sample": False}
     made = model.generate(ids, **settings, **SMALL)
     plain = models.shared("llama")
-    given = plain.generate(ids, **settings, past_key_values=PagedEvictionCache(plain.config, **SMALL))
+    given = plain.generate(ids, **settings, past_key_values=models.paged(plain.config, **SMALL))
     assert made.tolist() == given.tolist()
 
 
@@ -235,7 +235,7 @@ def test_a_policy_that_needs_our_attention() -> None:
 
 def test_settings_beside_a_cache() -> None:
     model = models.shared("llama")
-    cache = PagedEvictionCache(model.config, **SMALL)
+    cache = models.paged(model.config, **SMALL)
     with pytest.raises(ValueError, match="budget, policy cannot be given with it"):
         say(model, **PAGED, past_key_values=cache, budget=32, policy="keydiff")
 
@@ -313,10 +313,8 @@ def test_the_card_tells_every_argument() -> None:
     card = ModelCard.load(FOLDER / "README.md")
     assert "custom_generate" in card.data.tags
     assert card.data.library_name == "transformers"
-    code = (FOLDER / "custom_generate" / "generate.py").read_text()
-    arguments = re.findall(r"^    (\w+): .* = None,$", code, flags=re.M)
     named = set(re.findall(r"^- `(\w+)`", card.text, flags=re.M))
-    assert named == set(arguments) - {"inputs", "generation_config"}
+    assert named == {each.name for each in fields(CacheOptions)} - {"static"} | {"past_key_values"}
 
 
 def test_the_requirement_is_this_package() -> None:

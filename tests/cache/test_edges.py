@@ -92,7 +92,7 @@ def test_repr_without_a_paged_layer() -> None:
 def test_repr_of_a_layer() -> None:
     cache = make()
     assert repr(cache.layers[0]) == "PagedLayer(budget=24, held=0, seen=0)"
-    share = make(budget=None, keep_ratio=0.25)
+    share = make(budget="25%")
     assert repr(share.layers[0]) == "PagedLayer(budget=25% of the prompt, held=0, seen=0)"
     ids, mask = models.left_pad(models.prompts([40, 30]))
     for one in (cache, share):

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 import models
-from hf_paged_eviction import PagedEvictionCache
 
 TEXT = torch.stack(models.prompts([40]))
 OURS = "paged_eviction"
@@ -47,13 +46,13 @@ def fail(model: Any, cache: Any, start: int, stop: int) -> None:
 )
 def test_the_next_forward_is_refused(way: str, stop: int) -> None:
     model = models.shared("llama", OURS)
-    cache = PagedEvictionCache(model.config, budget=16, block_size=4, **WAYS[way])
+    cache = models.paged(model.config, budget=16, block_size=4, **WAYS[way])
     forward(model, cache, 0, 24)
     fail(model, cache, 24, stop)
     with pytest.raises(RuntimeError, match=rf"seen {stop} tokens and the last one 24.*a forward failed"):
         forward(model, cache, 24, stop)
     cache.reset()
-    fresh = PagedEvictionCache(model.config, budget=16, block_size=4, **WAYS[way])
+    fresh = models.paged(model.config, budget=16, block_size=4, **WAYS[way])
     for span in ((0, 24), (24, 25), (25, 31)):
         assert torch.equal(forward(model, cache, *span), forward(model, fresh, *span))
 
@@ -61,7 +60,7 @@ def test_the_next_forward_is_refused(way: str, stop: int) -> None:
 def test_a_compiled_step_can_be_repeated() -> None:
     """Its token is counted when the last layer has it."""
     model = models.shared("llama", OURS)
-    cache, straight = (PagedEvictionCache(model.config, budget=16, block_size=4, static=True) for _ in range(2))
+    cache, straight = (models.paged(model.config, budget=16, block_size=4, static=True) for _ in range(2))
     for one in (cache, straight):
         forward(model, one, 0, 24)
     fail(model, cache, 24, 25)
@@ -71,7 +70,7 @@ def test_a_compiled_step_can_be_repeated() -> None:
 
 def test_at_the_first_forward() -> None:
     model = models.shared("llama")
-    cache = PagedEvictionCache(model.config, budget=16, block_size=4)
+    cache = models.paged(model.config, budget=16, block_size=4)
     fail(model, cache, 0, 24)
     with pytest.raises(RuntimeError, match="seen 24 tokens and the last one 0"):
         forward(model, cache, 0, 24)
@@ -79,7 +78,7 @@ def test_at_the_first_forward() -> None:
 
 def test_a_sliding_layer_that_is_ahead() -> None:
     model = models.shared("gemma3")
-    cache = PagedEvictionCache(model.config, budget=16, block_size=4)
+    cache = models.paged(model.config, budget=16, block_size=4)
     forward(model, cache, 0, 24)
     fail(model, cache, 24, 25)
     with pytest.raises(RuntimeError, match="seen 25 tokens and the last one 24"):
@@ -88,7 +87,7 @@ def test_a_sliding_layer_that_is_ahead() -> None:
 
 def test_a_model_with_fewer_layers() -> None:
     model = models.build("llama", num_hidden_layers=1)
-    cache = PagedEvictionCache(models.shared("llama").config, budget=16, block_size=4)
+    cache = models.paged(models.shared("llama").config, budget=16, block_size=4)
     forward(model, cache, 0, 24)
     with pytest.raises(RuntimeError, match="the model has fewer layers"):
         forward(model, cache, 24, 25)

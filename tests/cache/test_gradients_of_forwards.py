@@ -9,7 +9,6 @@ import torch
 from transformers import DynamicCache
 
 import models
-from hf_paged_eviction import PagedEvictionCache
 
 TEXT, MASK = models.left_pad(models.prompts([40, 33], seed=1))
 WAYS: list[dict[str, Any]] = [
@@ -34,7 +33,7 @@ def test_over_several_forwards(settings: dict[str, Any], spans: list[tuple[int, 
         pytest.skip("static=True needs transformers 5.14")
     model = models.build("llama", "paged_eviction")
     sizes: dict[str, Any] = {"budget": 64, "block_size": 4, "policy": "keydiff", **settings}
-    cache, quiet = PagedEvictionCache(model.config, **sizes), PagedEvictionCache(model.config, **sizes)
+    cache, quiet = models.paged(model.config, **sizes), models.paged(model.config, **sizes)
     logits = [forward(model, cache, *span) for span in spans]
     with torch.no_grad():
         assert all(torch.equal(said, forward(model, quiet, *span)) for said, span in zip(logits, spans, strict=True))
@@ -48,7 +47,7 @@ def test_over_several_forwards(settings: dict[str, Any], spans: list[tuple[int, 
 def test_after_a_text_that_was_read_without(settings: dict[str, Any]) -> None:
     model, found = models.build("llama", "paged_eviction"), []
     sizes: dict[str, Any] = {"budget": 64, "block_size": 4, "policy": "keydiff", **settings}
-    for cache in (PagedEvictionCache(model.config, **sizes), DynamicCache(config=model.config)):
+    for cache in (models.paged(model.config, **sizes), DynamicCache(config=model.config)):
         model.zero_grad()
         with torch.no_grad():
             forward(model, cache, 0, 20)
@@ -61,7 +60,7 @@ def test_after_a_text_that_was_read_without(settings: dict[str, Any]) -> None:
 def test_few_bits_after_a_text_that_was_read_without() -> None:
     """What is held is a constant then, rounded or not."""
     model = models.build("llama", "paged_eviction")
-    cache = PagedEvictionCache(model.config, budget=64, block_size=4, bits=8)
+    cache = models.paged(model.config, budget=64, block_size=4, bits=8)
     with torch.no_grad():
         forward(model, cache, 0, 20)
     forward(model, cache, 20, 40).sum().backward()

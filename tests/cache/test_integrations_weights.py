@@ -86,7 +86,7 @@ def test_an_adapter_for_every_row(whole: tuple[Any, Any]) -> None:
 
 
 def test_prompt_tuning(whole: tuple[Any, Any]) -> None:
-    """The learned prompt is the first tokens of every row, before its pads: `protected_prefix` keeps it."""
+    """The learned prompt is the first tokens of every row, before its pads: `sink_tokens` keeps it."""
     peft = pytest.importorskip("peft")
     model, tokenizer = whole
     torch.manual_seed(0)
@@ -95,7 +95,7 @@ def test_prompt_tuning(whole: tuple[Any, Any]) -> None:
     ).eval()
     batch = inputs(tokenizer)
     assert_serves(tuned, batch)
-    cache = paged(tuned, protected_prefix=20)
+    cache = paged(tuned, sink_tokens=20)
     say(tuned, batch, cache)
     for row in cache.layers[0].positions[:, 0].tolist():
         assert set(range(20)) <= set(row)

@@ -12,7 +12,6 @@ from transformers.modeling_utils import AttentionInterface
 
 import models
 import modes
-from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.queries.attention import paged_eviction_attention
 from reference import Recorder, assert_evicted, assert_exact
 
@@ -63,7 +62,7 @@ def test_flash_is_exact(family: str, mode: str, padded: bool) -> None:
         pytest.skip(reason)
     model = flash_model(family)
     recording = models.NEEDS_RECORDING_FLAG and mode in modes.SPECULATIVE
-    cache = PagedEvictionCache(model.config, budget=24, block_size=4, record_past=recording)
+    cache = models.paged(model.config, budget=24, block_size=4, record_past=recording)
     with Recorder(model, cache, poison=True) as recorder:
         modes.run(model, cache, mode, *modes.batch(mode, padded))
     assert_evicted(recorder)
@@ -77,7 +76,7 @@ def test_flash_with_pads_in_the_middle() -> None:
     ids = torch.randint(2, models.VOCABULARY, (3, 50), generator=generator)
     mask = (torch.rand(3, 50, generator=generator) > 0.3).long()
     mask[:, 0] = mask[:, 11] = 1
-    cache = PagedEvictionCache(model.config, budget=16, block_size=4)
+    cache = models.paged(model.config, budget=16, block_size=4)
     with Recorder(model, cache, poison=True) as recorder:
         for start, stop in [(0, 12), (12, 20), *((at, at + 1) for at in range(20, 44)), (44, 50)]:
             modes.forward(model, cache, ids, mask, start, stop)
@@ -90,7 +89,7 @@ def test_flash_with_pads_in_the_middle() -> None:
 def test_flex_is_exact(mode: str, padded: bool) -> None:
     """Run without the compiler, which takes minutes and changes nothing about the mask."""
     model = models.build("llama", "flex_attention", head_dim=16)
-    cache = PagedEvictionCache(model.config, budget=24, block_size=4)
+    cache = models.paged(model.config, budget=24, block_size=4)
     with torch.compiler.set_stance("force_eager"), Recorder(model, cache, poison=True) as recorder:
         modes.run(model, cache, mode, *modes.batch(mode, padded))
     assert_evicted(recorder)

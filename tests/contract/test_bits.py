@@ -82,7 +82,7 @@ def test_allocators(allocator: str) -> None:
     "settings",
     [
         {"block_size": 1, "budget": 2, "sink_tokens": 0},
-        {"block_size": 4, "budget": 24, "protected_prefix": 13},
+        {"block_size": 4, "budget": 24, "sink_tokens": 13},
         {"block_size": 16, "budget": 48},
         {"block_size": 3, "budget": 15, "sink_tokens": 0},
     ],
@@ -319,14 +319,14 @@ def test_a_budget_in_bytes() -> None:
     """As many tokens as fit beside those that are not rounded, and not one block more."""
     tokens = {}
     for bits in (None, 8, 2):
-        cache = filled(memory="16KiB", budget=None, bits=bits)[1]
+        cache = filled(budget="16KiB", bits=bits)[1]
         tokens[bits] = cache.stats().budget
         assert cache.stats().storage_bytes <= 16 * 1024
         more = filled(budget=tokens[bits] + 4, bits=bits, pool=StoragePool())[1]
         assert more.stats().storage_bytes > 16 * 1024
     assert tokens[None] < tokens[8] < tokens[2]
     with pytest.raises(ValueError, match="not rounded"):
-        filled(memory=2500, budget=None)
+        filled(budget="2500B")
 
 
 def test_shrink_keeps_codes() -> None:

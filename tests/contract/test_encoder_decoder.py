@@ -65,7 +65,6 @@ def test_roomy_equals_dynamic(mode: str) -> None:
 def test_prompt_lookup_equals_dynamic() -> None:
     """crop of the pair asks for DynamicCache on both sides."""
     model = bart()
-    flag = models.NEEDS_RECORDING_FLAG
     settings = {
         "prompt_lookup_num_tokens": 3,
         "max_new_tokens": 30,
@@ -74,7 +73,7 @@ def test_prompt_lookup_equals_dynamic() -> None:
     }
     ids, mask = models.left_pad(models.prompts([20]))
     caches = [
-        paged_encoder_decoder_cache(model.config, budget=64, record_past=flag),
+        paged_encoder_decoder_cache(model.config, budget=64),
         EncoderDecoderCache(DynamicCache(), DynamicCache()),
     ]
     tokens = [model.generate(ids, attention_mask=mask, past_key_values=cache, **settings) for cache in caches]

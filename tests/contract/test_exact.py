@@ -57,7 +57,7 @@ def test_family(family: str, mode: str, padded: bool) -> None:
         {"block_size": 4, "budget": 12},
         {"block_size": 4, "budget": 8, "sink_tokens": 0},
         {"block_size": 4, "budget": 20, "sink_tokens": 6},
-        {"block_size": 4, "budget": 24, "protected_prefix": 13},
+        {"block_size": 4, "budget": 24, "sink_tokens": 13},
         {"block_size": 16, "budget": 32, "sink_tokens": 0},
         {"block_size": 16, "budget": 48},
         {"block_size": 3, "budget": 15},

@@ -44,7 +44,7 @@ NEEDS_514 = pytest.mark.skipif(models.VERSION < (5, 14), reason="static caches n
         ("llama", {"disposal": "demote"}),
         ("llama", {"bits": 4}),
         ("llama", {"positions": "cache"}),
-        ("llama", {"budget": None, "keep_ratio": 0.5}),
+        ("llama", {"budget": "50%"}),
         ("llama", {"budget": None, "memory": "20kB"}),
     ],
     ids=str,

@@ -8,7 +8,6 @@ from torch import Tensor
 
 import models
 import modes
-from hf_paged_eviction import PagedEvictionCache
 from reference import Recorder, assert_evicted, assert_exact
 
 pytestmark = pytest.mark.contract
@@ -34,7 +33,7 @@ def ragged_turns(model: object, cache: object, count: int = 3) -> Tensor:
 def test_ragged_turns_equal_dynamic(family: str, attention: str) -> None:
     model = models.shared(family, attention)
     policy = "keydiff" if family == "deepseek_v3" else "paged_eviction"
-    cache = PagedEvictionCache(model.config, budget=96, policy=policy)
+    cache = models.paged(model.config, budget=96, policy=policy)
     assert ragged_turns(model, cache).tolist() == ragged_turns(model, modes.dynamic(model)).tolist()
 
 
@@ -43,7 +42,7 @@ def test_ragged_turns_equal_dynamic(family: str, attention: str) -> None:
 @pytest.mark.parametrize("heads", ["shared", "separate"])
 def test_ragged_turns_are_exact(budget: int, attention: str, heads: str) -> None:
     model = models.shared("llama", attention)
-    cache = PagedEvictionCache(model.config, budget=budget, block_size=4, heads=heads)
+    cache = models.paged(model.config, budget=budget, block_size=4, heads=heads)
     with Recorder(model, cache, poison=True) as recorder:
         ragged_turns(model, cache)
     assert_evicted(recorder)
@@ -54,7 +53,7 @@ def test_ragged_turns_are_exact(budget: int, attention: str, heads: str) -> None
 def test_ragged_turns_are_exact_in(family: str) -> None:
     """Sliding layers mask by column, the paged ones by the slots their pads moved to."""
     model = models.shared(family)
-    cache = PagedEvictionCache(model.config, budget=20, block_size=4)
+    cache = models.paged(model.config, budget=20, block_size=4)
     with Recorder(model, cache, poison=True) as recorder:
         ragged_turns(model, cache, count=2)
     assert_evicted(recorder)
@@ -70,7 +69,7 @@ def test_random_masks_in_direct_calls(seed: int) -> None:
     mask = (torch.rand(3, 60, generator=generator) > 0.3).long()
     mask[:, 0] = torch.tensor([1, 0, 1])
     mask[:, 12] = 1
-    cache = PagedEvictionCache(model.config, budget=16, block_size=4, sink_tokens=3)
+    cache = models.paged(model.config, budget=16, block_size=4, sink_tokens=3)
     with Recorder(model, cache, poison=True) as recorder:
         start = 0
         while start < 60:
@@ -87,11 +86,11 @@ def test_random_masks_in_direct_calls(seed: int) -> None:
 def test_reset_equals_a_fresh_cache(mode: str) -> None:
     model = models.shared("llama")
     settings = {"budget": 24, "block_size": 4, "record_past": models.NEEDS_RECORDING_FLAG and mode == "prompt_lookup"}
-    used = PagedEvictionCache(model.config, **settings)
+    used = models.paged(model.config, **settings)
     modes.run(model, used, mode, *modes.batch(mode, padded=True, seed=8))
     used.reset()
     assert used.get_seq_length() == 0
-    fresh = PagedEvictionCache(model.config, **settings)
+    fresh = models.paged(model.config, **settings)
     inputs = modes.batch(mode, padded=True, seed=1)
     ours, theirs = (modes.run(model, cache, mode, *inputs) for cache in (used, fresh))
     assert ours.tolist() == theirs.tolist()
@@ -101,7 +100,7 @@ def test_reset_equals_a_fresh_cache(mode: str) -> None:
 def test_plain_generate_after_assisted_stays_bounded() -> None:
     """generate never switches recording off again; what waits is committed by the next forward."""
     model = models.shared("llama")
-    cache = PagedEvictionCache(model.config, budget=24, block_size=4, record_past=models.NEEDS_RECORDING_FLAG)
+    cache = models.paged(model.config, budget=24, block_size=4, record_past=models.NEEDS_RECORDING_FLAG)
     ids, mask = modes.batch("prompt_lookup", padded=False)
     text = modes.generate(model, cache, ids, mask, 10, prompt_lookup_num_tokens=3)
     assert cache.layers[0].record_past
@@ -116,10 +115,10 @@ def test_one_row_then_many() -> None:
     """Prefill once, repeat the row, sample several continuations: as if each had been prefilled."""
     model = models.shared("llama")
     ids, mask = models.left_pad(models.prompts([40]))
-    one = PagedEvictionCache(model.config, budget=24, block_size=4)
+    one = models.paged(model.config, budget=24, block_size=4)
     modes.forward(model, one, ids, mask, 0, 39)
     one.batch_repeat_interleave(3)
-    many = PagedEvictionCache(model.config, budget=24, block_size=4)
+    many = models.paged(model.config, budget=24, block_size=4)
     ids, mask = ids.repeat(3, 1), mask.repeat(3, 1)
     modes.forward(model, many, ids, mask, 0, 39)
     tokens = [modes.generate(model, cache, ids, mask, 12, do_sample=True).tolist() for cache in (one, many)]

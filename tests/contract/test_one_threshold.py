@@ -103,7 +103,7 @@ def test_the_total_holds(chunk: int | None) -> None:
     assert max(held[3::4]) == total < max(held) <= total + given
 
 
-@pytest.mark.parametrize("given", [{"memory": BYTES + 100}, {"keep_ratio": 0.4}], ids=["bytes", "share"])
+@pytest.mark.parametrize("given", [{"budget": f"{BYTES + 100}B"}, {"budget": "40%"}], ids=["bytes", "share"])
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
 def test_a_budget_that_the_prompt_shows(given: dict[str, Any], padded: bool) -> None:
     """Bytes, and a share of the prompt, are a budget in tokens as soon as there are some."""

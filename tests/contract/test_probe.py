@@ -25,7 +25,7 @@ FAMILIES = ["llama", "gemma2", "gpt_oss", "deepseek_v3", "qwen3", "gpt2", "gemma
 
 def room(model: Any, **settings: Any) -> PagedEvictionCache:
     defaults = {"budget": 64, "block_size": BLOCK, "policy": "kvzip", "heads": "separate"}
-    return PagedEvictionCache(model.config, **{**defaults, **settings})
+    return models.paged(model.config, **{**defaults, **settings})
 
 
 def compress(model: Any, cache: PagedEvictionCache, ids: Tensor, mask: Tensor, budget: int, chunk: int = 16) -> None:
@@ -190,7 +190,7 @@ def test_copies_serve_many_questions() -> None:
         ({"policy": "snapkv"}, "depends on where queries stand"),
         ({"policy": "sage_kv"}, "depends on where queries stand"),
         ({"budget": 36}, r"context of 40 columns.*layer 0 holds 36 tokens"),
-        ({"budget": None, "keep_ratio": 0.5}, "holds a share of the prompt"),
+        ({"budget": "50%"}, "holds a share of the prompt"),
     ],
 )
 def test_caches_that_cannot_be_probed(settings: dict[str, Any], message: str) -> None:

@@ -11,7 +11,6 @@ import models
 import modes
 import rows
 from evicting import FOLLOWED, binding, check
-from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.policies import H2O
 from reference import Recorder, assert_evicted, assert_exact
 
@@ -37,7 +36,7 @@ def test_same_as_dynamic(mode: str, padded: bool) -> None:
     inputs = modes.batch(mode, padded)
     plain, ours = models.shared("llama"), models.shared("llama", OURS)
     recording = models.NEEDS_RECORDING_FLAG and mode in modes.SPECULATIVE
-    cache = PagedEvictionCache(ours.config, budget=ROOMY, block_size=4, policy="h2o", record_past=recording)
+    cache = models.paged(ours.config, budget=ROOMY, block_size=4, policy="h2o", record_past=recording)
     expected = modes.run(plain, modes.dynamic(plain), mode, *inputs)
     assert modes.run(ours, cache, mode, *inputs).tolist() == expected.tolist()
 
@@ -50,7 +49,7 @@ def test_family_same_as_dynamic(family: str, mode: str) -> None:
     inputs = modes.batch(mode, padded=True)
     plain, ours = models.shared(family), models.shared(family, OURS)
     recording = models.NEEDS_RECORDING_FLAG and mode in modes.SPECULATIVE
-    cache = PagedEvictionCache(ours.config, budget=ROOMY, policy="h2o", record_past=recording)
+    cache = models.paged(ours.config, budget=ROOMY, policy="h2o", record_past=recording)
     expected = modes.run(plain, modes.dynamic(plain), mode, *inputs)
     assert modes.run(ours, cache, mode, *inputs).tolist() == expected.tolist()
 
@@ -83,7 +82,7 @@ def test_observed_attention_is_that_of_the_model(family: str, chunks: list[int])
     ids, mask = models.left_pad(models.prompts([37, 25], seed=1))
     model = models.shared(family, OURS)
     # One block is one token, so that no query waits at the end.
-    cache = PagedEvictionCache(model.config, budget=64, block_size=1, policy=H2O(normalised=False))
+    cache = models.paged(model.config, budget=64, block_size=1, policy=H2O(normalised=False))
     start = 0
     for count in chunks:
         modes.forward(model, cache, ids, mask, start, start + count)
@@ -102,7 +101,7 @@ def test_observed_attention_is_that_of_the_model(family: str, chunks: list[int])
 def test_queries_of_a_block_count_once_it_is_full(block_size: int) -> None:
     ids, mask = models.left_pad(models.prompts([37, 25], seed=1))
     model = models.shared("llama", OURS)
-    cache = PagedEvictionCache(model.config, budget=48, block_size=block_size, policy="h2o")
+    cache = models.paged(model.config, budget=48, block_size=block_size, policy="h2o")
     modes.forward(model, cache, ids, mask, 0, 20)
     for at in range(20, 37):
         modes.forward(model, cache, ids, mask, at, at + 1)
@@ -120,7 +119,7 @@ def test_pieces_of_a_long_prompt_add_up(monkeypatch: pytest.MonkeyPatch) -> None
     for piece in (None, 4 * 2 * 4 * 60 * 7):
         if piece:
             monkeypatch.setattr("hf_paged_eviction.queries.observer._PIECE", piece)
-        cache = PagedEvictionCache(model.config, budget=24, block_size=4, policy="h2o")
+        cache = models.paged(model.config, budget=24, block_size=4, policy="h2o")
         modes.forward(model, cache, ids, mask, 0, 60)
         found.append(cache.layers[1].observed["attention"])
     torch.testing.assert_close(found[0], found[1])
@@ -140,7 +139,7 @@ def test_who_reads_no_weights_gets_larger_pieces(policy: str, pieces: int, monke
     """60 queries of 4 heads with 8 channels see 60 tokens; a piece has room for 7 rows of weights, or 52 queries."""
     model, ids = models.shared("llama", OURS), torch.cat(models.prompts([60]))[None]
     monkeypatch.setattr("hf_paged_eviction.queries.observer._PIECE", 4 * 4 * 60 * 7)
-    cache = PagedEvictionCache(model.config, budget=24, block_size=4, policy=policy)
+    cache = models.paged(model.config, budget=24, block_size=4, policy=policy)
     seen = []
 
     def counted(statistics: Any, attention: Any) -> Any:
@@ -243,7 +242,7 @@ def test_crop_takes_back_statistics_of_tokens_that_waited() -> None:
     """Tokens that were dropped leave no trace."""
     model = models.shared("llama", OURS)
     ids, mask = models.left_pad(models.prompts([40, 33]))
-    caches = [PagedEvictionCache(model.config, budget=24, block_size=4, policy="h2o", record_past=True) for _ in "ab"]
+    caches = [models.paged(model.config, budget=24, block_size=4, policy="h2o", record_past=True) for _ in "ab"]
     for cache in caches:
         modes.forward(model, cache, ids, mask, 0, 30)
     modes.forward(model, caches[0], ids, mask, 30, 34)
@@ -259,7 +258,7 @@ def test_queries_of_an_unfinished_block_count_when_the_text_goes_on() -> None:
     """Single tokens, then a forward of several before their block is full: no query is lost, none counts twice."""
     ids, mask = models.left_pad(models.prompts([37, 25], seed=1))
     model = models.shared("llama", OURS)
-    cache = PagedEvictionCache(model.config, budget=48, block_size=16, policy=H2O(normalised=False))
+    cache = models.paged(model.config, budget=48, block_size=16, policy=H2O(normalised=False))
     for start, stop in [(0, 20), *((at, at + 1) for at in range(20, 25)), (25, 37)]:
         modes.forward(model, cache, ids, mask, start, stop)
     for index, layer in cache.paged_layers:
@@ -275,7 +274,7 @@ def test_a_chunk_of_pads_leaves_a_row_alone(budget: int) -> None:
     forced = torch.stack(models.prompts([17] * 4, seed=5))
 
     def observed(rows: list[int]) -> list[torch.Tensor]:
-        cache = PagedEvictionCache(model.config, budget=budget, block_size=8, policy=H2O(normalised=False))
+        cache = models.paged(model.config, budget=budget, block_size=8, policy=H2O(normalised=False))
         ids, mask = models.left_pad([models.prompts([40, 33, 9, 20], seed=3)[row] for row in rows])
         modes.forward(model, cache, ids, mask, 0, ids.shape[1])
         for fed, its_mask in (
@@ -304,7 +303,7 @@ def test_a_chunk_of_pads_leaves_a_row_alone(budget: int) -> None:
 def test_a_single_token_fills_the_storage_while_pads_lie_in_the_middle(policy: str, record: bool) -> None:
     """All tokens are then put in order, by a layer that has not seen this token's query yet."""
     model = models.shared("llama", OURS)
-    cache = PagedEvictionCache(model.config, budget=40, block_size=4, policy=policy, record_past=record)
+    cache = models.paged(model.config, budget=40, block_size=4, policy=policy, record_past=record)
     (ids, mask), (turn, real) = (models.left_pad(models.prompts(lengths)) for lengths in ([20, 15], [10, 3]))
     ids, mask = torch.cat([ids, turn], dim=1), torch.cat([mask, real], dim=1)
     forced = torch.stack(models.prompts([30, 30], seed=5))
@@ -322,7 +321,7 @@ def test_crop_takes_back_queries_that_were_kept() -> None:
     """Without recording, where nothing was evicted: queries that wait for their block go with their tokens."""
     ids, mask = models.left_pad(models.prompts([40, 33], seed=1))
     model = models.shared("llama", OURS)
-    caches = [PagedEvictionCache(model.config, budget=64, block_size=16, policy="h2o") for _ in "ab"]
+    caches = [models.paged(model.config, budget=64, block_size=16, policy="h2o") for _ in "ab"]
     for cache in caches:
         for start, stop in [(0, 32), *((at, at + 1) for at in range(32, 35))]:
             modes.forward(model, cache, ids, mask, start, stop)
@@ -373,7 +372,7 @@ def test_decoding_compiles_as_one_graph() -> None:
             compiled_logits(model, modes.dynamic(model), compiled, ids, 1)
         except Exception as reason:  # of many kinds, by release
             pytest.skip(f"DynamicCache does not compile here either: {type(reason).__name__}")
-        caches = [PagedEvictionCache(model.config, budget=8, block_size=2, policy="h2o") for _ in "ab"]
+        caches = [models.paged(model.config, budget=8, block_size=2, policy="h2o") for _ in "ab"]
         expected = compiled_logits(model, caches[0], model.forward, ids, steps)
         found = compiled_logits(model, caches[1], compiled, ids, steps)
     dynamo.reset()
@@ -390,7 +389,7 @@ def test_decoding_compiles_as_one_graph() -> None:
 def test_another_implementation_is_refused(attention: str) -> None:
     model = models.shared("llama", attention)
     with pytest.raises(ValueError, match=rf"uses '{attention}'[\s\S]*set_attn_implementation"):
-        PagedEvictionCache(model.config, budget=24, block_size=4, policy="h2o")
+        models.paged(model.config, budget=24, block_size=4, policy="h2o")
 
 
 def test_an_implementation_changed_later_is_refused() -> None:

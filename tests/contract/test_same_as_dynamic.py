@@ -31,7 +31,7 @@ def expected(family: str, attention: str, mode: str, padded: bool, seed: int) ->
 def roomy(model: object, mode: str = "", **settings: object) -> PagedEvictionCache:
     policy = {} if "deepseek" not in type(model).__name__.lower() else {"policy": "keydiff"}
     recording = models.NEEDS_RECORDING_FLAG and mode in modes.SPECULATIVE
-    return PagedEvictionCache(model.config, **{"budget": ROOMY, "record_past": recording, **policy, **settings})
+    return models.paged(model.config, **{"budget": ROOMY, "record_past": recording, **policy, **settings})
 
 
 def check(family: str, attention: str, mode: str, padded: bool, seed: int = 0, **settings: object) -> None:
@@ -85,7 +85,7 @@ def test_a_budget_of_just_the_length(budget: int) -> None:
     """The last token of a generate call is never fed: 40 + 15 - 1 columns."""
     model = models.shared("llama")
     ids, mask = modes.batch("greedy", padded=True)
-    cache = PagedEvictionCache(model.config, budget=budget, block_size=2, sink_tokens=2)
+    cache = models.paged(model.config, budget=budget, block_size=2, sink_tokens=2)
     ours = modes.generate(model, cache, ids, mask, 15)
     theirs = modes.generate(model, modes.dynamic(model), ids, mask, 15)
     assert ours.tolist() == theirs.tolist()
@@ -130,7 +130,7 @@ def test_mask_inferred_from_the_pad_id() -> None:
 def test_output_attentions_follow_the_held_slots() -> None:
     model = models.shared("llama", "eager")
     ids, mask = modes.batch("greedy", padded=False)
-    cache = PagedEvictionCache(model.config, budget=24, block_size=4)
+    cache = models.paged(model.config, budget=24, block_size=4)
     out = model.generate(
         ids,
         attention_mask=mask,

@@ -36,7 +36,7 @@ EQUAL = ("shared", "separate", "observed", "observed separate", "window")
 
 def make(kind: str, budget: int, **settings: Any) -> tuple[Any, PagedEvictionCache]:
     model = models.shared("llama", "sdpa" if kind in ("shared", "separate") else OURS)
-    return model, PagedEvictionCache(model.config, budget=budget, block_size=BLOCK, **KINDS[kind], **settings)
+    return model, models.paged(model.config, budget=budget, block_size=BLOCK, **KINDS[kind], **settings)
 
 
 def decode(model: Any, cache: Any, ids: Tensor, mask: Tensor, steps: int, seed: int = 5) -> tuple[Tensor, Tensor]:
@@ -181,7 +181,7 @@ def test_an_empty_cache_and_a_share() -> None:
     ids, mask = models.left_pad(models.prompts([40]))
     modes.forward(model, cache, ids, mask, 0, 40)
     assert cache.stats().held == cache.layers[0].keys.shape[2] == 24
-    share = PagedEvictionCache(model.config, keep_ratio=0.5, block_size=BLOCK)
+    share = models.paged(model.config, budget="50%", block_size=BLOCK)
     modes.forward(model, share, ids, mask, 0, 40)
     with pytest.raises(ValueError, match="would be growth: the budget is 20"):
         share.shrink(24)
@@ -222,7 +222,7 @@ def test_refusals_change_nothing(budget: Any, error: type[Exception], message: s
 
 def test_a_list_of_budgets_is_refused() -> None:
     model = models.shared("llama", OURS)
-    cache = PagedEvictionCache(model.config, budget=[36, 12], block_size=BLOCK)
+    cache = models.paged(model.config, budget=[36, 12], block_size=BLOCK)
     with pytest.raises(ValueError, match=r"budgets of their own, \[36, 12\]"):
         cache.shrink(12)
 
@@ -232,7 +232,7 @@ def test_family(family: str) -> None:
     if reason := models.unavailable(family) or models.recurrence_differs(family, "direct", True):
         pytest.skip(reason)
     model = models.shared(family, OURS)
-    cache = PagedEvictionCache(model.config, budget=52, block_size=BLOCK, policy="h2o")
+    cache = models.paged(model.config, budget=52, block_size=BLOCK, policy="h2o")
     ids, mask = models.left_pad(models.prompts([40, 33, 9]))
     with Recorder(model, cache, poison=True) as recorder:
         modes.forward(model, cache, ids, mask, 0, 40)

@@ -96,7 +96,7 @@ def test_same_as_dynamic(name: str, mode: str, padded: bool) -> None:
     plain, ours = models.shared("llama"), models.shared("llama", OURS)
     recording = models.NEEDS_RECORDING_FLAG and mode in modes.SPECULATIVE
     settings = {"budget": 400, "block_size": BLOCK, "record_past": recording, **settings_of(name, "paged_eviction")}
-    cache = PagedEvictionCache(ours.config, **settings)
+    cache = models.paged(ours.config, **settings)
     expected = modes.run(plain, modes.dynamic(plain), mode, *inputs)
     assert modes.run(ours, cache, mode, *inputs).tolist() == expected.tolist()
     assert cache.stats().evicted_tokens == 0
@@ -108,7 +108,7 @@ def test_nothing_leaves_while_the_total_holds_all(name: str, span: list[int]) ->
     """A prompt, chunks and single tokens up to the last that fits; the first row is as long as the budget, no more."""
     model = models.shared("llama", OURS)
     ids, mask = models.left_pad(models.prompts([64, 41, 9]))
-    cache = PagedEvictionCache(model.config, **{"budget": 64, "block_size": BLOCK, **settings_of(name)})
+    cache = models.paged(model.config, **{"budget": 64, "block_size": BLOCK, **settings_of(name)})
     plain, at = modes.dynamic(model), 0
     while at < 64:
         stop = at + (span[0] if at == 0 else 1 if at != span[0] or len(span) == 1 else span[1])
@@ -139,7 +139,7 @@ def test_a_prompt_that_waited_shares_out_like_one_that_did_not(name: str, record
     texts = models.prompts([40, 15], seed=3)
     ids, mask = models.left_pad(texts)
     settings = {"budget": 24, "block_size": BLOCK, "record_past": record_past, **settings_of(name, "paged_eviction")}
-    batch, alone = (PagedEvictionCache(model.config, **settings) for _ in "ab")
+    batch, alone = (models.paged(model.config, **settings) for _ in "ab")
     for span in ((0, 23), (23, 30), *((at, at + 1) for at in range(30, 40))):
         together = modes.forward(model, batch, ids, mask, *span)
     own = torch.ones(1, 15, dtype=torch.long)
@@ -157,9 +157,7 @@ def test_a_prompt_that_waited_shares_out_like_one_that_did_not(name: str, record
 @pytest.mark.parametrize("name", SHARED)
 def test_the_total_is_that_of_equal_shares(name: str, padded: bool) -> None:
     model = models.shared("llama", OURS)
-    cache = PagedEvictionCache(
-        model.config, **{"budget": 24, "block_size": BLOCK, **settings_of(name, "attention_mean")}
-    )
+    cache = models.paged(model.config, **{"budget": 24, "block_size": BLOCK, **settings_of(name, "attention_mean")})
     modes.run(model, cache, "greedy", *modes.batch("greedy", padded))
     found = shares(cache)
     layers = torch.stack([share.double().mean(1) for share in found])  # [layers, rows]
@@ -184,7 +182,7 @@ def test_the_total_is_that_of_equal_shares(name: str, padded: bool) -> None:
 def test_cake_keeps_the_total_at_every_moment(chunk: int | None) -> None:
     """Layers that have been through hold no more than the total together, while the others are still to come."""
     model = models.build("llama", OURS, num_hidden_layers=5)
-    cache = PagedEvictionCache(model.config, budget=24, block_size=BLOCK, policy="h2o", allocator=Cake(observed=8))
+    cache = models.paged(model.config, budget=24, block_size=BLOCK, policy="h2o", allocator=Cake(observed=8))
     ids, mask = models.left_pad(models.prompts([120]))
     held: list[int] = []
     for _, layer in cache.paged_layers:
@@ -206,7 +204,7 @@ def test_poisoned_dead_slots() -> None:
     model = models.shared("llama", OURS)
     settings: dict[str, Any] = {"budget": 24, "block_size": BLOCK, "policy": "h2o", **SHARED["ada_kv"]}
     ids, mask = modes.batch("direct", padded=True)
-    clean, spoiled = (PagedEvictionCache(model.config, **settings) for _ in "ab")
+    clean, spoiled = (models.paged(model.config, **settings) for _ in "ab")
     expected = modes.run(model, clean, "direct", ids, mask)
     with Recorder(model, spoiled, poison=True):
         assert modes.run(model, spoiled, "direct", ids, mask).tolist() == expected.tolist()
@@ -216,7 +214,7 @@ def test_poisoned_dead_slots() -> None:
 def test_taking_back_needs_recording() -> None:
     model = models.shared("llama", OURS)
     ids, mask = models.left_pad(models.prompts([40]))
-    cache = PagedEvictionCache(model.config, budget=24, block_size=BLOCK, allocator="cake")
+    cache = models.paged(model.config, budget=24, block_size=BLOCK, allocator="cake")
     modes.forward(model, cache, ids, mask, 0, 40)
     with pytest.raises(ValueError, match="activate_past_recording"):
         cache.crop(-1)
@@ -230,7 +228,7 @@ def test_taking_back_needs_recording() -> None:
 
 def test_a_mask_of_the_users_own_is_refused() -> None:
     model = models.shared("llama", OURS)
-    cache = PagedEvictionCache(model.config, budget=24, block_size=BLOCK, allocator="pyramid")
+    cache = models.paged(model.config, budget=24, block_size=BLOCK, allocator="pyramid")
     ids, _ = models.left_pad(models.prompts([10]))
     mask = torch.zeros(1, 1, 10, 10)
     with pytest.raises(ValueError, match="no mask fits them all"), torch.no_grad():
@@ -239,7 +237,7 @@ def test_a_mask_of_the_users_own_is_refused() -> None:
 
 def test_beams_and_rows_follow() -> None:
     model = models.shared("llama", OURS)
-    cache = PagedEvictionCache(model.config, budget=24, block_size=BLOCK, policy="h2o", **SHARED["cake"])
+    cache = models.paged(model.config, budget=24, block_size=BLOCK, policy="h2o", **SHARED["cake"])
     ids, mask = models.left_pad(models.prompts([40, 30, 20]))
     modes.forward(model, cache, ids, mask, 0, 40)
     before = shares(cache)

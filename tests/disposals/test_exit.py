@@ -16,7 +16,7 @@ from witness import MOST, Witness, check_all_told
 import models
 import modes
 from closeness import assert_close
-from hf_paged_eviction import PagedEvictionCache, available_disposals, make_disposal
+from hf_paged_eviction import available_disposals, make_disposal
 from hf_paged_eviction.disposals import Drop, Outlet, register_disposal
 from random_calls import CALLS, SIZES, Play, play
 from reference import Recorder
@@ -98,7 +98,7 @@ CASES = [
 @pytest.mark.parametrize(("name", "mode", "padded"), CASES)
 def test_all_modes(name: str, mode: str, padded: bool) -> None:
     model = models.shared("llama", "paged_eviction")
-    cache = PagedEvictionCache(
+    cache = models.paged(
         model.config,
         **{"budget": 24, "block_size": 4, "disposal": Witness(), **SETTINGS[name]},
         record_past=models.NEEDS_RECORDING_FLAG and mode in modes.SPECULATIVE,
@@ -120,7 +120,7 @@ def test_static(compiled: bool, padded: bool) -> None:
     model = models.build("llama", "paged_eviction")
     ids, mask = models.left_pad(models.prompts([20, 13, 9] if padded else [30] * 3, seed=1))
     caches = [
-        PagedEvictionCache(model.config, budget=24, block_size=4, policy="keydiff", disposal=Witness(), static=static)
+        models.paged(model.config, budget=24, block_size=4, policy="keydiff", disposal=Witness(), static=static)
         for static in (False, True)
     ]
     for cache in caches:
@@ -145,7 +145,7 @@ def test_static(compiled: bool, padded: bool) -> None:
 def test_a_block_is_planned_before_its_tokens_leave(padded: bool) -> None:
     """While one token at a time comes, and once each."""
     model = models.shared("llama")
-    cache = PagedEvictionCache(model.config, budget=24, block_size=4, disposal=Witness())
+    cache = models.paged(model.config, budget=24, block_size=4, disposal=Witness())
     ids, mask = models.left_pad(models.prompts([20, 13, 9] if padded else [20] * 3))
     more = torch.stack(models.prompts([40] * 3, seed=5))
     ids, mask = torch.cat([ids, more], dim=1), modes.extend(mask, 40)
@@ -192,7 +192,7 @@ def test_dropping_costs_no_operator() -> None:
     model = models.shared("llama")
     counted = []
     for patched in (False, True):
-        cache = PagedEvictionCache(model.config, budget=24, block_size=4)
+        cache = models.paged(model.config, budget=24, block_size=4)
         ids, mask = modes.batch("greedy", True)
         more = modes.extend(mask, 20)
         text = torch.cat([ids, torch.stack(models.prompts([20] * 3, seed=5))], dim=1)
@@ -217,17 +217,17 @@ def test_by_name() -> None:
     assert make_disposal(given_object) is given_object
     assert Drop().label == "drop"
     model = models.shared("llama")
-    assert PagedEvictionCache(model.config, budget=64).disposal == Drop()
+    assert models.paged(model.config, budget=64).disposal == Drop()
     for wrong, message in [
         ("dorp", "Unknown disposal 'dorp'. Did you mean 'drop'"),
         ("drop(bits=2)", "drop has no parameter bits"),
         ("drop(2)", "character 6"),
     ]:
         with pytest.raises(ValueError, match=message):
-            PagedEvictionCache(model.config, budget=64, disposal=wrong)
+            models.paged(model.config, budget=64, disposal=wrong)
     for wrong_type in (Drop, None, 3):
         with pytest.raises(TypeError, match="disposal must be a name or a Disposal object"):
-            PagedEvictionCache(model.config, budget=64, disposal=wrong_type)
+            models.paged(model.config, budget=64, disposal=wrong_type)
     with pytest.raises(ValueError, match="is taken by"):
         register_disposal("drop")(Witness)
     with pytest.raises(TypeError, match="subclass of Disposal"):
@@ -236,7 +236,7 @@ def test_by_name() -> None:
 
 def test_a_copy_has_an_outlet_of_its_own() -> None:
     model = models.shared("llama")
-    cache = PagedEvictionCache(model.config, budget=24, block_size=4, disposal=Witness())
+    cache = models.paged(model.config, budget=24, block_size=4, disposal=Witness())
     ids, mask = modes.batch("greedy", False)
     modes.generate(model, cache, ids, mask, 3)
     twin = copy.deepcopy(cache)

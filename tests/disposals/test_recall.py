@@ -150,7 +150,7 @@ CASES = [
 def test_exact(way: str, mode: str, padded: bool) -> None:
     """Equal to a plain masked reference of what was visible; and the blocks that a query needs were visible."""
     model = models.shared("llama", OURS)
-    cache = PagedEvictionCache(model.config, **{**ONE, "record_past": recording(mode), **WAYS[way]})
+    cache = models.paged(model.config, **{**ONE, "record_past": recording(mode), **WAYS[way]})
     blocks = cache.disposal.blocks
     with RecallRecorder(model, cache, blocks, summary=cache.disposal.summary) as recorder:
         modes.run(model, cache, mode, *modes.batch(mode, padded))
@@ -172,7 +172,7 @@ def test_families(family: str, blocks: str) -> None:
     if reason := models.unavailable(family) or models.recurrence_differs(family, "direct", True):
         pytest.skip(reason)
     model = models.shared(family, OURS)
-    cache = PagedEvictionCache(model.config, **{**ONE, "disposal": f"recall(blocks={blocks})"})
+    cache = models.paged(model.config, **{**ONE, "disposal": f"recall(blocks={blocks})"})
     with RecallRecorder(model, cache, cache.disposal.blocks) as recorder:
         modes.run(model, cache, "direct", *modes.batch("direct", True))
     assert_exact(model, recorder)
@@ -189,7 +189,7 @@ def test_families(family: str, blocks: str) -> None:
 def test_all_is_a_dynamic_cache(mode: str, padded: bool) -> None:
     model = models.shared("llama", OURS)
     inputs = modes.batch(mode, padded)
-    cache = PagedEvictionCache(
+    cache = models.paged(
         model.config,
         **{**ONE, "budget": 16, "disposal": "recall(blocks=all, round=3)"},
         record_past=recording(mode),
@@ -205,7 +205,7 @@ def test_all_has_the_logits_of_a_dynamic_cache(padded: bool) -> None:
     ids, mask = modes.batch("direct", padded)
     caches = [
         DynamicCache(config=model.config),
-        PagedEvictionCache(model.config, **{**ONE, "budget": 16, "disposal": "recall(blocks=all, round=2)"}),
+        models.paged(model.config, **{**ONE, "budget": 16, "disposal": "recall(blocks=all, round=2)"}),
     ]
     logits = []
     for cache in caches:
@@ -220,7 +220,7 @@ def test_a_budget_that_holds_the_text_changes_no_bit(padded: bool) -> None:
     model = models.shared("llama", OURS)
     ids, mask = modes.batch("direct", padded)
     logits = []
-    for cache in (DynamicCache(config=model.config), PagedEvictionCache(model.config, **{**ONE, "budget": 64})):
+    for cache in (DynamicCache(config=model.config), models.paged(model.config, **{**ONE, "budget": 64})):
         spans = [(0, 20), *((at, at + 1) for at in range(20, 31)), (31, 40)]
         said = [modes.forward(model, cache, ids, mask, start, stop) for start, stop in spans]
         logits.append(torch.cat(said, dim=1)[mask.bool()])
@@ -245,7 +245,7 @@ def test_a_row_that_pauses_goes_on_as_if_it_had_not() -> None:
     """One column in which some rows have a pad."""
     model = models.shared("llama", OURS)
     texts = models.prompts([60, 60], seed=3)
-    cache, alone = (PagedEvictionCache(model.config, **{**ONE, "disposal": "recall(blocks=2, every=3)"}) for _ in "ab")
+    cache, alone = (models.paged(model.config, **{**ONE, "disposal": "recall(blocks=2, every=3)"}) for _ in "ab")
     ids = torch.stack(texts)
     ids = torch.cat([ids[:, :45], torch.tensor([[0], [7]]), ids[:, 45:]], dim=1)
     mask = torch.ones_like(ids)
@@ -262,7 +262,7 @@ def test_a_row_that_pauses_goes_on_as_if_it_had_not() -> None:
 def test_a_choice_lasts_as_long_as_was_said() -> None:
     """Between two choices nothing comes back."""
     model = models.shared("llama", OURS)
-    cache = PagedEvictionCache(model.config, **{**ONE, "disposal": "recall(blocks=2, every=5)"})
+    cache = models.paged(model.config, **{**ONE, "disposal": "recall(blocks=2, every=5)"})
     text, mask = torch.stack(models.prompts([90], seed=3)), torch.ones(1, 90, dtype=torch.long)
     came, before = [], 0
     for start, stop in [(0, 40), *((at, at + 1) for at in range(40, 90))]:
@@ -276,7 +276,7 @@ def test_a_choice_lasts_as_long_as_was_said() -> None:
 @pytest.mark.parametrize("heads", ["shared", "separate"])
 def test_neighbouring_layers_use_one_choice(heads: str) -> None:
     model = models.build("llama", OURS, num_hidden_layers=4)
-    cache = PagedEvictionCache(model.config, **{**ONE, "disposal": "recall(blocks=2, layers=2)", "heads": heads})
+    cache = models.paged(model.config, **{**ONE, "disposal": "recall(blocks=2, layers=2)", "heads": heads})
     with RecallRecorder(model, cache, 2) as recorder:
         modes.run(model, cache, "direct", *modes.batch("direct", True))
     assert_exact(model, recorder)
@@ -302,7 +302,7 @@ def test_a_look_at_the_prompt_says_what_may_come_back(heads: str) -> None:
     model, plain = models.shared("llama", OURS), models.shared("llama", "eager")
     lengths, budget = [60, 47, 41], 24
     ids, mask = models.left_pad(models.prompts(lengths, seed=3))
-    cache = PagedEvictionCache(
+    cache = models.paged(
         model.config, **{**ONE, "budget": budget, "heads": heads, "disposal": "recall(blocks=2, keep=0.4)"}
     )
     modes.forward(model, cache, ids, mask, 0, 60)
@@ -338,7 +338,7 @@ def test_host_memory_has_everything_and_the_device_its_budget() -> None:
     model = models.shared("llama", OURS)
     text, mask = torch.stack(models.prompts([100] * 2, seed=3)), torch.ones(2, 100, dtype=torch.long)
     for summary, vectors in (("box", 2), ("vector", 1)):
-        cache = PagedEvictionCache(model.config, **{**ONE, "disposal": Recall(blocks=2, summary=summary)})
+        cache = models.paged(model.config, **{**ONE, "disposal": Recall(blocks=2, summary=summary)})
         for start, stop in [(0, 50), *((at, at + 1) for at in range(50, 99))]:
             modes.forward(model, cache, text, mask, start, stop)
         stats = cache.stats()
@@ -354,7 +354,7 @@ def test_host_memory_has_everything_and_the_device_its_budget() -> None:
 def test_host_memory_has_the_bytes_of_a_dynamic_cache() -> None:
     model = models.shared("llama", OURS)
     text, mask = torch.stack(models.prompts([80] * 2, seed=3)), torch.ones(2, 80, dtype=torch.long)
-    cache = PagedEvictionCache(model.config, **{**ONE, "disposal": "recall(blocks=all)"})
+    cache = models.paged(model.config, **{**ONE, "disposal": "recall(blocks=all)"})
     with Recorder(model, cache) as recorder:
         recorder._after = lambda _: None  # everything is visible: what the recorder notes does not hold
         for start, stop in [(0, 50), *((at, at + 1) for at in range(50, 80))]:
@@ -372,7 +372,7 @@ def test_what_was_never_written_in_host_memory_is_never_read() -> None:
     ids, mask = modes.batch("direct", True)
     logits = []
     for poisoned in (False, True):
-        cache = PagedEvictionCache(model.config, **{**ONE, "disposal": "recall(blocks=all, round=2)"})
+        cache = models.paged(model.config, **{**ONE, "disposal": "recall(blocks=all, round=2)"})
         said = []
         for start, stop in [(0, 30), *((at, at + 1) for at in range(30, 40))]:
             said.append(modes.forward(model, cache, ids, mask, start, stop))
@@ -388,7 +388,7 @@ def test_what_was_never_written_in_host_memory_is_never_read() -> None:
 def test_rows_are_moved_with_their_blocks() -> None:
     model = models.shared("llama", OURS)
     text, mask = torch.stack(models.prompts([70] * 3, seed=3)), torch.ones(3, 70, dtype=torch.long)
-    cache = PagedEvictionCache(model.config, **ONE)
+    cache = models.paged(model.config, **ONE)
     for start, stop in [(0, 50), *((at, at + 1) for at in range(50, 60))]:
         modes.forward(model, cache, text, mask, start, stop)
     twin, index = copy.deepcopy(cache), torch.tensor([2, 0])
@@ -407,7 +407,7 @@ def test_shrink_loses_nothing() -> None:
     model = models.shared("llama", OURS)
     text, mask = torch.stack(models.prompts([70] * 2, seed=3)), torch.ones(2, 70, dtype=torch.long)
     for start in (20, 50):  # before anything has left, and after
-        cache = PagedEvictionCache(model.config, **{**ONE, "budget": 32, "disposal": "recall(blocks=all)"})
+        cache = models.paged(model.config, **{**ONE, "budget": 32, "disposal": "recall(blocks=all)"})
         plain = DynamicCache(config=model.config)
         for each in (cache, plain):
             modes.forward(model, each, text, mask, 0, start)
@@ -416,7 +416,7 @@ def test_shrink_loses_nothing() -> None:
             said = modes.forward(model, cache, text, mask, at, at + 1)
             assert_close(said, modes.forward(model, plain, text, mask, at, at + 1))
             assert cache.stats().held <= max(16, 0)
-    cache = PagedEvictionCache(model.config, **ONE)
+    cache = models.paged(model.config, **ONE)
     with pytest.raises(ValueError, match=r"budget of 16 tokens has room for 1 recalled"):
         cache.shrink(16)
 
@@ -424,7 +424,7 @@ def test_shrink_loses_nothing() -> None:
 def test_take_back() -> None:
     model = models.shared("llama", OURS)
     text, mask = torch.stack(models.prompts([70], seed=3)), torch.ones(1, 70, dtype=torch.long)
-    cache = PagedEvictionCache(model.config, **ONE)
+    cache = models.paged(model.config, **ONE)
     modes.forward(model, cache, text, mask, 0, 20)
     cache.crop(-4)  # nothing has left yet
     assert cache.get_seq_length() == 16
@@ -500,8 +500,8 @@ def test_parts_joined_are_one_softmax(seed: int, sizes: list[int], capped: bool,
         ("llama", {"policy": "h2o"}, "the policy 'h2o'"),
         ("llama", {"allocator": "cake"}, "allocator='uniform'"),
         ("llama", {"budget": [24, 32]}, "one number as budget"),
-        ("llama", {"budget": None, "keep_ratio": 0.5}, "keep_ratio="),
-        ("llama", {"budget": None, "memory": "1MB"}, r"recall\(length=TOKENS\)"),
+        ("llama", {"budget": "50%"}, "a share as budget"),
+        ("llama", {"budget": "1MB"}, r"recall\(length=TOKENS\)"),
         ("llama", {"disposal": "recall(length=0)"}, "length must be a whole number"),
         ("llama", {"positions": "cache"}, "positions='cache'"),
         ("llama", {"bits": 8}, "bits="),
@@ -523,9 +523,9 @@ def test_refused(family: str, changes: dict[str, Any], message: str) -> None:
     if models.unavailable(family):
         pytest.skip(str(models.unavailable(family)))
     with pytest.raises(ValueError, match=message):
-        PagedEvictionCache(models.build(family, OURS).config, **{**ONE, **changes})
+        models.paged(models.build(family, OURS).config, **{**ONE, **changes})
 
 
 def test_another_attention_implementation_is_refused() -> None:
     with pytest.raises(ValueError, match="takes part in attention"):
-        PagedEvictionCache(models.shared("llama").config, **ONE)
+        models.paged(models.shared("llama").config, **ONE)

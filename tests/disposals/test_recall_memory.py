@@ -21,7 +21,7 @@ def make(memory: int, text: str, **settings: Any) -> PagedEvictionCache:
     model = models.shared("llama", OURS)
     disposal = f"recall({text}, length={LENGTH})"
     return PagedEvictionCache(
-        model.config, memory=memory, block_size=BLOCK, policy="keydiff", disposal=disposal, **settings
+        model.config, budget=f"{memory}B", block_size=BLOCK, policy="keydiff", disposal=disposal, **settings
     )
 
 

@@ -272,7 +272,7 @@ def test_largest_batch_is_for_cuda(model_folder: str, tmp_path: Path) -> None:
         ("--contexts 1k", "--contexts '1k': write whole numbers"),
         ("--contexts 0", "--contexts '0'"),
         ("--budgets 1000", "--budgets 1000: budget=1000 is not a multiple"),
-        ("--memory 1KiB", "--memory 1KiB: memory=1,024 bytes is too small"),
+        ("--memory 1KiB", "--memory 1KiB: budget=1,024 bytes is too small"),
         ("--memory full", "--memory full: sizes alone"),
         ("--memory 1MiB --budgets 64", "--budgets and --memory both say"),
         ("--steps 20", "--steps 20 must be whole blocks of 16"),

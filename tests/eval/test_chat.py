@@ -383,7 +383,7 @@ def test_mistakes_in_options_are_explained(arguments: str, message: str) -> None
 def test_protected_system_message_needs_room() -> None:
     words = " ".join(["The code of maple is amber."] * 20)
     result = run("--system", words, "--protect-system", "--budget", "64", "--prompt", MAPLE, status=2)
-    assert re.search(r"protected_prefix=\d+.*Smallest legal budget: \d+", result.output)
+    assert re.search(r"sink_tokens=\d+.*Smallest legal budget: \d+", result.output)
 
 
 def test_a_pipe_that_is_no_text_or_empty() -> None:

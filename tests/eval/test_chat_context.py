@@ -133,7 +133,7 @@ def test_a_budget_in_bytes() -> None:
     assert conversation.options.budget == conversation.cache.budget == 64
     say(conversation, SAMPLE.context)
     assert conversation.cache.stats().storage_bytes <= 128 * 1024
-    with pytest.raises(UserError, match="memory= turns into tokens only when a prompt arrives"):
+    with pytest.raises(UserError, match="bytes turn into tokens only when a prompt arrives"):
         conversation.begin(conversation.options.but(policy="keydiff@ada_kv"))
     said = run("--memory", "128KiB", "--prompt", "/budget 48", "--prompt", "/reset 96", "--prompt", "/budget")
     assert "budget 64 in blocks of 16 (128KiB)" in said and "0/96 held" in said
@@ -141,6 +141,6 @@ def test_a_budget_in_bytes() -> None:
         (("--budget", 64, "--memory", "1MiB"), "both say how much is held"),
         (("--memory", "1MiB,2MiB"), "write one size"),
         (("--memory", "1G"), "no number of bytes"),
-        (("--memory", "9kB"), "--memory 9kB: memory=9,000 bytes is too small"),
+        (("--memory", "9kB"), "--memory 9kB: budget=9,000 bytes is too small"),
     ):
         assert words in run(*typed, "--prompt", "a", status=2)

@@ -149,13 +149,13 @@ def test_a_budget_that_holds_everything_is_the_full_cache(
     [
         SMALL,
         {**SMALL, "policy": "keydiff", "heads": "separate"},
-        {"keep_ratio": 0.4, "block_size": 8},
+        {"budget": "40%", "block_size": 8},
         {**SMALL, "prefill_chunk_size": 50},
     ],
     ids=["shared", "separate", "ratio", "chunks"],
 )
 def test_the_batch_does_not_matter(folder: Path, full: dict[str, list[Any]], arguments: dict[str, Any]) -> None:
-    tasks = TASKS[:2] if "keep_ratio" in arguments else TASKS
+    tasks = TASKS[:2] if arguments["budget"] == "40%" else TASKS
     alone, together = (run(paged(size, **arguments), folder, tasks) for size in (1, 3))
     assert_same(together, alone)
     assert all(alone[task] != full[task] for task in tasks)
@@ -166,7 +166,7 @@ def test_the_batch_does_not_matter(folder: Path, full: dict[str, list[Any]], arg
     [
         (SMALL, {}),
         ({**SMALL, "policy": "streaming_llm", "sink_tokens": 16}, {}),
-        ({"keep_ratio": 0.3, "block_size": 4, "protected_prefix": 9}, {}),
+        ({"budget": "30%", "block_size": 4, "sink_tokens": 9}, {}),
         ({**SMALL, "prefill_chunk_size": 40}, {"prefill_chunk_size": 40}),
         # As the command line of the harness gives them: bits=4 is a number there.
         ({**SMALL, "bits": 4}, {}),
@@ -250,15 +250,14 @@ def test_automatic_batches(folder: Path) -> None:
     [
         ({}, "needs a budget"),
         ({"budget": 100}, "nearest legal: 96 or 112"),
-        ({"budget": "many"}, "whole number"),
+        ({"budget": "many"}, "Give tokens"),
         ({"budget": 64.0}, "whole number"),
         ({"budget": 16}, "Smallest legal budget: 48"),
-        ({"budget": 64, "keep_ratio": 0.5}, "one of them"),
-        ({"budget": 64, "memory": "1MiB"}, "one of them"),
-        ({"memory": "1G"}, "no number of bytes"),
-        ({"memory": "1MiB", "allocator": "ada_kv"}, "memory= turns into tokens only when a prompt arrives"),
-        ({"keep_ratio": 1.5}, "keep_ratio must lie"),
-        ({"keep_ratio": "half"}, "keep_ratio must be a number"),
+        ({"budget": "0%"}, "is no share"),
+        ({"budget": "1G"}, "no number of bytes"),
+        ({"budget": "1MiB", "allocator": "ada_kv"}, "bytes turn into tokens only when a prompt arrives"),
+        ({"budget": "150%"}, "'150%' is no share"),
+        ({"budget": [64]}, "one number, share or size"),
         ({**SMALL, "policy": "nonsense"}, "nonsense"),
         ({**SMALL, "policy": 3}, "policy must be"),
         ({**SMALL, "allocator": "nobody"}, "nobody"),
@@ -280,10 +279,9 @@ def test_wrong_arguments_are_refused_before_the_weights_are_read(
 
 
 def test_memory_is_the_budget_that_a_row_has_room_for() -> None:
-    sizes = dict(paged(memory="128KiB", policy="keydiff")._cache)
-    assert sizes == dict(paged(budget=64, policy="keydiff")._cache)
-    with pytest.raises(UserError, match="memory=9,000 bytes is too small"):
-        paged(memory=9000)
+    assert paged(budget="128KiB", policy="keydiff")._cache == paged(budget=64, policy="keydiff")._cache
+    with pytest.raises(UserError, match="budget=9,000 bytes is too small"):
+        paged(budget="9000B")
 
 
 @pytest.mark.parametrize(
@@ -321,8 +319,8 @@ def test_pickled_weights_are_read_on_request_only(tmp_path: Path) -> None:
 
 
 def test_a_ratio_of_no_prompt_is_refused(folder: Path) -> None:
-    with pytest.raises(UserError, match="use budget="):
-        run(paged(keep_ratio=0.5), folder, ["words_rolling"])
+    with pytest.raises(UserError, match=r"a share of the prompt.*give tokens"):
+        run(paged(budget="50%"), folder, ["words_rolling"])
 
 
 def test_the_results_say_how_the_cache_was_set(folder: Path) -> None:

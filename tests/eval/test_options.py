@@ -44,7 +44,7 @@ def test_names_of_options_fit_80_columns(command: str) -> None:
 
 
 def test_options_of_a_cache_reach_it(model: Any) -> None:
-    options = EvalOptions(block_size=8, heads="separate", sink_tokens=0, protected_prefix=20, budgets="1%,full")
+    options = EvalOptions(block_size=8, heads="separate", sink_tokens=20, budgets="1%,full")
     settings = task_settings(options)
     variant = Variant("keydiff", parse_budget("1%"))
     tokens = variant.budget_tokens(model, settings, (batch := make_batch([60], length=60)), batch.prompts[0])
@@ -69,11 +69,13 @@ def test_bits_that_cannot_be(typed: str) -> None:
 
 def test_folders_that_are_older_than_an_option_ran_at_its_default(tmp_path: Path) -> None:
     now = TaskSettings(policies=(), budgets=("full",), tasks=()).as_json()
-    older = {name: value for name, value in now.items() if name not in ("sink_tokens", "protected_prefix")}
+    older = {name: value for name, value in now.items() if name not in ("sink_tokens", "positions")} | {
+        "protected_prefix": 0
+    }
     (tmp_path / "run_meta.json").write_text(json.dumps({"settings": older}))
     ResultFolder(tmp_path, now)
-    with pytest.raises(UserError, match="protected_prefix: 0 there, 5 now"):
-        ResultFolder(tmp_path, now | {"protected_prefix": 5})
+    with pytest.raises(UserError, match="sink_tokens: None there, 5 now"):
+        ResultFolder(tmp_path, now | {"sink_tokens": 5})
 
 
 def test_a_value_that_cannot_be_used_is_explained() -> None:

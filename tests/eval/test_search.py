@@ -96,7 +96,7 @@ def test_nobody_holds_more_than_the_bytes(grid: Path) -> None:
     assert recalled and all(row["host_bytes"] > 0 and row["held"] < 56 for row in recalled)
     # A cache that is given the bytes settles for as many tokens.
     model = embedded.load()[0]
-    cache = PagedEvictionCache(model.config, memory=SIZE, block_size=8, policy="keydiff", bits=8)
+    cache = PagedEvictionCache(model.config, budget=SIZE, block_size=8, policy="keydiff", bits=8)
     model(embedded.load()[1]("x", return_tensors="pt").input_ids, past_key_values=cache)
     assert {row["held"] for row in ours if row["candidate"] == "keydiff, bits=8"} == {cache.budget}
 

@@ -38,7 +38,7 @@ def draw(seed: int) -> Case:
     options = _sizes(random)
     options |= _what(random, family)
     attention = _attention(random, family, options)
-    budget = options.get("budget", 16)
+    budget = 16 if isinstance(options["budget"], str) else options["budget"]
     return Case(
         options=options,
         calls=_calls(random, family, options, budget if isinstance(budget, int) else max(budget)),
@@ -59,16 +59,16 @@ def _sizes(random: Random) -> dict[str, Any]:
     if random.random() < 0.5:
         sizes["recent_tokens"] = random.choice((0, 0, 1, 2, max(block - 1, 0), block, block + 1, 2 * block))
     if random.random() < 0.15:
-        sizes["protected_prefix"] = random.randint(1, 9)
-    protected = max(sizes.get("sink_tokens", block), sizes.get("protected_prefix", 0))
+        sizes["sink_tokens"] = max(sizes.get("sink_tokens", block), random.randint(1, 9))
+    protected = sizes.get("sink_tokens", block)
     recent = max(1, ceil(sizes.get("recent_tokens", block) / block))
     smallest = (ceil(protected / block) + recent + 1) * block
     budget = smallest + block * random.choice((0, 0, 1, 1, 2, 3))
     kind = random.random()
     if kind < 0.06:
-        return {**sizes, "keep_ratio": random.choice((0.3, 0.5, 0.8))}
+        return {**sizes, "budget": random.choice(("30%", "50%", "80%"))}
     if kind < 0.10:
-        return {**sizes, "memory": random.choice((6000, 12000, 40000))}
+        return {**sizes, "budget": random.choice(("6000B", "12000B", "40000B"))}
     if kind < 0.15:
         return {**sizes, "budget": [budget, budget + block * random.randint(0, 3)]}
     if kind < 0.22:
@@ -119,7 +119,7 @@ def _what(random: Random, family: str) -> dict[str, Any]:
 
 def _attention(random: Random, family: str, options: dict[str, Any]) -> str:
     listening = options["policy"] in (*LISTENING, *ALIKE) or "allocator" in options or "disposal" in options
-    if listening or not isinstance(options.get("budget", 0), int) or random.random() < 0.3:
+    if listening or isinstance(options["budget"], list) or random.random() < 0.3:
         return OURS
     plain = family in ("llama", "gpt_neox") and "bits" not in options and random.random() < 0.2
     return "eager" if plain else "sdpa"

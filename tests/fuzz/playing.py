@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from transformers import AttentionInterface, DynamicCache
 
 import models
 from hf_paged_eviction import PagedEvictionCache, StoragePool
+from hf_paged_eviction.lab.low_rank import LowRank
 from hf_paged_eviction.lab.low_rank.basis import Basis
 from hf_paged_eviction.lab.low_rank.codec import Axes, LayerBasis
 from slow_cache import SlowCache
@@ -37,7 +39,8 @@ class Case:
     """What is played.
 
     Attributes:
-        options: of `PagedEvictionCache`; `pool=True` stands for a pool of its own, `basis=True` for drawn directions.
+        options: of `PagedEvictionCache`; `pool=True` stands for a pool of its own, `rank` for low rank with
+            drawn directions (`basis=True`).
         calls: see `Game`.
         family: see `MODELS`.
         attention: implementation that the model is set to.
@@ -145,7 +148,11 @@ class Game:
         return parts
 
     def _made(self, **told: Tensor) -> PagedEvictionCache:
-        return PagedEvictionCache(self.model.config, **{**self.case.options, **self._parts(), **told})
+        options = {**self.case.options, **self._parts(), **told}
+        rank, basis = options.pop("rank", None), options.pop("basis", None)
+        if rank is not None and basis is not None:
+            options["bits"] = LowRank(basis, rank, options.get("bits"))
+        return models.paged(self.model.config, **options)
 
     def play(self) -> Game:
         """All calls."""
@@ -181,7 +188,7 @@ class Game:
             try:
                 logits = self._say(self.cache, *columns)
             except ValueError as error:
-                if str(error).startswith("memory="):  # known only now
+                if re.match(r"budget=[\d,]+ bytes|budget='\d+B'", str(error)):  # known only now
                     raise _refusal(error) from error
                 raise
         self.slow.compare(self.cache, logits, self.tolerance)

@@ -46,9 +46,8 @@ class Count:
 
 def drawn(case: Case) -> set[str]:
     """The values of a case that are not the default, and the kinds of its calls."""
-    sizes = ("budget", "memory", "keep_ratio")
-    options = {f"{name}={value}" for name, value in case.options.items() if name not in sizes}
-    given = {f"as {type(value).__name__} {name}" for name, value in case.options.items() if name in sizes}
+    options = {f"{name}={value}" for name, value in case.options.items() if name != "budget"}
+    given = {f"as {type(value).__name__} budget" for name, value in case.options.items() if name == "budget"}
     calls = {call[0] if len(call) < 2 or isinstance(call[1], int) else f"{call[0]} {call[1]}" for call in case.calls}
     return options | given | calls | {case.family, case.attention, f"{case.rows} rows"}
 

@@ -46,7 +46,7 @@ def _frequency(at: int, half: int) -> float:
 def test_a_million_tokens(step: int, request: pytest.FixtureRequest) -> None:
     if step == 1 and not request.config.getoption("--all-cases"):
         pytest.skip("minutes: runs with --all-cases")
-    rotary, budget = llama_rotary(), BlockBudget.validate(64, None, 16, 4, 0)
+    rotary, budget = llama_rotary(), BlockBudget.validate(64, 16, 4)
     layer = PagedLayer(budget, make_policy("value_norm"), turning=Turning(rotary))
     generator = torch.Generator().manual_seed(0)
     lasting = {0, 1, 2, 3, *range(12_345, 250_000, 12_345)}  # the sinks, and tokens with large values

@@ -43,7 +43,7 @@ def feed(family: str, cache: Any, start: int, stop: int) -> Tensor:
 def make(family: str, **settings: Any) -> PagedEvictionCache:
     if reason := models.unavailable(family):
         pytest.skip(reason)
-    return PagedEvictionCache(model_of(family).config, **{"budget": 24, "block_size": 4, **settings})
+    return models.paged(model_of(family).config, **{"budget": 24, "block_size": 4, **settings})
 
 
 def contents(layer: Any) -> dict[str, Any]:

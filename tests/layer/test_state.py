@@ -20,7 +20,7 @@ BUDGET = 24
 
 
 def make(**settings: Any) -> PagedEvictionCache:
-    return PagedEvictionCache(models.shared("llama").config, **{"budget": BUDGET, "block_size": 4, **settings})
+    return models.paged(models.shared("llama").config, **{"budget": BUDGET, "block_size": 4, **settings})
 
 
 def text(rows: int = 3, padded: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
@@ -319,7 +319,7 @@ def test_in_and_out_of_inference_mode() -> None:
 def test_rows_chosen_and_copies_made_in_inference_mode(settings: dict[str, Any]) -> None:
     """They go on outside of it, as those of any other cache."""
     model = models.shared("llama", "paged_eviction")
-    cache = PagedEvictionCache(model.config, budget=BUDGET, block_size=4, **settings)
+    cache = models.paged(model.config, budget=BUDGET, block_size=4, **settings)
     ids, mask = text()
     with torch.inference_mode():
         modes.forward(model, cache, ids, mask, 0, 40)
@@ -492,7 +492,7 @@ def test_reading_an_empty_cache() -> None:
 
 
 def test_reading_a_layer_that_is_not_paged() -> None:
-    cache = PagedEvictionCache(models.family_config("gemma3"), budget=48)
+    cache = models.paged(models.family_config("gemma3"), budget=48)
     with pytest.raises(ValueError, match=r"not paged. Paged layers: \[1\]"):
         cache.block_table(0)
 

@@ -36,7 +36,7 @@ def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def make(model: Any, mode: str, policy: Any, **settings: Any) -> PagedEvictionCache:
     recording = models.NEEDS_RECORDING_FLAG and mode in modes.SPECULATIVE
     settings = {"budget": 24, "block_size": BLOCK, "record_past": recording, **settings}
-    return PagedEvictionCache(model.config, policy=policy, **settings)
+    return models.paged(model.config, policy=policy, **settings)
 
 
 def held(cache: PagedEvictionCache) -> list[Any]:
@@ -94,8 +94,8 @@ def test_the_same_tokens_score_above(world: tuple[Any, Gates, str], mode: str, p
         {"allocator": "ada_kv", "heads": "separate"},
         {"allocator": "pyramid"},
         {"disposal": "merge"},
-        {"memory": "16kB", "budget": None},
-        {"keep_ratio": 0.5, "budget": None},
+        {"budget": "16kB"},
+        {"budget": "50%"},
         {"recent_tokens": 9},
         {"record_past": True},
     ],

@@ -107,7 +107,7 @@ class Slow:
 def test_random_calls(seed: int, policy: str, sinks: int, recent: int | None, heads: str) -> None:
     torch.manual_seed(seed)
     draw, rows = Random(seed), 3
-    budget = BlockBudget.validate(8 * BLOCK, None, BLOCK, sinks, 0, recent)
+    budget = BlockBudget.validate(8 * BLOCK, BLOCK, sinks, recent)
     codecs = Codec(BITS, turned=True, centred=True, rotary=rotary()), Codec(BITS, turned=True)
     layer = PagedLayer(budget, make_policy(policy), heads, codecs=codecs)  # type: ignore[arg-type]
     layer.padding.expected = False

@@ -127,7 +127,7 @@ def test_every_family_has_a_place_for_gates(family: str, tmp_path: Path) -> None
     ("settings", "reason"),
     [
         ({"allocator": "ada_kv", "heads": "separate"}, "and so does allocator='ada_kv'"),
-        ({"keep_ratio": 0.5, "budget": None}, "give budget= in tokens"),
+        ({"budget": "50%"}, "give budget= in tokens"),
         ({"memory": "16kB", "budget": None}, "give budget= in tokens"),
         ({"static": True}, "leave keep_above= out"),
     ],

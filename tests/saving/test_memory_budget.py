@@ -1,4 +1,4 @@
-"""`memory=`: a budget in bytes."""
+"""A budget in bytes."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ import torch
 import models
 import modes
 from hf_paged_eviction import PagedEvictionCache, StoragePool
-from hf_paged_eviction.table.memory import parse_bytes
+from hf_paged_eviction.naming.sizes import parse_bytes
 
 NEEDS_514 = pytest.mark.skipif(models.VERSION < (5, 14), reason="needs transformers 5.14 or later")
 #: A token of one row in one layer of the tiny llama: keys and values, 2 heads, 8 channels, float32.
 TOKEN = 2 * 2 * 8 * 4
 
 
-def make(model: Any, **settings: Any) -> PagedEvictionCache:
+def make(model: Any, memory: int | None = None, **settings: Any) -> PagedEvictionCache:
+    if memory is not None:
+        settings["budget"] = f"{memory}B"
     return PagedEvictionCache(model.config, **{"block_size": 4, **settings})
 
 
@@ -39,28 +41,24 @@ def test_spellings(text: int | str, count: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("memory", "kind", "words"),
+    ("budget", "kind", "words"),
     [
         ("2G", ValueError, "'2G' is no number of bytes.*2GiB"),
         ("GiB", ValueError, "no number of bytes"),
         ("-1GiB", ValueError, "no number of bytes"),
-        ("4096", ValueError, "no number of bytes"),
         ("\u0663GiB", ValueError, "no number of bytes"),
-        (0, ValueError, "at least one byte"),
+        ("0B", ValueError, "at least one byte"),
         ("0.1B", ValueError, "at least one byte"),
-        (2.0, TypeError, "int of bytes or a text"),
+        ("0%", ValueError, "above 0% and up to 100%"),
+        ("101%", ValueError, "above 0% and up to 100%"),
+        ("half %", ValueError, "'half %' is no share"),
+        (2.0, TypeError, "counts tokens"),
         (True, TypeError, "got True"),
     ],
 )
-def test_what_is_no_memory(memory: Any, kind: type[Exception], words: str) -> None:
+def test_what_is_no_budget(budget: Any, kind: type[Exception], words: str) -> None:
     with pytest.raises(kind, match=words):
-        make(models.shared("llama"), memory=memory)
-
-
-def test_one_size_only() -> None:
-    for other in ({"budget": 24}, {"keep_ratio": 0.5}, {"budget": [24, 24]}):
-        with pytest.raises(ValueError, match="memory"):
-            make(models.shared("llama", "paged_eviction"), memory="1MiB", **other)
+        make(models.shared("llama"), budget=budget)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +152,7 @@ def test_pyramid_shares_out_the_same_bytes() -> None:
 @pytest.mark.parametrize(("allocator", "heads"), [("cake", "shared"), ("ada_kv", "separate")])
 def test_allocators_that_share_out_tokens(allocator: str, heads: str) -> None:
     with pytest.raises(ValueError, match=f"{allocator}.*give budget= in tokens"):
-        make(models.shared("llama", "paged_eviction"), memory="1MiB", allocator=allocator, heads=heads)
+        make(models.shared("llama", "paged_eviction"), budget="1MiB", allocator=allocator, heads=heads)
 
 
 def test_too_little_says_how_much_it_takes() -> None:
@@ -168,7 +166,7 @@ def test_too_little_says_how_much_it_takes() -> None:
     assert cache.budget == 12
     # The same prefix protected: more is needed.
     with pytest.raises(ValueError, match="20 are needed"):
-        modes.generate(model, make(model, memory=least, protected_prefix=11), ids, mask, 2)
+        modes.generate(model, make(model, memory=least, sink_tokens=11), ids, mask, 2)
 
 
 def test_a_wider_layer_later_is_refused() -> None:

@@ -19,7 +19,7 @@ OURS = "paged_eviction"
 
 
 def make(model: Any, **settings: Any) -> PagedEvictionCache:
-    return PagedEvictionCache(model.config, **{"budget": 24, "block_size": 4, **settings})
+    return models.paged(model.config, **{"budget": 24, "block_size": 4, **settings})
 
 
 def reload(cache: PagedEvictionCache, model: Any, folder: Path, **settings: Any) -> PagedEvictionCache:
@@ -96,12 +96,12 @@ AFTER = {"steps": (1,) * 11, "question": (7, 1, 1, 1, 1, 9, 1)}
     "settings",
     [
         {},
-        {"policy": "keydiff", "heads": "separate", "sink_tokens": 2, "protected_prefix": 6},
+        {"policy": "keydiff", "heads": "separate", "sink_tokens": 6},
         {"policy": "h2o"},
         {"policy": "snapkv(window=8)", "heads": "separate"},
         {"policy": "lazy_eviction", "block_size": 2},
-        {"budget": None, "keep_ratio": 0.5},
-        {"budget": None, "memory": "20kB"},
+        {"budget": "50%"},
+        {"budget": "20kB"},
         {"positions": "cache", "policy": "keydiff", "recent_tokens": 6},
     ],
     ids=str,

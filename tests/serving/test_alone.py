@@ -78,7 +78,7 @@ def test_any_schedule(arrivals: list[int], pages: int, page_size: int, tokens: i
 @pytest.mark.parametrize(("policy", "chunk"), [("paged_eviction", 16), ("lagkv", 5), ("random", 48)])
 def test_policies(policy: str, chunk: int) -> None:
     """Policies on keys and values, on all tokens together, on positions and layers; chunks beyond the budget, too."""
-    options = OPTIONS | {"policy": policy, "protected_prefix": 9, "recent_tokens": 10, "prefill_chunk_size": chunk}
+    options = OPTIONS | {"policy": policy, "sink_tokens": 9, "recent_tokens": 10, "prefill_chunk_size": chunk}
     turned = run(options, pool(8, tokens=chunk + 4), [0, 0, 3, 4, 11, 30], {})
     assert not differing(turned, options)
     assert len(turned.answers) == len(LENGTHS)

@@ -74,7 +74,7 @@ def running(turned: Any) -> Any:
     [
         ({"budget": 64}, "made with budget=64"),
         ({"block_size": 8}, "block_size=8"),
-        ({"protected_prefix": 8}, "prefix of 8"),
+        ({"sink_tokens": 8}, "prefix of 8"),
         ({"policy": "key_norm"}, "policy 'key_norm'"),
         ({"heads": "separate"}, "share their victims"),
         ({"bits": 4}, "as they came"),
@@ -103,7 +103,7 @@ def test_over_http(tmp_path: Path) -> None:
 
     model, tokenizer = talking.embedded()
     text = tokenizer(talking.PLACES * 3)["input_ids"]
-    options: dict[str, Any] = {"budget": 64, "block_size": 4, "policy": "keydiff", "protected_prefix": 32}
+    options: dict[str, Any] = {"budget": 64, "block_size": 4, "policy": "keydiff", "sink_tokens": 32}
     cache = PagedEvictionCache(model.config, **options)
     for start in range(0, len(text), 16):
         with torch.no_grad():

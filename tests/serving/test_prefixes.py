@@ -11,7 +11,7 @@ from driving import Batching, alone, batching, model_of, pool, texts
 
 pytestmark = pytest.mark.skipif(bool(driving.UNSERVED), reason=driving.UNSERVED)
 
-OPTIONS: dict[str, Any] = {"budget": 64, "block_size": 4, "policy": "keydiff", "protected_prefix": 37}
+OPTIONS: dict[str, Any] = {"budget": 64, "block_size": 4, "policy": "keydiff", "sink_tokens": 37}
 PAGE, PAGES_EACH = 8, 8
 BEGINNING, OTHER = texts([37, 37], seed=5)
 #: How many tokens of the beginning, and what follows.

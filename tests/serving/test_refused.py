@@ -87,11 +87,13 @@ def test_options_of_transformers(changes: dict[str, Any], reason: str) -> None:
         ({"positions": "none"}, "positions must be"),
         ({"bits": 4}, "bits=4 is not there in continuous batching: pages hold"),
         ({"disposal": "recall"}, "what leaves a page is overwritten"),
-        ({"memory": "1GiB"}, "give budget= in tokens"),
+        ({"budget": "1GiB"}, "Give budget= in tokens"),
+        ({"budget": "25%"}, "pages are reserved by tokens"),
+        ({"allocator": "pyramid"}, "all layers share the pages"),
         ({"budget": 30}, "not a multiple"),
         ({"budget": None}, "is needed"),
         ({"prefill_chunk_size": 0}, "prefill_chunk_size must be at least 1"),
-        ({"protected_prefix": 100}, "Smallest legal budget"),
+        ({"sink_tokens": 100}, "Smallest legal budget"),
     ],
 )
 def test_options_of_ours(changes: dict[str, Any], reason: str) -> None:

@@ -35,7 +35,7 @@ def decode(cache: Any, start: int, stop: int, padded: bool = False, rows: int = 
 def make(at_once: bool = False, **settings: Any) -> PagedEvictionCache:
     """With a pool, everything is allocated by the first forward."""
     model, settings = models.shared("llama", "paged_eviction"), {"budget": 96, "block_size": 4, **settings}
-    return PagedEvictionCache(model.config, pool=StoragePool() if at_once else None, **settings)
+    return models.paged(model.config, pool=StoragePool() if at_once else None, **settings)
 
 
 def pair(**settings: Any) -> tuple[PagedEvictionCache, PagedEvictionCache]:
@@ -218,7 +218,7 @@ def test_a_short_prompt_and_a_large_budget_cost_little() -> None:
 
 
 def test_a_share_of_the_prompt_is_the_most() -> None:
-    cache = make(budget=None, keep_ratio=0.5)
+    cache = make(budget="50%")
     feed(cache, 0, 40)
     decode(cache, 40, 60)
     assert slots(cache) == [20] * 2

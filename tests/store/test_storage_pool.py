@@ -258,7 +258,7 @@ def test_reserve_refuses() -> None:
     with pytest.raises(ValueError, match="pool="):
         pool.reserve(lambda: make(None), 1, **SHAPE)
     with pytest.raises(ValueError, match="budget="):
-        pool.reserve(lambda: make(pool, budget=None, keep_ratio=0.5), 1, **SHAPE)
+        pool.reserve(lambda: make(pool, budget="50%"), 1, **SHAPE)
 
 
 @pytest.mark.parametrize("static", STATIC)

@@ -32,7 +32,7 @@ def binding(model: object, mode: str, **settings: object) -> PagedEvictionCache:
     defaults = {"budget": 24, "block_size": 4, "record_past": recording}
     if "deepseek" in type(model).__name__.lower():
         defaults["policy"] = "keydiff"
-    return PagedEvictionCache(model.config, **{**defaults, **settings})
+    return models.paged(model.config, **{**defaults, **settings})
 
 
 def check(family: str, attention: str, mode: str, padded: bool, **settings: object) -> None:

@@ -16,6 +16,8 @@ import torch
 import transformers
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from hf_paged_eviction import PagedEvictionCache
+
 VOCABULARY = 120
 PAD = 0
 VERSION = tuple(int(part) for part in transformers.__version__.split(".")[:2])
@@ -257,6 +259,14 @@ def eager(model: PreTrainedModel) -> PreTrainedModel:
         if model in _eager_twins:
             _eager_twins[model] = twin
     return twin
+
+
+def paged(config: Any, *sizes: Any, record_past: bool = False, **settings: Any) -> PagedEvictionCache:
+    """A cache, perhaps one that holds new tokens back until they are sure to stay."""
+    made = PagedEvictionCache(config, *sizes, **settings)
+    if record_past:
+        made.activate_past_recording()
+    return made
 
 
 @cache

@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers.masking_utils import AttentionMaskInterface
 
 import models
-from hf_paged_eviction import EvictionPolicy, Needs, PagedEvictionCache, ScoreContext
+from hf_paged_eviction import EvictionPolicy, Needs, ScoreContext
 from hf_paged_eviction.integration.rotary import Rotary
 from hf_paged_eviction.store.turning import Turning
 from reference import SLOW_POLICIES, SlowLayer, Vector
@@ -82,7 +82,7 @@ class Play:
     ) -> None:
         own = ComparedFirstValue() if compared else FirstValue()
         self.exact_scores = policy is None
-        self.cache = PagedEvictionCache(
+        self.cache = models.paged(
             config(),
             budget=budget,
             block_size=block_size,

@@ -144,8 +144,7 @@ class SlowCache:
     @property
     def protected(self) -> int:
         """First tokens that stay."""
-        published = PUBLISHED_SINKS.get(self.policy, self.block)
-        return max(self.options.get("sink_tokens", published), self.options.get("protected_prefix", 0))
+        return int(self.options.get("sink_tokens", PUBLISHED_SINKS.get(self.policy, self.block)))
 
     @property
     def recent(self) -> int:

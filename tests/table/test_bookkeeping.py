@@ -45,7 +45,7 @@ class Following(EvictionPolicy):
         return context.values[..., 0].float()
 
 
-SIZES = BlockBudget.validate(BUDGET, None, BLOCK, None, 0)
+SIZES = BlockBudget.validate(BUDGET, BLOCK, None)
 
 
 def make(policy: EvictionPolicy | None = None, padding: Padding | None = None) -> PagedLayer:

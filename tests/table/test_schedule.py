@@ -61,7 +61,7 @@ def simulated(tokens: int, together: int) -> list[set[int]]:
     ("interval", "together"), [(1, 1), (3, 1), (4, 1), (8, 2), (11, 2), (12, 3), (16, 3), (1000, 3)]
 )
 def test_victims_are_chosen_together(interval: int, together: int) -> None:
-    layer = PagedLayer(BlockBudget.validate(BUDGET, None, BLOCK, None, 0), Restless(interval))
+    layer = PagedLayer(BlockBudget.validate(BUDGET, BLOCK, None), Restless(interval))
     held = []
     for token in range(100):
         layer.update(torch.randn(1, 1, 1, 2), torch.randn(1, 1, 1, 2))

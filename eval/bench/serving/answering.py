@@ -52,7 +52,9 @@ def _row(served: Any, settings: ServingSettings, arrivals: Sequence[Arrival], bu
     bound = (
         nullcontext()
         if budget is None
-        else paged_batching(served, budget, settings.policy, settings.block_size, prefill_chunk_size=settings.chunk)
+        else paged_batching(
+            served, budget, policy=settings.policy, block_size=settings.block_size, prefill_chunk_size=settings.chunk
+        )
     )
     with bound:
         manager, watched = make_manager(served, settings), Watched()

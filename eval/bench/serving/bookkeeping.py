@@ -49,7 +49,9 @@ def _bookkeeping(
     wanted = replace(settings, pages=pages, batch_tokens=settings.chunk + count)
     steps: list[float] = []
     choices: list[float] = []
-    with paged_batching(served, budget, settings.policy, settings.block_size, prefill_chunk_size=settings.chunk):
+    with paged_batching(
+        served, budget, policy=settings.policy, block_size=settings.block_size, prefill_chunk_size=settings.chunk
+    ):
         manager = make_manager(served, wanted)
         manager.current_batch = 0
         bounded = manager.batch_processor.scheduler.bounded

@@ -47,8 +47,8 @@ class Recall(Disposal):
         round: blocks that are read from host memory at one time, where all are attended to.
         prefetch: so many blocks that scored best after those that are asked for are fetched to the device already, for
             the next choice, while other layers run. Changes nothing but the time, and costs the room of those blocks.
-        length: tokens of the longest text, needed with memory=, which is shared out for the summaries of so many; a
-            longer one is refused. None = any length.
+        length: tokens of the longest text, needed with bytes as budget, which are shared out for the summaries of so
+            many; a longer one is refused. None = any length.
 
     Raises:
         ValueError: a value is out of range.
@@ -119,12 +119,12 @@ class Recall(Disposal):
             ),
             (
                 around.sizes.keep_ratio is not None,
-                "keep_ratio=: how many blocks a query may ask for depends on the budget in tokens. Use budget= or "
-                "memory=",
+                "a share as budget: how many blocks a query may ask for depends on the number of tokens. Use tokens or "
+                "bytes",
             ),
             (
                 around.sizes.memory is not None and self.length is None,
-                "memory= unless it knows how long a text may become, because summaries grow with it. Use "
+                "bytes as budget unless it knows how long a text may become, because summaries grow with it. Use "
                 "recall(length=TOKENS)",
             ),
             (

@@ -20,8 +20,8 @@ class Demote(Disposal):
     decoded. Nothing is in both places. Where the low-bit store is full, the token that leaves for good is the one with
     the lowest score, of those in it and those that come; a score is what the policy said when the token left its slot.
 
-    Both together have one number of bytes, of which `share` belongs to the low-bit store. With `memory=` that is the
-    memory; with `budget=`, which counts the slots, both take the bytes of `budget / (1 - share)` slots. Positions,
+    Both together have one number of bytes, of which `share` belongs to the low-bit store. With bytes as budget that is
+    these; with tokens, which count the slots, both take the bytes of `budget / (1 - share)` slots. Positions,
     scores, levels and scales count.
 
     Keys are balanced before they are rounded, because a few channels may be far larger than others:

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ...cache import PagedEvictionCache
+from ...checked import first_tokens
 from ...policies import make_policy
 from ...recipes.procedures.probe import check_probed
 from ...table.budget import whole_number
@@ -30,13 +31,10 @@ _INDEX, _VECTORS, _VERSION = "episodes.json", "episodes.safetensors", 1
 _OURS = re.compile(r"\.?(episodes\.json|episodes\.safetensors|episode_\d+\.safetensors)(\..*\.tmp)?")
 #: What this recipe decides itself, or cannot serve.
 _REFUSED = {
-    "memory": "give budget=, in tokens over all episodes",
-    "keep_ratio": "give budget=, in tokens over all episodes",
     "allocator": "give layers=, a measured sensitivity per layer",
     "static": "what is compiled cannot shrink",
     "record_past": "it is on while the probe is fed; switch it on for a cache that was opened",
     "attention_mask": "a conversation has no pads",
-    "protected_prefix": "give system=, which is protected",
 }
 
 
@@ -321,8 +319,9 @@ def _settings(given: dict[str, Any], text: Segmented) -> dict[str, Any]:
         raise TypeError(f"read_episodes takes no {refused[0]}=: {_REFUSED[refused[0]]}.")
     policy = make_policy(given.get("policy", "kvzip"))
     check_probed(policy)
-    defaults = {"heads": "separate", "block_size": 16}
-    return {**defaults, **given, "policy": policy, "protected_prefix": len(text.system)}
+    settings = {"heads": "separate", "block_size": 16, **given, "policy": policy}
+    sinks = first_tokens(settings.get("sink_tokens"), policy, settings["block_size"])
+    return {**settings, "sink_tokens": max(sinks, len(text.system))}
 
 
 def _check_cache(model: Any, settings: dict[str, Any], chunk_size: int) -> tuple[int, int]:
@@ -334,7 +333,7 @@ def _check_cache(model: Any, settings: dict[str, Any], chunk_size: int) -> tuple
     size = whole_number("block_size", settings["block_size"], 1)
     if chunk_size % size:
         raise ValueError(f"chunk_size={chunk_size} is not a multiple of block_size={size}.")
-    protected = sum(settings.get(name) or 0 for name in ("protected_prefix", "sink_tokens", "recent_tokens"))
+    protected = sum(settings.get(name) or 0 for name in ("sink_tokens", "recent_tokens"))
     cache = PagedEvictionCache(model.config, (protected // size + 8) * size, **settings)
     if not cache.paged_layers:
         raise ValueError("No layer of this model keeps all that it has read, so there is nothing to compress.")

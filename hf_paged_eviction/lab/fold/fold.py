@@ -104,7 +104,7 @@ class Fold(Disposal):
             ),
             (
                 around.sizes.memory is not None,
-                "memory=: the state's bytes would come on top. Use budget= in tokens",
+                "bytes as budget: the state's would come on top. Use tokens",
             ),
             (
                 around.coded != "",

@@ -8,11 +8,10 @@ from typing import Any
 from torch import Tensor
 
 from ...learned.calibration.calibration import different_model
-from ...masks.models import is_latent_attention
 from ...naming.files import NamedFiles
 from ...naming.fitted import FittedFiles, Tensors
 from ...naming.tensors import FileKind
-from .codec import Axes, LayerBasis, check_rank
+from .codec import Axes, LayerBasis
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ class Basis:
         different = different_model(self.model, config)
         if different:
             raise ValueError(
-                f"basis= was fitted to another model: {different}. Fit one to this model with "
+                f"This basis was fitted to another model: {different}. Fit one to this model with "
                 "`paged-eviction fit-basis`."
             )
 
@@ -49,7 +48,7 @@ class Basis:
             ValueError: it has none, or there are fewer directions than a rank.
         """
         if index not in self.layers:
-            raise ValueError(f"basis= knows nothing of layer {index}: fit one with `paged-eviction fit-basis`.")
+            raise ValueError(f"This basis knows nothing of layer {index}: fit one with `paged-eviction fit-basis`.")
         found = self.layers[index]
         for rank, axes in zip(ranks, (found.keys, found.values), strict=True):
             if rank is not None and rank > axes.dim:
@@ -83,27 +82,3 @@ def save_basis(basis: Basis, path: str | Path) -> None:
         for index, layer in basis.layers.items()
     }
     _FILES.save(path, layers, basis.model, basis.facts)
-
-
-def chosen_basis(
-    rank: object, basis: str | Path | Basis | None, config: Any
-) -> tuple[tuple[int | None, int | None], Basis | None]:
-    """Ranks of keys and values, and the basis where there are any, from what a user gave.
-
-    Raises:
-        TypeError, ValueError: they are no ranks, one of the two is missing, or the basis does not fit the model.
-    """
-    ranks = check_rank(rank)
-    if ranks == (None, None):
-        if basis is not None:
-            raise ValueError("basis= says how to keep tokens, and rank= how much of them: give rank= too.")
-        return ranks, None
-    if basis is None:
-        raise ValueError(
-            f"rank={rank!r} needs basis=, a file of the model's directions: `paged-eviction fit-basis` writes one."
-        )
-    if is_latent_attention(config):
-        raise ValueError("rank=: this model caches latents (MLA), which are of low rank already. Use bits=.")
-    found = basis if isinstance(basis, Basis) else load_basis(basis)
-    found.check_model(config)
-    return ranks, found

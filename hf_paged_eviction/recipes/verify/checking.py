@@ -80,7 +80,7 @@ def verify(
     """
     model = getattr(model, "_orig_mod", model)  # compiled: every kind of call would be compiled anew
     tokens = BUDGET if budget is None else budget
-    BlockBudget.validate(tokens, None, BLOCK_SIZE, None, 0)
+    BlockBudget.validate(tokens, BLOCK_SIZE, None)
     if tokens < 4 * BLOCK_SIZE:
         raise ValueError(f"budget={budget} leaves nothing to choose from: at least {4 * BLOCK_SIZE}.")
     if text is not None and (text.ndim != 2 or text.shape[0] != 1 or text.shape[1] <= 32):

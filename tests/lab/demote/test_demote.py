@@ -46,7 +46,7 @@ def test_exact(way: str, mode: str, padded: bool) -> None:
     """Equal to a plain cache whose demoted tokens are rounded; none is in two places, the best ones stay."""
     model = models.shared("llama", OURS)
     recording = models.NEEDS_RECORDING_FLAG and mode in modes.SPECULATIVE
-    cache = PagedEvictionCache(model.config, **{**SMALL, **WAYS[way]}, record_past=recording)
+    cache = models.paged(model.config, **{**SMALL, **WAYS[way]}, record_past=recording)
     with DemoteRecorder(model, cache) as recorder:
         modes.run(model, cache, mode, *modes.batch(mode, padded))
     assert_two_tiers(model, recorder)
@@ -62,7 +62,7 @@ def test_families(family: str) -> None:
     if reason := models.unavailable(family):
         pytest.skip(reason)
     model = models.shared(family, OURS)
-    cache = PagedEvictionCache(model.config, **SMALL)
+    cache = models.paged(model.config, **SMALL)
     with DemoteRecorder(model, cache) as recorder:
         modes.run(model, cache, "direct", *modes.batch("direct", True))
     assert_two_tiers(model, recorder)
@@ -82,7 +82,7 @@ def logits(model: Any, cache: Any, ids: Tensor, mask: Tensor) -> Tensor:
 def test_a_budget_that_holds_the_text_changes_no_bit(padded: bool) -> None:
     model = models.shared("llama", OURS)
     ids, mask = modes.batch("direct", padded)
-    cache = PagedEvictionCache(model.config, **{**SMALL, "budget": ids.shape[1]})
+    cache = models.paged(model.config, **{**SMALL, "budget": ids.shape[1]})
     assert torch.equal(*(logits(model, each, ids, mask) for each in (DynamicCache(config=model.config), cache)))
     assert cache.stats().summary_bytes == cache.stats().demoted_tokens == 0
 
@@ -93,10 +93,10 @@ def test_with_room_for_all_only_rounding_is_lost() -> None:
     expected = logits(model, DynamicCache(config=model.config), ids, mask)
     errors = []
     for bits in (8, 4, 2):
-        cache = PagedEvictionCache(model.config, **{**SMALL, "disposal": Demote(bits, share=0.9)})
+        cache = models.paged(model.config, **{**SMALL, "disposal": Demote(bits, share=0.9)})
         errors.append((logits(model, cache, ids, mask) - expected).norm() / expected.norm())
         assert cache.stats().demoted_tokens == cache.stats().evicted_tokens > 0
-    dropped = logits(model, PagedEvictionCache(model.config, **{**SMALL, "disposal": "drop"}), ids, mask)
+    dropped = logits(model, models.paged(model.config, **{**SMALL, "disposal": "drop"}), ids, mask)
     assert errors[0] < 0.03
     assert errors[0] < errors[1] / 4 < errors[2] / 8 < (dropped - expected).norm() / expected.norm() / 8
 
@@ -113,7 +113,7 @@ def test_a_row_that_comes_in_chunks() -> None:
     model = models.shared("llama", OURS)
     texts = models.prompts([40, 12], seed=2)
     ids, mask = models.left_pad(texts)
-    cache, alone = (PagedEvictionCache(model.config, **{**SMALL, "budget": 12}) for _ in "ab")
+    cache, alone = (models.paged(model.config, **{**SMALL, "budget": 12}) for _ in "ab")
     for span in ((0, 20), (20, 40)):  # the second row comes in the second chunk alone
         modes.forward(model, cache, ids, mask, *span)
     modes.forward(model, alone, texts[1][None], torch.ones(1, 12, dtype=torch.long), 0, 12)
@@ -134,7 +134,7 @@ def tensors_of(layer: Any) -> int:
 def test_both_tiers_are_within_one_number_of_bytes(share: float) -> None:
     model = models.shared("llama", OURS)
     ids, mask = modes.batch("direct", True)
-    cache = PagedEvictionCache(model.config, **{**SMALL, "disposal": Demote(2, share)})
+    cache = models.paged(model.config, **{**SMALL, "disposal": Demote(2, share)})
     logits(model, cache, ids, mask)
     stats = cache.stats()
     assert stats.storage_bytes + stats.summary_bytes == sum(tensors_of(layer) for _, layer in cache.paged_layers)
@@ -147,8 +147,8 @@ def test_memory_covers_both() -> None:
     model = models.shared("llama", OURS)
     ids, mask = modes.batch("direct", True)
     memory = 60_000
-    cache = PagedEvictionCache(model.config, memory=memory, block_size=4, policy="keydiff", disposal="demote")
-    plain = PagedEvictionCache(model.config, memory=memory, block_size=4, policy="keydiff")
+    cache = models.paged(model.config, budget=f"{memory}B", block_size=4, policy="keydiff", disposal="demote")
+    plain = models.paged(model.config, budget=f"{memory}B", block_size=4, policy="keydiff")
     for each in (cache, plain):
         logits(model, each, ids, mask)
     stats = cache.stats()
@@ -159,7 +159,7 @@ def test_memory_covers_both() -> None:
 
 def test_no_room() -> None:
     model = models.shared("llama", OURS)
-    cache = PagedEvictionCache(model.config, **{**SMALL, "disposal": "demote(share=0.01)"})
+    cache = models.paged(model.config, **{**SMALL, "disposal": "demote(share=0.01)"})
     with pytest.raises(ValueError, match="beside 16 tokens in full precision there are"):
         modes.forward(model, cache, *modes.batch("direct", False), 0, 5)
 
@@ -173,7 +173,7 @@ def everything(cache: Any) -> list[Any]:
 
 def fed(model: Any, **settings: Any) -> tuple[Any, Tensor, Tensor]:
     ids, mask = modes.batch("direct", True)
-    cache = PagedEvictionCache(model.config, **{**SMALL, **settings})
+    cache = models.paged(model.config, **{**SMALL, **settings})
     for span in ((0, 30), *((at, at + 1) for at in range(30, 37))):
         modes.forward(model, cache, ids, mask, *span)
     return cache, ids, mask
@@ -236,7 +236,7 @@ def test_saved(tmp_path: Any) -> None:
     model = models.shared("llama", OURS)
     for way, first in (("rotation", 37), ("queries", 37), ("rotation", 10)):
         ids, mask = modes.batch("direct", True)
-        cache = PagedEvictionCache(model.config, **{**SMALL, **WAYS[way]})
+        cache = models.paged(model.config, **{**SMALL, **WAYS[way]})
         for span in ((0, min(first, 30)), *((at, at + 1) for at in range(30, first))):
             modes.forward(model, cache, ids, mask, *span)
         before = everything(cache)
@@ -282,12 +282,12 @@ def test_refused() -> None:
         ({"disposal": "demote(balance=scales)"}, "balance must be one of"),
     ]:
         with pytest.raises(ValueError, match=message):
-            PagedEvictionCache(ours.config, **{"budget": 24, "block_size": 4, **options})
+            models.paged(ours.config, **{"budget": 24, "block_size": 4, **options})
     with pytest.raises(ValueError, match="takes part in attention"):
-        PagedEvictionCache(plain.config, 24, 4, disposal="demote")
+        models.paged(plain.config, 24, 4, disposal="demote")
     if models.unavailable("deepseek_v3") is None:
         with pytest.raises(ValueError, match="caches latents"):
-            PagedEvictionCache(models.family_config("deepseek_v3"), 24, 4, policy="keydiff", disposal="demote")
+            models.paged(models.family_config("deepseek_v3"), 24, 4, policy="keydiff", disposal="demote")
     made = make_disposal("demote(bits=4, share=0.25, balance=queries)")
     assert made == Demote(4, 0.25, "queries")
     assert made.label == "demote(bits=4, share=0.25, balance=queries)"

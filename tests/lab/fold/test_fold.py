@@ -36,9 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def make(folder: Path, model: Any, **settings: Any) -> PagedEvictionCache:
     settings = {**SMALL, **settings}
-    return PagedEvictionCache(
-        model.config, **settings, disposal=saved_kernels(folder, model.config, settings["policy"])
-    )
+    return models.paged(model.config, **settings, disposal=saved_kernels(folder, model.config, settings["policy"]))
 
 
 # ---- the formula -----------------------------------------------------------------------------------------------------
@@ -79,7 +77,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "separate": {"heads": "separate"},
     "observed": {"policy": "h2o"},
     "recording": {"record_past": True, "policy": "paged_eviction", "budget": 16},
-    "ratio": {"budget": None, "keep_ratio": 0.5},
+    "ratio": {"budget": "50%"},
 }
 CASES = [
     ("shared", "beam", True),
@@ -251,7 +249,7 @@ def test_a_saved_context_goes_on(folder: Path, tmp_path: Path) -> None:
 def test_a_context_of_other_kernels_is_refused(tmp_path: Path) -> None:
     model = models.shared("llama", OURS)
     path = Path(saved_kernels(tmp_path, model.config).removeprefix("fold:"))
-    cache = PagedEvictionCache(model.config, **SMALL, disposal=f"fold:{path}")
+    cache = models.paged(model.config, **SMALL, disposal=f"fold:{path}")
     feed(model, cache, torch.stack(models.prompts([40], seed=3)), [(0, 40)])
     cache.save(tmp_path / "context.safetensors")
     path.unlink()
@@ -282,7 +280,7 @@ def test_what_does_not_go_together(folder: Path, settings: dict[str, Any], reaso
         pytest.skip("static=True needs transformers 5.14 or later")
     model = models.shared("llama", OURS)
     with pytest.raises(ValueError, match=reason):
-        PagedEvictionCache(model.config, **{**SMALL, **settings}, disposal=saved_kernels(folder, model.config))
+        models.paged(model.config, **{**SMALL, **settings}, disposal=saved_kernels(folder, model.config))
 
 
 def test_other_models_are_refused(folder: Path) -> None:
@@ -290,17 +288,17 @@ def test_other_models_are_refused(folder: Path) -> None:
     disposal = saved_kernels(folder, model.config)
     other = models.build("qwen2", OURS)
     with pytest.raises(ValueError, match="model_type qwen2 instead of llama"):
-        PagedEvictionCache(other.config, **SMALL, disposal=disposal)
+        models.paged(other.config, **SMALL, disposal=disposal)
     with pytest.raises(ValueError, match="set_attn_implementation"):
-        PagedEvictionCache(models.shared("llama").config, **SMALL, disposal=disposal)
+        models.paged(models.shared("llama").config, **SMALL, disposal=disposal)
     kernels = make_disposal(disposal).kernels
     path = folder / "one_layer.safetensors"
     save_kernels(Kernels({0: kernels.layers[0]}, kernels.model, kernels.policy), path)
     with pytest.raises(ValueError, match="fitted to 1 layers that evict, and this model has 2"):
-        PagedEvictionCache(model.config, **SMALL, disposal=f"fold:{path}")
+        models.paged(model.config, **SMALL, disposal=f"fold:{path}")
     narrow = random_kernels(models.family_config("llama", head_dim=4))
     save_kernels(Kernels(narrow.layers, kernels.model, kernels.policy), path)
-    cache = PagedEvictionCache(model.config, **SMALL, disposal=f"fold:{path}")
+    cache = models.paged(model.config, **SMALL, disposal=f"fold:{path}")
     with pytest.raises(ValueError, match="2 KV heads of 4 dimensions"):
         feed(model, cache, torch.stack(models.prompts([5])), [(0, 5)])
 
@@ -311,7 +309,7 @@ def test_models_with_other_caches_are_refused(folder: Path) -> None:
             continue
         model = models.shared(family, OURS)
         with pytest.raises(ValueError, match=reason):
-            PagedEvictionCache(model.config, **SMALL, disposal=saved_kernels(folder, models.family_config("llama")))
+            models.paged(model.config, **SMALL, disposal=saved_kernels(folder, models.family_config("llama")))
 
 
 # ---- files -----------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""`rank=`: tokens are kept as coefficients of a model's directions, and read as what those say."""
+"""Low rank: tokens are kept as coefficients of a model's directions, and read as what those say."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from closeness import assert_close
 from evicting import binding
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.integration.heads import WHOLE
+from hf_paged_eviction.lab.low_rank import LowRank
 from hf_paged_eviction.lab.low_rank.basis import Basis, load_basis, save_basis
 from hf_paged_eviction.lab.low_rank.codec import RankCodec, check_rank
 from hf_paged_eviction.lab.low_rank.fit import add_windows, solve
 from hf_paged_eviction.recipes.fit.calibration import Window
 from hf_paged_eviction_eval.options.cache import CacheOptions
-from hf_paged_eviction_eval.options.compress import CompressOptions
 from reference import assert_evicted
 from rounded import assert_rounded
 
@@ -78,7 +78,7 @@ def test_codec(rank: int, bits: int | None) -> None:
 def test_exact(mode: str, padded: bool, rank: Any, bits: Any, settings: dict[str, Any]) -> None:
     """Logits are those of a slow cache that projects the same tokens."""
     model, basis = shared(), fitted()
-    cache = binding(model, mode, bits=bits, rank=rank, basis=basis, **settings)
+    cache = binding(model, mode, bits=LowRank(basis, rank, bits), **settings)
     with RankRecorder(model, cache, basis, check_rank(rank), check_rank(bits)) as recorder:
         modes.run(model, cache, mode, *modes.batch(mode, padded))
     assert_evicted(recorder)
@@ -92,7 +92,7 @@ def test_sliding_layers_beside(family: str) -> None:
         pytest.skip(reason)
     model, basis = shared(family), fitted(family)
     assert list(basis.layers) == [1]
-    cache = binding(model, "direct", rank=3, basis=basis)
+    cache = binding(model, "direct", bits=LowRank(basis, 3))
     with RankRecorder(model, cache, basis, (3, 3), (None, None)) as recorder:
         modes.run(model, cache, "direct", *modes.batch("direct", True))
     assert_rounded(model, recorder)
@@ -101,7 +101,7 @@ def test_sliding_layers_beside(family: str) -> None:
 def test_as_many_directions_as_channels_lose_nothing() -> None:
     model = shared()
     ids, mask = modes.batch("direct", True)
-    caches = DynamicCache(config=model.config), PagedEvictionCache(model.config, 48, 4, rank=DIM, basis=fitted())
+    caches = DynamicCache(config=model.config), PagedEvictionCache(model.config, 48, 4, bits=LowRank(fitted(), DIM))
     spans = [(0, 20), *((at, at + 1) for at in range(20, 40))]
     found = [torch.cat([modes.forward(model, cache, ids, mask, *span) for span in spans], 1) for cache in caches]
     assert_close(found[0][mask.bool()], found[1][mask.bool()])
@@ -110,17 +110,14 @@ def test_as_many_directions_as_channels_lose_nothing() -> None:
 @pytest.mark.parametrize("positions", ["text", "cache"])
 def test_a_row_is_what_it_is_alone(positions: str) -> None:
     settings = {"budget": 24, "block_size": 4, "policy": "keydiff", "positions": positions}
-    assert rows.compare(shared(), [40, 23, 9], None, rank=4, basis=fitted(), **settings) > 0
+    assert rows.compare(shared(), [40, 23, 9], None, bits=LowRank(fitted(), 4), **settings) > 0
 
 
 @pytest.mark.parametrize("disposal", ["recall(blocks=1)", "merge", "demote"])
 def test_what_is_refused_is_called_by_its_name(disposal: str) -> None:
-    how: dict[str, Any] = {"policy": "keydiff", "disposal": disposal, "rank": 4, "basis": fitted()}
-    config = shared().config
-    with pytest.raises(ValueError, match=r"go together with rank=:.* Leave out rank="):
-        PagedEvictionCache(config, 24, 4, **how)
-    with pytest.raises(ValueError, match=r"go together with bits= and rank=:"):
-        PagedEvictionCache(config, 24, 4, bits=8, **how)
+    how: dict[str, Any] = {"policy": "keydiff", "disposal": disposal, "bits": LowRank(fitted(), 4)}
+    with pytest.raises(ValueError, match=r"go together with bits=:.* Leave out bits="):
+        PagedEvictionCache(shared().config, 24, 4, **how)
 
 
 @pytest.mark.skipif(models.VERSION < (5, 14), reason="static=True needs transformers 5.14 or later")
@@ -129,7 +126,7 @@ def test_static() -> None:
     ids, mask = models.left_pad(models.prompts([44, 31], seed=1))
     said = []
     for static in (False, True):
-        how = {"policy": "keydiff", "rank": 4, "bits": 8, "basis": fitted(), "static": static}
+        how = {"policy": "keydiff", "bits": LowRank(fitted(), 4, 8), "static": static}
         cache = PagedEvictionCache(model.config, 24, 4, **how)
         spans = [(0, 20), (20, 28), *((at, at + 1) for at in range(28, 44))]
         said.append(torch.cat([modes.forward(model, cache, ids, mask, *span)[:, -1:] for span in spans], 1))
@@ -148,7 +145,7 @@ def test_a_compiled_step_decodes_in_its_graph() -> None:
     torch._dynamo.reset()
     counters.clear()
     for how in ({"disable_compile": True}, {"compile_config": config}):
-        cache = PagedEvictionCache(model.config, 24, 4, policy="keydiff", rank=4, basis=fitted(), static=True)
+        cache = PagedEvictionCache(model.config, 24, 4, policy="keydiff", bits=LowRank(fitted(), 4), static=True)
         said.append(modes.generate(model, cache, ids, mask, 6, **how).tolist())
     assert counters["stats"]["unique_graphs"] == 1
     torch._dynamo.reset()
@@ -160,8 +157,7 @@ def test_bytes() -> None:
     ids, mask = modes.batch("direct", False)
     taken = {}
     for rank in (None, 4, (2, None)):
-        basis = None if rank is None else fitted()
-        cache = PagedEvictionCache(model.config, 24, 4, rank=rank, basis=basis)
+        cache = PagedEvictionCache(model.config, 24, 4, bits=None if rank is None else LowRank(fitted(), rank))
         modes.forward(model, cache, ids, mask, 0, 40)
         taken[rank] = cache.stats().storage_bytes
         if rank is not None:
@@ -173,8 +169,7 @@ def test_bytes() -> None:
     assert 0 < beside < taken[None]
     assert taken[2, None] == slots * (2 + DIM) + beside
     few, all_of_them = (
-        PagedEvictionCache(model.config, memory=60_000, block_size=4, **how)
-        for how in ({"rank": 2, "basis": fitted()}, {})
+        PagedEvictionCache(model.config, "60000B", block_size=4, bits=bits) for bits in (LowRank(fitted(), 2), None)
     )
     for cache in (few, all_of_them):
         modes.forward(model, cache, ids, mask, 0, 40)
@@ -187,26 +182,31 @@ def test_bytes() -> None:
 
 def test_refused(tmp_path: Path) -> None:
     model, basis = shared(), fitted()
-    for options, message in [
-        ({"rank": 4}, "needs basis="),
-        ({"basis": basis}, "give rank= too"),
-        ({"rank": DIM + 1, "basis": basis}, "more than the 8 channels"),
-        ({"rank": 0, "basis": basis}, "at least 1"),
-        ({"rank": (1, 2, 3), "basis": basis}, "a pair"),
-        ({"rank": 4, "basis": tmp_path / "none.safetensors"}, "there is no such file"),
-        ({"rank": 4, "basis": Basis({0: basis.layers[0]}, basis.model)}, "knows nothing of layer 1"),
-        ({"rank": 4, "basis": Basis(basis.layers, {**basis.model, "head_dim": "64", "num_hidden_layers": "7"})}, "7"),
-        ({"rank": 4, "basis": basis, "disposal": "recall(blocks=2)"}, "rank="),
-        ({"rank": 4, "basis": basis, "disposal": "demote"}, "rank="),
+    for file, rank, message in [
+        (basis, None, "says no rank"),
+        (basis, DIM + 1, "more than the 8 channels"),
+        (basis, 0, "at least 1"),
+        (basis, (1, 2, 3), "a pair"),
+        (tmp_path / "none.safetensors", 4, "there is no such file"),
+        (Basis({0: basis.layers[0]}, basis.model), 4, "knows nothing of layer 1"),
+        (Basis(basis.layers, {**basis.model, "head_dim": "64", "num_hidden_layers": "7"}), 4, "7"),
     ]:
         with pytest.raises(ValueError, match=message):
-            PagedEvictionCache(model.config, **{"budget": 24, "block_size": 4, "policy": "keydiff", **options})
+            PagedEvictionCache(model.config, 24, 4, policy="keydiff", bits=LowRank(file, rank))
+    for text, message in [
+        ("low_rank", "low_rank needs a file: write 'low_rank:FILE'"),
+        ("low_rank:nowhere", "says no rank"),
+        ("low_rank:nowhere(rank=4)", "there is no such file"),
+        ("low_rang:nowhere(rank=4)", "write 8, 4, 3 or 2"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            PagedEvictionCache(model.config, 24, 4, policy="keydiff", bits=text)
     with pytest.raises(TypeError, match="whole number"):
-        PagedEvictionCache(model.config, 24, 4, rank="4", basis=basis)
+        LowRank(basis, "4")  # type: ignore[arg-type]
     if models.unavailable("deepseek_v3") is None:
         with pytest.raises(ValueError, match="caches latents"):
-            PagedEvictionCache(models.family_config("deepseek_v3"), 24, 4, policy="keydiff", rank=4, basis=basis)
-    cache = PagedEvictionCache(model.config, 24, 4, rank=4, basis=basis)
+            PagedEvictionCache(models.family_config("deepseek_v3"), 24, 4, policy="keydiff", bits=LowRank(basis, 4))
+    cache = PagedEvictionCache(model.config, 24, 4, bits=LowRank(basis, 4))
     modes.forward(model, cache, *modes.batch("direct", False), 0, 9)
     with pytest.raises(ValueError, match="that is not in the file"):
         cache.save(tmp_path / "context.safetensors")
@@ -224,23 +224,15 @@ def test_files(tmp_path: Path) -> None:
     model = shared()
     ids, mask = modes.batch("direct", False)
     said = [
-        modes.forward(model, PagedEvictionCache(model.config, 24, 4, rank=3, basis=each), ids, mask, 0, 40)
-        for each in (basis, file, str(file))
+        modes.forward(model, PagedEvictionCache(model.config, 24, 4, bits=each), ids, mask, 0, 40)
+        for each in (LowRank(basis, 3), LowRank(file, 3), f"low_rank:{file}(rank=3)", LowRank(file, 3).label)
     ]
-    assert torch.equal(said[0], said[1]) and torch.equal(said[0], said[2])
+    assert all(torch.equal(said[0], each) for each in said[1:])
     file.write_bytes(file.read_bytes()[:-7])
     with pytest.raises(ValueError, match="Cannot use the basis"):
         load_basis(file)
 
 
-@pytest.mark.parametrize(
-    ("typed", "given"), [("16", 16), ("16,24", (16, 24)), ("none, 8", (None, 8)), (None, None)], ids=str
-)
-def test_options_of_commands(typed: str | None, given: Any) -> None:
-    options = CacheOptions(rank=typed, basis=None if typed is None else "basis.safetensors")
-    assert options.cache_arguments["rank"] == given
-    assert (options.cache_arguments["basis"] is None) == (typed is None)
-    for wrong in ("much", "0", "1,2,3", ""):
-        with pytest.raises(ValueError, match="write a number from 1 up"):
-            CacheOptions(rank=wrong)
-    assert not {"rank", "basis"} & CompressOptions.offered().keys(), "such a cache cannot be saved"
+def test_options_of_commands() -> None:
+    options = CacheOptions(bits="low_rank:basis.safetensors(rank=16)")
+    assert options.cache_arguments["bits"] == "low_rank:basis.safetensors(rank=16)"

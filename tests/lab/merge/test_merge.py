@@ -177,7 +177,7 @@ def test_unused_slots_do_not_matter(way: str) -> None:
     mask[1, 33] = 0  # a pad in the middle
     logits = []
     for spoil in (False, True):
-        cache = PagedEvictionCache(model.config, **{**SMALL, **WAYS[way]})
+        cache = models.paged(model.config, **{**SMALL, **WAYS[way]})
         for span in [(0, 22), (22, 26), *((at, at + 1) for at in range(26, 50)), (50, 70)]:
             logits.append(modes.forward(model, cache, ids, mask, *span)[mask[:, slice(*span)].bool()])
             for _, layer in cache.paged_layers if spoil else ():
@@ -204,7 +204,7 @@ def test_modes(way: str, mode: str, padded: bool) -> None:
     recording = models.NEEDS_RECORDING_FLAG and mode in modes.SPECULATIVE
     inputs = modes.batch(mode, padded)
     settings = {**SMALL, **WAYS[way], "record_past": recording}
-    cache = PagedEvictionCache(model.config, **settings)
+    cache = models.paged(model.config, **settings)
     modes.run(model, cache, mode, *inputs)
     assert (masses(cache) > 1).all()
     before = cache.stats()
@@ -212,7 +212,7 @@ def test_modes(way: str, mode: str, padded: bool) -> None:
     if mode not in modes.SPECULATIVE and way not in ("d2o",):
         cache.shrink(16)
         assert (masses(cache) > 1).all()
-    dropping = PagedEvictionCache(model.config, **{**settings, "disposal": "drop"})
+    dropping = models.paged(model.config, **{**settings, "disposal": "drop"})
     modes.run(model, dropping, mode, *inputs)
     assert dropping.stats().evicted_tokens == before.evicted_tokens > 0
 
@@ -221,7 +221,7 @@ def test_beams_are_what_their_rows_were() -> None:
     """What a row merged follows it, and twins go on apart."""
     model = models.shared("llama", OURS)
     for way in ("merge", "values"):
-        cache = PagedEvictionCache(model.config, **{**SMALL, **WAYS[way]})
+        cache = models.paged(model.config, **{**SMALL, **WAYS[way]})
         ids, mask = modes.batch("direct", True)
         modes.forward(model, cache, ids, mask, 0, 40)
         twin = copy.deepcopy(cache)
@@ -241,7 +241,7 @@ def test_a_budget_that_holds_the_text_changes_no_bit(way: str) -> None:
     model = models.shared("llama", OURS)
     ids, mask = modes.batch("direct", True)
     logits = []
-    for cache in (DynamicCache(config=model.config), PagedEvictionCache(model.config, 64, 4, **WAYS[way])):
+    for cache in (DynamicCache(config=model.config), models.paged(model.config, 64, 4, **WAYS[way])):
         spans = [(0, 20), *((at, at + 1) for at in range(20, 31)), (31, 40)]
         said = [modes.forward(model, cache, ids, mask, start, stop) for start, stop in spans]
         logits.append(torch.cat(said, dim=1)[mask.bool()])
@@ -255,7 +255,7 @@ def test_what_is_recorded_can_be_taken_back(way: str) -> None:
     ids, mask = models.left_pad(models.prompts([60, 50], seed=2))
     logits = []
     for tries in (False, True):
-        cache = PagedEvictionCache(model.config, **SMALL, **WAYS[way], record_past=True)
+        cache = models.paged(model.config, **SMALL, **WAYS[way], record_past=True)
         modes.forward(model, cache, ids, mask, 0, 40)
         if tries:
             for start in (41, 47):
@@ -283,13 +283,13 @@ def test_counts_are_exact_for_equal_keys(attention: str, policy: str) -> None:
     said = []
     for cache in (
         DynamicCache(config=model.config),
-        PagedEvictionCache(
+        models.paged(
             *(model.config, 24, 4),
             policy=policy,
-            protected_prefix=11,
+            sink_tokens=11,
             disposal="merge(values_only=True, threshold=0.999)",
         ),
-        PagedEvictionCache(model.config, 24, 4, policy=policy, protected_prefix=11),
+        models.paged(model.config, 24, 4, policy=policy, sink_tokens=11),
     ):
         said.append(torch.cat([modes.forward(model, cache, ids, mask, *span) for span in spans], dim=1))
     assert_close(said[0], said[1])
@@ -306,7 +306,7 @@ def _standing_still(width: int) -> Any:
 
 def test_each_merge_keeps_within_its_head_and_norms_do_not_shrink() -> None:
     """Equal keys and values stay what they are, however often they are merged."""
-    cache = PagedEvictionCache(models.family_config("llama"), 16, 4, policy="streaming_llm", disposal="merge")
+    cache = models.paged(models.family_config("llama"), 16, 4, policy="streaming_llm", disposal="merge")
     cache.update(torch.ones(1, 2, 40, 8), torch.full((1, 2, 40, 8), 3.0), 0)
     for _ in range(20):
         cache.update(torch.ones(1, 2, 1, 8), torch.full((1, 2, 1, 8), 3.0), 0)
@@ -326,7 +326,7 @@ def test_static() -> None:
     ids, mask = models.left_pad(models.prompts([20, 13, 9], seed=1))
     said, known = [], []
     for static, compiled in ((False, False), (True, False), (True, True)):
-        cache = PagedEvictionCache(model.config, **SMALL, disposal="merge", static=static)
+        cache = models.paged(model.config, **SMALL, disposal="merge", static=static)
         how: dict[str, Any] = {"disable_compile": True}
         if compiled:
             config = CompileConfig(fullgraph=True, dynamic=False, backend="eager", mode=None)
@@ -356,7 +356,7 @@ def test_saved(tmp_path: Any) -> None:
     ids, mask = modes.batch("direct", True)
     more = torch.cat([ids, torch.stack(models.prompts([9] * 3, seed=7))], dim=1)
     for way in ("merge", "values"):
-        cache = PagedEvictionCache(model.config, **SMALL, **WAYS[way])
+        cache = models.paged(model.config, **SMALL, **WAYS[way])
         modes.forward(model, cache, ids, mask, 0, 30)
         for at in range(30, 37):
             modes.forward(model, cache, ids, mask, at, at + 1)
@@ -383,13 +383,13 @@ def test_refused() -> None:
         ({"disposal": "merge(values_only=3)"}, "values_only must be"),
     ]:
         with pytest.raises(ValueError, match=message):
-            PagedEvictionCache(ours.config, 24, 4, **options)
+            models.paged(ours.config, 24, 4, **options)
     with pytest.raises(ValueError, match=r"merge\(values_only=True\)' takes part in attention"):
-        PagedEvictionCache(plain.config, 24, 4, disposal="merge(values_only=True)")
+        models.paged(plain.config, 24, 4, disposal="merge(values_only=True)")
     latent = models.unavailable("deepseek_v3")
     if latent is None:
         with pytest.raises(ValueError, match="caches latents"):
-            PagedEvictionCache(models.family_config("deepseek_v3"), 24, 4, policy="keydiff", disposal="merge")
+            models.paged(models.family_config("deepseek_v3"), 24, 4, policy="keydiff", disposal="merge")
     assert make_disposal("merge(values_only=True, threshold=0.9)") == Merge(True, 0.9)
     assert Merge(True, 0.9).label == "merge(values_only=True, threshold=0.9)"
     assert Merge().label == "merge"

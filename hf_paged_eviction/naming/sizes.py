@@ -1,0 +1,75 @@
+"""Budgets as text: "1024" tokens, "25%" of the first prompt, "2GiB" of keys and values."""
+
+import re
+from decimal import Decimal
+from fractions import Fraction
+from numbers import Integral
+
+_UNITS = {
+    "b": 1,
+    **{f"{letter}b": 1000**power for power, letter in enumerate("kmgt", 1)},
+    **{f"{letter}ib": 1024**power for power, letter in enumerate("kmgt", 1)},
+}
+
+
+def parse_bytes(memory: int | str) -> int:
+    """A number of bytes as an int.
+
+    Args:
+        memory: an int of bytes, or text: "512MiB", "2 GiB" (1024 to the power of 2, of 3), "1.5GB" (1000 to the power
+            of 3), whatever the case of the letters.
+
+    Raises:
+        TypeError: it is neither. ValueError: it is no such text, or not positive.
+    """
+    if isinstance(memory, bool) or not isinstance(memory, Integral | str):
+        raise TypeError(f"memory must be an int of bytes or a text such as '2GiB', got {memory!r}.")
+    if isinstance(memory, str):
+        found = re.fullmatch(r"\s*(\d{1,20}(?:\.\d{1,20})?)\s*([a-z]+)\s*", memory.lower(), re.ASCII)
+        if found is None or found[2] not in _UNITS:
+            raise ValueError(
+                f"{memory!r} is no number of bytes: write it with B, kB, MB, GB, TB (powers of 1000) or KiB, MiB, GiB, "
+                "TiB (powers of 1024), such as '2GiB'."
+            )
+        count = int(float(found[1]) * _UNITS[found[2]]) if "." in found[1] else int(found[1]) * _UNITS[found[2]]
+    else:
+        count = int(memory)
+    if count < 1:
+        raise ValueError(f"memory must be at least one byte, got {memory!r}.")
+    return count
+
+
+def parse_share(text: str) -> Fraction:
+    """What "12.5%" says, as a part of 1.
+
+    Raises:
+        ValueError: it is no such text, or not from above 0% to 100%.
+    """
+    found = re.fullmatch(r"\s*(\d{1,20}(?:\.\d{1,40})?|\.\d{1,40})\s*%\s*", text, re.ASCII)
+    share = Fraction(found[1]) / 100 if found else Fraction(0)
+    if not 0 < share <= 1:
+        raise ValueError(f"{text!r} is no share: write one above 0% and up to 100%, such as '25%'.")
+    return share
+
+
+def share_text(share: float) -> str:
+    """The text that `parse_share` reads back as the same float: 0.125 -> "12.5%"."""
+    return f"{(Decimal(repr(float(share))) * 100).normalize():f}%"
+
+
+def parse_budget(text: str) -> tuple[int | None, float | None, int | None]:
+    """Tokens, share and bytes of a text; all but one are None.
+
+    Raises:
+        ValueError: it is none of the three.
+    """
+    plain = text.strip()
+    if plain.isascii() and plain.isdecimal():
+        return int(plain), None, None
+    try:
+        return (None, float(parse_share(plain)), None) if plain.endswith("%") else (None, None, parse_bytes(plain))
+    except ValueError as error:
+        raise ValueError(
+            f"budget={text!r} cannot be read ({str(error).rstrip('.')}). Give tokens (1024), a share of the first "
+            "prompt ('25%') or bytes ('2GiB')."
+        ) from error

@@ -1,0 +1,102 @@
+"""How keys and values are kept: a choice by name, as policies and disposals are."""
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from ..integration.heads import HeadShare
+from ..naming import Kind, Named, Registry
+from .codec import Codec, check_bits
+
+Codecs = tuple[Codec, Codec]
+
+
+class Precision(Named):
+    """How keys and values are kept: `bits=` of a cache."""
+
+    @property
+    def rounding(self) -> tuple[int | None, int | None]:
+        """Bits of a number of keys and of values; None = the model's type."""
+        raise NotImplementedError
+
+    def check_model(self, config: Any) -> None:
+        """Refuse a model that cannot be kept so.
+
+        Raises:
+            ValueError: with the reason and the way out.
+        """
+
+    def codecs(self, index: int, plain: Codecs, share: HeadShare) -> Codecs:
+        """Of keys and of values of one layer.
+
+        Args:
+            index: of the layer in the model.
+            plain: those that round numbers as `rounding` says, and nothing else.
+            share: the KV heads of this process.
+        """
+        return plain
+
+    @property
+    def saved(self) -> Any:
+        """What `bits=` is given when a cache is loaded, as JSON.
+
+        Raises:
+            ValueError: no file holds it.
+        """
+        return self.label
+
+
+@dataclass(frozen=True)
+class Rounded(Precision):
+    """Every number in so many bits."""
+
+    keys: int | None
+    values: int | None
+
+    @property
+    def rounding(self) -> tuple[int | None, int | None]:
+        return self.keys, self.values
+
+    @property
+    def saved(self) -> list[int | None]:
+        return [self.keys, self.values]
+
+
+#: Those that have a name. The lab and other packages bring some.
+PRECISIONS: Registry[Precision] = Registry(Kind("precision", "precisions", "low_rank:FILE(rank=64)"), Precision)
+
+
+def read_bits(given: Any) -> Any:
+    """What `bits=` is given for "4" or 4, for "8,none" or [8, None] (keys and values apart), and for a text that names
+    another precision, which stays as it is.
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    words = str(given).split(",") if isinstance(given, str | int) else [str(each) for each in given]
+    name = re.match(r"[^\W\d]\w*", words[0].strip())
+    if name and PRECISIONS.find(name[0]):
+        return given
+    try:
+        counts = [None if word.strip().lower() == "none" else int(word) for word in words]
+        pair = check_bits(counts[0] if len(counts) == 1 else counts)
+    except ValueError:
+        raise ValueError("write 8, 4, 3 or 2, or two of these or none for keys and values, such as 8,4") from None
+    return pair[0] if len(counts) == 1 else pair
+
+
+def make_precision(bits: object) -> Precision | None:
+    """What `bits=` means; None = the model's own type.
+
+    Raises:
+        TypeError, ValueError: it is no precision.
+    """
+    if isinstance(bits, str):
+        try:
+            bits = read_bits(bits)
+        except ValueError as error:
+            raise ValueError(f"bits={bits!r}: {error}.") from None
+    if isinstance(bits, str | Precision):
+        return PRECISIONS.make(bits)
+    keys, values = check_bits(bits)
+    return None if keys is values is None else Rounded(keys, values)
