@@ -79,7 +79,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             return options
 
         self._options = options = choose(config, asked.policy, asked.allocator, check)
-        # Settled here, because `update` asks for every layer and token.
+        # Worked out here, because `update` asks for every layer and token.
         self._needs_our_attention = options.needs_our_attention
         if options.static:
             check_static(config, self._attention.name, options.policy)
@@ -97,7 +97,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         for layer in self._evicting:
             layer.cohorts, layer.store.pool = cohorts, asked.pool
         self.pool = asked.pool
-        # Settled here, because masks and `update` ask for every token.
+        # Worked out here, because masks and `update` ask for every token.
         self._parts = [paged_part(layer) for layer in self.layers]
         self._sliding: list[bool] = [getattr(layer, "is_sliding", False) for layer in self.layers]
         self._first = next((at for at, layer in enumerate(self.layers) if isinstance(layer, CacheLayerMixin)), 0)
@@ -194,7 +194,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         if self._needs_our_attention:
             self._options.check_attention(self._attention)
         if self._sharing is not None and key_states.shape[2]:
-            # What waited makes layers share out anew, so all have to take theirs in before one of them gets more.
+            # When a layer takes in tokens that wait, shares change. Let every layer do so before one gets new tokens.
             part = self._parts[layer_idx]
             for each in self._evicting if part is not None and part.contents.waiting else ():
                 each.commit()

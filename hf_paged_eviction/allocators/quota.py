@@ -18,14 +18,15 @@ class Quota:
 
     Attributes:
         asked: what the layer was given, on average where rows or heads hold different numbers.
-        budget: what it holds at most now, in its longest row and head. A share of the prompt, or bytes, are tokens from
-            the first forward on.
+        budget: what it holds at most now, in its longest row and head. A budget in bytes, or as a share of the prompt,
+            becomes a number of tokens at the first forward.
         unequal: whether rows or heads may hold different numbers; the storage is as long as the largest, and slots
             beyond a smaller one are dead. Every forward of several tokens decides anew.
-        common: whether the tokens of all layers are compared with each other. Scores are rounded once then, and what a
-            layer could keep is offered before `limits` says how much of it stays.
-        scores: `[B, S, held]` of the tokens held, as of the forward that goes on; None where they are to be worked out.
-            What neighbours or sums were before it evicted counts where the numbers change again.
+        common: whether the tokens of all layers are compared with each other. Then round scores once, and `offer` what
+            a layer could keep before asking `limits` how much of it stays.
+        scores: `[B, S, held]` of the tokens held, worked out in the present forward before anything was evicted; None =
+            work them out. Use them again where another layer's prompt changes the limits of this one: a score may
+            depend on neighbours that have left since.
     """
 
     unequal = False

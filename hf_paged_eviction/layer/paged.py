@@ -190,7 +190,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             if count == 1 and most is not None:
                 beyond = columns + 1 - most
                 return most, max(beyond, 0) if isinstance(beyond, int) else beyond.clamp_min(0)  # type: ignore[return-value]
-            self.steps.settle()
+            self.steps.count_step()
         table, seen = contents.table, contents.seen
         held = 0 if table is None else table.counters.held
         if contents.pending is not None:
@@ -240,7 +240,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         somebody asks for the table, so that nobody sees that it was put off.
         """
         if self.steps is not None:
-            self.steps.settle()
+            self.steps.count_step()
         return self.contents.known
 
     @property
@@ -257,7 +257,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     def held(self) -> int:
         """Tokens held per row, pads included, without those still waiting for `crop`."""
         if self.steps is not None:
-            self.steps.settle()
+            self.steps.count_step()
         return self.contents.held
 
     @property
@@ -684,7 +684,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         """
         steps, place = self.steps, self.place
         if steps is not None:
-            steps.settle_for_all()
+            steps.count_whole_step()
         if self.contents.table is not None and not self.contents.waiting:
             self.commit()
         saved = replace(self.contents.snapshot(), as_given=self.as_given)
@@ -705,7 +705,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     def stats(self) -> LayerStats:
         """Counts and bytes. Reads tensors."""
         if self.steps is not None:
-            self.steps.settle()
+            self.steps.count_step()
         return self.contents.stats(self.layer_idx)
 
     # ---- reading --------------------------------------------------------------------------------------------------

@@ -13,8 +13,8 @@ class Scores:
     """Asks the policy about tokens that a layer holds or takes in.
 
     Attributes:
-        early: whether tokens are scored when they come, since they will be rounded, and no more after that. Tokens that
-            wait to be encoded are scored just before.
+        early: whether a token is scored once, before it is rounded: one of a prompt when it comes, a single one just
+            before its block is encoded.
 
     Args:
         scorer: asks the policy.
@@ -26,7 +26,7 @@ class Scores:
         self._token_local = scorer.policy.needs.token_local
         self.early = contents.store.rounds and self._token_local
 
-    def alike(self, keys: Tensor, values: Tensor, positions: Tensor, seen: Tensor) -> Tensor:
+    def ask(self, keys: Tensor, values: Tensor, positions: Tensor, seen: Tensor) -> Tensor:
         """Scores of tokens of this layer and of layers like it, see `Scorer`; for policies that know no layers."""
         return self._scorer(keys, values, positions, seen, budget=self._contents.quota.room())
 
@@ -81,9 +81,9 @@ class Scores:
         if marks is not None:
             return self._scorer(keys, values, positions, seen, budget=contents.quota.room(), marks=marks)
         if not self._token_local or table.held == 0:
-            return self.alike(keys, values, positions, seen)
+            return self.ask(keys, values, positions, seen)
         table.refresh_scores(self.in_slots)
-        new = self.alike(keys[:, :, -count:], values[:, :, -count:], positions[..., -count:], seen)
+        new = self.ask(keys[:, :, -count:], values[:, :, -count:], positions[..., -count:], seen)
         return torch.cat([table.scores, new], dim=-1)
 
     # ---- tokens that will be rounded ------------------------------------------------------------------------------
@@ -92,7 +92,7 @@ class Scores:
         """Several tokens were appended, and encoded at once: `[B, H, n, dim]` as they came."""
         if self.early:
             table, count = self._contents.known, keys.shape[2]
-            found = self.alike(keys, values, table.positions[..., -count:], table.seen - table.pads)
+            found = self.ask(keys, values, table.positions[..., -count:], table.seen - table.pads)
             table.tokens.scores[:, :, table.held - count : table.held] = found
 
     def encode_block(self) -> None:
@@ -114,5 +114,5 @@ class Scores:
         scores = table.tokens.scores
         newest, sets = store.newest(), scores.shape[1]
         slots, new = newest.slots[:, :sets], newest.waits[:, :sets]
-        found = self.alike(newest.keys, newest.values, table.positions.gather(-1, slots), table.seen - table.pads)
+        found = self.ask(newest.keys, newest.values, table.positions.gather(-1, slots), table.seen - table.pads)
         scores.scatter_(-1, slots, torch.where(new, found, scores.gather(-1, slots)))

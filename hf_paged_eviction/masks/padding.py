@@ -1,8 +1,8 @@
 """Which columns of the batch are pads.
 
 A layer is handed keys and values and nothing else, so the cache learns the 2-D attention mask from the model's own
-mask construction (`mask_channel`) or from the user. Everything a layer needs to know on the host is worked out once
-per forward of several tokens; a decode step reads no tensor on an accelerator.
+mask construction (`masks.channel`) or from the user. What layers have to know on the host is worked out once per
+forward of several tokens; a decode step reads no tensor on an accelerator.
 """
 
 import warnings

@@ -61,8 +61,8 @@ HARMLESS = frozenset(
 class _Handover(threading.local):
     """What was handed over last and not attended to so far.
 
-    Weakly, since a forward that fails leaves it here. A graph that is being traced has no failures: it hands over and
-    attends, or it is not there.
+    References are weak, because a forward that fails leaves them here and must not keep its tensors alive. While a
+    graph is traced no forward fails, so `traced` may be an ordinary reference.
     """
 
     given: "tuple[weakref.ref[QueryListener], weakref.ref[Tensor], weakref.ref[Tensor]] | None" = None

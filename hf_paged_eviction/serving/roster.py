@@ -140,11 +140,11 @@ class Roster:
         states = [self.pages.states(at, rows) for at, rows in enumerate(where)]
         keys, values = (torch.cat(parts) for parts in zip(*states, strict=True))
         stacked = positions.flatten(0, 1)[:, None]
-        return self._layers[0].scores.alike(keys, values, stacked, seen.repeat(len(where))).view(positions.shape)
+        return self._layers[0].scores.ask(keys, values, stacked, seen.repeat(len(where))).view(positions.shape)
 
     def _score_one_by_one(self, where: Tensor, positions: Tensor, seen: Tensor) -> Tensor:
         parts = [
-            layer.scores.alike(*self.pages.states(at, rows), held[:, None], seen)[:, 0]
+            layer.scores.ask(*self.pages.states(at, rows), held[:, None], seen)[:, 0]
             for at, (layer, rows, held) in enumerate(zip(self._layers, where, positions, strict=True))
         ]
         return torch.stack(parts)
@@ -163,7 +163,7 @@ class Roster:
         positions = torch.cat([self.positions[layer, seat.number, :held], new])[None, None]
         seen = new[-1:] + 1
         states = keys.transpose(0, 1)[None], values.transpose(0, 1)[None]
-        scores = self._layers[layer].scores.alike(*states, positions, seen)
+        scores = self._layers[layer].scores.ask(*states, positions, seen)
         rank = rank_keys(scores, positions, positions >= 0, self._needs.absolute_noise)
         safe = (positions < self.sizes.protected) | (positions > seen - 1 - self.sizes.recent)
         kept = best_tokens(rank.masked_fill(safe, KEEP), positions, self.capacity)

@@ -152,7 +152,7 @@ class StaticSteps:
         Raises:
             RuntimeError: the step before failed in the middle, and a layer would take its token in twice.
         """
-        self.settle()
+        self.count_step()
         if self.begun and not self._may_repeat:
             raise _failed()
         if self.ready:
@@ -171,7 +171,7 @@ class StaticSteps:
         """Whether a token that is written twice is held once: a window moves on each time, and so does what leaves."""
         return not self._sliding and not any(member.contents.outlet.takes for member in self._paged)
 
-    def settle(self) -> None:
+    def count_step(self) -> None:
         """Count the step that was taken, if there is one."""
         if not self.uncounted:
             return
@@ -181,13 +181,13 @@ class StaticSteps:
         for member in self._all:
             member.written()
 
-    def settle_for_all(self) -> None:
-        """As `settle`, where what layers hold is going to be read or moved.
+    def count_whole_step(self) -> None:
+        """As `count_step`, where what layers hold is going to be read or moved.
 
         Raises:
             RuntimeError: the step before failed in the middle: some layers have overwritten what others hold.
         """
-        self.settle()
+        self.count_step()
         if self.begun:
             raise _failed()
 
@@ -195,9 +195,9 @@ class StaticSteps:
         """Something else than a single token happens to the layers.
 
         Raises:
-            RuntimeError: see `settle_for_all`.
+            RuntimeError: see `count_whole_step`.
         """
-        self.settle_for_all()
+        self.count_whole_step()
         self.ready = self.joined = False
 
     def forget(self) -> None:

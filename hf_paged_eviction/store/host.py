@@ -99,7 +99,7 @@ class HostBlocks:
         """Make room for so many blocks; where there is less, it grows by a quarter at least."""
         if blocks <= self.blocks:
             return
-        self._settle()
+        self._receive()
         blocks = max(blocks, self.blocks * 5 // 4)
         old = self.states
         self.states = self._room((*old.shape[:2], blocks, *old.shape[3:]), old.dtype)
@@ -124,7 +124,7 @@ class HostBlocks:
         row, head, position = places
         self.states[row, head, position // self.block_size, position % self.block_size] = states
 
-    def _settle(self) -> None:
+    def _receive(self) -> None:
         for delivery in self._under_way:
             delivery.arrived.synchronize()
             self._put(delivery.places, delivery.states)
@@ -136,7 +136,7 @@ class HostBlocks:
         Args:
             row, head, block: int64 in host memory, of shapes that go together `[...]`.
         """
-        self._settle()
+        self._receive()
         found = self.states[row, head, block]
         return found.pin_memory().to(self.device, non_blocking=True) if self._on_accelerator else found
 
@@ -149,7 +149,7 @@ class HostBlocks:
 
     def span(self, first: int, last: int) -> tuple[Tensor, Tensor]:
         """All blocks `first .. last`: keys and values `[B, H, n, D]` on the layer's device."""
-        self._settle()
+        self._receive()
         found = self.states[:, :, first:last].flatten(2, 3)
         return self.parts(found.pin_memory().to(self.device, non_blocking=True) if self._on_accelerator else found)
 
@@ -157,7 +157,7 @@ class HostBlocks:
 
     def select(self, rows: Tensor) -> None:
         """Row `i` becomes what row `rows[i]` was. Copies all of it, unless nothing changes."""
-        self._settle()
+        self._receive()
         rows = rows.cpu()
         if not torch.equal(rows, torch.arange(self.states.shape[0])):
             old = self.states
@@ -168,7 +168,7 @@ class HostBlocks:
 
     def first(self, blocks: int) -> Tensor:
         """The states of the first blocks, a view."""
-        self._settle()
+        self._receive()
         return self.states[:, :, :blocks]
 
     def fill(self, states: Tensor) -> None:

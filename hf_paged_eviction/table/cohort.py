@@ -39,7 +39,7 @@ class Scoring(Protocol):
 
     def in_slots(self, slots: Tensor | None) -> Tensor: ...
 
-    def alike(self, keys: Tensor, values: Tensor, positions: Tensor, seen: Tensor) -> Tensor: ...
+    def ask(self, keys: Tensor, values: Tensor, positions: Tensor, seen: Tensor) -> Tensor: ...
 
 
 class Member(Protocol):
@@ -273,7 +273,7 @@ def _score_together(members: Sequence[Member]) -> ScoreSlots:
         keys, values = zip(
             *(member.contents.store.at(part) for member, part in zip(members, parts, strict=True)), strict=True
         )
-        return first.scores.alike(
+        return first.scores.ask(
             torch.cat(keys),
             torch.cat(values),
             torch.cat(

@@ -151,8 +151,8 @@ def rank_whole_blocks(scores: Tensor, positions: Tensor, blocks: int, size: int,
 def best_blocks(keys: Tensor, positions: Tensor, budget: BlockBudget) -> Tensor:
     """As `best_tokens`, but whole blocks: a block is the tokens at positions `n * size` and after.
 
-    What stays is what decoding would have left: whole blocks, and the newest tokens in front of the end of the block
-    that their block is overwriting.
+    Keep what single tokens would have left: whole blocks, and in the last block the newest tokens, followed by the end
+    of an older block, which they have not overwritten yet.
 
     Args:
         keys: `[batch, heads, blocks]` int64, distinct, the lowest goes first; `DROP` for blocks that are not whole.
