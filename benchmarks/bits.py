@@ -9,7 +9,7 @@ import torch
 from common import save
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from hf_paged_eviction_eval.bench.precision import PrecisionSettings, measure_all
+from hf_paged_eviction_eval.bench.precision import BITS, WAYS, PrecisionSettings, measure_all
 from hf_paged_eviction_eval.bench.shapes import SHAPES
 
 
@@ -21,7 +21,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--no-compile", action="store_true", help="eager steps alone")
+    parser.add_argument("--name", default="bits", help="of the results")
+    parser.add_argument("--bits", type=int, nargs="+", default=BITS)
+    parser.add_argument("--ways", nargs="+", default=WAYS, choices=WAYS)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
@@ -29,9 +31,12 @@ def main() -> None:
     config = LlamaConfig(**{**SHAPES[options.model], "num_hidden_layers": options.layers})
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
     model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", dtype=dtype).to(device).eval()
-    settings = PrecisionSettings(options.budget, options.steps, options.rounds, options.no_compile)
+    settings = PrecisionSettings(
+        options.budget, options.steps, options.rounds, tuple(options.ways), tuple(options.bits)
+    )
     save(
-        "bits", {"settings": vars(options), "device": device, "dtype": str(dtype)} | measure_all(model, settings, print)
+        options.name,
+        {"settings": vars(options), "device": device, "dtype": str(dtype)} | measure_all(model, settings, print),
     )
 
 

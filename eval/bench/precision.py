@@ -1,8 +1,9 @@
 """`paged-eviction bench --preset bits`: time and memory of a decoded token at each precision.
 
-A cache of C tokens as they came beside caches of as many tokens in 8, 4, 3 and 2 bits, and of as many as fit into the
-same bytes. One row; keys and values are random, since time does not depend on them. Memory is that of the cache, and
-the most that a step takes on top: a layer's tokens are decoded for its attention and given up after it.
+A cache of C tokens as they came beside caches of as many tokens in 8, 4, 3 and 2 bits, of as many as fit into the same
+bytes, and of 4 C tokens in 4 bits. One row; keys and values are random, since time does not depend on them. Memory is
+that of the cache, and the most that a step takes on top: eagerly a layer's tokens are decoded for its attention and
+given up after it, compiled code reads them as they lie.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ from .timing import interleaved, ratio
 from .variants import Held
 
 PRESET = "bits"
-BITS = (None, 8, 4, 3, 2)
+BITS = (8, 4, 3, 2)
+WAYS = ("eager", "compiled")
 #: Options that replace parts of the preset.
 _TAKEN = {"model", "dtype", "device", "steps", "rounds"}
 
@@ -49,13 +51,15 @@ class PrecisionSettings:
         budget: tokens of the cache that the others are compared with.
         steps: decoded tokens per timing.
         rounds: timings.
-        eager_only: leave compiled steps out.
+        ways: to run a step.
+        bits: that are compared with none.
     """
 
     budget: int = 1024
     steps: int = 16
     rounds: int = 9
-    eager_only: bool = False
+    ways: tuple[str, ...] = WAYS
+    bits: tuple[int, ...] = BITS
 
 
 def run(options: BenchOptions, output: Path) -> bool:
@@ -82,22 +86,19 @@ def run(options: BenchOptions, output: Path) -> bool:
 def measure_all(model: Any, settings: PrecisionSettings, tell: Callable[[str], Any]) -> dict[str, Any]:
     """Eager and compiled steps: milliseconds and bytes by name."""
     found: dict[str, Any] = {}
-    for static in (False,) if settings.eager_only else (False, True):
-        way = "compiled" if static else "eager"
+    for way in settings.ways:
         with room_for_graphs():
-            forward = compiled(model) if static else model.forward
-            found[way] = measure(model, forward, settings, static, tell)
+            found[way] = measure(model, compiled(model) if way == "compiled" else model.forward, settings, way, tell)
     return found
 
 
 def measure(
-    model: Any, forward: Any, settings: PrecisionSettings, static: bool, tell: Callable[[str], Any]
+    model: Any, forward: Any, settings: PrecisionSettings, way: str, tell: Callable[[str], Any]
 ) -> dict[str, Any]:
     """Of one way to run a step, by name."""
-    way = "compiled" if static else "eager"
     decoders = {
-        f"{bits or 'no'} bits, {tokens} tokens": _decoder(model, forward, bits, tokens, static)
-        for bits, tokens in sizes(model, settings.budget)
+        f"{bits or 'no'} bits, {tokens} tokens": _decoder(model, forward, bits, tokens, way == "compiled")
+        for bits, tokens in sizes(model, settings)
     }
     base = next(iter(decoders))
     for name, decoder in decoders.items():
@@ -117,16 +118,18 @@ def measure(
     return found
 
 
-def sizes(model: Any, budget: int) -> list[tuple[int | None, int]]:
-    """Bits and tokens: as many tokens as the budget, and as many as its bytes hold."""
+def sizes(model: Any, settings: PrecisionSettings) -> list[tuple[int | None, int]]:
+    """Bits and tokens: as many tokens as the budget, as many as its bytes hold, and in 4 bits four times as many."""
+    budget = settings.budget
     most = _storage_bytes(model, budget, None)
-    same_bytes = []
-    for bits in BITS[1:]:
+    same_bytes: list[tuple[int | None, int]] = []
+    for bits in settings.bits:
         tokens = budget
         while _storage_bytes(model, tokens + 16, bits) <= most:
             tokens += 16
         same_bytes.append((bits, tokens))
-    return [*((bits, budget) for bits in BITS), *same_bytes]
+    more = [(4, 4 * budget)] if 4 in settings.bits else []
+    return [(None, budget), *((bits, budget) for bits in settings.bits), *more, *same_bytes]
 
 
 def _storage_bytes(model: Any, tokens: int, bits: int | None) -> int:
