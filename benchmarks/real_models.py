@@ -55,7 +55,7 @@ def _tables() -> dict[str, str]:
     texts = f"{given} --policies {CHEAP}"
     found = {
         "text": f"{texts},h2o --chunk 64 --budgets 25%,50%,full",
-        "text_auto": f"{given} --policies auto,expected_attention --chunk 64 --budgets 25%,50%,full",
+        "text_auto": f"{given} --policies auto --chunk 64 --budgets 25%,50%,full",
         "tokens": f"{texts},h2o --chunk 1 --budgets 25%,full",
         "longbench": "--tasks all21 --data-dir {data} --max-length 2048 --agreement --budgets 25%,full "
         "--policies auto,snapkv,keydiff,streaming_llm",
