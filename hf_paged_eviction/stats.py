@@ -78,7 +78,7 @@ class CacheStats:
             host_bytes=sum(layer.host_bytes for layer in layers),
             faults=sum(layer.faults for layer in layers),
             demoted_tokens=sum(layer.demoted_tokens for layer in layers),
-            storage_parts=sum((Counter(layer.storage_parts) for layer in layers), Counter()),
+            storage_parts=dict(sum((Counter(layer.storage_parts) for layer in layers), Counter())),
             layers=tuple(layers),
         )
 

@@ -29,7 +29,7 @@ from ..running.prefill import feed, input_device
 from ..sizes import tokens_of_memory
 from .figures import Footprint
 from .interrupt import Interrupt
-from .positions import Positions
+from .positions import room, table_of_positions
 from .turns import Turn, Turns, common_length
 
 #: How an answer came to its end: by a token that ends it, at the limit, by Ctrl-C, by Ctrl-C before it began.
@@ -112,7 +112,7 @@ class Conversation:
 
     def __init__(self, model: Any, tokenizer: Any, options: ChatOptions) -> None:
         self.model, self.tokenizer = model, tokenizer
-        self.positions = Positions.of(model)
+        self._positions = table_of_positions(model)
         self._device, self._ends = input_device(model), end_tokens(model, tokenizer)
         self.begin(options)
 
@@ -147,7 +147,7 @@ class Conversation:
         if not message.strip():
             raise UserError("the message is empty: write one, or /help")
         turn = self.turns.next("\n".join([*before, message]))
-        self.positions.room(len(self.ids) + len(turn.ids))
+        room(self._positions, len(self.ids) + len(turn.ids))
         return turn
 
     def answer(self, turn: Turn, listener: Listener, interrupt: Interrupt) -> Answer:
@@ -208,7 +208,7 @@ class Conversation:
             stream.listener.reading(stop - start, len(ids) - start)
         if interrupt.wanted:
             return []
-        most, room = options.max_new_tokens or 1, self.positions.room(len(ids))
+        most, left = options.max_new_tokens or 1, room(self._positions, len(ids))
         choice: dict[str, Any] = without_sampling(self.model.generation_config)
         if options.temperature > 0:
             torch.manual_seed(options.seed * 1_000_003 + len(self.answers))
@@ -218,7 +218,7 @@ class Conversation:
             attention_mask=mask,
             past_key_values=cache,
             do_sample=options.temperature > 0,
-            max_new_tokens=most if room is None else min(most, room),
+            max_new_tokens=most if left is None else min(most, left),
             streamer=stream,
             stopping_criteria=StoppingCriteriaList([interrupt]),
             **plain_settings(self._ends, ids[-1:]),

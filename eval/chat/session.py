@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Iterable, Iterator
 
 from hf_paged_eviction.stats import readable_bytes
@@ -51,7 +52,7 @@ class Session:
     def __init__(self, conversation: Conversation, screen: Screen) -> None:
         self.conversation, self.screen = conversation, screen
         self._commands = Commands(conversation, screen)
-        self._told_of_rewriting = False
+        self._told: set[str] = set()
 
     def greet(self, *, helpful: bool) -> None:
         """What kind of chat this is."""
@@ -149,26 +150,27 @@ class Session:
         turn = talk.prepare(message, self._commands.files)
         self._commands.files.clear()
         screen.heard(shown or message, typed=typed)
-        if turn.rewritten and not self._told_of_rewriting:
-            self._told_of_rewriting = True
-            screen.say(
-                "note: the chat template would now write earlier turns in another way than they were read (many leave "
-                "out the thinking); the cache keeps what was read",
-                "dim",
+        if turn.rewritten:
+            self._note(
+                "the chat template would now write earlier turns in another way than they were read (many leave out "
+                "the thinking); the cache keeps what was read"
             )
-        warning = talk.positions.warning(talk.seen, len(talk.ids) + len(turn.ids))
-        if warning:
-            screen.say(f"note: {warning}", "yellow")
-        with Interrupt() as interrupt, Answering(screen, talk.cache) as listener:
-            answer = talk.answer(turn, listener, interrupt)
+        hears = Answering(screen, talk.cache)
+        with warnings.catch_warnings(record=True) as warned, Interrupt() as interrupt, hears:
+            answer = talk.answer(turn, hears, interrupt)
         screen.answered(answer)
         if answer.full is not None:
             screen.say(_comparison(answer, answer.full), "dim")
         self._say_ending(answer)
-        late = talk.positions.warning(len(talk.ids) - len(answer.tokens), talk.seen)
-        if late and not warning:
-            screen.say(f"note: {late}", "yellow")
+        for each in warned:
+            self._note(str(each.message))
         return answer
+
+    def _note(self, text: str) -> None:
+        """What is worth saying once."""
+        if text not in self._told:
+            self._told.add(text)
+            self.screen.say(f"note: {text}", "yellow")
 
     def _say_ending(self, answer: Answer) -> None:
         talk = self.conversation
