@@ -12,7 +12,7 @@ from hf_paged_eviction import CacheOptions, PagedEvictionCache, paged_encoder_de
 from hf_paged_eviction.arguments import OLD_NAMES
 
 # `static` is left out: `generate` has a way of its own to ask for that.
-_OPTIONS = ({each.name for each in fields(CacheOptions)} | OLD_NAMES) - {"static", "record_past"}
+_OPTIONS = [each.name for each in fields(CacheOptions) if each.name != "static"] + sorted(OLD_NAMES - {"record_past"})
 
 # What says where this file is loaded from is handed on to it as well, but means nothing to the model.
 _FROM_WHERE = ("cache_dir", "force_download", "local_files_only", "proxies", "repo_type", "revision", "token")

@@ -117,4 +117,4 @@ class CacheSettings(CacheOptions):
 
 
 #: Arguments of a model that are ours.
-OURS = ({each.name for each in fields(CacheSettings)} | OLD_NAMES) - {"static", "record_past"}
+OURS = [each.name for each in fields(CacheSettings) if each.name != "static"] + sorted(OLD_NAMES - {"record_past"})
