@@ -43,7 +43,7 @@ def chat_settings(options: ChatOptions) -> ChatOptions:
         system=None if options.system is None else text_or_file("--system", options.system),
     )
     chosen = settled(model_settings(found))
-    same = {name: getattr(chosen, name) for name in ("attn_implementation", "recent_tokens")}
+    same = {name: getattr(chosen, name) for name in ("attn_implementation", "sink_tokens", "recent_tokens")}
     return found.but(policy=chosen.policies[0], **same)
 
 

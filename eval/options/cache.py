@@ -12,8 +12,8 @@ from .base import Numbers, Options, option, readable
 
 #: What `bits=` of a cache is given for what was typed.
 precision = read_bits
-#: Every cache of a run gets these as they are.
-SHARED = ("block_size", "heads", "sink_tokens", "recent_tokens", "bits", "positions", "disposal")
+#: Every cache of a run gets these as they are: all but those that a run compares, or decides itself.
+SHARED = tuple(name for name in typed_options() if name not in ("budget", "policy", "allocator", "static"))
 #: Options of before at their defaults, as older run files and folders have them.
 GONE = {"protected_prefix": 0, "rank": None, "basis": None}
 
