@@ -120,8 +120,8 @@ class Outlet:
         takes: whether `let_go` wants to be called. `overflow` is called if either of them is.
         reads: whether `beside` and `logit_bias` want to be called. Nothing is computed for an outlet that says no to
             all.
-        ranks: whether it holds whole blocks of consecutive tokens, and says itself which of them goes next: a layer
-            then asks `frame_ranks` in place of the policy's scores, except after a forward of several tokens.
+        picks_blocks: whether it holds whole blocks of consecutive tokens, and says itself which of them goes next: a
+            layer then asks `frame_ranks` in place of the policy's scores, except after a forward of several tokens.
         device_bytes: what it keeps on the layer's device, beside the slots.
         host_bytes: what it keeps in host memory.
         faults: blocks that a query needed and that were not in the slots, in all rows and sets.
@@ -132,7 +132,7 @@ class Outlet:
     plans = False
     takes = False
     reads = False
-    ranks = False
+    picks_blocks = False
 
     @property
     def tokens_beside(self) -> int:

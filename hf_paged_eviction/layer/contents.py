@@ -132,7 +132,7 @@ class Contents:
         """Whether victims of both can be chosen together now. Reads no tensor."""
         if other is self:
             return True
-        if other.table is None or self.outlet.ranks or not self.known.alike(other.table):
+        if other.table is None or self.outlet.picks_blocks or not self.known.alike(other.table):
             return False
         mine, theirs = self.store.tensors, other.store.tensors
         share, its_share = self._scorer.share, other._scorer.share
@@ -197,10 +197,10 @@ class Contents:
         return table
 
     def _new_table(self, budget: BlockBudget, rows: int, heads: int, device: torch.device) -> BlockTable:
-        needs, ranks = self._needs, self.outlet.ranks
-        interval = 1 if ranks else needs.decision_interval
+        needs, picks = self._needs, self.outlet.picks_blocks
+        interval = 1 if picks else needs.decision_interval
         return BlockTable(
-            *(budget, rows, self._scorer.sets(heads), device, needs.token_local and not ranks, interval),
+            *(budget, rows, self._scorer.sets(heads), device, needs.token_local and not picks, interval),
             absolute_noise=needs.absolute_noise,
             shifting=self.store.turning is not None,
         )

@@ -111,9 +111,9 @@ class Overflow:
             contents.marks.keep(kept, table.held, count)
         scores = scores.gather(-1, kept)
         quota.scores = scores if limits is not None else None
-        scored = scores if self._needs.token_local and not outlet.ranks else None
+        scored = scores if self._needs.token_local and not outlet.picks_blocks else None
         table.replace(kept_positions, scored, count, real, limits, shifts)
-        if outlet.ranks:
+        if outlet.picks_blocks:
             table.align()
         contents.turn_keys()
         contents.settle(kept)

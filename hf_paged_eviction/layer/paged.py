@@ -116,7 +116,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         unequal = self.quota.unequal and (disposal is None or isinstance(disposal, Drop))
         self.store = make_store(budget, static, turning, codecs, heads == "separate", unequal)
         self.outlet = (disposal or Drop()).outlet(Site(self.store, heads, share, budget, policy.needs.absolute_noise))
-        if self.store.rounds and (self.outlet.plans or self.outlet.reads or self.outlet.ranks):
+        if self.store.rounds and (self.outlet.plans or self.outlet.reads or self.outlet.picks_blocks):
             raise ValueError(
                 f"bits= keeps tokens in few bits, and the disposal {(disposal or Drop()).label!r} moves or reads them "
                 "as they came: use disposal='drop' with bits=, or bits=None."

@@ -34,7 +34,7 @@ class Scores:
         """Scores `[B, S, n]` of the tokens in the slots `[B, S, n]`, or of all that are held."""
         contents = self._contents
         table, store, listener = contents.known, contents.store, contents.listener
-        if contents.outlet.ranks and table.full:
+        if contents.outlet.picks_blocks and table.full:
             return self._frame_ranks(slots)
         if self.early:
             self._score_waiting()

@@ -58,7 +58,7 @@ class Survivors:
         budget = self._quota.budget
         if limits is not None:
             return best_within(self._rank(scores, positions), positions, limits, budget.capacity)
-        if self._outlet.ranks:
+        if self._outlet.picks_blocks:
             size = budget.block_size
             rank = rank_whole_blocks(scores, positions, columns // size + 1, size, self._absolute_noise)
             kept = best_blocks(rank, positions.expand_as(scores), budget)

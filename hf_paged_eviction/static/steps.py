@@ -205,7 +205,7 @@ class StaticSteps:
         self.ready = self.begun = self.uncounted = self.joined = False
 
     def resume(self, all_real: Sequence[bool | None]) -> None:
-        """Go on after the layers were restored; whether a step needs no mask, by paged layer, None = not settled."""
+        """Go on after the layers were restored; whether a step needs no mask, by paged layer, None = not counted."""
         if not all_real or any(known is None for known in all_real):
             return
         self._join()

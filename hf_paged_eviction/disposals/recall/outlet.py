@@ -54,7 +54,7 @@ class RecallOutlet(Outlet):
         site: the layer.
     """
 
-    plans = reads = ranks = True
+    plans = reads = picks_blocks = True
 
     def __init__(self, settings: Settings, site: Site) -> None:
         self.settings, self.site = settings, site

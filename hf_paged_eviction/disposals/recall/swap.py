@@ -14,8 +14,9 @@ from .frames import Frames
 class Swap:
     """Blocks of host memory take the place of others in the slots.
 
-    The block whose last tokens stand in the newest frame cannot come back beside them, for then a token would be in two
-    places: the block that makes room for it leaves its own last tokens there.
+    While the newest frame fills, the last tokens of the block that stood there before are still in it. When that block
+    comes back, all of its tokens are written to another frame, so those last tokens would be in two places. Therefore
+    the last tokens of the block that leaves that other frame are written over them.
 
     Attributes:
         ids: `[B, S, K]` int64, blocks; the first `n` of each set come.

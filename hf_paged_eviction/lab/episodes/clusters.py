@@ -44,7 +44,7 @@ def cluster(points: Tensor, count: int, seed: int = 0) -> Clusters:
     generator = torch.Generator().manual_seed(seed)
     starts = (_start(points, count, generator) for _ in range(_STARTS))
     # The first of equals: the last bits of a sum must not decide.
-    centroids, labels, _ = max((_settle(points, start) for start in starts), key=lambda found: round(found[2], 9))
+    centroids, labels, _ = max((_converged(points, start) for start in starts), key=lambda found: round(found[2], 9))
     return _in_order(centroids.float(), labels)
 
 
@@ -62,7 +62,7 @@ def _start(points: Tensor, count: int, generator: torch.Generator) -> Tensor:
     return points[chosen]
 
 
-def _settle(points: Tensor, centroids: Tensor) -> tuple[Tensor, Tensor, float]:
+def _converged(points: Tensor, centroids: Tensor) -> tuple[Tensor, Tensor, float]:
     labels = torch.full((len(points),), -1)
     for _ in range(_ROUNDS):
         likeness = points @ centroids.mT
