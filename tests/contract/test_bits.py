@@ -385,7 +385,7 @@ def test_nothing_in_full_precision_outlives_a_layer() -> None:
     assert max(part.numel() for part in store.exact.tensors()) < cache.layers[0].keys.numel()
 
 
-@pytest.mark.parametrize("bits", [5, 16, "4", True, 4.0, (4,), (4, 5), (4, 2, 8)])
+@pytest.mark.parametrize("bits", [5, 16, "5", True, 4.0, (4,), (4, 5), (4, 2, 8)])
 def test_other_numbers_are_refused(bits: Any) -> None:
     with pytest.raises((TypeError, ValueError), match="bits="):
         PagedEvictionCache(models.family_config("llama"), budget=24, block_size=4, bits=bits)
