@@ -615,7 +615,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             contents.pending = contents.pending.first(contents.waiting - dropped)
             count -= dropped
         self.commit()
-        if count and count == contents.known.seen:
+        if contents.table is not None and not contents.seen:
             self.reset()
         elif count:
             self.takeback.remove(count)

@@ -97,7 +97,8 @@ class Listener:
         if self._expected:
             raise RuntimeError(
                 f"The policy {self.observer.policy.label!r} decides by attention, but the model did not show any to "
-                f"layer {layer_idx}. Call model.set_attn_implementation('paged_eviction') before the first forward."
+                f"layer {layer_idx}. Call model.set_attn_implementation('paged_eviction') before the first forward. If "
+                "it is set so, a forward has failed: call cache.reset() before the next."
             )
 
     def told(self, queries: Queries | None) -> None:

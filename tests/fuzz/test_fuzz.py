@@ -44,6 +44,16 @@ FOUND = {
         calls=(("steps", 1, "none"), ("fail", 1, "before", 4), ("steps", 2, "none")),
         family="lfm2",
     ),
+    "a cache of which everything was taken back, made smaller": Case(
+        options={"block_size": 2, "budget": 14, "record_past": True, "allocator": "global", "policy": "kvzip"},
+        calls=(("feed", 1, "none"), ("crop", 1), ("shrink", 1), ("feed", 9, "none"), ("steps", 4, "none")),
+        attention="paged_eviction",
+    ),
+    "attention that failed in a compiled step": Case(
+        options={"block_size": 4, "keep_ratio": 0.5, "static": True, "policy": "expected_attention"},
+        calls=(("steps", 1, "none"), ("fail", 1, "between", 1), ("steps", 2, "none")),
+        attention="paged_eviction",
+    ),
     "a static cache with linear states, and a batch of another size": Case(
         options={"block_size": 5, "budget": 80, "static": True},
         calls=(("feed", 1, "none"), ("reset",), ("steps", 1, "none")),

@@ -114,6 +114,9 @@ class SlowCache:
         self.forwards: list[Forward] = []
         self.pending = 0
         self.most = 0  # columns, before any were taken back
+        self._held_at: dict[
+            tuple[int, int, int], tuple[int, set[int]]
+        ] = {}  # real tokens, and those held, when last seen
         self.taken_back = 0  # columns that were left after the last crop of tokens that had been evicted for
         self._twin: _Twin | None = None
         self._around: dict[int, Seen] = {}  # per layer, what its queries saw of the past
@@ -415,6 +418,7 @@ class SlowCache:
 
     def select(self, index: list[int]) -> None:
         """The batch is made of these rows."""
+        self._held_at.clear()
         self.ids, self.real, self.positions = self.ids[index], self.real[index], self.positions[index]
         for given in self.layers.values():
             given.states = given.states[0][index], given.states[1][index]
@@ -471,6 +475,7 @@ class SlowCache:
                 for head, slots in enumerate(heads):
                     held = sorted(p for p in slots if p >= 0)
                     self._check_positions(given, row, head, held, (since[row], own[row]), everything)
+                    self._check_gone((index, row, head), own[row], set(held))
             if layer.held and any(own):
                 self._check_states(index, layer, given, taken)
         stats = cache.stats()
@@ -489,6 +494,13 @@ class SlowCache:
         if given.rule is not None and given.rule.rows:
             expected = sorted(token.position for token in given.rule.group(row, head).tokens)
             assert held == expected, f"row {row}, head {head}: {held} are held, not {expected}"
+
+    def _check_gone(self, which: tuple[int, int, int], count: int, held: set[int]) -> None:
+        """What has left does not come back, whoever decides what leaves."""
+        before, had = self._held_at.get(which, (0, set()))
+        back = {position for position in held - had if position < before}
+        assert not back or self.recalls, f"tokens {sorted(back)} have come back"
+        self._held_at[which] = count, held
 
     def _check_states(self, index: int, layer: Any, given: Given, taken: Tensor) -> None:
         positions = layer.positions
