@@ -45,7 +45,7 @@ NEEDS_514 = pytest.mark.skipif(models.VERSION < (5, 14), reason="static caches n
         ("llama", {"bits": 4}),
         ("llama", {"positions": "cache"}),
         ("llama", {"budget": "50%"}),
-        ("llama", {"budget": None, "memory": "20kB"}),
+        ("llama", {"budget": "20kB"}),
     ],
     ids=str,
 )
