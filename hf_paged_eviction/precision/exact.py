@@ -191,6 +191,7 @@ class Exact:
 
     def taken_back(self, left: Tensor) -> None:
         """Of each row `left` `[B]` tokens remain, and all have their codes."""
+        self.means.masked_fill_((left == 0)[:, None, None, None], 0.0)  # these rows begin anew
         self.since.copy_(torch.maximum(self.since, self.count - self.newest).minimum(left))
         self.count.copy_(left)
         self.coded.copy_(left)

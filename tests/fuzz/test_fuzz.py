@@ -54,6 +54,11 @@ FOUND = {
         calls=(("steps", 1, "none"), ("fail", 1, "between", 1), ("steps", 2, "none")),
         attention="paged_eviction",
     ),
+    "a row of few bits of which nothing but a pad is left": Case(
+        options={"block_size": 4, "budget": 28, "bits": (4, 2)},
+        calls=(("feed", 6, "left"), ("crop", 5), ("steps", 1, "none"), ("feed", 8, "none")),
+        seed=4000164,
+    ),
     "a static cache with linear states, and a batch of another size": Case(
         options={"block_size": 5, "budget": 80, "static": True},
         calls=(("feed", 1, "none"), ("reset",), ("steps", 1, "none")),
