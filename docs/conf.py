@@ -49,7 +49,7 @@ napoleon_custom_sections = [("Class attributes", "params_style")]
 nitpick_ignore_regex = [
     ("py:class", r"hf_paged_eviction\.(?!policies\.|allocators\.|learned\.calibration\.[A-Z])[a-z_.]+\.[A-Z]\w*"),
     ("py:class", r"hf_paged_eviction\.learned\.calibration\.features\.[A-Z]\w+"),
-    ("py:class", r"hf_paged_eviction\.\w+\.registry\.(Policy|Allocator)Class"),
+    ("py:class", r"Tensor|Precision"),  # of arguments that are written as text, since their classes bring torch
     ("py:.*", r"(torch|transformers|collections|typing|pathlib|abc|types|rich|typer|dataclasses|contextlib)(\..*)?"),
 ]
 
