@@ -31,7 +31,7 @@ from hf_paged_eviction_eval.policy_names import needs_queries
 from hf_paged_eviction_eval.running.variants import row_key
 from hf_paged_eviction_eval.settings import TaskSettings
 from hf_paged_eviction_eval.store.completion import Progress
-from hf_paged_eviction_eval.store.results import Row, read_meta, read_rows
+from hf_paged_eviction_eval.store.results import Row, read_rows
 from hf_paged_eviction_eval.summaries.summary import Cell, over_tasks, summarise
 from hf_paged_eviction_eval.tasks import TASK_GROUPS
 
@@ -64,8 +64,9 @@ def main() -> None:
     try:
         for runs in grid(options):
             for settings, name in runs:
-                for part, path in parts(settings, wanted, options.work, name):
-                    evaluate_tasks(part, path, options.workers, Printer(path.name))
+                evaluate_tasks(
+                    settings.but(policies=tuple(wanted)), options.work / name, options.workers, Printer(name)
+                )
     except UserError as error:
         raise SystemExit(str(error)) from error
     if options.onto:
@@ -125,23 +126,6 @@ def grid(options: argparse.Namespace) -> Iterator[list[tuple[TaskSettings, str]]
         )
         seeds = list(map(int, options.seeds.split(",")))
         yield [(first.but(seed=seed), f"{mode}-block{block}" + f"-seed{seed}" * bool(seed)) for seed in seeds]
-
-
-def parts(settings: TaskSettings, wanted: Sequence[str], work: Path, name: str) -> Iterator[tuple[TaskSettings, Path]]:
-    """The runs of a setting: those that were begun, and one more for the policies that are in none of them."""
-    known: list[str] = []
-    folders = sorted(work.glob(f"{name}-part*"), key=lambda path: int(path.name.rpartition("part")[2]))
-    for path in folders:
-        meta = read_meta(path)
-        if meta is not None:
-            part = tuple(meta["settings"]["policies"])
-            known += part
-            yield settings.but(policies=part), path
-    rest = tuple(policy for policy in wanted if policy not in known)
-    if rest:
-        budgets = tuple(budget for budget in settings.budgets if budget != FULL or not known)
-        number = 1 + max((int(path.name.rpartition("part")[2]) for path in folders), default=0)
-        yield settings.but(policies=rest, budgets=budgets), work / f"{name}-part{number}"
 
 
 class Printer:
@@ -228,7 +212,7 @@ def command(options: argparse.Namespace) -> str:
 
 def rows_of(work: Path, name: str) -> list[Row]:
     """All rows of one block size, mode and seed."""
-    return [row for path in sorted(work.glob(f"{name}-part*")) for row in read_rows(path, row_key)[0]]
+    return read_rows(work / name, row_key)[0]
 
 
 def seed_shares(rows: dict[int, list[Row]]) -> dict[str, dict[str, dict[str, float | None]]]:

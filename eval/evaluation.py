@@ -172,7 +172,7 @@ def _gather(settings: S, output: Path, shard: str | None) -> tuple[Team, S, S | 
     A folder of other settings is refused before anything is loaded.
     """
     found, earlier = grown(settings, output)
-    ResultFolder(output, found.as_json(), earlier.as_json() if earlier else None)
+    ResultFolder(output, found.as_json(), row_key, earlier.as_json() if earlier else None).check()
     return join(found, shard), found, earlier
 
 

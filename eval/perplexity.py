@@ -28,7 +28,7 @@ from .sizes import tokens_held
 from .store.results import Row
 from .summaries.summary import BINS
 from .texts import documents
-from .workers import Reading
+from .workers import Reading, tell
 
 S = TypeVar("S")
 #: A text must fill one bin at least.
@@ -147,8 +147,8 @@ def token_losses(model: Any, ids: Tensor, cache: DynamicCache, chunk: int) -> Te
 
 def run_texts(
     model: Any, tokenizer: Any, settings: TextSettings, job: TextJob, done: Set[TextKey]
-) -> Iterator[Reading | list[Row]]:
-    """The missing rows of one job, and now and then how far it is. Where memory runs out it is halved.
+) -> Iterator[list[Row]]:
+    """The missing rows of one job. Where memory runs out it is halved.
 
     Raises:
         RowsFailed: after all other rows, which texts did not fit alone.
@@ -160,8 +160,8 @@ def run_texts(
     while waiting:
         variant, texts = waiting.pop(0)
         try:
-            for event in _text_rows(model, settings, job, variant, texts, beside):
-                yield event if isinstance(event, Reading) else [row for row in event if text_row_key(row) not in done]
+            rows = _text_rows(model, settings, job, variant, texts, beside)
+            yield [row for row in rows if text_row_key(row) not in done]
             continue
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
@@ -202,8 +202,8 @@ class Beside:
 
 def _text_rows(
     model: Any, settings: TextSettings, job: TextJob, variant: Variant, texts: Sequence[int], beside: Beside | None
-) -> Iterator[Reading | list[Row]]:
-    """How far some texts of a job are, given by their index, and at the end their rows."""
+) -> list[Row]:
+    """The rows of some texts of a job, given by their index."""
     chosen = [job.tokens[index] for index in texts]
     # Texts end at different places: padded on the right, where causal attention never looks.
     ids = torch.zeros(len(chosen), max(map(len, chosen)), dtype=torch.int64)
@@ -221,8 +221,8 @@ def _text_rows(
         if time.monotonic() - told > _TELL_SECONDS:
             told = time.monotonic()
             keys = tuple(job.key(variant, index) for index in texts)
-            yield Reading(keys, start + said.shape[1], ids.shape[1], f"{variant.name} {variant.budget.label}")
-    yield [
+            tell(Reading(keys, start + said.shape[1], ids.shape[1], f"{variant.name} {variant.budget.label}"))
+    return [
         {
             "text": job.names[index],
             "tokens": len(tokens),

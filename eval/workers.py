@@ -1,5 +1,4 @@
-"""Jobs in this process, and processes beside it that do a part of them with one torch thread each: on small models
-faster than threads."""
+"""Processes beside this one that share its work, with one torch thread each: on small models faster than threads."""
 
 from __future__ import annotations
 
@@ -16,35 +15,23 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
-from .environment import model_facts
-from .errors import RowsFailed, UserError
-from .models import load
+from .errors import UserError
 from .plugins import load_plugins
 from .settings import EMBEDDED, Settings
-from .store.results import Row
 from .worker import begin
 
 S = TypeVar("S", bound=Settings, contravariant=True)
 J = TypeVar("J", contravariant=True)
-#: What is done, and the keys of its rows that are finished already.
-Job = tuple[Any, Set[Any]]
 POLL_SECONDS = 0.2
 
 
 class RunJob(Protocol[S, J]):
     """A function of the module level: runs one job and yields rows as they are finished, without those `done`.
 
-    Of rows that take long it yields `Reading` in between or, from inside a function that yields nothing, calls `tell`.
+    Of rows that take long it tells in between, see `tell`.
     """
 
     def __call__(self, model: Any, tokenizer: Any, settings: S, job: J, done: Set[Any], /) -> Iterator[Any]: ...
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """The model is there."""
-
-    facts: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -63,14 +50,6 @@ class Reading:
     label: str
 
 
-@dataclass(frozen=True)
-class Failed:
-    """Rows that could not be computed; others go on."""
-
-    keys: tuple[tuple[Any, ...], ...]
-    reason: str
-
-
 #: Takes what `tell` is told.
 LISTENER: ContextVar[Callable[[Reading], None] | None] = ContextVar("LISTENER", default=None)
 
@@ -81,32 +60,11 @@ def tell(reading: Reading) -> None:
         listener(reading)
 
 
-#: Finished rows, how far others are, rows that failed, or a model that stands ready.
-Event = list[Row] | Reading | Failed | Loaded
-
-
 def default_workers(settings: Settings, jobs: int) -> int:
     """Two processes for the embedded model on a CPU; one for anything that a machine may hold only once."""
     if settings.model != EMBEDDED or settings.device != "cpu":
         return 1
     return max(1, min(2, os.cpu_count() or 1, jobs))
-
-
-def run_jobs(run: RunJob[Any, Any], settings: Settings, jobs: Sequence[Job]) -> Iterator[Event]:
-    """Events of all jobs as they come.
-
-    Raises:
-        UserError: the model cannot be loaded.
-    """
-    if not jobs:
-        return
-    model, tokenizer = load(settings)
-    yield Loaded(model_facts(model))
-    for job, done in jobs:
-        try:
-            yield from run(model, tokenizer, settings, job, done)
-        except RowsFailed as error:
-            yield Failed(error.keys, error.reason)
 
 
 class Workers:

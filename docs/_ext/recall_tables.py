@@ -29,7 +29,7 @@ def recall(_: str) -> str:
         "Milliseconds of a decode step of that model (4 layers) behind so many tokens, on a machine that did other "
         "work too; the budget is a sixteenth, at least 128 tokens; 16 blocks are asked for, or as many as fit:\n\n"
         + table(("", *(f"{int(length):,}" for length in found["step_ms"])), times)
-        + f"\n\n(`python benchmarks/recall.py`; {measured.machine('recall')}.)"
+        + f"\n\n({measured.experiment('recall')}; {measured.machine('recall')}.)"
     )
 
 

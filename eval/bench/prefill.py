@@ -29,8 +29,7 @@ from ..environment import timed_on
 from ..options.bench import BenchOptions
 from ..running.efficiency import Stopwatch
 from ..store.completion import Progress
-from ..store.journal import Journal, journal
-from ..store.results import SUMMARY, Row
+from ..store.results import SUMMARY, ResultFolder, Row
 from ..summaries.formats import to_terminal
 from ..terminal import progress, say
 from .prefill_tables import COMPARED, FULL, tables
@@ -117,11 +116,11 @@ def run(options: BenchOptions, output: Path) -> bool:
     with threads(options.threads):
         meaning = {**asdict(settings), "dtype": options.dtype, "machine": timed_on(device)}
         meaning = json.loads(json.dumps({name: meaning[name] for name in meaning if name not in ("lengths", "rounds")}))
-        with journal(output, meaning, row_key, options.again) as kept:
+        with ResultFolder(output, meaning, row_key).opened(options.again) as kept:
             _measure(kept, make_model(options.but(model=settings.model, device=device)), settings, notes)
             ordered = [kept.rows[case.key] for case in cases(settings)]
             found = {"settings": asdict(settings), "rows": ordered, "environment": timed_on(device)}
-            kept.folder.write_json(SUMMARY, found)
+            kept.write_json(SUMMARY, found)
     for shown in tables(found):
         Console().print(to_terminal(shown))
     say(notes, f"written to {output}: results.jsonl, {SUMMARY}")
@@ -143,7 +142,7 @@ def read(options: BenchOptions) -> PrefillSettings:
     return PrefillSettings(**given)
 
 
-def _measure(kept: Journal, model: Any, settings: PrefillSettings, notes: Console) -> None:
+def _measure(kept: ResultFolder, model: Any, settings: PrefillSettings, notes: Console) -> None:
     waiting = [case for case in cases(settings) if case.key not in kept.rows]
     total = len(list(cases(settings)))
     with progress(notes, "prompts") as watch:

@@ -13,8 +13,8 @@ import torch
 
 from ..environment import commit, hardware, model_facts, versions
 from ..store.completion import Progress, Watch
-from ..store.journal import Journal, journal
-from ..store.results import SUMMARY, ResultFolder, Row, read_meta, read_rows, refuse_other_settings
+from ..store.lock import held
+from ..store.results import SUMMARY, ResultFolder, Row, make_folder, read_meta, read_rows, refuse_other_settings
 from .decoding import Group, decode_keys, ticks
 from .goals import COMMANDS, Verdict, judge
 from .rows import MISSING, BenchKey, make_row, row_key
@@ -125,7 +125,7 @@ def run_bench(settings: BenchSettings, output: Path, again: bool, trace: Path | 
     """
     if not again:
         _refuse_others(output, settings)
-    with journal(output, settings.as_json(), row_key, again) as kept:
+    with ResultFolder(output, settings.as_json(), row_key).opened(again) as kept:
         return _measure(settings, kept, trace, watch)
 
 
@@ -145,10 +145,10 @@ def _flat(settings: dict[str, Any]) -> dict[str, Any]:
     return {**settings, **(settings.get("machine") or {}), "machine": None}
 
 
-def _measure(settings: BenchSettings, kept: Journal, trace: Path | None, watch: Watch) -> Report:
+def _measure(settings: BenchSettings, kept: ResultFolder, trace: Path | None, watch: Watch) -> Report:
     _set_threads(settings)
     device, plan, started = Device(settings), jobs(settings), time.monotonic()
-    kept.folder.write_meta({"versions": versions(), "hardware": hardware(1), "complete": False})
+    kept.write_meta({"versions": versions(), "hardware": hardware(1), "complete": False})
     finished, total = 0, sum(job.ticks for job in plan)
     for job in plan:
         if all(key in kept.rows for key in job.keys):
@@ -168,7 +168,7 @@ def _measure(settings: BenchSettings, kept: Journal, trace: Path | None, watch: 
     if trace is not None and settings.contexts:
         write_trace(device.model, settings, trace)
     watch(Progress(total, total))
-    kept.folder.write_meta({"complete": True, "seconds": time.monotonic() - started, **device.facts()})
+    kept.write_meta({"complete": True, "seconds": time.monotonic() - started, **device.facts()})
     return summarise(settings, kept, device)
 
 
@@ -177,11 +177,11 @@ def _set_threads(settings: BenchSettings) -> None:
         torch.set_num_threads(settings.threads)
 
 
-def summarise(settings: BenchSettings, kept: Journal, device: Device) -> Report:
+def summarise(settings: BenchSettings, kept: ResultFolder, device: Device) -> Report:
     """Rows in the order of the plan, verdicts, and the file that holds both."""
     rows = [kept.rows[key] for job in jobs(settings) for key in job.keys if key in kept.rows]
     verdicts = _judged(settings, rows)
-    kept.folder.write_json(SUMMARY, content(settings, rows, verdicts, kept.folder.meta | device.facts()))
+    kept.write_json(SUMMARY, content(settings, rows, verdicts, kept.meta | device.facts()))
     return Report(rows, verdicts, kept.notes)
 
 
@@ -211,8 +211,9 @@ def list_missing(settings: BenchSettings, output: Path, reason: str) -> Report:
     """Write down every row that this machine cannot measure, and the command that does; nothing is estimated."""
     command = command_of(settings)
     _refuse_others(output, settings)
-    folder = ResultFolder(output, settings.as_json())
-    with folder.held():
+    folder = ResultFolder(output, settings.as_json(), row_key)
+    make_folder(output)
+    with held(folder.rows_path):
         before = read_meta(output)
         known = {row_key(row): row for row in (read_rows(output, row_key)[0] if before else [])}
         keys = [key for job in jobs(settings) for key in job.keys]

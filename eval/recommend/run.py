@@ -27,8 +27,7 @@ from ..running.generation import end_tokens
 from ..running.memory import free_memory
 from ..settings import Settings
 from ..sizes import tokens_held
-from ..store.journal import journal
-from ..store.results import SUMMARY
+from ..store.results import SUMMARY, ResultFolder
 from ..summaries.formats import to_terminal
 from ..terminal import progress, say
 from .candidates import Candidate, grid, with_defaults
@@ -76,10 +75,10 @@ def run_recommend(options: RecommendOptions) -> dict[str, Found]:
     compared, left_out = entries(model, options, sizes, candidates, passages[0].tokens)
     if not compared:
         raise UserError("no candidate is possible:\n" + "\n".join(reasons(left_out)))
-    with journal(options.output, _meaning(options, settings, passages), row_key) as kept:
+    with ResultFolder(options.output, _meaning(options, settings, passages), row_key).opened() as kept:
         for note in kept.notes:
             say(notes, f"note: {note}")
-        kept.folder.write_text(RUN_FILE, run_file(options))
+        kept.write_text(RUN_FILE, run_file(options))
         _tell(notes, compared, passages, options)
         search = Search(model, options, compared, passages, kept, end_tokens(model, tokenizer))
         with progress(notes, "readings", "a smaller --share or --length, fewer --policies") as watch:
@@ -177,7 +176,7 @@ def _tell(notes: Console, compared: Sequence[Entry], passages: Sequence[Passage]
 
 
 def _finish(notes: Console, search: Search, left_out: list[LeftOut], device: str) -> dict[str, Found]:
-    options, folder = search.options, search.kept.folder
+    options, folder = search.options, search.kept
     compared = {name for _, name in search.entries}
     failed: dict[str, list[str]] = {}
     broken = len({key[:2] for key, row in search.rows.items() if row["failed"] and key[:2] in search.entries})

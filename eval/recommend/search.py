@@ -13,8 +13,7 @@ from ..options.recommend import RecommendOptions
 from ..running.efficiency import kv_bytes
 from ..running.memory import free_memory, is_out_of_memory
 from ..store.completion import Progress
-from ..store.journal import Journal
-from ..store.results import Row
+from ..store.results import ResultFolder, Row
 from .halving import Round, plan, survivors
 from .passages import Passage
 from .reading import Measured, Reader, Reference
@@ -53,7 +52,7 @@ class Search:
         options: RecommendOptions,
         entries: Sequence[Entry],
         passages: Sequence[Passage],
-        kept: Journal,
+        kept: ResultFolder,
         ends: frozenset[int] = frozenset(),
     ) -> None:
         self.model, self.options, self.passages = model, options, passages

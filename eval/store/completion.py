@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..distributed import Team
-from ..errors import UserError
+from ..environment import model_facts
+from ..errors import RowsFailed, UserError
 from ..growth import describe
+from ..models import load
 from ..run_file import NAME, as_run_file
 from ..settings import Settings
-from ..workers import LISTENER, Event, Failed, Loaded, Reading, RunJob, Workers, default_workers, run_jobs
+from ..workers import LISTENER, Reading, RunJob, Workers, default_workers
 from .facts import cost_facts, place_facts
 from .results import KeyOf, ResultFolder, Row
 
 Key = tuple[Any, ...]
-#: Seconds between two writings of `run_meta.json`.
-META_SECONDS = 30.0
+#: What is done, and the keys of its rows that are finished already.
+Job = tuple[Any, Set[Key]]
 
 
 class Progress(NamedTuple):
@@ -64,11 +66,29 @@ class Work:
     def folder(self, part: str) -> ResultFolder:
         """Where a process writes; `part` names its file."""
         before = None if self.earlier is None else self.earlier.as_json()
-        return ResultFolder(self.output, self.settings.as_json(), before, part)
+        return ResultFolder(self.output, self.settings.as_json(), self.key_of, before, part)
 
-    def missing(self, found: set[Key]) -> list[tuple[Any, set[Key]]]:
-        """The jobs that have rows to compute, and the keys of the rows that they have already."""
-        return [(job, found & set(keys)) for job, keys in self.jobs if not found.issuperset(keys)]
+    def missing(self, found: Set[Key]) -> list[Job]:
+        """The jobs that have rows to compute."""
+        return [(job, found & set(keys)) for job, keys in self.jobs if not found >= set(keys)]
+
+    def compute(
+        self, jobs: Sequence[Job], failures: list[tuple[str, int]], loaded: Callable[[Any], None] = lambda model: None
+    ) -> Iterator[list[Row]]:
+        """Rows as they are finished.
+
+        Args:
+            failures: gets the reason and the number of rows that could not be computed.
+            loaded: told of the model.
+        """
+        if jobs:
+            model, tokenizer = load(self.settings)
+            loaded(model)
+            for job, done in jobs:
+                try:
+                    yield from self.run(model, tokenizer, self.settings, job, done)
+                except RowsFailed as error:
+                    failures.append((error.reason, len(error.keys)))
 
 
 @dataclass(frozen=True)
@@ -105,13 +125,14 @@ def complete(team: Team, work: Work, workers: int | None, watch: Watch) -> Outco
     """
     if not team.writes:
         # This process holds a part of the model; the main one writes.
-        for _ in run_jobs(work.run, work.settings, work.missing(team.same(set()))):
+        for _ in work.compute(work.missing(team.same(set())), []):
             pass
         team.meet()
         return None
     run = _Run(team, work, watch)
-    with run.folder.held():
-        jobs = work.missing(team.same(run.begin()))
+    with run.folder.opened():
+        run.begin()
+        jobs = work.missing(team.same(set(run.folder.rows)))
         run.compute(jobs, (workers or default_workers(work.settings, len(jobs))) if team.size == 1 else 1)
     team.meet()
     return run.close() if team.is_main else None
@@ -123,44 +144,32 @@ class _Run:
     def __init__(self, team: Team, work: Work, watch: Watch) -> None:
         self.team, self.settings, self.work, self.watch = team, work.settings, work, watch
         self.folder = work.folder(team.part)
-        self.notes = [describe(work.earlier, self.settings)] if work.earlier else []
-        self.finished: set[Key] = set()
+        self.keys = dict.fromkeys(work.keys)
         self.failures: list[tuple[str, int]] = []
-        self.total = len(work.keys)
-        self.written = time.perf_counter()
+        self.started = time.perf_counter()
         self.begun: dict[Key, float] = {}
         self.elsewhere = 0
 
-    def begin(self) -> set[Key]:
-        """Put the folder in order; the keys of its finished rows."""
-        with self.folder.alone():
-            self._refuse_other_prompts()
-            rows, notes = self.folder.begin(self.work.key_of)
-            self.notes += notes
-            self.finished = rows.keys() & set(self.work.keys)
-            self.folder.write_text(NAME, as_run_file(self.settings, self.folder.path))
-            # Together: settings and facts of a folder that grows say the same at any moment.
-            facts = {"settings": self.settings.as_json(), **self.work.facts}
-            again: dict[str, Any] = {} if self.folder.has_others else {"failures": []}
-            place = self._place() if len(self.finished) < self.total else {}
-            self.folder.write_meta({**facts, **again, **place})
-        self.elsewhere = self.folder.lines_of_others()
-        self._tell("")
-        return self.finished
+    @property
+    def finished(self) -> int:
+        return sum(key in self.keys for key in self.folder.rows)
 
-    def _place(self) -> dict[str, Any]:
-        """Where the missing rows are computed, and under `earlier` the different places of those that are there."""
-        now = place_facts(self.team.size)
-        before = {name: self.folder.meta[name] for name in now if name in self.folder.meta}
-        if not (self.finished or self.folder.has_others) or not before or before == now:
-            return now
-        if before["versions"] != now["versions"]:
-            pairs = ((name, before["versions"].get(name), version) for name, version in now["versions"].items())
-            said = ", ".join(f"{name} {old} then, {new} now" for name, old, new in pairs if old != new)
-            self.notes.append(f"some rows are of an earlier run with other versions: {said}")
-        if before.get("plugins", []) != now["plugins"]:
-            self.notes.append("some rows are of an earlier run with other plugins, or with the same before a change")
-        return {**now, "earlier": [*self.folder.meta.get("earlier", []), before]}
+    def begin(self) -> None:
+        """Write down what this run is."""
+        folder, earlier = self.folder, self.work.earlier
+        folder.notes += [describe(earlier, self.settings)] if earlier else []
+        with folder.alone():
+            self._refuse_other_prompts()
+            folder.write_text(NAME, as_run_file(self.settings, folder.path))
+            # Together: settings and facts of a folder that grows say the same at any moment.
+            facts: dict[str, Any] = {"settings": self.settings.as_json(), **self.work.facts}
+            if not folder.has_others:
+                facts["failures"] = []
+            if self.finished < len(self.keys):
+                facts |= self._place() | {"rows": {"finished": self.finished, "wanted": len(self.keys)}}
+            folder.write_meta(facts)
+        self.elsewhere = folder.lines_of_others()
+        self._tell("")
 
     def _refuse_other_prompts(self) -> None:
         for kind in ("tasks", "texts"):
@@ -172,87 +181,83 @@ class _Run:
                     f"{', '.join(changed)} are others now; choose another --output"
                 )
 
-    def compute(self, jobs: Sequence[Any], workers: int) -> None:
+    def _place(self) -> dict[str, Any]:
+        """Where the missing rows are computed, and under `earlier` the different places of those that are there."""
+        now = place_facts(self.team.size)
+        before = {name: self.folder.meta[name] for name in now if name in self.folder.meta}
+        if not (self.finished or self.folder.has_others) or not before or before == now:
+            return now
+        if before["versions"] != now["versions"]:
+            pairs = ((name, before["versions"].get(name), version) for name, version in now["versions"].items())
+            said = ", ".join(f"{name} {old} then, {new} now" for name, old, new in pairs if old != new)
+            self.folder.notes.append(f"some rows are of an earlier run with other versions: {said}")
+        if before.get("plugins", []) != now["plugins"]:
+            self.folder.notes.append(
+                "some rows are of an earlier run with other plugins, or with the same before a change"
+            )
+        return {**now, "earlier": [*self.folder.meta.get("earlier", []), before]}
+
+    def compute(self, jobs: Sequence[Job], workers: int) -> None:
         """Do the jobs, some of them in other processes."""
-        self._write_meta(**({"workers": workers} if jobs else {}))
         LISTENER.set(self._hear)
         mine, *others = [jobs[index::workers] for index in range(workers)]
         work = replace(self.work, jobs=(), keys=())
         shares = [(work, f"worker{number}", share) for number, share in enumerate(others, 1) if share]
-        with Workers(compute_share, shares) as started:
-            for event in run_jobs(self.work.run, self.settings, mine):
-                self._take(event)
+        with Workers(_compute_share, shares) as started:
+            for rows in self.work.compute(mine, self.failures, lambda model: self._note(model, workers)):
+                self.folder.add(rows)
+                self._tell(_label(rows))
                 started.check()
-                if time.perf_counter() - self.written > META_SECONDS:
-                    self._write_meta()
             started.wait(lambda: self._tell("the other processes"))
-        self._write_meta()
+        with self.folder.alone():
+            seconds = time.perf_counter() - self.started if self.team.is_main else 0
+            self.folder.write_meta({"seconds": round(self.folder.meta.get("seconds", 0.0) + seconds, 1)})
+            note_failures(self.folder, self.failures)
 
-    def _take(self, event: Event) -> None:
-        if isinstance(event, Loaded):
-            self._write_meta(model=event.facts)
-        elif isinstance(event, Failed):
-            self.failures.append((event.reason, len(event.keys)))
-        elif isinstance(event, Reading):
-            self._hear(event)
-        else:
-            self.folder.append(event)
-            self.finished.update(map(self.work.key_of, event))
-            self._tell(_label(event))
+    def _note(self, model: Any, workers: int) -> None:
+        with self.folder.alone():
+            self.folder.write_meta({"model": model_facts(model), "workers": workers})
+
+    def close(self) -> Outcome:
+        """Put everything together that is there."""
+        folder, keys = self.folder, self.keys
+        with folder.alone():
+            folder.tidy()
+            ordered = [folder.rows[key] for key in keys if key in folder.rows]
+            whole = len(ordered) == len(keys)
+            facts = {"complete": whole, "cache": cost_facts(ordered), **({"failures": []} if whole else {})}
+            folder.write_meta({**facts, "rows": {"finished": len(ordered), "wanted": len(keys)}})
+        self.watch(Progress(len(ordered), len(keys)))
+        mine = {key for _, own in self.work.jobs for key in own} if self.team.is_shard else keys.keys()
+        missing = len(mine - folder.rows.keys())
+        failures = [(found["reason"], found["rows"]) for found in folder.meta["failures"]]
+        return Outcome(folder, ordered, missing, len(keys) - len(ordered) - missing, failures, folder.notes)
 
     def _hear(self, reading: Reading) -> None:
         self.begun |= dict.fromkeys(reading.keys, reading.done / reading.total)
         self._tell(f"{reading.label}: {reading.done:,} of {reading.total:,} tokens")
 
-    def close(self) -> Outcome:
-        """Put everything together that is there."""
-        with self.folder.alone():
-            rows, notes = self.folder.tidy(self.work.key_of)
-            self.finished = rows.keys() & set(self.work.keys)
-            ordered = [rows[key] for key in self.work.keys if key in rows]
-            whole = len(ordered) == self.total
-            self._write_meta(complete=whole, cache=cost_facts(ordered), **({"failures": []} if whole else {}))
-        self.watch(Progress(len(ordered), self.total))
-        mine = {key for _, keys in self.work.jobs for key in keys} if self.team.is_shard else set(self.work.keys)
-        missing = len(mine - self.finished)
-        failures = [(found["reason"], found["rows"]) for found in self.folder.meta.get("failures", [])]
-        others = self.total - len(ordered) - missing
-        return Outcome(self.folder, ordered, missing, others, failures, [*self.notes, *notes])
-
-    def _write_meta(self, **changes: Any) -> None:
-        now = time.perf_counter()
-        with self.folder.alone():
-            before = self.folder.meta
-            failures = [{"reason": reason, "rows": count} for reason, count in self.failures]
-            self.folder.write_meta(
-                {
-                    "seconds": round(before.get("seconds", 0.0) + now - self.written, 1),
-                    "rows": {"finished": len(self.finished), "wanted": self.total},
-                    "failures": [*before.get("failures", []), *failures],
-                    **changes,
-                }
-            )
-        self.written, self.failures = now, []
-
     def _tell(self, last: str) -> None:
-        elsewhere = self.folder.lines_of_others() - self.elsewhere
-        finished = min(len(self.finished) + elsewhere, self.total)
-        begun = sum(share for key, share in self.begun.items() if key not in self.finished)
-        self.watch(Progress(finished, self.total, last, min(begun, self.total - finished)))
+        total = len(self.keys)
+        finished = min(self.finished + self.folder.lines_of_others() - self.elsewhere, total)
+        begun = sum(share for key, share in self.begun.items() if key not in self.folder.rows)
+        self.watch(Progress(finished, total, last, min(begun, total - finished)))
 
 
-def compute_share(work: Work, part: str, jobs: Sequence[Any]) -> None:
+def _compute_share(work: Work, part: str, jobs: Sequence[Job]) -> None:
     """What one of several `Workers` does: jobs, into a file of its own."""
-    folder, failures = work.folder(part), []
-    with folder.held():
-        for event in run_jobs(work.run, work.settings, jobs):
-            if isinstance(event, Failed):
-                failures.append({"reason": event.reason, "rows": len(event.keys)})
-            elif not isinstance(event, (Loaded, Reading)):
-                folder.append(event)
-        if failures:
-            with folder.alone():
-                folder.write_meta({"failures": [*folder.meta.get("failures", []), *failures]})
+    failures: list[tuple[str, int]] = []
+    with work.folder(part).opened() as folder:
+        for rows in work.compute(jobs, failures):
+            folder.add(rows)
+        with folder.alone():
+            note_failures(folder, failures)
+
+
+def note_failures(folder: ResultFolder, failures: Sequence[tuple[str, int]]) -> None:
+    """Write down why rows are missing, beside what other processes said."""
+    found = [{"reason": reason, "rows": count} for reason, count in failures]
+    folder.write_meta({"failures": [*folder.meta.get("failures", []), *found]})
 
 
 def _label(rows: Sequence[Row]) -> str:

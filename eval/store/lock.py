@@ -1,4 +1,4 @@
-"""One process at a time for a file of rows, and for what all processes of a run write.
+"""One process at a time for a file of a run.
 
 The operating system lets go of the lock of a process that dies, however it dies.
 """
@@ -13,53 +13,20 @@ from filelock import FileLock, Timeout
 
 from ..errors import UserError
 
-#: Seconds to wait for a file of rows: others only look whether it is held, and a killed process takes a moment to end.
-PATIENCE = 1.0
-#: Seconds to wait for the files that all write, which nobody holds for long.
-LONG_PATIENCE = 120.0
+#: Seconds to wait for a file that one process holds as long as it lives: another may only look whether it is held.
+BRIEFLY = 1.0
+#: Seconds to wait for a file that all write and nobody holds for long.
+PATIENTLY = 120.0
 
 
 @contextmanager
-def held(rows: Path) -> Iterator[None]:
-    """Hold a file of rows, which need not be there yet; its folder must.
+def held(path: Path, seconds: float = BRIEFLY) -> Iterator[None]:
+    """Hold a file, which need not be there yet; its folder must.
 
     Raises:
         UserError: another process holds it.
     """
-    with _locked(FileLock(_beside(rows)), PATIENCE):
-        yield
-
-
-def held_elsewhere(rows: Path) -> bool:
-    """Whether some process holds another file of rows in this folder."""
-    return any(_is_taken(path) for path in rows.parent.glob(".*.jsonl.lock") if path != _beside(rows))
-
-
-def _is_taken(path: Path) -> bool:
-    lock = FileLock(path)
-    try:
-        lock.acquire(blocking=False)
-    except Timeout:
-        return True
-    lock.release()
-    return False
-
-
-def shared(folder: Path) -> FileLock:
-    """The lock of what all processes of a folder write; for `alone`."""
-    return FileLock(folder / ".lock")
-
-
-@contextmanager
-def alone(lock: FileLock) -> Iterator[None]:
-    """Hold the lock for a moment; whoever has it may ask again."""
-    with _locked(lock, LONG_PATIENCE):
-        yield
-
-
-@contextmanager
-def _locked(lock: FileLock, seconds: float) -> Iterator[None]:
-    folder = Path(lock.lock_file).parent
+    lock, folder = FileLock(_beside(path)), path.parent
     try:
         lock.acquire(timeout=seconds)
     except Timeout:
@@ -72,5 +39,16 @@ def _locked(lock: FileLock, seconds: float) -> Iterator[None]:
         lock.release()
 
 
-def _beside(rows: Path) -> Path:
-    return rows.with_name(f".{rows.name}.lock")
+def held_elsewhere(rows: Path) -> bool:
+    """Whether some process holds another file of rows in this folder."""
+    for path in set(rows.parent.glob(".*.jsonl.lock")) - {_beside(rows)}:
+        try:
+            with FileLock(path, timeout=0):
+                pass
+        except Timeout:
+            return True
+    return False
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.lock")

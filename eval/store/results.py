@@ -50,34 +50,32 @@ class RowFile:
         Raises:
             UserError: they cannot be written; none of them is left in the file.
         """
-        content = b"".join(map(encode_row, rows))
-        size: int | None = None
+        content, whole = b"".join(map(encode_row, rows)), None
         try:
-            if self._file is None:
-                self._file = self.path.open("a+b", buffering=0)
-                self._drop_half_a_line()
-            size = os.fstat(self._file.fileno()).st_size
-            written = self._file.write(content) or 0
+            file = self._file = self._file or self._open()
+            whole = file.seek(0, os.SEEK_END)
+            written = file.write(content) or 0
             while written < len(content):  # a disk that fills takes a part first, and refuses the rest
-                written += self._file.write(content[written:]) or 0
+                written += file.write(content[written:]) or 0
             if time.monotonic() - self._synced > SYNC_SECONDS:
-                os.fsync(self._file.fileno())
+                os.fsync(file.fileno())
                 self._synced = time.monotonic()
         except OSError as error:
-            self._cut(size)
+            if self._file is not None:
+                with suppress(OSError), self._file as file:
+                    if whole is not None:
+                        os.ftruncate(file.fileno(), whole)
+                self._file = None
             raise cannot_write(self.path, error) from error
 
-    def _drop_half_a_line(self) -> None:
-        """What a process that was killed left at the end; its row is computed again."""
-        if self._file is not None and self._file.seek(0, os.SEEK_END):
-            self._file.seek(0)
-            if not (content := self._file.read()).endswith(b"\n"):
-                os.ftruncate(self._file.fileno(), content.rfind(b"\n") + 1)
-
-    def _cut(self, size: int | None) -> None:
-        if self._file is not None and size is not None:
-            with suppress(OSError):
-                os.ftruncate(self._file.fileno(), size)
+    def _open(self) -> BinaryIO:
+        """Without half a line at the end, which a process that was killed or a full disk left."""
+        file = self.path.open("a+b", buffering=0)
+        if file.seek(0, os.SEEK_END):
+            file.seek(0)
+            if not (content := file.read()).endswith(b"\n"):
+                os.ftruncate(file.fileno(), content.rfind(b"\n") + 1)
+        return file
 
     def close(self) -> None:
         """Force everything to the disk."""
@@ -94,32 +92,42 @@ class ResultFolder:
     """Rows in JSON-lines files beside `run_meta.json`; the same settings continue, different ones are refused.
 
     Each process appends to a file of its own. Whoever finds that nobody else is writing puts all rows into `ROWS`.
-    Nothing is written before `held`.
 
     Args:
-        path: the folder, made by `held`.
+        path: the folder, made by `opened`.
         settings: what decides the numbers (as JSON reads it back).
-        earlier: the folder may have these instead; whoever adds to it writes the new ones.
+        key_of: tells rows apart.
+        earlier: the folder may have these settings instead; whoever adds to it writes the new ones.
         part: names the file of this process; empty for `ROWS`.
+
+    Attributes:
+        meta: what `run_meta.json` holds.
+        rows: all that are known of, by key.
+        notes: what was odd, a sentence each.
     """
 
     def __init__(
-        self, path: Path, settings: dict[str, Any], earlier: dict[str, Any] | None = None, part: str = ""
+        self,
+        path: Path,
+        settings: dict[str, Any],
+        key_of: KeyOf,
+        earlier: dict[str, Any] | None = None,
+        part: str = "",
     ) -> None:
         self.path, self._earlier = path, earlier
         self.rows_path = path / (PARTS.replace("*", part) if part else ROWS)
-        self._settings = settings
+        self._settings, self._key_of = settings, key_of
         self._file = RowFile(self.rows_path)
-        self._shared = lock.shared(path)
         self._counted: dict[Path, tuple[int, int]] = {}
         self.meta: dict[str, Any] = {}
-        self.check()
+        self.rows: dict[tuple[Any, ...], Row] = {}
+        self.notes: list[str] = []
 
     def check(self) -> None:
-        """Read what is there.
+        """Read the settings that are there.
 
         Raises:
-            UserError: it is damaged, or of other settings.
+            UserError: they are damaged, or others.
         """
         before = read_meta(self.path)
         if before is not None:
@@ -135,30 +143,62 @@ class ResultFolder:
         self.meta = before or {"settings": self._settings}
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        """Nobody else writes to this process's file of rows meanwhile.
+    def opened(self, again: bool = False) -> Iterator[ResultFolder]:
+        """Hold this process's file of rows, and read what is there.
+
+        Args:
+            again: forget what is there.
 
         Raises:
-            UserError: somebody does.
+            UserError: another process holds it, or the folder cannot be used.
         """
+        if not again:
+            self.check()
         make_folder(self.path)
         with lock.held(self.rows_path):
+            for name in (ROWS, META, SUMMARY) if again else ():
+                (self.path / name).unlink(missing_ok=True)
+            with self.alone():
+                self.write_meta({})
+                self.tidy()
             try:
-                yield
+                yield self
             finally:
                 self._file.close()
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Nobody else writes to what all share meanwhile; what others wrote there is read anew."""
-        with lock.alone(self._shared):
-            self.check()  # another process may have been here since the last look
+        """Nobody else writes to what all processes share meanwhile; what others wrote there is read anew."""
+        with lock.held(self.path / META, lock.PATIENTLY):
+            self.check()
             yield
 
     @property
     def has_others(self) -> bool:
         """Whether another process is writing rows, too."""
         return lock.held_elsewhere(self.rows_path)
+
+    def tidy(self) -> None:
+        """Read all rows and, if nobody else is writing, put them into one file: without lines cut off or written twice.
+
+        Call it from inside `alone`.
+        """
+        self._file.close()
+        parts = sorted(self.path.glob(PARTS))
+        lines, notes = read_lines([self.path / ROWS, *parts], self._key_of)
+        if (notes or parts) and not self.has_others:
+            self._replace(ROWS, b"".join(line for line, _ in lines.values()))
+            for part in parts:  # a crash before this point reads them again, and counts every row once
+                part.unlink(missing_ok=True)
+        self.rows = {key: row for key, (_, row) in lines.items()}
+        self.notes = list(dict.fromkeys([*self.notes, *notes]))
+
+    def add(self, rows: Iterable[Row]) -> None:
+        """Write finished rows, without those that are there."""
+        new = {key: row for row in rows if (key := self._key_of(row)) not in self.rows}
+        if new:
+            self._file.append(new.values())
+            self.rows |= new
 
     def lines_of_others(self) -> int:
         """Lines that other processes have written."""
@@ -169,32 +209,6 @@ class ResultFolder:
                 content = file.read()
                 self._counted[path] = (offset + len(content), lines + content.count(b"\n"))
         return sum(lines for _, lines in self._counted.values())
-
-    def begin(self, key_of: KeyOf) -> tuple[dict[tuple[Any, ...], Row], list[str]]:
-        """Take up what is there; call it when this process's file is `held`. Results as of `tidy`."""
-        with self.alone():
-            self.write_meta({})
-            return self.tidy(key_of)
-
-    def tidy(self, key_of: KeyOf) -> tuple[dict[tuple[Any, ...], Row], list[str]]:
-        """All rows, put into one file if nobody else is writing: without lines cut off and rows written twice.
-
-        Returns:
-            The finished rows by key, and a sentence about everything odd.
-        """
-        self._file.close()
-        parts = sorted(self.path.glob(PARTS))
-        with lock.alone(self._shared):
-            lines, notes = read_lines([self.path / ROWS, *parts], key_of)
-            if (notes or parts) and not self.has_others:
-                self._replace(ROWS, b"".join(line for line, _ in lines.values()))
-                for part in parts:  # a crash before this point reads them again, and counts every row once
-                    part.unlink(missing_ok=True)
-        return {key: row for key, (_, row) in lines.items()}, notes
-
-    def append(self, rows: Iterable[Row]) -> None:
-        """Add finished rows."""
-        self._file.append(rows)
 
     def write_meta(self, changes: Mapping[str, Any]) -> None:
         """Merge into `run_meta.json`; where several processes may do so, from inside `alone`."""

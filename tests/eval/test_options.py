@@ -21,7 +21,7 @@ from hf_paged_eviction_eval.options.cache import CacheOptions
 from hf_paged_eviction_eval.options.chat import ChatOptions
 from hf_paged_eviction_eval.options.evaluate import EvalOptions
 from hf_paged_eviction_eval.requests import task_settings
-from hf_paged_eviction_eval.running.variants import Variant, make_cache
+from hf_paged_eviction_eval.running.variants import Variant, make_cache, row_key
 from hf_paged_eviction_eval.settings import Settings, TaskSettings
 from hf_paged_eviction_eval.store.results import ResultFolder
 
@@ -73,9 +73,9 @@ def test_folders_that_are_older_than_an_option_ran_at_its_default(tmp_path: Path
         "protected_prefix": 0
     }
     (tmp_path / "run_meta.json").write_text(json.dumps({"settings": older}))
-    ResultFolder(tmp_path, now)
+    ResultFolder(tmp_path, now, row_key).check()
     with pytest.raises(UserError, match="sink_tokens: None there, 5 now"):
-        ResultFolder(tmp_path, now | {"sink_tokens": 5})
+        ResultFolder(tmp_path, now | {"sink_tokens": 5}, row_key).check()
 
 
 def test_a_value_that_cannot_be_used_is_explained() -> None:

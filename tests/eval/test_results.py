@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.store import lock
-from hf_paged_eviction_eval.store.results import ResultFolder, Row, encode_row, make_folder, read_rows
+from hf_paged_eviction_eval.store.results import ResultFolder, Row, RowFile, encode_row, read_rows
 
 SETTINGS = {"a": 1, "b": [2, "ä"]}
 
@@ -24,33 +24,27 @@ def key_of(row: Row) -> tuple[Any, ...]:
     return (row["id"],)
 
 
-def begun(path: Path, settings: dict[str, Any] = SETTINGS) -> ResultFolder:
-    folder = ResultFolder(path, settings)
-    make_folder(path)
-    folder.begin(key_of)
-    return folder
+def folder_of(path: Path, settings: dict[str, Any] = SETTINGS, part: str = "") -> ResultFolder:
+    return ResultFolder(path, settings, key_of, part=part)
 
 
 def written(path: Path, *rows: Row) -> ResultFolder:
-    folder = ResultFolder(path, SETTINGS)
-    with folder.held():
-        folder.begin(key_of)
-        folder.append(rows)
+    with folder_of(path).opened() as folder:
+        folder.add(rows)
     return folder
 
 
 def reopened(path: Path) -> tuple[list[Row], list[str]]:
-    rows, notes = ResultFolder(path, SETTINGS).begin(key_of)
-    return list(rows.values()), notes
+    with folder_of(path).opened() as folder:
+        return list(folder.rows.values()), folder.notes
 
 
 def test_rows_come_back_at_once_and_later(tmp_path: Path) -> None:
     rows = [{"id": 1}, {"id": "ä\u2028\n"}]
-    folder = begun(tmp_path)
-    with folder.held():
-        folder.append(rows[:1])
+    with folder_of(tmp_path).opened() as folder:
+        folder.add(rows[:1])
         assert read_rows(tmp_path, key_of) == (rows[:1], [])
-        folder.append(rows[1:])
+        folder.add(rows)
         assert read_rows(tmp_path, key_of) == (rows, [])
     assert reopened(tmp_path) == (rows, [])
 
@@ -75,7 +69,9 @@ def test_a_file_cut_anywhere_keeps_its_whole_lines(tmp_path: Path, cut: int, dat
 
 
 def test_rows_written_twice_count_once_and_are_named(tmp_path: Path) -> None:
-    written(tmp_path, {"id": 1, "x": "first"}, {"id": 2}, {"id": 1, "x": "second"})
+    written(tmp_path, {"id": 1, "x": "first"}, {"id": 2})
+    with (tmp_path / "results.jsonl").open("ab") as file:
+        file.write(encode_row({"id": 1, "x": "second"}))
     rows, (note,) = read_rows(tmp_path, key_of)
     assert rows == [{"id": 1, "x": "first"}, {"id": 2}]
     assert "1 rows are there twice" in note and str(tmp_path / "results.jsonl") in note
@@ -85,13 +81,12 @@ def test_rows_written_twice_count_once_and_are_named(tmp_path: Path) -> None:
 
 def test_rows_of_other_processes_are_taken_in(tmp_path: Path) -> None:
     written(tmp_path, {"id": 1})
-    shard = ResultFolder(tmp_path, SETTINGS, part="2-of-2")
-    with shard.held():
-        shard.append([{"id": 2}, {"id": 1}])
+    with folder_of(tmp_path, part="2-of-2").opened() as shard:
+        shard.add([{"id": 2}, {"id": 1}])
         assert reopened(tmp_path)[0] == [{"id": 1}, {"id": 2}] and shard.rows_path.exists(), "it is being written"
-        shard.append([{"id": 4}])
+        shard.add([{"id": 4}])
     with shard.rows_path.open("ab") as file:
-        file.write(b'{"id": 3')
+        file.write(encode_row({"id": 1}) + b'{"id": 3')
     old = tmp_path / "results.rank00001.jsonl"  # of an earlier version
     old.write_bytes(encode_row({"id": 5}))
     rows, notes = reopened(tmp_path)
@@ -102,40 +97,40 @@ def test_rows_of_other_processes_are_taken_in(tmp_path: Path) -> None:
 
 def test_half_a_line_is_dropped_while_others_write(tmp_path: Path) -> None:
     written(tmp_path, {"id": 1})
-    with (tmp_path / "results.jsonl").open("ab") as file:
-        file.write(b'{"id": 2')
-    folder, other = ResultFolder(tmp_path, SETTINGS), ResultFolder(tmp_path, SETTINGS, part="2-of-2")
-    with other.held(), folder.held():
-        assert "cut off" in folder.begin(key_of)[1][0]
-        folder.append([{"id": 3}])
+    with folder_of(tmp_path, part="2-of-2").opened():
+        with (tmp_path / "results.jsonl").open("ab") as file:
+            file.write(b'{"id": 2')
+        with folder_of(tmp_path).opened() as folder:
+            assert "cut off" in folder.notes[0]
+            folder.add([{"id": 3}])
     assert reopened(tmp_path) == ([{"id": 1}, {"id": 3}], [])
 
 
 def test_other_settings_are_refused_line_by_line(tmp_path: Path) -> None:
-    begun(tmp_path)
+    written(tmp_path)
     with pytest.raises(UserError) as caught:
-        ResultFolder(tmp_path, {"a": 1, "b": [3], "c": None, "d": True})
+        folder_of(tmp_path, {"a": 1, "b": [3], "c": None, "d": True}).check()
     lines = str(caught.value).splitlines()
     assert lines[1:3] == ["  b: [2, 'ä'] there, [3] now", "  d: None there, True now"]
     assert "another --output" in lines[-1] and "run.yaml" in lines[-1]
 
 
 def test_nothing_is_written_before_it_begins(tmp_path: Path) -> None:
-    ResultFolder(tmp_path / "new", {})
+    folder_of(tmp_path / "new", {}).check()
     assert not (tmp_path / "new").exists()
 
 
 def test_rows_of_unknown_settings_are_refused(tmp_path: Path) -> None:
     (tmp_path / "results.jsonl").write_text("{}\n")
     with pytest.raises(UserError, match=r"run_meta\.json"):
-        ResultFolder(tmp_path, {})
+        folder_of(tmp_path, {}).check()
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}", b'{"settings": 1}', b"\xff\xfe", b"[" * 100_000])
 def test_damaged_settings_are_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "run_meta.json").write_bytes(content)
     with pytest.raises(UserError, match=r"run_meta\.json is damaged.*another --output"):
-        ResultFolder(tmp_path, {})
+        folder_of(tmp_path, {}).check()
 
 
 @pytest.mark.parametrize(
@@ -166,7 +161,7 @@ def test_lines_are_strict_json_whatever_is_in_a_row() -> None:
 def test_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="--output"):
-        begun(tmp_path / "file" / "below")
+        written(tmp_path / "file" / "below")
 
 
 def test_a_second_process_is_refused_and_a_dead_one_is_not_waited_for(tmp_path: Path) -> None:
@@ -197,29 +192,20 @@ def test_a_full_disk_loses_no_row_and_keeps_no_half(tmp_path: Path) -> None:
     size = folder.rows_path.stat().st_size
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (size + 50, before[1]))
-        with (
-            pytest.raises(UserError, match=r"cannot write .*results\.jsonl.*the same command continues"),
-            folder.held(),
-        ):
-            folder.append([{"id": 2}, {"id": 3, "text": "x" * 100}])
+        with pytest.raises(UserError, match=r"cannot write .*results\.jsonl.*the same command continues"):
+            written(tmp_path, {"id": 2}, {"id": 3, "text": "x" * 100})
         with pytest.raises(UserError, match=r"run_meta\.json"):
             folder.write_meta({"long": "x" * 1000})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert folder.rows_path.stat().st_size == size
     assert not list(tmp_path.glob("*.partial"))
-    with folder.held():
-        folder.append([{"id": 2}])
-    assert [row["id"] for row in reopened(tmp_path)[0]] == [1, 2]
+    assert [row["id"] for row in read_rows(tmp_path, key_of)[0]] == [1]
+    written(tmp_path, {"id": 2})
+    assert reopened(tmp_path)[1] == [] and [row["id"] for row in reopened(tmp_path)[0]] == [1, 2]
 
 
 def test_a_device_without_room(tmp_path: Path) -> None:
-    begun(tmp_path)
-    (tmp_path / "results.jsonl").symlink_to("/dev/full")
-    folder = ResultFolder(tmp_path, SETTINGS)
-    with (
-        pytest.raises(UserError, match="Invalid argument"),  # such a device has nothing to synchronise
-        folder.held(),
-        pytest.raises(UserError, match="No space left on device"),
-    ):
-        folder.append([{"id": 1}])
+    rows = RowFile(tmp_path / "rows.jsonl")
+    rows.path.symlink_to("/dev/full")
+    with pytest.raises(UserError, match="No space left on device"):
+        rows.append([{"id": 1}])
