@@ -19,8 +19,7 @@ from hf_paged_eviction_eval.options.recommend import RecommendOptions
 from hf_paged_eviction_eval.recommend import search as searching
 from hf_paged_eviction_eval.recommend.run import run_recommend
 from hf_paged_eviction_eval.recommend.search import decides, row_key
-from hf_paged_eviction_eval.store.journal import Journal
-from hf_paged_eviction_eval.store.results import read_lines
+from hf_paged_eviction_eval.store.results import ResultFolder, read_lines
 
 SIZE = "124KiB"
 GRID: dict[str, Any] = {
@@ -112,16 +111,16 @@ def test_a_search_that_was_stopped_goes_on(searched: Path, tmp_path: Path, monke
     class StoppedError(BaseException):
         pass
 
-    count, write = 0, Journal.add
+    count, write = 0, ResultFolder.add
 
-    def stop(self: Journal, found: Any) -> None:
+    def stop(self: ResultFolder, found: Any) -> None:
         nonlocal count
         count += 1
         if count == 9:
             raise StoppedError
         write(self, found)
 
-    monkeypatch.setattr(Journal, "add", stop)
+    monkeypatch.setattr(ResultFolder, "add", stop)
     with pytest.raises(StoppedError):
         run_recommend(options(tmp_path))
     with (tmp_path / "results.jsonl").open("ab") as file:
