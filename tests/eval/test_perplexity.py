@@ -19,6 +19,7 @@ from hf_paged_eviction_eval.perplexity import Bins, make_text_jobs, run_texts, s
 from hf_paged_eviction_eval.settings import TextSettings
 from hf_paged_eviction_eval.summaries.summary import BINS, curves
 from hf_paged_eviction_eval.texts import read_texts
+from hf_paged_eviction_eval.workers import LISTENER, Reading
 
 
 @torch.no_grad()
@@ -208,8 +209,11 @@ def test_a_long_text_says_how_far_it_is(
     path.write_text(Path(torch.__file__).read_text("utf-8")[:900], "utf-8")
     settings = text_settings((str(path),), policies=("recency",), budgets=("32",))
     (job,) = make_text_jobs(settings, tokenizer)
-    *told, rows = run_texts(model, tokenizer, settings, job, set())
-    assert [each.done for each in told] == [*range(17, 160, 16), 160] and isinstance(rows, list)
+    told: list[Reading] = []
+    token = LISTENER.set(told.append)
+    (rows,) = run_texts(model, tokenizer, settings, job, set())
+    LISTENER.reset(token)
+    assert [each.done for each in told] == [*range(17, 160, 16), 160] and len(rows) == 1
     assert {(each.total, each.label, each.keys) for each in told} == {(160, "recency 32", tuple(job.keys()))}
 
 
