@@ -62,14 +62,11 @@ recent-tokens: 64
 disposal: drop
 positions: cache
 bits: 8,4
-rank: 16,24
-basis: basis.safetensors
 task-file: [mine.jsonl]
 template: x
 metric: qa_f1
 max-new-tokens: 9
 answers: gold
-protected-prefix: 5
 tasks: [paper, niah]
 haystack: [essays]
 length: [512, 1024]

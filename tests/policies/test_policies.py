@@ -273,7 +273,9 @@ def test_peaky_scores_keep_their_order() -> None:
 
 
 def test_a_key_of_nearly_no_length_does_not_hide_the_others() -> None:
-    values, keys = torch.rand(1, 1, 40, 4), torch.ones(1, 1, 40, 4)
+    # Values further apart than what scores are rounded to.
+    sizes = 1 + torch.randperm(40, generator=torch.Generator().manual_seed(0)).float()
+    values, keys = sizes[None, None, :, None].expand(1, 1, 40, 4), torch.ones(1, 1, 40, 4)
     keys[0, 0, 7] = 1e-12
     positions = torch.arange(40)[None, None]
     policy = make_policy("paged_eviction")

@@ -128,7 +128,7 @@ def test_every_family_has_a_place_for_gates(family: str, tmp_path: Path) -> None
     [
         ({"allocator": "ada_kv", "heads": "separate"}, "and so does allocator='ada_kv'"),
         ({"budget": "50%"}, "give budget= in tokens"),
-        ({"memory": "16kB", "budget": None}, "give budget= in tokens"),
+        ({"budget": "16kB"}, "give budget= in tokens"),
         ({"static": True}, "leave keep_above= out"),
     ],
 )
