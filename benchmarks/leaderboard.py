@@ -15,7 +15,7 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
-from real_models import KEPT, answer_tables, text_tables
+from real_tables import KEPT, answer_tables, text_tables
 
 PAGE = Path("docs/leaderboard.md")
 #: Settings that change no number, or that the rows tell by themselves.

@@ -16,18 +16,14 @@ import gzip
 import json
 import subprocess
 import sys
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from math import sqrt
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import Any
 
-from common import RESULTS
+import leaderboard
+from real_tables import EIGHTH, KEPT, QUARTER, answer_tables, complete_texts, front_table, load, text_tables
 from results_page import replace_section
 
 ROOT = Path("results/real_models")
-KEPT = RESULTS / "real_models"
 PAGE = Path("docs/real_models.md")
 FORCED = "--agreement --teacher-forced"
 SMALL = "paged_eviction,keydiff,random,streaming_llm"
@@ -37,8 +33,6 @@ CHEAP = f"auto,{OTHERS}"
 NEEDLES = (
     "passkey,ruler_niah_single_1,ruler_niah_single_2,ruler_niah_multikey_1,ruler_niah_single_3,ruler_niah_multikey_2"
 )
-#: About 890 tokens without their answers, so that these are an eighth and a quarter.
-EIGHTH, QUARTER = "112", "224"
 RULER = ",".join(
     f"ruler_{name}"
     for name in (
@@ -80,8 +74,6 @@ def _tables() -> dict[str, str]:
 
 
 TABLES = _tables()
-#: Below this mean score of the full cache a task says nothing of caches.
-ABLE = 0.6
 
 
 # ---- run ------------------------------------------------------------------------------------------------------------
@@ -129,8 +121,6 @@ def run(options: argparse.Namespace) -> None:
 
 def keep() -> None:
     """Copy what the tables need of all rows, compressed, and the protocol under which they were measured."""
-    import leaderboard
-
     for path in sorted(ROOT.glob("*/*/results.jsonl")):
         rows = [_short(json.loads(line)) for line in path.read_text("utf-8").splitlines()]
         meta = json.loads((path.parent / "run_meta.json").read_text("utf-8"))
@@ -151,225 +141,11 @@ def _short(row: dict[str, Any]) -> dict[str, Any]:
     return {name: row[name] for name in (*names, "task", "length", "id", "prompt_tokens", "score", "agreement")}
 
 
-def load(name: str, table: str) -> list[dict[str, Any]]:
-    """The rows of a model's table; none if it was not run."""
-    path = KEPT / f"{name}_{table}.jsonl.gz"
-    if not path.exists():
-        return []
-    return [json.loads(line) for line in gzip.decompress(path.read_bytes()).decode().splitlines()][1:]
-
-
 # ---- page -----------------------------------------------------------------------------------------------------------
-
-
-def cell(values: Sequence[float], digits: int) -> str:
-    """Mean and its standard error."""
-    error = f" ± {stdev(values) / sqrt(len(values)):.{digits}f}" if len(values) > 1 else ""
-    return f"{fmean(values):.{digits}f}{error}"
-
-
-def grid(cells: dict[tuple[str, str], str], ranked: dict[str, float]) -> str:
-    """Policies down, the best first; budgets across."""
-    budgets = list(dict.fromkeys(budget for _, budget in cells))
-    lines = [("policy", *budgets), ("---", *("---:" for _ in budgets))]
-    for policy in sorted(ranked, key=ranked.__getitem__):
-        lines.append((f"`{policy}`", *(cells.get((policy, budget), "") for budget in budgets)))
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def by_variant(rows: Iterable[dict[str, Any]]) -> dict[tuple[str, str], list[dict[str, Any]]]:
-    """Rows of each policy and budget, those of the full cache left out."""
-    found: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
-    for row in rows:
-        if row["policy"] != "full":
-            found[row["policy"], row["budget"]].append(row)
-    return dict(found)
-
-
-def complete(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows of prompts that all caches have answered: a run may still be under way."""
-    answered: dict[tuple[str, str], int] = defaultdict(int)
-    for row in rows:
-        answered[row["task"], row["id"]] += 1
-    most = max(answered.values(), default=0)
-    return [row for row in rows if answered[row["task"], row["id"]] == most]
-
-
-def together(rows: list[dict[str, Any]], others: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows of the prompts that are in both tables; those of the first if the second has none."""
-    prompts = [{(row["task"], row["id"]) for row in table} for table in (rows, others or rows)]
-    return [row for row in (*rows, *others) if (row["task"], row["id"]) in prompts[0] & prompts[1]]
-
-
-def complete_texts(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows of texts that all caches have read."""
-    read: dict[tuple[str, str], set[str]] = defaultdict(set)
-    for row in rows:
-        read[row["policy"], row["budget"]].add(row["text"])
-    shared = set.intersection(*read.values()) if read else set()
-    return [row for row in rows if row["text"] in shared]
-
-
-def full_scores(rows: Iterable[dict[str, Any]]) -> dict[str, list[float]]:
-    """The full cache's, by task."""
-    scores: dict[str, list[float]] = defaultdict(list)
-    for row in rows:
-        if row["policy"] == "full":
-            scores[row["task"]].append(row["score"])
-    return dict(scores)
-
-
-def able(rows: Iterable[dict[str, Any]]) -> list[str]:
-    """Tasks that the model can do."""
-    return [task for task, found in full_scores(rows).items() if fmean(found) >= ABLE]
-
-
-def yes_or_no(rows: Sequence[dict[str, Any]]) -> bool:
-    """Whether every answer of the full cache is right or wrong, with nothing in between."""
-    return all(row["score"] in (0, 1) for row in rows if row["policy"] == "full")
-
-
-def answered(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows of the prompts that the full cache answers."""
-    right = {(row["task"], row["id"]) for row in rows if row["policy"] == "full" and row["score"] == 1}
-    return [row for row in rows if (row["task"], row["id"]) in right]
-
-
-def heading(rows: Sequence[dict[str, Any]]) -> dict[str, str]:
-    """Budgets in tokens as shares of what the prompts have."""
-    return {
-        row["budget"]: f"{row['budget']} tokens ({100 * _share(rows, row['budget']):.0f} %)"
-        for row in rows
-        if row["budget"].isdecimal()
-    }
-
-
-def _share(rows: Sequence[dict[str, Any]], budget: str) -> float:
-    return fmean(row["budget_tokens"] / row["prompt_tokens"] for row in rows if row["budget"] == budget)
-
-
-def late(row: dict[str, Any], name: str) -> float:
-    """Mean of a text's numbers per token over its second half."""
-    half = len(row["count"]) // 2
-    return float(sum(row[name][half:]) / sum(row["count"][half:]))
-
-
-def text_tables(rows: list[dict[str, Any]]) -> str:
-    """What the second half of the texts loses, and how far it diverges: texts that all variants have read."""
-    rows = complete_texts(rows)
-    full = {row["text"]: row for row in rows if row["policy"] == "full"}
-    found = by_variant(rows)
-
-    lost, apart, ranked = {}, {}, defaultdict(list)
-    for (policy, budget), group in found.items():
-        lost[policy, budget] = cell([late(row, "loss") - late(full[row["text"]], "loss") for row in group], 3)
-        apart[policy, budget] = cell([late(row, "kl") for row in group], 3)
-        ranked[policy].append(fmean(late(row, "kl") for row in group))
-    order = {policy: fmean(values) for policy, values in ranked.items()}
-    base = fmean(late(row, "loss") for row in full.values())
-    return (
-        f"{len(full)} texts ({', '.join(sorted(full))}), second half of 1,024 tokens; full cache {base:.3f} nats "
-        f"per token. Nats lost:\n\n{grid(lost, order)}\n\nKL divergence from the full cache, nats per token:\n\n"
-        f"{grid(apart, order)}"
-    )
-
-
-def answer_tables(rows: list[dict[str, Any]]) -> str:
-    """Scores and divergences of the tasks that the model is able to do; divergences of the others."""
-    rows = complete(rows)
-    if yes_or_no(rows):
-        return needle_tables(rows)
-    scores = full_scores(rows)
-    good = able(rows)
-    listed = ", ".join(f"{task} {100 * fmean(found):.0f} (n = {len(found)})" for task, found in scores.items())
-    parts = [f"Full cache, %: {listed}."]
-    chosen = by_variant(row for row in rows if row["task"] in good)
-    if chosen:
-        order = _order(chosen)
-        right = {key: cell([100 * row["score"] for row in group], 0) for key, group in chosen.items()}
-        apart = {key: cell([row["agreement"]["kl"] for row in group], 2) for key, group in chosen.items()}
-        parts.append(f"Accuracy in %, {', '.join(good)}:\n\n{grid(right, order)}")
-        parts.append(f"KL divergence along the full cache's answers, nats per token:\n\n{grid(apart, order)}")
-    others = by_variant(row for row in rows if row["task"] not in good)
-    if others:
-        apart = {key: cell([row["agreement"]["kl"] for row in group], 2) for key, group in others.items()}
-        names = ", ".join(task for task in scores if task not in good)
-        parts.append(f"Too hard for this model ({names}): KL divergence alone\n\n{grid(apart, _order(others))}")
-    return "\n\n".join(parts)
-
-
-def needle_tables(rows: list[dict[str, Any]]) -> str:
-    """Of the prompts that the full cache answers: how many each policy does, and its divergence."""
-    listed = ", ".join(
-        f"{task.removeprefix('ruler_niah_')} {sum(found):.0f} of {len(found)}"
-        for task, found in full_scores(rows).items()
-    )
-    right = answered(rows)
-    found, names = by_variant(right), heading(rows)
-    order = _order(found)
-    score = {(policy, names.get(budget, budget)): percent(group) for (policy, budget), group in found.items()}
-    apart = {
-        (policy, names.get(budget, budget)): cell([row["agreement"]["kl"] for row in group], 2)
-        for (policy, budget), group in found.items()
-    }
-    return (
-        f"The full cache answers {sum(row['policy'] == 'full' for row in right)} prompts ({listed}). Of these, in %:"
-        f"\n\n{grid(score, order)}\n\nKL divergence along its answers, nats per token:\n\n{grid(apart, order)}"
-    )
-
-
-def percent(group: Sequence[dict[str, Any]]) -> str:
-    """The share that is right, and its standard error (with one more right and one more wrong, so that 0 has one)."""
-    right, count = sum(row["score"] for row in group), len(group)
-    likely = (right + 1) / (count + 2)
-    return f"{100 * right / count:.0f} ± {100 * sqrt(likely * (1 - likely) / count):.0f}"
-
-
-def _order(found: dict[tuple[str, str], list[dict[str, Any]]]) -> dict[str, float]:
-    means: dict[str, list[float]] = defaultdict(list)
-    for (policy, _), group in found.items():
-        means[policy].append(fmean(row["agreement"]["kl"] for row in group))
-    return {policy: fmean(values) for policy, values in means.items()}
-
-
-def front_table(name: str = "smollm2", tokens: str = QUARTER, share: str = "25%") -> str:
-    """One budget, one line per policy: running text, and questions that were not known and known."""
-    texts, more = complete_texts(load(name, "text")), complete_texts(load(name, "text_auto"))
-    shared = {row["text"] for row in texts}
-    texts = [*texts, *(row for row in more if row["policy"] == "auto" and row["text"] in shared)]
-    full = {row["text"]: row for row in texts if row["policy"] == "full"}
-    lost = {
-        policy: cell([late(row, "loss") - late(full[row["text"]], "loss") for row in group], 2)
-        for (policy, size), group in by_variant(texts).items()
-        if size == share
-    }
-    columns: list[dict[str, list[dict[str, Any]]]] = []
-    for table in ("unknown", "known"):
-        rows = together(complete(load(name, f"needles_{table}")), complete(load(name, f"auto_{table}")))
-        found = by_variant(answered(rows))
-        columns.append({policy: group for (policy, size), group in found.items() if size == tokens})
-    lines = [
-        ("policy", "text: nats lost", "unknown: right, %", "KL", "known: right, %", "KL"),
-        ("---", *("---:" for _ in range(5))),
-    ]
-    for policy in sorted(set(columns[0]) & set(columns[1]), key=lambda policy: _apart(columns, policy)):
-        pairs = [
-            text
-            for column in columns
-            for text in (percent(column[policy]), cell([row["agreement"]["kl"] for row in column[policy]], 2))
-        ]
-        lines.append((f"`{policy}`", lost.get(policy, "not run"), *pairs))
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def _apart(columns: list[dict[str, list[dict[str, Any]]]], policy: str) -> float:
-    return fmean(fmean(row["agreement"]["kl"] for row in column[policy]) for column in columns)
 
 
 def page() -> None:
     """Write every table that has rows and a place on the page, the leaderboard, and the README's front table."""
-    import leaderboard
-
     text = replace_section(PAGE.read_text("utf-8"), "front", front_table())
     readme = Path("README.md")
     readme.write_text(replace_section(readme.read_text("utf-8"), "front", front_table()), "utf-8")

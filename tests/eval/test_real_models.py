@@ -65,7 +65,7 @@ def test_a_model_in_pieces_is_put_together_once_and_checked(tmp_path: Path, monk
 def test_tables_hold_back_prompts_that_not_all_caches_answered_and_tasks_that_are_too_hard(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    real = script("real_models", monkeypatch)
+    real = script("real_tables", monkeypatch)
 
     def row(task: str, sample: str, policy: str, score: float, kl: float) -> dict[str, Any]:
         return {"task": task, "id": sample, "policy": policy, "budget": "25%", "score": score, "agreement": {"kl": kl}}
@@ -88,7 +88,7 @@ def test_rows_that_are_kept_are_those_of_the_page() -> None:
 
 
 def test_rows_of_different_protocols_never_share_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    script("real_models", monkeypatch)
+    script("real_tables", monkeypatch)
     board = script("leaderboard", monkeypatch)
     meta = {
         "settings": {"question_aware": True, "chat_template": "auto", "lengths": [64], "block_size": 16, "limit": 2},
@@ -144,7 +144,7 @@ def test_rows_of_different_protocols_never_share_a_table(tmp_path: Path, monkeyp
 
 
 def test_the_leaderboard_is_that_of_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    script("real_models", monkeypatch)
+    script("real_tables", monkeypatch)
     board = script("leaderboard", monkeypatch)
     again = "run: python benchmarks/leaderboard.py"
     assert (BENCHMARKS.parent / board.PAGE).read_text("utf-8") == board.page(BENCHMARKS / "results" / "real_models"), (
