@@ -106,7 +106,7 @@ STEPS = (
         "serving",
         "64 requests in continuous batching, with budgets and without",
         f"--preset serving {ONE_B} --requests 64",
-        f"{SMALL} --requests 2",
+        "--model prefill --threads 1 --requests 2",
         minutes=5,
     ),
     bench(
