@@ -270,7 +270,7 @@ def test_a_context_of_other_kernels_is_refused(tmp_path: Path) -> None:
         ({"static": True}, "static=False"),
         ({"allocator": "pyramid"}, "allocator='uniform'"),
         ({"budget": [24, 28]}, "one number as budget"),
-        ({"budget": None, "memory": "1MiB"}, "budget= in tokens"),
+        ({"budget": "1MiB"}, "bytes as budget.*Use tokens"),
         ({"bits": 4}, "Leave out bits="),
         ({"positions": "cache"}, "positions='text'"),
     ],
