@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu
 
-from ...learned.calibration.calibration import different_model
+from ...learned.calibration.calibration import refuse_other_model
 
 #: Numbers of the middle of a map that exist at one time, in bytes: many tokens are taken in pieces of this size.
 _PIECE = 64 * 2**20
@@ -144,12 +144,8 @@ class Kernels:
         Raises:
             ValueError: with what differs.
         """
-        different = different_model(self.model, config)
-        if different:
-            raise ValueError(
-                f"These kernels were fitted to another model: {different}. Fit some to this model with "
-                f"`paged-eviction fit-fold --policy {policy!r}`."
-            )
+        remedy = f"Fit some to this model with `paged-eviction fit-fold --policy {policy!r}`."
+        refuse_other_model(self.model, config, "These kernels were fitted to", remedy)
         if policy != self.policy:
             raise ValueError(
                 f"These kernels were fitted to tokens that the policy {self.policy!r} lets go, and {policy!r} lets "

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ...learned.calibration.calibration import different_model
+from ...learned.calibration.calibration import refuse_other_model
 from ...naming.files import NamedFiles
 from ...naming.fitted import FittedFiles, Tensors
 from ...naming.tensors import FileKind
@@ -34,12 +34,8 @@ class Basis:
         Raises:
             ValueError: with what differs.
         """
-        different = different_model(self.model, config)
-        if different:
-            raise ValueError(
-                f"This basis was fitted to another model: {different}. Fit one to this model with "
-                "`paged-eviction fit-basis`."
-            )
+        remedy = "Fit one to this model with `paged-eviction fit-basis`."
+        refuse_other_model(self.model, config, "This basis was fitted to", remedy)
 
     def layer(self, index: int, ranks: tuple[int | None, int | None]) -> LayerBasis:
         """Of one layer.

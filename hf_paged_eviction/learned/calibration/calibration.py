@@ -41,6 +41,22 @@ def different_model(known: Mapping[str, str], config: Any) -> str:
     )
 
 
+def refuse_other_model(known: Mapping[str, str], config: Any, made: str, remedy: str) -> None:
+    """What was fitted to one model serves no other.
+
+    Args:
+        known: see `fingerprint`.
+        made: the beginning of the message, such as "These gates were trained for".
+        remedy: the sentence at its end.
+
+    Raises:
+        ValueError: with what differs.
+    """
+    different = different_model(known, config)
+    if different:
+        raise ValueError(f"{made} another model: {different}. {remedy}")
+
+
 @dataclass(frozen=True)
 class LayerScore:
     """The score of one layer: a line through the features of a token, then a rising curve.
@@ -153,12 +169,8 @@ class Calibration:
         Raises:
             ValueError: with what differs.
         """
-        different = different_model(self.model, config)
-        if different:
-            raise ValueError(
-                f"This calibration was made for another model: {different}. Make one for this model with "
-                "`paged-eviction calibrate`."
-            )
+        remedy = "Make one for this model with `paged-eviction calibrate`."
+        refuse_other_model(self.model, config, "This calibration was made for", remedy)
 
     def score(self, keys: Tensor, values: Tensor, positions: Tensor, layer_idx: int, first_head: int = 0) -> Tensor:
         """Scores `[batch, kv_heads, tokens]` float32 of the tokens of a layer.

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..calibration.calibration import different_model
+from ..calibration.calibration import refuse_other_model
 
 #: Logarithms of attention are kept within these, so that their exponentials are numbers.
 _LOWEST, _HIGHEST = -30.0, 10.0
@@ -122,9 +122,5 @@ class Gates:
         Raises:
             ValueError: with what differs.
         """
-        different = different_model(self.model, config)
-        if different:
-            raise ValueError(
-                f"These gates were trained for another model: {different}. Train some for this model with "
-                "`paged-eviction fit-gate`."
-            )
+        remedy = "Train some for this model with `paged-eviction fit-gate`."
+        refuse_other_model(self.model, config, "These gates were trained for", remedy)
