@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from hf_paged_eviction import EvictionPolicy, PagedEvictionCache
-from hf_paged_eviction.defaults import AUTO
+from hf_paged_eviction.options.defaults import AUTO
 
 from .errors import UserError
 from .options.cache import CacheOptions

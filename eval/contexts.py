@@ -10,10 +10,10 @@ from rich.console import Console
 from torch import Tensor
 
 from hf_paged_eviction import PagedEvictionCache
-from hf_paged_eviction.options import AUTO
+from hf_paged_eviction.naming.sizes import readable_bytes
+from hf_paged_eviction.options.cache_options import AUTO
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
 from hf_paged_eviction.saving import files
-from hf_paged_eviction.stats import readable_bytes
 
 from . import models
 from .budgets import FULL, ORACLE

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from hf_paged_eviction.checked import with_share
-from hf_paged_eviction.defaults import Default, defaults
 from hf_paged_eviction.masks.models import why_not_ours
-from hf_paged_eviction.options import AUTO
+from hf_paged_eviction.options.cache_options import AUTO
+from hf_paged_eviction.options.checked import with_share
+from hf_paged_eviction.options.defaults import Default, defaults
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
 
 from . import models

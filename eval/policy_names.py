@@ -7,8 +7,8 @@ from difflib import get_close_matches
 
 from hf_paged_eviction import EvictionPolicy, available_policies, make_policy
 from hf_paged_eviction.allocators import Uniform, make_allocator
-from hf_paged_eviction.defaults import AUTO
 from hf_paged_eviction.disposals import make_disposal
+from hf_paged_eviction.options.defaults import AUTO
 
 from . import embedded  # noqa: F401 (it names the calibration of the embedded model)
 from .budgets import FULL, ORACLE

@@ -5,86 +5,27 @@
 
 The first name that is taken from the package loads it, torch and transformers with it, and makes the attention
 implementations "paged_eviction" and "query_memory" known to transformers. `import hf_paged_eviction` alone does
-neither.
+neither. All names that it offers stand in `library.py`.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from .library import (
-        CacheOptions,
-        CacheStats,
-        Disposal,
-        Episodes,
-        EvictionPolicy,
-        LayerStats,
-        Needs,
-        PagedEvictionCache,
-        ScoreContext,
-        StoragePool,
-        Verification,
-        available_allocators,
-        available_disposals,
-        available_modifiers,
-        available_policies,
-        available_policy_files,
-        check_policy,
-        compress_by_probe,
-        install_gates,
-        make_allocator,
-        make_disposal,
-        make_policy,
-        paged_encoder_decoder_cache,
-        query_memory,
-        read_episodes,
-        register_policy,
-        verify,
-    )
-
 __version__ = "0.1.0"
 
-__all__ = [
-    "CacheOptions",
-    "CacheStats",
-    "Disposal",
-    "Episodes",
-    "EvictionPolicy",
-    "LayerStats",
-    "Needs",
-    "PagedEvictionCache",
-    "ScoreContext",
-    "StoragePool",
-    "Verification",
-    "__version__",
-    "available_allocators",
-    "available_disposals",
-    "available_modifiers",
-    "available_policies",
-    "available_policy_files",
-    "check_policy",
-    "compress_by_probe",
-    "install_gates",
-    "make_allocator",
-    "make_disposal",
-    "make_policy",
-    "paged_encoder_decoder_cache",
-    "query_memory",
-    "read_episodes",
-    "register_policy",
-    "verify",
-]
-
-if not TYPE_CHECKING:  # a type checker would take every name for one that is there
+if TYPE_CHECKING:
+    from .library import *  # noqa: F403 - its __all__ is the list
+else:  # a type checker would take every name for one that is there
 
     def __getattr__(name: str) -> object:
         """Load the library when the first of its names is asked for (PEP 562)."""
-        if not name.startswith("_"):
+        if name == "__all__" or not name.startswith("_"):
             library = import_module(".library", __name__)
             globals().update({each: getattr(library, each) for each in library.__all__})
+            globals()["__all__"] = ["__version__", *library.__all__]
             if name in globals():
                 return globals()[name]
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
     def __dir__() -> list[str]:
-        return sorted({*globals(), *__all__})
+        return sorted({*globals(), *__getattr__("__all__")})

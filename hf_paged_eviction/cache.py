@@ -15,26 +15,28 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from .allocators import Given
 from .allocators.budgets import layer_budgets
-from .arguments import CacheArguments, takes
-from .build import LayerBuilder, check_static, make_steps
-from .checked import CheckedOptions, check_config, check_flag, check_instance
-from .defaults import Default, choose
 from .disposals import Disposal
-from .forwards import Forwards
 from .integration import feeding
 from .integration.seen_ids import SeenIds
 from .integration.window import Window
+from .layer.build import LayerBuilder, make_steps
+from .layer.forwards import Forwards
 from .layer.hybrid import HybridLayer, paged_part, repeat_rows, select_rows
 from .layer.paged import PagedLayer
 from .layer.states import LinearStates
+from .layer.stats import CacheStats
 from .masks.channel import open_channel
 from .masks.models import cross_attention_layers, is_paged, layer_plan, warn_of_surprises
 from .masks.padding import Padding
+from .naming.sizes import readable_bytes
+from .options.arguments import CacheArguments, takes
+from .options.checked import CheckedOptions, check_config, check_flag, check_instance
+from .options.defaults import Default, choose
 from .policies import EvictionPolicy
 from .queries.attention import ModelAttention, forget_handover, hand_over
 from .saving import context
+from .static.checks import check_static
 from .static.steps import refusal
-from .stats import CacheStats, readable_bytes
 from .store.pool import StoragePool
 from .store.tensors import byte_count
 from .table.cohort import Cohorts

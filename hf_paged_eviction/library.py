@@ -5,7 +5,8 @@ from .cache import PagedEvictionCache
 from .disposals import Disposal, available_disposals, make_disposal
 from .lab.episodes import Episodes, read_episodes
 from .lab.query_memory.query_memory import query_memory
-from .options import CacheOptions
+from .layer.stats import CacheStats, LayerStats
+from .options.cache_options import CacheOptions
 from .policies import (
     EvictionPolicy,
     Needs,
@@ -20,7 +21,6 @@ from .recipes.procedures.encoder_decoder import paged_encoder_decoder_cache
 from .recipes.procedures.gates import install_gates
 from .recipes.procedures.probe import compress_by_probe
 from .recipes.verify import Verification, check_policy, verify
-from .stats import CacheStats, LayerStats
 from .store.pool import StoragePool
 
 __all__ = [

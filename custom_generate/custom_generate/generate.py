@@ -9,7 +9,7 @@ from typing import Any
 from transformers import EncoderDecoderCache, GenerationMixin
 
 from hf_paged_eviction import CacheOptions, PagedEvictionCache, paged_encoder_decoder_cache
-from hf_paged_eviction.arguments import OLD_NAMES
+from hf_paged_eviction.options.arguments import OLD_NAMES
 
 # `static` is left out: `generate` has a way of its own to ask for that.
 _OPTIONS = [each.name for each in fields(CacheOptions) if each.name != "static"] + sorted(OLD_NAMES - {"record_past"})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hf_paged_eviction.stats import readable_bytes
+from hf_paged_eviction.naming.sizes import readable_bytes
 
 from ..store.results import Row
 from ..summaries.table import Table, simple_table, without_empty

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import DynamicCache, StoppingCriteriaList, TextStreamer
 
 from hf_paged_eviction import PagedEvictionCache, make_policy
-from hf_paged_eviction.checked import first_tokens
+from hf_paged_eviction.options.checked import first_tokens
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
 
 from ..budgets import parse_memory

@@ -8,7 +8,7 @@ from typing import Any
 from rich.text import Text
 
 from hf_paged_eviction import PagedEvictionCache
-from hf_paged_eviction.stats import readable_bytes
+from hf_paged_eviction.naming.sizes import readable_bytes
 
 from ..summaries.table import Table, simple_table
 

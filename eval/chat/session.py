@@ -6,7 +6,7 @@ import sys
 import warnings
 from collections.abc import Iterable, Iterator
 
-from hf_paged_eviction.stats import readable_bytes
+from hf_paged_eviction.naming.sizes import readable_bytes
 
 from ..errors import UserError
 from ..models import load

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hf_paged_eviction.options import AUTO
+from hf_paged_eviction.options.cache_options import AUTO
 
 from ..budgets import FULL, ORACLE, parse_memory
 from ..defaults import settled

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from hf_paged_eviction import CacheOptions, PagedEvictionCache, make_policy
 from hf_paged_eviction.allocators import Uniform, make_allocator
-from hf_paged_eviction.arguments import OLD_NAMES, renamed
-from hf_paged_eviction.checked import first_tokens
 from hf_paged_eviction.disposals import make_disposal
-from hf_paged_eviction.options import AUTO
+from hf_paged_eviction.options.arguments import OLD_NAMES, renamed
+from hf_paged_eviction.options.cache_options import AUTO
+from hf_paged_eviction.options.checked import first_tokens
 from hf_paged_eviction.table.budget import BlockBudget
 
 from ..errors import UserError

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import create_model
 
-from hf_paged_eviction.options import Typed, read_bits, typed_options
+from hf_paged_eviction.options.cache_options import Typed, read_bits, typed_options
 
 from .base import Numbers, Options, option, readable
 

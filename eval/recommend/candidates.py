@@ -8,8 +8,8 @@ from itertools import product
 from typing import Any
 
 from hf_paged_eviction.allocators import Global, HeadAllocator, make_allocator
-from hf_paged_eviction.defaults import AUTO, defaults
 from hf_paged_eviction.disposals.registry import make_disposal
+from hf_paged_eviction.options.defaults import AUTO, defaults
 
 from ..budgets import FULL, ORACLE
 from ..errors import UserError

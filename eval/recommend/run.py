@@ -10,8 +10,8 @@ from rich.console import Console
 
 from hf_paged_eviction.integration.window import trained_window
 from hf_paged_eviction.masks.models import why_not_ours
+from hf_paged_eviction.naming.sizes import readable_bytes
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
-from hf_paged_eviction.stats import readable_bytes
 
 from .. import models
 from ..budgets import FULL, Budget, parse_budgets, parse_memory

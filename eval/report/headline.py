@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import hypot
 
-from hf_paged_eviction.stats import readable_bytes
+from hf_paged_eviction.naming.sizes import readable_bytes
 
 from ..budgets import FULL
 from ..summaries.summary import curves

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from hf_paged_eviction.stats import readable_bytes
+from hf_paged_eviction.naming.sizes import readable_bytes
 
 from ..budgets import FULL
 from ..summaries.summary import held_tokens, share_of, standard_error

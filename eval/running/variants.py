@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from hf_paged_eviction import EvictionPolicy, make_policy
-from hf_paged_eviction.defaults import AUTO
+from hf_paged_eviction.options.defaults import AUTO
 
 from ..budgets import FULL, IN_CACHE, ORACLE, Budget
 from ..caches import make_paged_cache

@@ -14,12 +14,12 @@ from ..policies.scorer import Scorer
 from ..queries.listener import Listener
 from ..queries.observer import ObserverSnapshot
 from ..static.ring import RingSnapshot
-from ..stats import LayerStats
 from ..store.pending import Pending
 from ..store.store import HeldSnapshot, Store
 from ..store.tensors import with_new
 from ..table.budget import BlockBudget
 from ..table.table import BlockTable, TableSnapshot
+from .stats import LayerStats
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,6 @@ from ..queries.listener import Listener
 from ..queries.observer import Observer, Queries
 from ..static.ring import QueryRing
 from ..static.steps import StaticSteps, outside_graphs, refusal
-from ..stats import LayerStats
 from ..store.pending import Pending
 from ..store.store import Arrived
 from ..store.turning import Turning
@@ -38,6 +37,7 @@ from .member import Member
 from .overflow import Overflow
 from .place import Place
 from .scores import Scores
+from .stats import LayerStats
 from .stores import make_store
 from .takeback import Takeback
 

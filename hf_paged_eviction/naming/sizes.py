@@ -73,3 +73,11 @@ def parse_budget(text: str) -> tuple[int | None, float | None, int | None]:
             f"budget={text!r} cannot be read ({str(error).rstrip('.')}). Give tokens (1024), a share of the first "
             "prompt ('25%') or bytes ('2GiB')."
         ) from error
+
+
+def readable_bytes(count: int) -> str:
+    """1536 -> "1.5 KiB"."""
+    size, units = float(count), ["bytes", "KiB", "MiB", "GiB"]
+    while size >= 1024 and len(units) > 1:
+        size, units = size / 1024, units[1:]
+    return f"{count} bytes" if units[0] == "bytes" else f"{size:.1f} {units[0]}"

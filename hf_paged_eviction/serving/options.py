@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from transformers import ContinuousBatchingConfig
 
-from ..arguments import CacheArguments, renamed
 from ..cache import PagedEvictionCache
 from ..layer.paged import PagedLayer
-from ..options import AUTO
+from ..options.arguments import CacheArguments, renamed
+from ..options.cache_options import AUTO
 from ..policies import EvictionPolicy, make_policy
 from ..table.budget import BlockBudget, whole_number
 

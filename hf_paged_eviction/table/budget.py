@@ -4,8 +4,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 from numbers import Integral
 
-from ..naming.sizes import parse_budget, share_text
-from ..stats import readable_bytes
+from ..naming.sizes import parse_budget, readable_bytes, share_text
 
 
 def whole_number(name: str, value: object, least: int) -> int:

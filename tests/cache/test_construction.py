@@ -14,7 +14,7 @@ import modes
 from closeness import assert_close
 from hf_paged_eviction import PagedEvictionCache, available_policies, make_policy, paged_encoder_decoder_cache
 from hf_paged_eviction.allocators import make_allocator
-from hf_paged_eviction.checked import chosen_heads
+from hf_paged_eviction.options.checked import chosen_heads
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
 
 

@@ -11,7 +11,6 @@ import torch
 
 import models
 from hf_paged_eviction import PagedEvictionCache
-from hf_paged_eviction.defaults import defaults
 from hf_paged_eviction.learned.calibration import (
     Calibration,
     LayerScore,
@@ -23,6 +22,7 @@ from hf_paged_eviction.learned.calibration import (
 from hf_paged_eviction.learned.calibration.calibration import fingerprint
 from hf_paged_eviction.learned.calibration.features import SCALARS, Means
 from hf_paged_eviction.learned.calibration.shelf import _PUBLISHED
+from hf_paged_eviction.options.defaults import defaults
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
 
 NAME = "someone/Tiny-Model"

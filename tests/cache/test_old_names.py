@@ -9,8 +9,8 @@ import pytest
 
 import models
 from hf_paged_eviction import PagedEvictionCache
-from hf_paged_eviction.arguments import OLD_NAMES
 from hf_paged_eviction.lab.low_rank import LowRank
+from hf_paged_eviction.options.arguments import OLD_NAMES
 from hf_paged_eviction.table.budget import BlockBudget
 
 

@@ -16,7 +16,7 @@ from rich.text import Text
 from transformers import DynamicCache
 from typer.testing import CliRunner
 
-from hf_paged_eviction.stats import readable_bytes
+from hf_paged_eviction.naming.sizes import readable_bytes
 from hf_paged_eviction_eval import embedded
 from hf_paged_eviction_eval.chat import session as session_module
 from hf_paged_eviction_eval.chat.blocks import BlockMap, LayerBlocks, strip

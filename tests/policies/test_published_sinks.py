@@ -11,7 +11,7 @@ import torch
 import models
 import modes
 from hf_paged_eviction import PagedEvictionCache
-from hf_paged_eviction.checked import CheckedOptions
+from hf_paged_eviction.options.checked import CheckedOptions
 
 SINKS = {
     "streaming_llm": 4,

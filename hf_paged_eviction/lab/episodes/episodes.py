@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ...cache import PagedEvictionCache
-from ...checked import first_tokens
+from ...options.checked import first_tokens
 from ...policies import make_policy
 from ...recipes.procedures.probe import check_probed
 from ...table.budget import whole_number

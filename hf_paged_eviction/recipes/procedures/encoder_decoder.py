@@ -5,7 +5,7 @@ from typing import Any
 from transformers import DynamicCache, EncoderDecoderCache
 
 from ...cache import PagedEvictionCache
-from ...checked import check_config
+from ...options.checked import check_config
 
 
 def paged_encoder_decoder_cache(config: Any, **settings: Any) -> EncoderDecoderCache:

@@ -4,33 +4,31 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from transformers.cache_utils import Cache, DynamicSlidingWindowLayer
+from transformers.cache_utils import DynamicSlidingWindowLayer
 
-from .allocators import FixedAllocator, HeadAllocator, LayerAllocator, Uniform
-from .allocators.budgets import layer_budgets, most_stored
-from .allocators.cascade import Cascade
-from .allocators.cutoff import CutoffQuota
-from .allocators.quota import HeadQuota, MakeQuota, Quota, RowQuota
-from .allocators.sharing import Sharing
-from .allocators.threshold import Global, Threshold, ThresholdQuota
-from .checked import CheckedOptions
-from .integration.heads import HeadShare
-from .integration.model_rotary import UnknownRotaryError, layer_rotaries
-from .integration.rotary import Rotary
-from .layer.hybrid import HybridLayer, paged_part
-from .layer.member import Member
-from .layer.paged import PagedLayer
-from .masks.models import asks_for_mask_sizes, is_latent_attention, is_paged
-from .masks.padding import Padding
-from .policies import EvictionPolicy
-from .precision.codec import Codec
-from .queries.attention import PAGED_EVICTION
-from .static.sliding import StaticSlidingLayer
-from .static.steps import StaticSteps
-from .store.turning import Turning
-from .table.budget import BlockBudget
-from .table.cohort import Cohorts
-from .table.memory import MemoryPlan
+from ..allocators import FixedAllocator, HeadAllocator, LayerAllocator, Uniform
+from ..allocators.budgets import layer_budgets, most_stored
+from ..allocators.cascade import Cascade
+from ..allocators.cutoff import CutoffQuota
+from ..allocators.quota import HeadQuota, MakeQuota, Quota, RowQuota
+from ..allocators.sharing import Sharing
+from ..allocators.threshold import Global, Threshold, ThresholdQuota
+from ..integration.heads import HeadShare
+from ..integration.model_rotary import UnknownRotaryError, layer_rotaries
+from ..integration.rotary import Rotary
+from ..masks.models import is_latent_attention, is_paged
+from ..masks.padding import Padding
+from ..options.checked import CheckedOptions
+from ..precision.codec import Codec
+from ..static.sliding import StaticSlidingLayer
+from ..static.steps import StaticSteps
+from ..store.turning import Turning
+from ..table.budget import BlockBudget
+from ..table.cohort import Cohorts
+from ..table.memory import MemoryPlan
+from .hybrid import HybridLayer, paged_part
+from .member import Member
+from .paged import PagedLayer
 
 
 class LayerBuilder:
@@ -204,42 +202,6 @@ def static_layer(layer: Any, index: int) -> Any:
 
 
 # ---- static caches ---------------------------------------------------------------------------------------------------
-
-#: Attention implementations that hide slots which are not in use yet.
-_MASKING = ("sdpa", "eager", PAGED_EVICTION)
-
-
-def check_static(config: Any, attention: str | None, policy: EvictionPolicy) -> None:
-    """Refuse what a static cache cannot serve.
-
-    Raises:
-        ValueError: with the reason and the way out.
-    """
-    if not hasattr(Cache, "get_query_offset"):
-        raise ValueError("static=True needs transformers 5.14 or later. Upgrade, or use static=False.")
-    if config.is_encoder_decoder or not asks_for_mask_sizes(config):
-        raise ValueError(
-            f"static=True: {config.model_type} does not ask its cache for the size of its masks. Use static=False."
-        )
-    if policy.needs.queries and is_latent_attention(config):
-        raise ValueError(
-            f"static=True: {policy.label!r} compares queries with keys, and this model caches latents (MLA). Use "
-            "static=False or a policy that reads keys and values."
-        )
-    check_static_attention(attention)
-
-
-def check_static_attention(name: str | None) -> None:
-    """Refuse an attention implementation that would see slots which are not in use yet.
-
-    Raises:
-        ValueError: with those that fit.
-    """
-    if name is not None and name not in _MASKING:
-        raise ValueError(
-            f"static=True does not work with the attention implementation {name!r}, which would see unused slots. Call "
-            f"model.set_attn_implementation({PAGED_EVICTION!r}) (or 'sdpa', 'eager'), or use static=False."
-        )
 
 
 def make_steps(layers: Sequence[Any], cohorts: Cohorts[Member], padding: Padding) -> StaticSteps:

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from .allocators import BudgetAllocator
-    from .disposals import Disposal
-    from .policies import EvictionPolicy
-    from .precision.base import Precision
+    from ..allocators import BudgetAllocator
+    from ..disposals import Disposal
+    from ..policies import EvictionPolicy
+    from ..precision.base import Precision
 
 #: The policy that is none: choose for this model.
 AUTO = "auto"
@@ -43,7 +43,7 @@ def read_bits(given: Any) -> Any:
     """See `precision.base.read_bits`, which brings torch."""
     if given is None:
         return None
-    from .precision.base import read_bits as read
+    from ..precision.base import read_bits as read
 
     return read(given)
 

@@ -8,15 +8,15 @@ from functools import wraps
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 
-from .naming.sizes import parse_bytes, share_text
-from .options import CacheOptions
-from .precision.base import PRECISIONS
-from .table.budget import whole_number
+from ..naming.sizes import parse_bytes, share_text
+from ..precision.base import PRECISIONS
+from ..table.budget import whole_number
+from .cache_options import CacheOptions
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from .store.pool import StoragePool
+    from ..store.pool import StoragePool
 
 P = ParamSpec("P")
 A = TypeVar("A")

@@ -10,12 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from .allocators import BudgetAllocator
-from .learned.calibration.shelf import find_calibration
-from .masks.models import is_latent_attention
-from .naming.of_files import quoted
-from .options import AUTO as AUTO
-from .policies import EvictionPolicy
+from ..allocators import BudgetAllocator
+from ..learned.calibration.shelf import find_calibration
+from ..masks.models import is_latent_attention
+from ..naming.of_files import quoted
+from ..policies import EvictionPolicy
+from .cache_options import AUTO as AUTO
 
 T = TypeVar("T")
 

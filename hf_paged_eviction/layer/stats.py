@@ -86,11 +86,3 @@ class CacheStats:
     def device_bytes(self) -> int:
         """All that lies where the model is."""
         return self.storage_bytes + self.summary_bytes + self.other_bytes
-
-
-def readable_bytes(count: int) -> str:
-    """1536 -> "1.5 KiB"."""
-    size, units = float(count), ["bytes", "KiB", "MiB", "GiB"]
-    while size >= 1024 and len(units) > 1:
-        size, units = size / 1024, units[1:]
-    return f"{count} bytes" if units[0] == "bytes" else f"{size:.1f} {units[0]}"

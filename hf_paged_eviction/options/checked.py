@@ -7,20 +7,20 @@ from typing import Any, cast
 from torch.nn import Module
 from transformers import PretrainedConfig
 
-from .allocators import BudgetAllocator, Given, HeadAllocator, LayerAllocator, Uniform, make_allocator
-from .allocators.budgets import given_shares
-from .allocators.cutoff import check_cutoff
-from .allocators.threshold import Global, check_common_unit
+from ..allocators import BudgetAllocator, Given, HeadAllocator, LayerAllocator, Uniform, make_allocator
+from ..allocators.budgets import given_shares
+from ..allocators.cutoff import check_cutoff
+from ..allocators.threshold import Global, check_common_unit
+from ..disposals import Disposal, Surroundings, make_disposal
+from ..masks.models import check_model, is_latent_attention, mixes_heads, why_not_ours
+from ..policies import EvictionPolicy, make_policy
+from ..policies.needs import Heads
+from ..precision.base import Precision, make_precision
+from ..queries.attention import PAGED_EVICTION, ModelAttention
+from ..table.budget import BlockBudget, whole_number
+from ..table.gaps import Positions
+from .cache_options import CacheOptions
 from .defaults import Default
-from .disposals import Disposal, Surroundings, make_disposal
-from .masks.models import check_model, is_latent_attention, mixes_heads, why_not_ours
-from .options import CacheOptions
-from .policies import EvictionPolicy, make_policy
-from .policies.needs import Heads
-from .precision.base import Precision, make_precision
-from .queries.attention import PAGED_EVICTION, ModelAttention
-from .table.budget import BlockBudget, whole_number
-from .table.gaps import Positions
 
 
 def check_config(config: object) -> None:

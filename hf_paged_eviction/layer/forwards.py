@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
-from .build import check_static_attention
-from .integration.window import Window
-from .layer.paged import PagedLayer
-from .layer.states import LinearStates
-from .masks.channel import MaskWatch, TellingOffset
-from .masks.models import asks_for_mask_sizes
-from .masks.padding import Padding
-from .queries.attention import PAGED_EVICTION, ModelAttention, unattended
-from .static.steps import StaticSteps
+from ..integration.window import Window
+from ..masks.channel import MaskWatch, TellingOffset
+from ..masks.models import asks_for_mask_sizes
+from ..masks.padding import Padding
+from ..queries.attention import PAGED_EVICTION, ModelAttention, unattended
+from ..static.checks import check_static_attention
+from ..static.steps import StaticSteps
+from .paged import PagedLayer
+from .states import LinearStates
 
 
 class Forwards:

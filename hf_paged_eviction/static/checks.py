@@ -1,0 +1,45 @@
+"""What a static cache cannot serve."""
+
+from typing import Any
+
+from transformers.cache_utils import Cache
+
+from ..masks.models import asks_for_mask_sizes, is_latent_attention
+from ..policies import EvictionPolicy
+from ..queries.attention import PAGED_EVICTION
+
+#: Attention implementations that hide slots which are not in use yet.
+_MASKING = ("sdpa", "eager", PAGED_EVICTION)
+
+
+def check_static(config: Any, attention: str | None, policy: EvictionPolicy) -> None:
+    """Refuse what a static cache cannot serve.
+
+    Raises:
+        ValueError: with the reason and the way out.
+    """
+    if not hasattr(Cache, "get_query_offset"):
+        raise ValueError("static=True needs transformers 5.14 or later. Upgrade, or use static=False.")
+    if config.is_encoder_decoder or not asks_for_mask_sizes(config):
+        raise ValueError(
+            f"static=True: {config.model_type} does not ask its cache for the size of its masks. Use static=False."
+        )
+    if policy.needs.queries and is_latent_attention(config):
+        raise ValueError(
+            f"static=True: {policy.label!r} compares queries with keys, and this model caches latents (MLA). Use "
+            "static=False or a policy that reads keys and values."
+        )
+    check_static_attention(attention)
+
+
+def check_static_attention(name: str | None) -> None:
+    """Refuse an attention implementation that would see slots which are not in use yet.
+
+    Raises:
+        ValueError: with those that fit.
+    """
+    if name is not None and name not in _MASKING:
+        raise ValueError(
+            f"static=True does not work with the attention implementation {name!r}, which would see unused slots. Call "
+            f"model.set_attn_implementation({PAGED_EVICTION!r}) (or 'sdpa', 'eager'), or use static=False."
+        )
