@@ -68,7 +68,7 @@ def _tables() -> dict[str, str]:
             f"ruler_{name}": f"--tasks {RULER} --length 1024,2048,4096 {asked} --budgets 6%,12.5%,25%,50%,full "
             f"--policies {CHEAP},compactor,h2o,cake@cake,snapkv@ada_kv,keydiff@ada_kv,snapkv@pyramid",
         }
-    bytes_ = f"--tasks {NEEDLES} --question-agnostic {FORCED} --memory 3MiB,6MiB,full"
+    bytes_ = f"--tasks {NEEDLES} --question-agnostic {FORCED} --budgets 3MiB,6MiB,full"
     found |= {f"bits{bits}": f"{bytes_} --bits {bits} --policies auto,keydiff,tova" for bits in (4, 8)}
     return found | {"bytes": f"{bytes_} --policies auto,keydiff,tova"}
 

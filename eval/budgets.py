@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from fractions import Fraction
 
-from hf_paged_eviction.naming.sizes import parse_bytes
+from hf_paged_eviction.naming import sizes
 from hf_paged_eviction.table.budget import BlockBudget
 
 from .errors import UserError
-from .options.base import words
 from .options.cache import CacheOptions
 
 FULL = "full"
@@ -58,58 +56,30 @@ def smallest_budget(options: CacheOptions) -> int:
 
 
 def parse_budget(text: str) -> Budget:
-    """Read one budget."""
-    if memory := _memory(text):
-        return memory
-    label = text.strip().lower()
+    """Read one budget; its label is the text without blanks, in the usual letters."""
+    label = "".join(text.lower().split())
     if label == FULL:
         return Budget(FULL)
-    if label.endswith("%"):
-        share = _share(label)
-        if 0 < share <= 1:
-            return Budget(label, share=share)
-    elif label.isascii() and label.isdigit() and int(label) > 0:
-        return Budget(label, tokens=int(label))
-    raise UserError(
-        f"budget {text!r}: write tokens (256), a share of the length up to 100 % (12.5%), bytes (2MiB), or full"
-    )
-
-
-def parse_memory(text: str) -> tuple[Budget, ...]:
-    """Read a comma-separated list of sizes in bytes; numbers without a unit are bytes too, and "full" is none.
-
-    Raises:
-        UserError: one of them is no number of bytes, or there is none.
-    """
-    found = {}
-    for word in words(text):
-        budget = Budget(FULL) if word.lower() == FULL else _memory(f"{word}B" if word.isdecimal() else word)
-        if budget is None:
-            raise UserError(f"--memory {word!r} is no number of bytes: write 2MiB, 512KiB, 1.5GB, or an int of bytes")
-        found[budget.label] = budget
-    if not found:
-        raise UserError("no size given: for example --memory 1MiB,2MiB,full")
-    return tuple(found.values())
-
-
-def _memory(text: str) -> Budget | None:
-    """A size with a unit; None for anything else. Its label is the text in the usual letters, without blanks."""
-    parts = re.fullmatch(r"\s*([\d.]+)\s*([kmgt]?)(i?)b\s*", text, re.ASCII | re.IGNORECASE)
-    if parts is None:
-        return None
-    number, letter, binary = parts[1], parts[2].upper(), parts[3].lower()
-    label = f"{number}{'k' if letter == 'K' and not binary else letter}{binary}B"
     try:
-        return Budget(label, memory=parse_bytes(label))
+        tokens, _, memory = sizes.parse_budget(label)
+        if memory is not None:
+            return Budget(_unit(label), memory=memory)
+        if tokens is None:
+            return Budget(label, share=sizes.parse_share(label))
     except ValueError:
-        return None
+        tokens = 0
+    if not tokens:
+        raise UserError(
+            f"budget {text!r}: write tokens (256), a share of the length up to 100 % (12.5%), bytes (2MiB), or full"
+        )
+    return Budget(label, tokens=tokens)
 
 
-def _share(label: str) -> Fraction:
-    try:
-        return Fraction(label[:-1].strip()) / 100
-    except (ValueError, ZeroDivisionError):
-        return Fraction(0)
+def _unit(label: str) -> str:
+    """2mib as 2MiB, 1.5gb as 1.5GB, 3kb as 3kB."""
+    number = label.rstrip("kmgtib")
+    unit = label[len(number) :]
+    return number + (unit if unit == "kb" else unit.capitalize())[:-1] + "B"
 
 
 def parse_budgets(text: str) -> tuple[Budget, ...]:

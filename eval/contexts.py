@@ -11,20 +11,17 @@ from torch import Tensor
 
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.naming.sizes import readable_bytes
-from hf_paged_eviction.options.cache_options import AUTO
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
 from hf_paged_eviction.saving import files
 
 from . import models
-from .budgets import FULL, ORACLE
 from .caches import make_paged_cache
 from .calibrate import check_output, token_bar
-from .defaults import settled
+from .defaults import one_cache
 from .errors import UserError
 from .gating import install_named
 from .options.compress import CompressOptions
-from .policy_names import ALL, choose_policies, needs_queries, split_name
-from .requests import attention_for, model_settings
+from .policy_names import needs_queries
 from .running.prefill import feed, input_device
 from .terminal import say
 
@@ -36,23 +33,16 @@ def run_compress(options: CompressOptions) -> PagedEvictionCache:
         UserError: the text or the output cannot be used, or model, policy and budget do not go together.
     """
     notes = Console(stderr=True)
-    if (options.budget is None) == (options.memory is None):
-        raise UserError("how much may be held? --budget TOKENS or --memory SIZE, one of them")
+    if options.budget is None:
+        raise UserError("how much may be held? --budget TOKENS, or bytes such as --budget 512MiB")
     check_output(options.output, "a context")
-    typed, text = options.policy, _read_text(options.text)
-    named = [] if typed == AUTO else [_one_policy(typed)]
-    attention = attention_for(named, options.attn_implementation, options.disposal)
-    held = options.budget if options.memory is None else options.memory
-    told = model_settings(options).but(
-        attn_implementation=attention, policies=(*named, typed)[:1], budgets=(str(held),)
-    )
-    settings = settled(told)
+    text, settings = _read_text(options.text), one_cache(options)
     model, tokenizer = models.load(settings)
     (policy,) = settings.policies
     install_named(model, [policy])
     ids = text_ids(tokenizer, text).to(input_device(model))
-    size = f"--budget {held}" if options.memory is None else f"--memory {held}"
-    cache = make_paged_cache(model.config, settings, policy, size, budget=held)
+    size = f"--budget {options.budget}"
+    cache = make_paged_cache(model.config, settings, policy, size, budget=options.size)
     if not cache.paged_layers:
         raise UserError("no layer of this model keeps all that it has read, so there is nothing to evict")
     with token_bar(notes) as bar:
@@ -78,15 +68,6 @@ def run_compress(options: CompressOptions) -> PagedEvictionCache:
         f"PagedEvictionCache.load({str(options.output)!r}, model.config)",
     )
     return cache
-
-
-def _one_policy(typed: str) -> str:
-    names = choose_policies(typed)
-    if len(names) > 1 or names[0] in (FULL, ALL):
-        raise UserError(f"policy {typed!r}: name one policy")
-    if split_name(names[0])[0] == ORACLE:
-        raise UserError("policy 'oracle': it knows the answers of a full cache, which a saved context has none of")
-    return names[0]
 
 
 def text_ids(tokenizer: Any, text: str) -> Tensor:

@@ -11,8 +11,24 @@ from hf_paged_eviction.options.defaults import Default, defaults
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
 
 from . import models
-from .policy_names import needs_queries
+from .policy_names import needs_queries, one_policy
+from .requests import attention_for, model_settings
 from .settings import Settings
+
+
+def one_cache(options: Any) -> Settings:
+    """Model and cache of a command that makes one kind of cache, with the policy by its name.
+
+    Args:
+        options: `ModelOptions` and `OneCacheOptions`.
+
+    Raises:
+        UserError: policy, attention implementation or device cannot be used.
+    """
+    policy = one_policy(options.policy)
+    attention = attention_for([] if policy == AUTO else [policy], options.attn_implementation, options.disposal)
+    found = {**model_settings(options).model_dump(), "attn_implementation": attention}
+    return settled(Settings(**{**found, "policies": (policy,), "budgets": (str(options.budget),)}))
 
 
 def settled(settings: Settings, pages: bool = False) -> Settings:

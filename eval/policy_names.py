@@ -62,6 +62,20 @@ def choose_policies(typed: str) -> tuple[str, ...]:
     return names
 
 
+def one_policy(typed: str) -> str:
+    """The name of the policy of a single cache, perhaps "auto".
+
+    Raises:
+        UserError: there is none, there are several, or it is none of a cache.
+    """
+    names = choose_policies(typed)
+    if len(names) > 1 or names[0] in (FULL, ALL):
+        raise UserError(f"policy {typed!r}: there is one cache, name one policy")
+    if split_name(names[0])[0] == ORACLE:
+        raise UserError("policy 'oracle': it looks ahead to the answer of a full cache, which only `eval` knows")
+    return names[0]
+
+
 def split_list(typed: str) -> list[str]:
     """The parts of a comma-separated list; a comma in parentheses or quotes belongs to its part."""
     parts, depth, quote = [""], 0, ""

@@ -13,7 +13,7 @@ from hf_paged_eviction import available_policies, make_disposal
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
 
 from . import published
-from .budgets import FULL, ORACLE, Budget, parse_budgets, parse_memory
+from .budgets import FULL, ORACLE, Budget, parse_budgets
 from .environment import best_device
 from .errors import UserError
 from .metrics.library import check_library_metric, is_library_metric
@@ -45,7 +45,7 @@ def task_requests(options: EvalOptions) -> list[Request[TaskSettings]]:
     if options.preset is None:
         return [Request(task_settings(options), output)]
     preset, given = get_preset(options.preset), options.model_fields_set
-    runs = preset.runs(given | ({"budgets"} if "memory" in given else set()))
+    runs = preset.runs(given)
     models = [] if "model" in given else preset.models
     return [
         Request(task_settings(options.but(**found, **more)), output / model.rpartition("/")[2] / part)
@@ -127,10 +127,9 @@ def shared_settings(options: EvalOptions) -> dict[str, Any]:
     """Settings that are not what was typed, and that tasks and texts have in common."""
     if options.tensor_parallel and options.device_map:
         raise UserError("--tensor-parallel and --device-map both split the model: choose one")
-    policies, budgets = choose_caches(options.policies, asked_budgets(options))
+    policies, budgets = choose_caches(options.policies, parse_budgets(options.budgets))
     if options.agreement and not any(budget.is_full for budget in budgets):
-        typed = f"--budgets {options.budgets}" if options.memory is None else f"--memory {options.memory}"
-        raise UserError(f"--agreement compares with the full cache: add full to {typed}")
+        raise UserError(f"--agreement compares with the full cache: add full to --budgets {options.budgets}")
     return {
         "device": device_for(options),
         "attn_implementation": attention_for(policies, options.attn_implementation, options.disposal),
@@ -157,22 +156,6 @@ def device_for(options: ModelOptions) -> str:
         if getattr(options, name):
             raise UserError(f"the embedded model has its own {name}: leave out --{name}, or name a --model")
     return check_device(options.device or "cpu")
-
-
-def asked_budgets(options: EvalOptions) -> tuple[Budget, ...]:
-    """How much is held: --budgets or --memory.
-
-    Raises:
-        UserError: both are given, or cannot be read.
-    """
-    if options.memory is None:
-        return parse_budgets(options.budgets)
-    if "budgets" in options.model_fields_set:
-        raise UserError(
-            f"--budgets {options.budgets} and --memory {options.memory} both say how much is held: give one of them "
-            "(--budgets takes sizes such as 2MiB too)"
-        )
-    return parse_memory(options.memory)
 
 
 def choose_caches(policies: str, budgets: Sequence[Budget]) -> tuple[tuple[str, ...], list[Budget]]:

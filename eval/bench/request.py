@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
 
-from ..budgets import parse_memory
 from ..caches import empty_cache
 from ..errors import UserError
 from ..models import load_config
@@ -46,8 +46,6 @@ def read(options: BenchOptions) -> BenchSettings:
     if options.preset == PAPER:
         if wrong := [flag(name) for name in ("contexts", "batch_sizes", "steps", "largest_batch") if name in given]:
             raise UserError(f"{', '.join(wrong)}: about decode steps, leave it out with --preset {PAPER}")
-        if options.memory is not None:
-            raise UserError(f"--memory: --preset {PAPER} takes --budgets")
         changed |= {"budgets": options.budgets} if "budgets" in given else {}
         changed |= {"rounds": options.rounds} if "rounds" in given else {}
         allowed = VARIANTS_OF_THROUGHPUT
@@ -56,13 +54,13 @@ def read(options: BenchOptions) -> BenchSettings:
     if "variants" in given or "variants" not in values:
         typed["variants"] = choose_variants(options.variants, allowed)
     values |= typed
-    wanted = values.pop("device", None)
+    wanted, budgets = values.pop("device", None), values.pop("budgets", options.budgets)
     settings = BenchSettings(**values)
     settings = settings.but(device=_device(wanted, settings, options.preset == PAPER))
-    if options.memory is not None:
-        if "budgets" in given:
-            raise UserError("--budgets and --memory both say how much is held: give one of them")
-        settings = settings.but(budgets=tokens_of_sizes(settings, options.memory))
+    settings = settings.but(budgets=_in_tokens(settings, budgets))
+    if settings.throughput is not None:
+        asked = settings.throughput
+        settings = settings.but(throughput=asked.but(budgets=_in_tokens(settings, asked.budgets)))
     check(settings)
     return settings
 
@@ -122,31 +120,22 @@ def _fine(row: dict[str, Any]) -> bool:
     return bool(status == MEASURED or (status != FAILED and variant == KVPRESS))
 
 
-def tokens_of_sizes(settings: BenchSettings, typed: str) -> tuple[int, ...]:
-    """Tokens per layer and row of sizes such as "16MiB,32MiB". No weights are loaded.
+def _in_tokens(settings: BenchSettings, budgets: Sequence[int | str]) -> tuple[int, ...]:
+    """Budgets in tokens per layer and row. No weights are loaded.
 
     Raises:
-        UserError: no size, `full`, or one that is too small.
+        UserError: one is too small.
     """
-    return tuple(dict.fromkeys(_tokens(settings, label, size) for label, size in _sizes(typed)))
+    return tuple(dict.fromkeys(_tokens(settings, each) if isinstance(each, str) else each for each in budgets))
 
 
-def _sizes(typed: str) -> list[tuple[str, int]]:
-    found = []
-    for budget in parse_memory(typed):
-        if budget.memory is None:
-            raise UserError(f"--memory {typed}: sizes alone; a full cache is the variant full")
-        found.append((budget.label, budget.memory))
-    return found
-
-
-def _tokens(settings: BenchSettings, label: str, size: int) -> int:
+def _tokens(settings: BenchSettings, size: str) -> int:
     shape = settings.model in SHAPES
     loading = None if shape else Settings(**{**settings.common(Settings), "policies": (), "budgets": ()})
     config = (config_of(settings.model) if loading is None else load_config(loading)).get_text_config(decoder=True)
     try:
         dtype = dtype_of(settings.dtype, settings.device, config if loading is not None else None)
-        cache = empty_cache(config, dtype, budget=f"{size}B", policy=settings.policy, **settings.cache_arguments)
+        cache = empty_cache(config, dtype, budget=size, policy=settings.policy, **settings.cache_arguments)
     except (TypeError, ValueError) as error:
-        raise UserError(f"--memory {label}: {error}") from error
+        raise UserError(f"--budgets {size}: {error}") from error
     return cache.budget or 0

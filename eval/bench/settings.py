@@ -30,6 +30,7 @@ class BenchSettings(StepOptions):
     """One run: options of these names, and what others come to.
 
     Attributes:
+        budgets: tokens held per layer and row.
         contexts: empty where no decode steps are measured.
         update: also time `update` of one layer.
         goals: the set of goals that the run is held against.
@@ -37,6 +38,7 @@ class BenchSettings(StepOptions):
     """
 
     device: str = "cpu"
+    budgets: tuple[int, ...] = (1024,)
     update: bool = False
     throughput: Throughput | None = None
     goals: str | None = None

@@ -31,15 +31,28 @@ def refuse_others(options: BenchOptions, taken: Set[str], preset: str, reason: s
         raise UserError(f"{', '.join(map(flag, others))}: not with --preset {preset}, {reason}")
 
 
+def in_tokens(options: BenchOptions, preset: str) -> tuple[int, ...]:
+    """The budgets of a preset that makes its own models.
+
+    Raises:
+        UserError: one is in bytes.
+    """
+    found = tuple(each for each in options.budgets if isinstance(each, int))
+    if len(found) < len(options.budgets):
+        raise UserError(f"--budgets {','.join(map(str, options.budgets))}: --preset {preset} takes tokens")
+    return found
+
+
 def one_budget(options: BenchOptions, preset: str) -> int:
     """The budget of a preset that takes one.
 
     Raises:
-        UserError: there are several.
+        UserError: there are several, or it is in bytes.
     """
-    if len(options.budgets) > 1:
+    (budget, *others) = in_tokens(options, preset)
+    if others:
         raise UserError(f"--budgets {','.join(map(str, options.budgets))}: --preset {preset} takes one")
-    return options.budgets[0]
+    return budget
 
 
 def a_shape(options: BenchOptions, preset: str) -> str:

@@ -14,10 +14,10 @@ from torch import Tensor
 from transformers import DynamicCache, StoppingCriteriaList, TextStreamer
 
 from hf_paged_eviction import PagedEvictionCache, make_policy
+from hf_paged_eviction.naming.sizes import parse_bytes
 from hf_paged_eviction.options.checked import first_tokens
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
 
-from ..budgets import parse_memory
 from ..caches import make_paged_cache
 from ..contexts import context_policy, open_context
 from ..errors import UserError
@@ -138,6 +138,11 @@ class Conversation:
         count: int = self.cache.get_seq_length()
         return count
 
+    @property
+    def budget(self) -> int:
+        """Tokens per layer that the cache may hold, on average."""
+        return Footprint.of(self.cache).budget
+
     def prepare(self, message: str, before: Sequence[str] = ()) -> Turn:
         """The turn that this message, behind other texts, would be; the conversation is not changed.
 
@@ -234,7 +239,7 @@ class Conversation:
         Raises:
             UserError: no legal budget, or a larger one.
         """
-        smaller, held = self.options.but(budget=budget, memory=None), self.options.budget or 0
+        smaller, held = self.options.but(budget=str(budget)), self.budget
         if not self.seen:
             self.begin(smaller)
             return
@@ -294,11 +299,10 @@ def _make_cache(model: Any, options: ChatOptions, turns: Turns) -> tuple[PagedEv
     if options.protect_system:
         sinks = first_tokens(options.sink_tokens, make_policy(split_name(policy)[0]), options.block_size)
         told = options.but(sink_tokens=max(turns.prefix(), sinks))
-    if options.memory is not None:
-        (size,) = parse_memory(options.memory)
-        budget = tokens_of_memory(model, told, policy, size.memory or 0, f"--memory {options.memory}")
-        options = options.but(budget=budget)
-    cache = make_paged_cache(model.config, told, policy, f"with a budget of {options.budget}", budget=options.budget)
+    budget = options.size
+    if isinstance(budget, str):
+        budget = tokens_of_memory(model, told, policy, parse_bytes(budget), f"--budget {budget}")
+    cache = make_paged_cache(model.config, told, policy, f"with a budget of {options.budget}", budget=budget)
     if not cache.paged_layers:
         raise UserError("no layer of this model keeps all that it has read, so there is nothing to evict")
     return cache, options
@@ -324,4 +328,4 @@ def _open_cache(model: Any, options: ChatOptions, path: Path) -> tuple[PagedEvic
     if not row["attention_mask"].all():
         raise UserError(f"--context {path}: its text was read with pads; read it anew without them")
     sizes = cache.paged_layers[0][1].budget
-    return cache, options.but(policy=policy, budget=Footprint.of(cache).budget, block_size=sizes.block_size)
+    return cache, options.but(policy=policy, budget=str(Footprint.of(cache).budget), block_size=sizes.block_size)

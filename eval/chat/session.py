@@ -12,12 +12,13 @@ from ..errors import UserError
 from ..models import load
 from ..options.chat import ChatOptions
 from ..prompting.chat_template import has_template
+from ..requests import model_settings
 from .conversation import Answer, Conversation, FullAnswer
 from .demo import demo_turns
 from .figures import Footprint
 from .interrupt import Interrupt
 from .screen import Answering, Screen
-from .settings import chat_settings, model_settings, text_or_file
+from .settings import chat_settings, text_or_file
 from .slash import Commands
 
 _PROMPT = "you> "
@@ -58,8 +59,8 @@ class Session:
         """What kind of chat this is."""
         talk, options = self.conversation, self.conversation.options
         self.screen.say(
-            f"{options.model}, {options.policy}, budget {options.budget:,} in blocks of {options.block_size}"
-            + (f" ({options.memory})" if options.memory else "")
+            f"{options.model}, {options.policy}, budget {talk.budget:,} in blocks of {options.block_size}"
+            + (f" ({options.budget})" if isinstance(options.size, str) else "")
             + (f", behind {talk.context:,} tokens of {options.context}" if options.context else "")
             + ("; /help lists commands" if helpful else ""),
             "dim",

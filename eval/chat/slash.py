@@ -15,6 +15,7 @@ from rich.table import Table
 from ..environment import model_facts, versions
 from ..errors import UserError
 from ..options.evaluate import whole_number
+from ..policy_names import one_policy
 from ..requests import attention_for
 from ..summaries.formats import to_terminal
 from ..tasks.task import count_tokens
@@ -22,7 +23,7 @@ from .blocks import BlockMap, block_list
 from .conversation import Conversation
 from .figures import Footprint, layer_table
 from .screen import Screen
-from .settings import one_policy, read_text
+from .settings import read_text
 
 
 class Commands:
@@ -100,10 +101,10 @@ class Commands:
         options = self.talk.options
         if rest and options.context is not None:
             raise UserError(f"/reset {rest}: {options.context} has its own budget; /reset, then /budget {rest}")
-        self.talk.begin(options.but(budget=_tokens("/reset", rest), memory=None) if rest else options)
+        self.talk.begin(options.but(budget=str(_tokens("/reset", rest))) if rest else options)
         self.files.clear()
         options = self.talk.options
-        self.screen.say(f"a new conversation with {options.policy} and a budget of {options.budget:,}")
+        self.screen.say(f"a new conversation with {options.policy} and a budget of {self.talk.budget:,}")
 
     def file(self, rest: str) -> None:
         """put a text file in front of the next message"""

@@ -8,7 +8,7 @@ EPILOG = """[bold]Examples[/]
 
   paged-eviction compress --text book.txt --budget 256 --policy keydiff --output book.safetensors
 
-  paged-eviction compress --model Qwen/Qwen3-8B --text book.txt --memory 512MiB --output book.safetensors
+  paged-eviction compress --model Qwen/Qwen3-8B --text book.txt --budget 512MiB --output book.safetensors
 
 Then, as often as you like
 

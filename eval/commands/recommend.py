@@ -18,19 +18,19 @@ reads more, and so on, until two have read many: a tenth of the cost of reading 
 
 In a minute or two, without a download: the small model that ships with the package
 
-  paged-eviction recommend --memory 128KiB --length 512 --passages 20 --policies keydiff,recency,snapkv,h2o
+  paged-eviction recommend --budget 128KiB --length 512 --passages 20 --policies keydiff,recency,snapkv,h2o
 
 Texts of your own
 
-  paged-eviction recommend --model Qwen/Qwen3-8B --text reports/*.txt --memory 1GiB
+  paged-eviction recommend --model Qwen/Qwen3-8B --text reports/*.txt --budget 1GiB
 
 Prompts of your own, at two sizes; records as of eval --task-file, right answers are not needed
 
-  paged-eviction recommend --model Qwen/Qwen3-8B --task-file tickets.jsonl --memory 512MiB,1GiB
+  paged-eviction recommend --model Qwen/Qwen3-8B --task-file tickets.jsonl --budget 512MiB,1GiB
 
 Fewer choices, more passages
 
-  paged-eviction recommend --text book.txt --memory 64MiB --bits none,8 --positions text --disposals drop --passages 80
+  paged-eviction recommend --text book.txt --budget 64MiB --bits none,8 --positions text --disposals drop --passages 80
 """
 
 

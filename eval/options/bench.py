@@ -7,6 +7,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator
 
+from hf_paged_eviction.options.cache_options import read_size
+
 from .base import Options, option, words
 from .cache import CacheOptions
 from .model import Loading
@@ -30,6 +32,10 @@ def _numbers(value: Any) -> Any:
     if not typed or not all(word.isascii() and word.isdigit() and int(word) > 0 for word in typed):
         raise ValueError("write whole numbers such as 1024,4096")
     return tuple(dict.fromkeys(map(int, typed)))
+
+
+def _budgets(value: Any) -> Any:
+    return tuple(dict.fromkeys(map(read_size, words(value)))) if isinstance(value, str) else value
 
 
 Sizes = Annotated[tuple[int, ...], BeforeValidator(_numbers)]
@@ -67,7 +73,12 @@ class StepOptions(Loading, CacheOptions):
     contexts: Sizes = option(
         (2048, 8192), "Tokens seen before the first step. Below the budget nothing is evicted.", metavar="N,..."
     )
-    budgets: Sizes = option((1024,), "Tokens held per layer and row.", metavar="N,...")
+    budgets: Annotated[tuple[int | str, ...], BeforeValidator(_budgets)] = option(
+        (1024,),
+        "What is held: tokens per layer and row, or bytes of keys and values per row in all paged layers together "
+        "(16MiB), which become as many tokens, in whole blocks, as fit with this model and precision.",
+        metavar="N,SIZE,...",
+    )
     batch_sizes: Sizes = option((1,), "Rows.", metavar="N,...")
     largest_batch: bool = option(
         False,
@@ -89,19 +100,13 @@ class BenchOptions(StepOptions, ThroughputOptions):
     """What was typed."""
 
     panel: ClassVar[str] = RUN
+    sizes: ClassVar[str | None] = "budgets"
 
     preset: str | None = option(
         None,
         "cpu or h200: the goals of the project on such a machine. paper: 64 requests of 1,024 tokens in and 8,192 out "
         "with the paper's budgets, blocks and baselines. serving: continuous batching. bits: every precision. prefill: "
         "time to the first token. Other options replace parts of it.",
-        panel="What is measured",
-    )
-    memory: str | None = option(
-        None,
-        "Instead of --budgets: bytes of keys and values per row in all paged layers together, such as 16MiB,32MiB. "
-        "They become as many tokens, in whole blocks, as fit with this model and precision.",
-        metavar="SIZE,...",
         panel="What is measured",
     )
     profile: Path | None = option(

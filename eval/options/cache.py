@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import create_model
 
-from hf_paged_eviction.options.cache_options import Typed, read_bits, typed_options
+from hf_paged_eviction.options.cache_options import Typed, read_bits, read_size, typed_options
 
 from .base import Numbers, Options, option, readable
 
@@ -50,3 +50,9 @@ class OneCacheOptions(CacheOptions, offered("budget", "policy")):  # type: ignor
     """The same for commands that make one kind of cache."""
 
     panel: ClassVar[str] = "Cache"
+    sizes: ClassVar[str | None] = "budget"
+
+    @property
+    def size(self) -> int | str | None:
+        """`budget=` of the cache: tokens, or bytes such as "2GiB"."""
+        return None if self.budget is None else read_size(self.budget)

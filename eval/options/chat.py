@@ -38,18 +38,6 @@ class ChatOptions(ModelOptions, OneCacheOptions, SamplingOptions):
 
     panel: ClassVar[str] = "Messages"
 
-    budget: int | None = option(
-        None,
-        "Tokens held per layer, a multiple of the block size.",
-        at_least=1,
-        shown=f"{BUDGET}, {EMBEDDED_BUDGET} for the embedded model",
-    )
-    memory: str | None = option(
-        None,
-        "Instead of --budget: bytes of keys and values in all paged layers, such as 512MiB or 2GB.",
-        metavar="SIZE",
-        panel="Cache",
-    )
     context: File | None = option(
         None,
         "Begin behind a text that `paged-eviction compress` has read; the file says how its cache is made.",

@@ -15,12 +15,6 @@ class CompressOptions(ModelOptions, OneCacheOptions):
     panel: ClassVar[str] = "The text"
     text: File = option(..., "What the model reads: a plain text.", metavar="FILE")
     output: File = option(..., "The file to write.", metavar="FILE.safetensors")
-    memory: str | None = option(
-        None,
-        "Instead of --budget: bytes of keys and values in all paged layers, such as 512MiB or 2GB.",
-        metavar="SIZE",
-        panel="Cache",
-    )
     prefill_chunk_size: int = option(
         512, "Most tokens per forward while the text is read: bounds the memory.", at_least=1, panel="Cache"
     )

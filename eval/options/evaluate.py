@@ -183,7 +183,7 @@ class EvalOptions(ModelOptions, CacheOptions, RunOptions, TaskOptions, MetricOpt
     """What was typed, or written in a run file."""
 
     panel: ClassVar[str] = "The run"
-    either: ClassVar[frozenset[str]] = frozenset({"budgets", "memory"})
+    sizes: ClassVar[str | None] = "budgets"
 
     # Both at once, which only a run over texts can be.
     positions: PositionNames = option(
@@ -226,16 +226,9 @@ class EvalOptions(ModelOptions, CacheOptions, RunOptions, TaskOptions, MetricOpt
     )
     budgets: Numbers = option(
         "6%,12.5%,25%,50%,full",
-        "Tokens held per layer and row: a number, a share of the prompt, a size as of --memory, or full (once, for all "
-        "policies). Rounded up to whole blocks; a size down.",
-        metavar="N,P%,full",
-        panel=COMPARE,
-    )
-    memory: Numbers | None = option(
-        None,
-        "Instead of --budgets: bytes of keys and values per row in all paged layers together, as 2MiB, 1.5GB, a number "
-        "of bytes, or full. They become as many tokens, in whole blocks, as fit with this model and precision.",
-        metavar="SIZE,...,full",
+        "What is held: tokens per layer and row (256), a share of the prompt (25%), bytes of keys and values per row "
+        "in all paged layers together (2MiB), or full, once for all policies. Rounded up to whole blocks; bytes down.",
+        metavar="N,P%,SIZE,full",
         panel=COMPARE,
     )
     tasks: Words = option(

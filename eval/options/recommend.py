@@ -56,7 +56,7 @@ class GridOptions(Options):
     allocators: Words = option(
         "uniform,pyramid",
         "How the budget is shared out among layers and heads. Those that decide row by row, such as ada_kv, keep to "
-        "tokens, not to bytes: try them with --budget.",
+        "tokens, not to bytes: try them with a --budget in tokens.",
         metavar="A,B,...",
     )
     bits: Annotated[Numbers, readable(precisions)] = option(
@@ -83,7 +83,7 @@ class ReadingOptions(Options):
         None,
         "Tokens per passage, its end included. Longer texts become several passages.",
         at_least=32,
-        shown="four times what --memory holds, at most the model's window",
+        shown="four times what --budget holds, at most the model's window",
     )
     answer_tokens: int = option(
         64, "Tokens at the end of a text's passage that come one by one, as an answer does.", at_least=2
@@ -106,7 +106,7 @@ class RecommendOptions(ModelOptions, GridOptions, ReadingOptions, TaskFileOption
 
     panel: ClassVar[str] = SEARCH
     left_out: ClassVar[frozenset[str]] = frozenset({"disposal", "metric", "answers"})
-    either: ClassVar[frozenset[str]] = frozenset({"budgets", "memory"})
+    sizes: ClassVar[str | None] = "budgets"
 
     text: list[File] | None = option(
         None,
@@ -122,18 +122,11 @@ class RecommendOptions(ModelOptions, GridOptions, ReadingOptions, TaskFileOption
         metavar="FILE",
         panel="What is read",
     )
-    memory: Numbers | None = option(
-        None,
-        "Bytes of keys and values that one row may take, as 2GiB, 512MiB or a number; several with commas are "
-        "searched one by one.",
-        metavar="SIZE,...",
-        panel=TRIED,
-    )
     budgets: Numbers | None = option(
         None,
-        "Instead of --memory: tokens held per layer, a number or a share of a passage (25%). Few bits then take fewer "
-        "bytes.",
-        metavar="N,P%",
+        "What one row may hold: bytes of keys and values (2GiB, 512MiB), tokens per layer (256) or a share of a "
+        "passage (25%); of tokens, few bits take fewer bytes. Several with commas are searched one by one.",
+        metavar="SIZE,N,P%",
         flags="--budget",
         panel=TRIED,
     )

@@ -14,7 +14,7 @@ from hf_paged_eviction.naming.sizes import readable_bytes
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
 
 from .. import models
-from ..budgets import FULL, Budget, parse_budgets, parse_memory
+from ..budgets import FULL, Budget, parse_budgets
 from ..environment import timed_on
 from ..errors import UserError
 from ..options.base import flag
@@ -44,7 +44,7 @@ PLOT = "front.png"
 #: These say what is compared, not what a row means: a folder may go on with others.
 _GROWS = {
     *GridOptions.model_fields,
-    *("memory", "budgets", "passages", "share", "batch_size", "decide_by"),
+    *("budgets", "passages", "share", "batch_size", "decide_by"),
     *("output", "config", "attn_implementation"),
 }
 
@@ -90,11 +90,11 @@ def asked_sizes(options: RecommendOptions) -> tuple[Budget, ...]:
     """How much may be held.
 
     Raises:
-        UserError: nothing or both is said, or it cannot be read.
+        UserError: it is not said, or cannot be read.
     """
-    if (options.memory is None) == (options.budgets is None):
-        raise UserError("how much may be held? --memory SIZE (such as 2GiB) or --budget TOKENS, one of them")
-    found = parse_memory(options.memory) if options.memory is not None else parse_budgets(options.budgets or "")
+    if options.budgets is None:
+        raise UserError("how much may be held? --budget with bytes (2GiB), tokens (1024) or a share of a passage (25%)")
+    found = parse_budgets(options.budgets)
     if any(size.is_full for size in found):
         raise UserError("full: the full cache is what all are compared with; name sizes only")
     return found

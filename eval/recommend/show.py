@@ -77,7 +77,7 @@ def code(entry: Entry, options: RecommendOptions, held: int) -> str:
 
 def command(entry: Entry, options: RecommendOptions, held: int) -> str:
     """A conversation with such a cache."""
-    size = _size(entry, held).replace('budget="', "--memory ").replace("budget=", "--budget ").replace('"', "")
+    size = _size(entry, held).replace("budget=", "--budget ").replace('"', "")
     return f"paged-eviction chat --model {shlex.quote(options.model)} {size} " + " ".join(
         map(shlex.quote, entry.candidate.flags(options))
     )

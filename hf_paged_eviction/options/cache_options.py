@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
 
+from ..naming.sizes import parse_budget
+
 if TYPE_CHECKING:
     from ..allocators import BudgetAllocator
     from ..disposals import Disposal
@@ -46,6 +48,18 @@ def read_bits(given: Any) -> Any:
     from ..precision.base import read_bits as read
 
     return read(given)
+
+
+def read_size(given: Any) -> int | str:
+    """A budget of one cache: tokens, or bytes.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    tokens, share, _ = parse_budget(str(given))
+    if share is not None or tokens == 0:
+        raise ValueError("write tokens, such as 256, or bytes, such as 512MiB")
+    return tokens or str(given)
 
 
 def _typed(help: str, kind: Any = str, **more: Any) -> dict[str, Typed]:
@@ -101,7 +115,12 @@ class CacheOptions:
 
     budget: int | str | Sequence[int] | None = field(
         default=None,
-        metadata=_typed("Tokens held per layer, a multiple of the block size.", int, at_least=1),
+        metadata=_typed(
+            "Tokens held per layer, a multiple of the block size, or bytes of keys and values in all paged layers, "
+            "such as 512MiB.",
+            metavar="N|SIZE",
+            read=read_size,
+        ),
     )
     block_size: int = field(default=16, metadata=_typed("Tokens per block.", int, at_least=1))
     policy: "str | EvictionPolicy" = field(

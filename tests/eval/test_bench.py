@@ -272,9 +272,9 @@ def test_largest_batch_is_for_cuda(model_folder: str, tmp_path: Path) -> None:
         ("--contexts 1k", "--contexts '1k': write whole numbers"),
         ("--contexts 0", "--contexts '0'"),
         ("--budgets 1000", "--budgets 1000: budget=1000 is not a multiple"),
-        ("--memory 1KiB", "--memory 1KiB: budget=1,024 bytes is too small"),
-        ("--memory full", "--memory full: sizes alone"),
-        ("--memory 1MiB --budgets 64", "--budgets and --memory both say"),
+        ("--budgets 1KiB", "--budgets 1KiB: budget=1,024 bytes is too small"),
+        ("--budgets full", "--budgets 'full': budget='full' cannot be read"),
+        ("--preset serving --budgets 1MiB", "--preset serving takes tokens"),
         ("--steps 20", "--steps 20 must be whole blocks of 16"),
         ("--steps 1024", "take fewer steps"),
         ("--policy snapkv", "--policy snapkv decides by attention"),
@@ -296,7 +296,7 @@ def test_mistakes_are_explained(words: str, message: str, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(("bits", "tokens"), [(None, (816, 1632)), ("8", (3056, 6224))])
 def test_budgets_in_bytes_become_tokens(bits: str | None, tokens: tuple[int, ...]) -> None:
-    settings = read(BenchOptions(model="100m", memory="16MiB,32MiB", bits=bits))
+    settings = read(BenchOptions(model="100m", budgets="16MiB,32MiB", bits=bits))
     assert settings.budgets == tokens
     for budget, size in zip(tokens, (2**24, 2**25), strict=True):
         used = [

@@ -362,7 +362,7 @@ def test_mistakes_after_a_message(loaded: tuple[Any, Any]) -> None:
     [
         ("--policy nope", "paged_eviction"),
         ("--policy keydiff,recency", "name one policy"),
-        ("--policy full", "--full"),
+        ("--policy full", "name one policy"),
         ("--policy oracle", "looks ahead"),
         ("--policy h2o --attn-implementation sdpa", "needs to see queries"),
         ("--budget 100", "nearest legal: 96 or 112"),

@@ -98,7 +98,6 @@ def test_turns_are_those_of_the_cache_that_was_saved(context: Path, template: bo
     ("arguments", "words"),
     [
         (("--budget", 64), "--budget does not go with --context"),
-        (("--memory", "1MiB"), "--memory does not go with --context"),
         (("--policy", "keydiff"), "--policy does not go with --context"),
         (("--heads", "separate"), "made with all of these when the text was read"),
         (("--full",), "the text, which is not in the file"),
@@ -129,18 +128,18 @@ def test_files_that_a_chat_cannot_go_on_from(context: Path, tmp_path: Path) -> N
 
 
 def test_a_budget_in_bytes() -> None:
-    conversation = Conversation(MODEL, TOKENIZER, chat_settings(ChatOptions(memory="128KiB", max_new_tokens=2)))
-    assert conversation.options.budget == conversation.cache.budget == 64
+    conversation = Conversation(MODEL, TOKENIZER, chat_settings(ChatOptions(budget="128KiB", max_new_tokens=2)))
+    assert conversation.budget == conversation.cache.budget == 64
     say(conversation, SAMPLE.context)
     assert conversation.cache.stats().storage_bytes <= 128 * 1024
     with pytest.raises(UserError, match="bytes turn into tokens only when a prompt arrives"):
         conversation.begin(conversation.options.but(policy="keydiff@ada_kv"))
-    said = run("--memory", "128KiB", "--prompt", "/budget 48", "--prompt", "/reset 96", "--prompt", "/budget")
+    said = run("--budget", "128KiB", "--prompt", "/budget 48", "--prompt", "/reset 96", "--prompt", "/budget")
     assert "budget 64 in blocks of 16 (128KiB)" in said and "0/96 held" in said
     for typed, words in (
-        (("--budget", 64, "--memory", "1MiB"), "both say how much is held"),
-        (("--memory", "1MiB,2MiB"), "write one size"),
-        (("--memory", "1G"), "no number of bytes"),
-        (("--memory", "9kB"), "--memory 9kB: budget=9,000 bytes is too small"),
+        (("--budget", "1MiB,2MiB"), "no number of bytes"),
+        (("--budget", "1G"), "no number of bytes"),
+        (("--budget", "25%"), "write tokens, such as 256, or bytes"),
+        (("--budget", "9kB"), "--budget 9kB: budget=9,000 bytes is too small"),
     ):
         assert words in run(*typed, "--prompt", "a", status=2)

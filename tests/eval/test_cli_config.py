@@ -54,7 +54,6 @@ device_map: auto            # with an underscore too
 tensor-parallel: true
 policies: [keydiff, full]
 budgets: [256, 25%, full]
-memory: [1MiB, 4096, full]
 block-size: 32
 heads: separate
 sink-tokens: 64
@@ -101,7 +100,6 @@ output: some/where
     assert {*EvalOptions.model_fields} - {"config"} == {key.replace("-", "_") for key in yaml.safe_load(text)}
     assert (options.policies, options.budgets, options.length) == ("keydiff,full", "256,25%,full", "512,1024")
     assert (options.tasks, options.batch_size, options.max_length) == ("paper,niah", 4, 7500)
-    assert options.memory == "1MiB,4096,full"
     assert options.question_aware is False and options.share_prefill is False and options.agreement is True
     assert options.heads == "separate" and options.output == Path("some/where")
     assert options.files == [Path("a.txt"), Path("b c.txt")]

@@ -32,7 +32,7 @@ def text(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(
     ("size", "policy"),
-    [(("--budget", 128), "keydiff"), (("--memory", "256KiB"), "snapkv(window=16)"), (("--budget", 128), "h2o@pyramid")],
+    [(("--budget", 128), "keydiff"), (("--budget", "256KiB"), "snapkv(window=16)"), (("--budget", 128), "h2o@pyramid")],
 )
 def test_reads_once_and_answers(text: Path, tmp_path: Path, size: tuple[str, object], policy: str) -> None:
     output = tmp_path / "context.safetensors"
@@ -59,13 +59,12 @@ def test_reads_once_and_answers(text: Path, tmp_path: Path, size: tuple[str, obj
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((), "--budget TOKENS or --memory SIZE"),
-        (("--budget", 64, "--memory", "1MiB"), "one of them"),
+        ((), "how much may be held"),
         (("--budget", 60), "multiple of block_size"),
-        (("--memory", "2G"), "no number of bytes"),
-        (("--memory", "9kB"), "is too small"),
+        (("--budget", "2G"), "no number of bytes"),
+        (("--budget", "9kB"), "is too small"),
         (("--budget", 64, "--policy", "snapcv"), "unknown policy snapcv"),
-        (("--budget", 64, "--policy", "oracle"), "knows the answers"),
+        (("--budget", 64, "--policy", "oracle"), "looks ahead"),
         (("--budget", 64, "--text", "missing.txt"), "missing.txt"),
         (("--budget", 64, "--output", "context.bin"), "ends in .safetensors"),
         (("--budget", 64, "--output", "nowhere/context.safetensors"), "is no place for a file"),

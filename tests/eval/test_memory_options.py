@@ -10,12 +10,16 @@ import pytest
 from typer.testing import CliRunner
 
 from batches import all_rows, make_batch, said
-from hf_paged_eviction_eval.budgets import parse_budget, parse_memory
+from hf_paged_eviction_eval.budgets import parse_budget, parse_budgets
 from hf_paged_eviction_eval.commands import app
 from hf_paged_eviction_eval.commands.command import read
 from hf_paged_eviction_eval.errors import UserError
+from hf_paged_eviction_eval.options.base import Options
+from hf_paged_eviction_eval.options.bench import BenchOptions
 from hf_paged_eviction_eval.options.cache import CacheOptions
+from hf_paged_eviction_eval.options.chat import ChatOptions
 from hf_paged_eviction_eval.options.evaluate import EvalOptions
+from hf_paged_eviction_eval.options.recommend import RecommendOptions
 from hf_paged_eviction_eval.report.figures import score_over_bytes
 from hf_paged_eviction_eval.report.runs import load_runs
 from hf_paged_eviction_eval.requests import task_requests, task_settings
@@ -24,27 +28,34 @@ from hf_paged_eviction_eval.sizes import tokens_of_memory
 
 
 def test_sizes_are_named_by_their_text() -> None:
-    found = parse_memory("1mib, 2 MiB,1.5GB,4096,FULL,1MiB")
-    assert [each.label for each in found] == ["1MiB", "2MiB", "1.5GB", "4096B", "full"]
-    assert [each.memory for each in found] == [2**20, 2**21, 1_500_000_000, 4096, None]
+    found = parse_budgets("1mib, 2 MiB,1.5GB,4096B,3kb,FULL,1MiB")
+    assert [each.label for each in found] == ["1MiB", "2MiB", "1.5GB", "4096B", "3kB", "full"]
+    assert [each.memory for each in found] == [2**20, 2**21, 1_500_000_000, 4096, 3000, None]
     for each in found:
         assert parse_budget(each.label) == each, "rows, run files and folders name them by their label"
-    for wrong in ("2G", "50%", "0B", "1.5.2MiB", " , "):
-        with pytest.raises(UserError, match="--memory"):
-            parse_memory(wrong)
+    for wrong in ("2G", "0B", "1.5.2MiB", " , "):
+        with pytest.raises(UserError, match="budget"):
+            parse_budgets(wrong)
 
 
-def test_one_of_budgets_and_memory() -> None:
-    assert task_settings(EvalOptions(memory="1MiB,full")).budgets == ("1MiB", "full")
-    assert task_settings(EvalOptions(budgets="64,1MiB")).budgets == ("64", "1MiB")
-    with pytest.raises(UserError, match="--budgets 64 and --memory 1MiB both say how much is held"):
-        task_settings(EvalOptions(budgets="64", memory="1MiB"))
-    with pytest.raises(UserError, match="add full to --memory 1MiB"):
-        task_settings(EvalOptions(memory="1MiB", agreement=True))
-    (request, *_) = task_requests(EvalOptions(preset="thorough", memory="1MiB"))
+def test_sizes_stand_beside_other_budgets() -> None:
+    assert task_settings(EvalOptions(budgets="64,1MiB,full")).budgets == ("64", "1MiB", "full")
+    with pytest.raises(UserError, match="add full to --budgets 1MiB"):
+        task_settings(EvalOptions(budgets="1MiB", agreement=True))
+    (request, *_) = task_requests(EvalOptions(preset="thorough", budgets="1MiB"))
     assert request.settings.budgets == ("1MiB",), "what is typed counts instead of the preset's budgets"
 
 
+@pytest.mark.parametrize("kind", [EvalOptions, RecommendOptions, BenchOptions, ChatOptions])
+def test_memory_is_an_old_name(kind: type[Options], tmp_path: Path) -> None:
+    assert kind.sizes is not None
+    with pytest.warns(FutureWarning, match="--memory goes in 0.2: write --budgets? 1MiB"):
+        assert "1MiB" in getattr(read(kind, {"memory": "1MiB"}), kind.sizes)
+    with pytest.raises(UserError, match="64 and --memory 4096B both say how much is held"):
+        read(kind, {"memory": "4096", kind.sizes: "64"})
+
+
+@pytest.mark.filterwarnings("ignore:--memory goes:FutureWarning")
 def test_what_is_typed_counts_instead_of_a_run_file(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text("budgets: [64, full]\n")
@@ -84,7 +95,7 @@ def test_sizes_that_cannot_be_kept_are_refused(model: Any) -> None:
 
 def test_a_run_from_the_command_line_and_its_report(tmp_path: Path) -> None:
     output = tmp_path / "run"
-    typed = ["--memory", "128KiB,256KiB,full", "--policies", "keydiff", "--tasks", "kv_recall", "--length", "256"]
+    typed = ["--budgets", "128KiB,256KiB,full", "--policies", "keydiff", "--tasks", "kv_recall", "--length", "256"]
     result = CliRunner().invoke(app, ["eval", *typed, "--limit", "2", "--workers", "1", "--output", str(output)])
     assert result.exit_code == 0, result.output
     rows = [json.loads(line) for line in (output / "results.jsonl").read_text().splitlines()]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from typer import Typer
 from typer.testing import CliRunner
 
 from batches import make_batch
@@ -16,7 +17,9 @@ from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction_eval.bench.settings import BenchSettings
 from hf_paged_eviction_eval.budgets import parse_budget
 from hf_paged_eviction_eval.commands import app
+from hf_paged_eviction_eval.commands.command import add_command
 from hf_paged_eviction_eval.errors import UserError
+from hf_paged_eviction_eval.options.base import option
 from hf_paged_eviction_eval.options.cache import CacheOptions
 from hf_paged_eviction_eval.options.chat import ChatOptions
 from hf_paged_eviction_eval.options.evaluate import EvalOptions
@@ -24,6 +27,38 @@ from hf_paged_eviction_eval.requests import task_settings
 from hf_paged_eviction_eval.running.variants import Variant, make_cache, row_key
 from hf_paged_eviction_eval.settings import Settings, TaskSettings
 from hf_paged_eviction_eval.store.results import ResultFolder
+
+#: What `--help` of the command below shows at its end.
+EPILOG = ""
+SEEN: list[int] = []
+
+
+class More(EvalOptions):
+    strictness: int = option(3, "How strict.", at_least=1)
+
+
+def more(options: More) -> None:
+    """A command."""
+    SEEN.append(options.strictness)
+
+
+def test_one_field_is_an_option_a_line_of_a_run_file_and_their_checks(tmp_path: Path) -> None:
+    commands, file = Typer(), tmp_path / "run.yaml"
+    add_command(commands, "more", more)
+    file.write_text("strictness: 5\n")
+    for typed, words in (
+        ([], ""),
+        (["--strictness", "4"], ""),
+        (["--config", str(file)], ""),
+        (["--strictness", "0"], "than or equal to 1"),
+        (["--help"], "How strict."),
+    ):
+        assert words in CliRunner().invoke(commands, typed).output
+    file.write_text("strictness: 0\n")
+    assert "strictness: 0 cannot be used: write a whole number from 1 up" in " ".join(
+        CliRunner().invoke(commands, ["--config", str(file)]).output.split()
+    )
+    assert SEEN == [3, 4, 5]
 
 
 @pytest.mark.parametrize("command", ["eval", "chat", "bench"])

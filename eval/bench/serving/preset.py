@@ -18,7 +18,7 @@ from ...summaries.formats import to_terminal
 from ...summaries.table import Table, simple_table
 from ...terminal import say
 from ..shapes import SHAPES, choose_device
-from ..summary import a_shape, measure_once, refuse_others
+from ..summary import a_shape, in_tokens, measure_once, refuse_others
 from .answering import run_serving
 from .bookkeeping import run_bookkeeping
 from .trace import ServingSettings
@@ -48,8 +48,9 @@ def read(options: BenchOptions) -> ServingSettings:
         check_transformers()
     except UnsupportedTransformersError as error:
         raise UserError(str(error)) from error
-    names = options.model_fields_set & {"budgets", *_TAKEN}
-    given = {name: getattr(options, name) for name in names}
+    given = {name: getattr(options, name) for name in options.model_fields_set & _TAKEN}
+    if "budgets" in options.model_fields_set:
+        given["budgets"] = in_tokens(options, PRESET)
     if "model" in given:
         del given["model"]
         given["shape"] = {**SHAPES[a_shape(options, PRESET)], "eos_token_id": None}
