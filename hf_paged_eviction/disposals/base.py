@@ -33,12 +33,15 @@ class Held:
         values: as `keys`.
         positions: `[B, S, n]` int64, -1 where no real token is, or none that is meant.
         scores: `[B, S, n]` float32, what the policy thinks of them, where tokens are chosen: in `plan` and `overflow`.
+        form: how the store keeps them, see `Store.form`, `[B, H, n, ...]` each; empty unless the outlet
+            `takes_form`.
     """
 
     keys: Tensor
     values: Tensor
     positions: Tensor
     scores: Tensor | None = None
+    form: tuple[Tensor, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,7 @@ class Asked:
         table: of the layer.
         waiting: whether the new tokens are not in the table yet.
         real: `[B, q]` bool, which of the new tokens are no pads; None = all.
+        as_given: whether attention has the very tensors that the cache returned.
     """
 
     queries: Queries
@@ -59,6 +63,7 @@ class Asked:
     table: BlockTable
     waiting: bool
     real: Tensor | None
+    as_given: bool
 
 
 @dataclass(frozen=True)
@@ -120,6 +125,8 @@ class Outlet:
         takes: whether `let_go` wants to be called. `overflow` is called if either of them is.
         reads: whether `beside` and `logit_bias` want to be called. Nothing is computed for an outlet that says no to
             all.
+        takes_form: whether it wants the form in which the store keeps tokens, in `plan` and `overflow`, and moves them
+            in no other. Where tokens are in few bits there is no other outlet, but one that does nothing.
         picks_blocks: whether it holds whole blocks of consecutive tokens, and says itself which of them goes next: a
             layer then asks `frame_ranks` in place of the policy's scores, except after a forward of several tokens.
         device_bytes: what it keeps on the layer's device, beside the slots.
@@ -132,6 +139,7 @@ class Outlet:
     plans = False
     takes = False
     reads = False
+    takes_form = False
     picks_blocks = False
 
     @property

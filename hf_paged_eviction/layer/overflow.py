@@ -101,7 +101,11 @@ class Overflow:
         shifts = table.moved_shifts(kept, kept_positions, positions, count)
         if outlet.takes or outlet.plans:
             leaves = not_kept(positions, kept, kept_positions)
-            tokens = outlet.overflow(Held(tokens.keys, tokens.values, positions.expand_as(leaves), scores), leaves)
+            form, new = tuple[Tensor, ...](), positions[..., table.held :]
+            if outlet.takes_form:
+                form = store.form_of(tokens.keys, tokens.values, table.held, new)
+            offered = Held(tokens.keys, tokens.values, positions.expand_as(leaves), scores, form)
+            tokens = outlet.overflow(offered, leaves)
         # Without new tokens, these states are views of the storage.
         anew = count == 0 or store.slots != quota.budget.capacity
         came = count if real is None else real.sum(-1)

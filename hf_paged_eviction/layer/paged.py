@@ -116,10 +116,10 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         unequal = self.quota.unequal and (disposal is None or isinstance(disposal, Drop))
         self.store = make_store(budget, static, turning, codecs, heads == "separate", unequal)
         self.outlet = (disposal or Drop()).outlet(Site(self.store, heads, share, budget, policy.needs.absolute_noise))
-        if self.store.rounds and (self.outlet.plans or self.outlet.reads or self.outlet.picks_blocks):
+        if self.store.rounds and not self.outlet.takes_form and (self.outlet.plans or self.outlet.reads):
             raise ValueError(
                 f"bits= keeps tokens in few bits, and the disposal {(disposal or Drop()).label!r} moves or reads them "
-                "as they came: use disposal='drop' with bits=, or bits=None."
+                "as they came: use disposal='drop' or 'recall' with bits=, or bits=None."
             )
         self.listener: Listener | None = None
         self.masks_itself = masks_itself
@@ -500,7 +500,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             return None
         pending = self.contents.pending
         real = self.listener.real if pending is None else pending.real
-        return self.outlet.beside(Asked(queries, values, self.table, pending is not None, real))
+        return self.outlet.beside(Asked(queries, values, self.table, pending is not None, real, self.as_given))
 
     def logit_bias(self, tokens: int) -> Tensor | None:
         """See `Outlet.logit_bias`."""

@@ -24,7 +24,7 @@ class Scores:
     def __init__(self, scorer: Scorer, contents: Contents) -> None:
         self._scorer, self._contents = scorer, contents
         self._token_local = scorer.policy.needs.token_local
-        self.early = contents.store.rounds and self._token_local
+        self.early = contents.store.rounds and self._token_local and not contents.outlet.picks_blocks
 
     def ask(self, keys: Tensor, values: Tensor, positions: Tensor, seen: Tensor) -> Tensor:
         """Scores of tokens of this layer and of layers like it, see `Scorer`; for policies that know no layers."""

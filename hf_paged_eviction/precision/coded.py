@@ -69,9 +69,19 @@ class CodedSnapshot(HeldSnapshot):
         return self.keys.dtype
 
     @property
+    def form(self) -> tuple[Tensor, ...]:
+        """See `HeldSnapshot`."""
+        return self.key_codes, self.key_levels, self.value_codes, self.value_levels
+
+    @property
+    def key_width(self) -> int:
+        """See `HeldSnapshot`."""
+        return self.keys.shape[-1]
+
+    @property
     def codes(self) -> list[Tensor]:
         """Those of keys, then those of values, and the positions."""
-        return [self.key_codes, self.key_levels, self.value_codes, self.value_levels, self.positions]
+        return [*self.form, self.positions]
 
     @property
     def exact(self) -> list[Tensor]:
@@ -336,6 +346,29 @@ class CodedStore(Store):
             index = slot_index(new.slots[:, :sets], part)
             held.scatter_(2, index, torch.where(new.waits[:, :sets, :, None], part, held.gather(2, index)))
         self.exact.all_coded()
+
+    # ---- tokens that travel ---------------------------------------------------------------------------------------
+
+    @property
+    def form(self) -> tuple[Tensor, ...]:
+        """See `Store.form`: codes and levels. Single tokens that wait have none yet, see `encode`."""
+        return self.tensors[:4]
+
+    def form_of(self, keys: Tensor, values: Tensor, held: int, positions: Tensor) -> tuple[Tensor, ...]:
+        """See `Store.form_of`."""
+        new = self._encode(keys[:, :, held:], values[:, :, held:], positions.clamp_min(0))[:4]
+        return tuple(torch.cat([part[:, :, :held], added], dim=2) for part, added in zip(self.form, new, strict=True))
+
+    def decoded(self, form: Sequence[Tensor], positions: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Store.decoded`."""
+        return self._decode([*form, positions.clamp_min(0)[..., None]])
+
+    def come_back(self, row: Tensor, head: Tensor, slots: Tensor, form: Sequence[Tensor], positions: Tensor) -> None:
+        """See `Store.come_back`."""
+        super().come_back(row, head, slots, form, positions)
+        placed = self.tensors[4]
+        sets = head[:, : placed.shape[1]]  # where all heads share theirs, the first stands for the one set
+        placed[row, sets, slots] = positions[..., None][..., : placed.shape[-1]].to(placed.dtype)
 
     # ---- what attention reads -------------------------------------------------------------------------------------
 

@@ -1,13 +1,13 @@
-"""Blocks of keys and values in host memory."""
+"""Blocks of tokens in host memory."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .tensors import byte_count
+from .tensors import SideBySide, byte_count
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Fetched:
     """Blocks on the layer's device, or on their way to it.
 
     Attributes:
-        states: `[m, h, P, key width + value width]`.
+        states: `[m, h, P, width]`.
         arrived: event of the copy's stream; None where the copy is done.
     """
 
@@ -41,49 +41,39 @@ class Fetched:
 
 
 class HostBlocks:
-    """Keys and values of whole texts, block by block: block `n` holds the tokens at positions `n * P` and after.
+    """Whole texts as a store keeps them, block by block: block `n` holds the tokens at positions `n * P` and after.
 
-    A token's key and value lie beside each other, so that blocks come back in one copy. From an accelerator, copies to
+    All that is kept of a token lies side by side, so that blocks come back in one copy. From an accelerator, copies to
     the host run on a stream of their own and are written down when something is next read; copies back come from
     pinned memory, on request on a second stream. (Written for CUDA and tested on a CPU only, where every copy is done
     at once.)
 
     Attributes:
-        states: `[B, H, N, P, key width + value width]` in host memory; what was never written is zero.
+        states: `[B, H, N, P, width]` in host memory; what was never written is zero.
         block_size: `P`.
 
     Args:
-        like_keys, like_values: `[B, H, n, D]` states of the layer.
+        like: what a store of the layer keeps, see `Store.form`.
         block_size: `P`.
     """
 
-    def __init__(self, like_keys: Tensor, like_values: Tensor, block_size: int) -> None:
-        self.device = like_keys.device
+    def __init__(self, like: Sequence[Tensor], block_size: int) -> None:
+        self.device = like[0].device
         self.block_size = block_size
-        self._key_width = like_keys.shape[-1]
+        self._form = SideBySide.of(like)
         self._on_accelerator = self.device.type == "cuda"
         self._away, self._back = (torch.cuda.Stream(self.device) if self._on_accelerator else None for _ in range(2))
         self._under_way: list[_Delivery] = []
-        shape = (*like_keys.shape[:2], 0, block_size, like_keys.shape[-1] + like_values.shape[-1])
-        self.states = self._room(shape, like_keys.dtype)
+        shape = (*like[0].shape[:2], 0, block_size, self._form.width)
+        self.states = self._room(shape, self._form.dtype)
 
     def _room(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         with torch.inference_mode(False):
             return torch.zeros(shape, dtype=dtype, pin_memory=self._on_accelerator)
 
-    @property
-    def keys(self) -> Tensor:
-        """`[B, H, N, P, D]`, a view."""
-        return self.parts(self.states)[0]
-
-    @property
-    def values(self) -> Tensor:
-        """As `keys`."""
-        return self.parts(self.states)[1]
-
-    def parts(self, states: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of `states` `[..., key width + value width]`, views."""
-        return states[..., : self._key_width], states[..., self._key_width :]
+    def parts(self, states: Tensor) -> tuple[Tensor, ...]:
+        """What lies side by side in `states` `[..., width]`, in the order of `Store.form`."""
+        return self._form.apart(states)
 
     @property
     def blocks(self) -> int:
@@ -107,9 +97,10 @@ class HostBlocks:
 
     # ---- tokens ---------------------------------------------------------------------------------------------------
 
-    def write(self, row: Tensor, head: Tensor, position: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Write tokens down: `row`, `head`, `position` `[m]` int64, states `[m, D]`, all on the layer's device."""
-        places, states = (row, head, position), torch.cat([keys, values], dim=-1)
+    def write(self, row: Tensor, head: Tensor, position: Tensor, form: Sequence[Tensor]) -> None:
+        """Write tokens down: `row`, `head`, `position` `[m]` int64, what is kept of them `[m, ...]` each, all on the
+        layer's device."""
+        places, states = (row, head, position), self._form.together(form)
         if self._away is None:
             self._put(places, states)
             return
@@ -131,7 +122,7 @@ class HostBlocks:
         self._under_way.clear()
 
     def read(self, row: Tensor, head: Tensor, block: Tensor) -> Tensor:
-        """Blocks `[..., P, key width + value width]` on the layer's device, in one copy.
+        """Blocks `[..., P, width]` on the layer's device, in one copy.
 
         Args:
             row, head, block: int64 in host memory, of shapes that go together `[...]`.
@@ -147,8 +138,8 @@ class HostBlocks:
         with torch.cuda.stream(self._back):
             return Fetched(make(), _recorded(self._back))
 
-    def span(self, first: int, last: int) -> tuple[Tensor, Tensor]:
-        """All blocks `first .. last`: keys and values `[B, H, n, D]` on the layer's device."""
+    def span(self, first: int, last: int) -> tuple[Tensor, ...]:
+        """The tokens of all blocks `first .. last`: what is kept of them `[B, H, n, ...]` on the layer's device."""
         self._receive()
         found = self.states[:, :, first:last].flatten(2, 3)
         return self.parts(found.pin_memory().to(self.device, non_blocking=True) if self._on_accelerator else found)
@@ -172,7 +163,7 @@ class HostBlocks:
         return self.states[:, :, :blocks]
 
     def fill(self, states: Tensor) -> None:
-        """Hold these blocks `[B, H, n, P, key width + value width]` and no others."""
+        """Hold these blocks `[B, H, n, P, width]` and no others."""
         self._under_way.clear()
         self.states = self._room(tuple(states.shape), states.dtype)
         self.states.copy_(states)

@@ -1,6 +1,6 @@
 """Where a layer keeps its keys and values."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -32,6 +32,16 @@ class HeldSnapshot(Snapshot):
         """Of keys and values as they came."""
         raise NotImplementedError
 
+    @property
+    def form(self) -> tuple[Tensor, ...]:
+        """See `Store.form`; of the tokens that are held."""
+        raise NotImplementedError
+
+    @property
+    def key_width(self) -> int:
+        """Of keys as they came."""
+        raise NotImplementedError
+
 
 @dataclass(frozen=True)
 class StoreSnapshot(HeldSnapshot):
@@ -55,6 +65,16 @@ class StoreSnapshot(HeldSnapshot):
     def dtype(self) -> torch.dtype:
         """See `HeldSnapshot`."""
         return self.keys.dtype
+
+    @property
+    def form(self) -> tuple[Tensor, ...]:
+        """See `HeldSnapshot`."""
+        return self.keys, self.values
+
+    @property
+    def key_width(self) -> int:
+        """See `HeldSnapshot`."""
+        return self.keys.shape[-1]
 
 
 @dataclass(frozen=True)
@@ -151,6 +171,39 @@ class Store:
     def slots(self) -> int:
         """How many there are."""
         return self.tensors[0].shape[2]
+
+    # ---- tokens that travel ---------------------------------------------------------------------------------------
+
+    @property
+    def form(self) -> tuple[Tensor, ...]:
+        """What is kept of the token in each slot, wherever in the text it stands, `[batch, kv_heads, slots, ...]` each:
+        in this form it may leave and come back without being changed."""
+        return self.tensors
+
+    def form_of(self, keys: Tensor, values: Tensor, held: int, positions: Tensor) -> tuple[Tensor, ...]:
+        """The form of more tokens than there are slots.
+
+        Args:
+            keys, values: the first `held` are what `read` gave, the others are new.
+            positions: `[batch, sets, n]` of the new ones.
+        """
+        return keys, values
+
+    def decoded(self, form: Sequence[Tensor], positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values `[batch, kv_heads, n, dim]` of tokens at `positions` `[batch, 1 or sets, n]`, as they are
+        read when they are no longer among the newest."""
+        keys, values = form
+        return keys, values
+
+    def come_back(self, row: Tensor, head: Tensor, slots: Tensor, form: Sequence[Tensor], positions: Tensor) -> None:
+        """Tokens are in these slots from now on, where none is that is read as it came.
+
+        Args:
+            row, head, slots: indices, `[m, 1, 1]`, `[m or 1, h, 1]` and `[m, 1, n]`.
+            form, positions: `[m, h, n, ...]` each, and `[m, 1, n]`.
+        """
+        for states, new in zip(self.form, form, strict=True):
+            states[row, head, slots] = new
 
     # ---- what attention reads -------------------------------------------------------------------------------------
 

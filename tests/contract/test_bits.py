@@ -309,12 +309,6 @@ def test_save_and_load(static: bool, tmp_path: Path) -> None:
         assert all(map(torch.equal, ours.store.tensors, theirs.store.tensors))
 
 
-def test_what_keeps_keys_as_they_came_is_refused() -> None:
-    config = models.family_config("llama", attn_implementation="paged_eviction")
-    with pytest.raises(ValueError, match="bits="):
-        PagedEvictionCache(config, budget=64, block_size=4, bits=4, disposal="recall", sink_tokens=4)
-
-
 def test_a_budget_in_bytes() -> None:
     """As many tokens as fit beside those that are not rounded, and not one block more."""
     tokens = {}

@@ -113,10 +113,14 @@ class RecallRecorder(Recorder):
         found = []
         for head in range(heads):
             group = query.view(heads, -1, query.shape[-1])[head].tolist()
-            keys = [column.keys[index][row, head].tolist() for column in own]
+            keys = self.keys_of(index, own)[row, head].tolist()
             blocks = [keys[at : at + BLOCK] for at in range(0, len(keys), BLOCK)]
             found.append([sum(self._slow_score(q, block) for q in group) / len(group) for block in blocks])
         return found
+
+    def keys_of(self, index: int, columns: list[Any]) -> Tensor:
+        """`[rows, heads, n, dim]`, which blocks are summed up from."""
+        return torch.stack([column.keys[index] for column in columns], dim=2)
 
     def _slow_score(self, query: list[float], block: list[list[float]]) -> float:
         total = 0.0
@@ -362,9 +366,10 @@ def test_host_memory_has_the_bytes_of_a_dynamic_cache() -> None:
     for index, layer in cache.paged_layers:
         stored = int(layer.outlet.archive.stored.min()) * BLOCK
         assert stored >= 76
-        for name in ("keys", "values"):
+        host = layer.outlet.archive.host
+        for name, states in zip(("keys", "values"), host.parts(host.states), strict=True):
             came = torch.stack([getattr(column, name)[index] for column in recorder.columns[:stored]], dim=2)
-            assert torch.equal(getattr(layer.outlet.archive.host, name).flatten(2, 3)[:, :, :stored], came)
+            assert torch.equal(states.flatten(2, 3)[:, :, :stored], came)
 
 
 def test_what_was_never_written_in_host_memory_is_never_read() -> None:
@@ -379,8 +384,7 @@ def test_what_was_never_written_in_host_memory_is_never_read() -> None:
             for _, layer in cache.paged_layers if poisoned else ():
                 host, stored = layer.outlet.archive.host, layer.outlet.archive.stored
                 for row, blocks in enumerate(stored.tolist()):
-                    host.keys[row, :, blocks:] = math.nan
-                    host.values[row, :, blocks:] = math.nan
+                    host.states[row, :, blocks:] = math.nan
         logits.append(torch.cat(said, dim=1)[mask.bool()])
     assert torch.equal(*logits)
 
@@ -504,7 +508,6 @@ def test_parts_joined_are_one_softmax(seed: int, sizes: list[int], capped: bool,
         ("llama", {"budget": "1MB"}, r"recall\(length=TOKENS\)"),
         ("llama", {"disposal": "recall(length=0)"}, "length must be a whole number"),
         ("llama", {"positions": "cache"}, "positions='cache'"),
-        ("llama", {"bits": 8}, "bits="),
         ("llama", {"budget": 16}, "Use a budget of 20 or more, or blocks=1 at most"),
         ("llama", {"disposal": "recall(blocks=0)"}, "blocks must be a whole number of at least 1"),
         ("llama", {"disposal": "recall(blocks=some)"}, "or \"all\", got 'some'"),

@@ -84,10 +84,10 @@ def test_the_stage_is_counted_and_bounded() -> None:
 def test_what_is_taken_is_what_is_in_host_memory() -> None:
     """Half of it was fetched ahead, in another order, and some of that for the second time."""
     states = torch.randn(3, 2, 9 * 4, 5), torch.randn(3, 2, 9 * 4, 7)
-    host = HostBlocks(*states, 4)
+    host = HostBlocks(states, 4)
     host.reserve(9)
     row, head, position = (index.flatten() for index in torch.meshgrid(*map(torch.arange, (3, 2, 36)), indexing="ij"))
-    host.write(row, head, position, *(each[row, head, position] for each in states))
+    host.write(row, head, position, [each[row, head, position] for each in states])
     stage = Stage()
     stage.fill(host, Places.of(torch.tensor([[[4, 1], [-1, 2]], [[3, 0], [7, 8]], [[-1, -1], [0, 5]]]), 2))
     stage.fill(host, Places.of(torch.tensor([[[1, 6], [2, -1]], [[-1, 3], [8, 1]], [[-1, -1], [5, 4]]]), 2))

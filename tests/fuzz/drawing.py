@@ -109,7 +109,7 @@ def _what(random: Random, family: str) -> dict[str, Any]:
             options.pop("rank", None)
             options.pop("disposal", None)
         if "disposal" in options:
-            for name in ("static", "allocator", "bits", "rank", "positions"):
+            for name in ("static", "allocator", "positions"):
                 options.pop(name, None)
             options["policy"] = random.choice(RULED)
     if "rank" in options:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ...attention.parts import Part
 from ...store.host import HostBlocks
+from ...store.store import Store
 from ..base import Held
 from .settings import Settings, most_blocks
 from .summaries import Summaries
@@ -16,22 +17,23 @@ class Archive:
     """Every full block of each row, and a summary of it.
 
     Attributes:
-        host: keys and values.
+        host: the blocks, as the store keeps tokens.
         summaries: on the layer's device; empty where another layer chooses.
         stored: `[B]` int64 on the layer's device, blocks in host memory.
 
     Args:
         settings: parameters.
         size: of a block.
-        keys, values: `[B, H, n, D]` states of the layer.
+        store: of the layer.
         chooses: whether blocks are chosen by these summaries.
     """
 
-    def __init__(self, settings: Settings, size: int, keys: Tensor, values: Tensor, chooses: bool) -> None:
-        self.host = HostBlocks(keys, values, size)
-        self.summaries = Summaries(settings.summary, keys)
-        self.stored = torch.zeros(len(keys), dtype=torch.int64, device=keys.device)
-        self._settings, self._chooses = settings, chooses
+    def __init__(self, settings: Settings, size: int, store: Store, chooses: bool) -> None:
+        like, _ = store.read(0)
+        self.host = HostBlocks(store.form, size)
+        self.summaries = Summaries(settings.summary, like)
+        self.stored = torch.zeros(len(like), dtype=torch.int64, device=like.device)
+        self._settings, self._store, self._chooses = settings, store, chooses
 
     def take_in(self, held: Held) -> None:
         """Copy the tokens of blocks that are full and not here yet, and sum those blocks up.
@@ -47,10 +49,11 @@ class Archive:
         heads = held.keys.shape[1]
         row, head, at = missing.expand(-1, heads, -1).nonzero(as_tuple=True)
         position = held.positions.expand(-1, heads, -1)[row, head, at]
-        keys, values = held.keys[row, head, at], held.values[row, head, at]
-        host.write(row, head, position, keys, values)
+        host.write(row, head, position, [part[row, head, at] for part in held.form])
         if self._chooses:
-            self._sum_up(row, head, position, keys, now)
+            # As they will be read when they come back, whatever they were read as when they left.
+            keys, _ = self._store.decoded(held.form, held.positions)
+            self._sum_up(row, head, position, keys[row, head, at], now)
         self.stored = now
 
     def _allowed(self, blocks: int) -> int:
@@ -93,7 +96,9 @@ class Archive:
             last = min(first + self._settings.round, stored)
             seen = away[..., first * size : last * size]
             if bool(seen.any()):
-                yield Part(*self.host.span(first, last), torch.where(seen, 0.0, float("-inf"))[:, :, None])
+                places = torch.arange(first * size, last * size, device=positions.device)
+                read = self._store.decoded(self.host.span(first, last), places.expand(len(self.stored), 1, -1))
+                yield Part(*read, torch.where(seen, 0.0, float("-inf"))[:, :, None])
 
     def select(self, rows: Tensor) -> None:
         """Row `i` becomes what row `rows[i]` was."""

@@ -54,7 +54,7 @@ class RecallOutlet(Outlet):
         site: the layer.
     """
 
-    plans = reads = picks_blocks = True
+    plans = reads = takes_form = picks_blocks = True
 
     def __init__(self, settings: Settings, site: Site) -> None:
         self.settings, self.site = settings, site
@@ -87,11 +87,11 @@ class RecallOutlet(Outlet):
     def most_bytes(self, keys: Tensor, values: Tensor) -> tuple[int, int]:
         """See `Outlet.most_bytes`: summaries of the longest text, blocks that are fetched ahead; and one round."""
         settings, size = self.settings, self.site.sizes.block_size
-        token = _token_bytes(keys) + _token_bytes(values)
+        token, read = self.site.store.token_bytes(keys, values), _token_bytes(keys) + _token_bytes(values)
         vectors = 0 if self.leader is not None else 1 if settings.summary == "vector" else 2
         summaries = vectors * (most_blocks(settings, size) or 0) * _token_bytes(keys)
         at_once = settings.round if settings.blocks == "all" else max(settings.round, int(settings.blocks))
-        return summaries + settings.prefetch * size * token, at_once * size * token
+        return summaries + settings.prefetch * size * token, at_once * size * read
 
     def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
         """See `Outlet.map_rows`."""
@@ -133,8 +133,7 @@ class RecallOutlet(Outlet):
         """See `Outlet.restore`."""
         if not isinstance(saved, RecallSnapshot):
             raise ValueError("what recall knows is not in it")
-        keys, values = self.site.store.tensors
-        self.archive = Archive(self.settings, self.site.sizes.block_size, keys, values, self.leader is None)
+        self.archive = Archive(self.settings, self.site.sizes.block_size, self.site.store, self.leader is None)
         self.archive.fill(saved.states, saved.high, saved.low, saved.stored)
         self._past, self._looked = map_tensors(
             lambda states: states.to(device), (_Asked(saved.resident, saved.due), saved.looked)
@@ -158,7 +157,7 @@ class RecallOutlet(Outlet):
         """With all blocks of these tokens that are full."""
         if self.archive is None or self._past is None:
             size, chooses = self.site.sizes.block_size, self.leader is None
-            self.archive = Archive(self.settings, size, held.keys, held.values, chooses)
+            self.archive = Archive(self.settings, size, self.site.store, chooses)
             self._past = _Asked(None, torch.zeros_like(self.archive.stored))
         self.archive.take_in(held)
         return self.archive, self._past
@@ -224,7 +223,7 @@ class RecallOutlet(Outlet):
             coming, make_room = missing.gather(-1, first), going[..., : ids.shape[-1]]
             swap = Swap(ids.gather(-1, first), make_room, coming, len(places), bool(flags[2]))
             fetched = archive.host.parts(self.stage.take(archive.host, places))
-            swap.carry_out(table, frames, self._storages(asked), fetched)
+            swap.carry_out(table, frames, self.site.store, fetched, self._copies(asked))
             self._faults += len(places)
             resident = resident.came(make_room, coming, frames.count)
         if self.settings.prefetch and bool(flags[1]):
@@ -263,22 +262,23 @@ class RecallOutlet(Outlet):
             )
         return map_tensors(lambda states: states.to(ids.device), said)
 
-    def _storages(self, asked: Asked) -> list[tuple[Tensor, Tensor]]:
-        """All keys and values in which the slots have to change: the store's, and the copies that wait.
+    def _copies(self, asked: Asked) -> tuple[Tensor, Tensor] | None:
+        """Keys and values in which the slots have to change beside the store: what attention was given, where that is a
+        copy; None = it is the store's own.
 
         Raises:
             RuntimeError: attention was given something else than the cache returned.
         """
-        keys, values = self.site.store.tensors
-        stored, given = (keys, values), (asked.queries.key, asked.values)
-        if asked.waiting:
-            return [stored, given]
-        if any(theirs.data_ptr() != ours.data_ptr() for ours, theirs in zip(stored, given, strict=True)):
+        store, given = self.site.store, (asked.queries.key, asked.values)
+        as_given = asked.waiting or asked.as_given
+        if not store.copies and not asked.waiting:
+            as_given = all(theirs.data_ptr() == ours.data_ptr() for ours, theirs in zip(store.form, given, strict=True))
+        if not as_given:
             raise RuntimeError(
                 "recall changes keys and values in place, and this model changes them on the way from the cache to "
                 "attention. Use disposal='drop'."
             )
-        return [stored]
+        return given if store.copies or asked.waiting else None
 
     def check_crop(self, count: int) -> None:
         """See `Outlet.check_crop`."""

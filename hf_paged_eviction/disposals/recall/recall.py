@@ -128,12 +128,6 @@ class Recall(Disposal):
                 "recall(length=TOKENS)",
             ),
             (
-                around.coded != "",
-                f"{around.coded}: attention reads a decoded copy of the slots that is made before the query is known, "
-                "so a block that comes back would have to be encoded, and written to codes and copy. Leave out "
-                f"{around.coded}",
-            ),
-            (
                 around.positions != "text",
                 f"positions={around.positions!r}: each step may bring back other blocks, so all keys in the slots "
                 "would have to be turned anew at every step, and a text longer than the model's positions would still "

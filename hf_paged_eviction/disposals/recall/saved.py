@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from ...parts import Snapshot
-from ...store.store import HeldSnapshot, StoreSnapshot
+from ...store.store import HeldSnapshot
+from ...store.tensors import SideBySide
 from ...table.table import TableSnapshot
 from ..replacement import Resident
 
@@ -19,7 +20,7 @@ class RecallSnapshot(Snapshot):
     """The blocks in host memory, what is known of them, and of those in the slots.
 
     Attributes:
-        states: `[B, H, N, P, key width + value width]`.
+        states: `[B, H, N, P, width]`, see `HostBlocks`.
         high, low: `[B, H, N, D]`, see `Summaries`; without blocks where another layer chooses for this one.
         stored, due: `[B]` int64, see `Rows`.
         resident: None where nothing was asked for so far.
@@ -49,13 +50,12 @@ class RecallSnapshot(Snapshot):
         Raises:
             ValueError: with the part.
         """
-        if not isinstance(store, StoreSnapshot):
-            raise ValueError("recall: keys and values are in few bits")
-        state, (rows, heads, _, width) = table.state, store.keys.shape
+        state, (rows, heads, _, _) = table.state, store.shape
+        form, width = SideBySide.of(store.form), store.key_width
         _, sets, capacity = state.tokens.positions.shape
         blocks, frames = self.states.shape[2] if self.states.ndim == 5 else -1, (rows, sets, capacity // size)
-        kind, none = store.keys.dtype, (rows, heads, 0, width)
-        self._shape("states", (rows, heads, blocks, size, width + store.values.shape[-1]), kind)
+        kind, none = store.dtype, (rows, heads, 0, width)
+        self._shape("states", (rows, heads, blocks, size, form.width), form.dtype)
         self._shape("high", (rows, heads, blocks, width) if vectors else none, kind)
         self._shape("low", (rows, heads, blocks, width) if vectors > 1 else none, kind)
         self._shape("stored", (rows,), torch.int64)

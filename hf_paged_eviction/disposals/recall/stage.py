@@ -69,7 +69,7 @@ class Stage:
         return 0 if self._held is None else self._held[1].states.nbytes
 
     def take(self, host: HostBlocks, places: Places) -> Tensor:
-        """These blocks, `[m, h, P, key width + value width]` on the device: from here, or from host memory."""
+        """These blocks, `[m, h, P, width]` on the device: from here, or from host memory."""
         if self._held is None:
             return places.read(host)
         here = places.find(self._held[0])

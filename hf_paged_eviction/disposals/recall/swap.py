@@ -1,11 +1,13 @@
 """Blocks that come back, and the frames they come to."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from ...store.store import Store
+from ...store.tensors import slot_index
 from ...table.table import BlockTable
 from .frames import Frames
 
@@ -33,29 +35,43 @@ class Swap:
     again: bool
 
     def carry_out(
-        self, table: BlockTable, held: Frames, storages: Iterable[tuple[Tensor, Tensor]], fetched: tuple[Tensor, Tensor]
+        self,
+        table: BlockTable,
+        held: Frames,
+        store: Store,
+        fetched: Sequence[Tensor],
+        copies: tuple[Tensor, Tensor] | None,
     ) -> None:
-        """Write to all these keys and values `[B, H, slots, D]`, and to the table. Reads no tensor on the host.
+        """Write to the store and to the table. Reads no tensor on the host.
 
         Args:
             held: what lies in the frames.
-            fetched: keys and values `[count, h, P, D]`, set by set.
+            fetched: what is kept of the blocks, `[count, h, P, ...]` each, set by set.
+            copies: keys and values `[B, H, slots or more, D]` as they were read before, which change alike.
         """
-        storages, positions = list(storages), table.tokens.positions
+        positions = table.tokens.positions
         if self.again:
-            self._leave_behind(table, held, [positions[..., None], *(each for storage in storages for each in storage)])
+            self._leave_behind(table, held, [positions[..., None], *store.tensors, *(copies or ())])
         shape, size = self.ids.shape, table.block_size
         # Those that come, set by set. Their number is known, so that nothing has to be counted here.
         which = self.come.flatten().byte().argsort(descending=True, stable=True)[: self.count]
         row = which // (shape[1] * shape[2])
         set_ = which // shape[2] % shape[1]
         slots = table.slots_of(self.frames).flatten(0, 2)[which]  # [m, P]
-        places = torch.arange(size, device=which.device)
-        positions[row[:, None], set_[:, None], slots] = self.ids.flatten()[which][:, None] * size + places
+        places = torch.arange(size, device=which.device) + self.ids.flatten()[which][:, None] * size
+        positions[row[:, None], set_[:, None], slots] = places
         heads = torch.arange(fetched[0].shape[1], device=which.device)[None] if shape[1] == 1 else set_[:, None]
-        for storage in storages:
-            for states, blocks in zip(storage, fetched, strict=True):
-                states[row[:, None, None], heads[..., None], slots[:, None]] = blocks
+        store.come_back(row[:, None, None], heads[..., None], slots[:, None], fetched, places[:, None])
+        if copies is not None:
+            self._copy(table, store, copies)
+
+    def _copy(self, table: BlockTable, store: Store, copies: tuple[Tensor, Tensor]) -> None:
+        """As the store reads them, to what was read before."""
+        slots = table.slots_of(self.frames).flatten(2)  # [B, S, K * P]
+        come = self.come.repeat_interleave(table.block_size, dim=-1)[..., None]
+        for states, read in zip(copies, store.at(slots), strict=True):
+            index = slot_index(slots, states)
+            states.scatter_(2, index, torch.where(come, read, states.gather(2, index)))
 
     def _leave_behind(self, table: BlockTable, held: Frames, storages: list[Tensor]) -> None:
         """What makes room for the block of which a part is still there takes the place of that part."""
