@@ -97,7 +97,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         self._evicting = [layer for _, layer in self.paged_layers]
         cohorts = Cohorts([layer.member for layer in self._evicting])
         for layer in self._evicting:
-            layer.cohorts, layer.store.pool = cohorts, asked.pool
+            layer.cohorts, layer.store.room.pool = cohorts, asked.pool
         self.pool = asked.pool
         # Worked out here, because masks and `update` ask for every token.
         self._parts = [paged_part(layer) for layer in self.layers]

@@ -118,7 +118,7 @@ class Outlet:
     whole block is worked out in `plan`, when the block is chosen, and `let_go` acts on one token at a time.
 
     Neither reads a tensor on the host. In a static cache `let_go` is part of the compiled step: it then writes to
-    tensors that stay where they are (`store.fixed.static_zeros`), and takes no branch that depends on a number.
+    tensors that stay where they are (`store.room.static_zeros`), and takes no branch that depends on a number.
 
     Attributes:
         plans: whether `plan` wants to be called.

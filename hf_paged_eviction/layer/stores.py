@@ -2,7 +2,6 @@
 
 from ..precision.codec import Codec
 from ..precision.coded import CodedStore
-from ..store.fixed import FixedStore
 from ..store.ragged import RaggedStore
 from ..store.store import Store
 from ..store.turning import Turning
@@ -26,4 +25,4 @@ def make_store(
         return CodedStore(codecs, budget.block_size, budget.protected, fixed, turning, separate)
     if unequal and turning is None:
         return RaggedStore()
-    return FixedStore(turning) if fixed else Store(turning)
+    return Store(turning, fixed)

@@ -7,17 +7,16 @@ from math import prod
 import torch
 from torch import Tensor
 
-from ..store.fixed import static
-from ..store.shifts import Shifts
+from ..store.columns import Columns, gather_slots, slot_index
 from ..store.store import Arrived, HeldSnapshot, Store
-from ..store.tensors import byte_count, gather_slots, make_storage, slot_index
+from ..store.tensors import byte_count
 from ..store.turning import Turning
 from .codec import LEVELS, Codec, Codes
 from .exact import Exact, Newest
 from .in_codes import InCodes, reading_pays
 
-_Change = Callable[[Tensor], Tensor]
 _POSITIONS = torch.int32
+SHIFTS = torch.int32
 #: Of the first tokens that stay so many are read as they came: models attend to the very first ones more than to all
 #: others. More of them change nothing (SmolLM2), none at all three times as much as all the rest.
 FIRST = 4
@@ -37,7 +36,7 @@ class CodedSnapshot(HeldSnapshot):
 
     Attributes:
         waiting: see `Store`.
-        shifts: see `Shifts`, `[batch, sets, held]`.
+        shifts: see `CodedStore`, `[batch, sets, held]` int32.
         key_codes, key_levels, value_codes, value_levels: see `Codes`, `[batch, kv_heads, held, ...]`.
         positions: `[batch, sets, held, 0 or 1]`, see `CodedStore`.
         keys, values, places, count, coded, means, since: see `Exact`, where the places are `slots`.
@@ -99,7 +98,9 @@ class CodedStore(Store):
 
     Where the mean that a codec subtracts turns with the position, the positions of the tokens lie beside their codes.
 
-    Where states are turned for attention, no copy of them is kept: they are turned at each read, once decoded.
+    Where states are turned for attention, no copy of them is kept: they are turned at each read, once decoded. How many
+    positions forward the token in each slot then stands is kept beside the codes. A token that came since this was last
+    set stands where it came: 0.
 
     Args:
         codecs: of keys and of values.
@@ -120,14 +121,12 @@ class CodedStore(Store):
         turning: Turning | None = None,
         separate: bool = False,
     ) -> None:
-        super().__init__(turning)
+        super().__init__(turning, fixed)
+        self.room.zeroed = True  # what is hidden by a mask is decoded, too
         self._separate = separate
-        self._shifts: Shifts | None = None
+        self._shifts = Columns(self.room)  # [batch, sets, slots] int32; none before anything was turned
         self._codecs = codecs
         self._newest, self._first = block_size, min(protected, FIRST)
-        self._fixed = fixed
-        self._codes: tuple[Codes, Codes] | None = None
-        self._positions: Tensor | None = None  # [batch, sets, slots, 0 or 1] int32
         self._kinds: tuple[_Kind, _Kind] | None = None
         self._exact: Exact | None = None
         self.waiting = 0
@@ -139,21 +138,10 @@ class CodedStore(Store):
     # ---- what there is --------------------------------------------------------------------------------------------
 
     @property
-    def keys(self) -> Tensor | None:
-        """All slots as `read` gives them, made for the caller; None before the first forward."""
-        return None if self._codes is None else self.read()[0]
-
-    @property
-    def values(self) -> Tensor | None:
-        """As `keys`."""
-        return None if self._codes is None else self.read()[1]
-
-    @property
     def codes(self) -> tuple[Codes, Codes]:
         """Of keys and values, used or not."""
-        if self._codes is None:
-            raise RuntimeError("The cache is empty: run a forward first.")
-        return self._codes
+        parts = self.tensors
+        return Codes(*parts[:2]), Codes(*parts[2:4])
 
     @property
     def exact(self) -> Exact:
@@ -165,13 +153,9 @@ class CodedStore(Store):
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """Codes and levels, `[batch, kv_heads, slots, ...]` each, and positions, `[batch, sets, slots, 0 or 1]`."""
-        if self._positions is None:
+        if not self.columns.tensors:
             raise RuntimeError("The cache is empty: run a forward first.")
-        return *_parts(self.codes), self._positions
-
-    def _use(self, parts: Sequence[Tensor]) -> None:
-        """Let these be the tensors."""
-        self._codes, self._positions = (Codes(*parts[:2]), Codes(*parts[2:4])), parts[4]
+        return self.columns.tensors
 
     @property
     def bytes(self) -> int:
@@ -181,7 +165,7 @@ class CodedStore(Store):
     @property
     def bytes_by_part(self) -> dict[str, int]:
         """See `Store.bytes_by_part`."""
-        if self._codes is None:
+        if not self.columns.tensors:
             return {}
         key_codes, key_levels, value_codes, value_levels, positions = self.tensors
         return {
@@ -189,7 +173,7 @@ class CodedStore(Store):
             "levels": byte_count(key_levels, value_levels),
             "positions": byte_count(positions),
             "tokens as they came": byte_count(*self.exact.tensors()),
-            "shifts": 0 if self._shifts is None else byte_count(self._shifts.by),
+            "shifts": self._shifts.bytes,
         }
 
     def token_bytes(self, keys: Tensor, values: Tensor) -> int:
@@ -200,7 +184,7 @@ class CodedStore(Store):
             total += prod(packed) * codec.packed_dtype(like.dtype).itemsize + prod(levels) * 2
         total += prod(self._positions_shape(keys, 1)) * _POSITIONS.itemsize
         if self.turning is not None:
-            total += prod(self._shifts_shape(keys, 1)) * Shifts.dtype.itemsize
+            total += prod(self._shifts_shape(keys, 1)) * SHIFTS.itemsize
         return total
 
     def _positions_shape(self, keys: Tensor, slots: int) -> tuple[int, int, int, int]:
@@ -230,10 +214,6 @@ class CodedStore(Store):
 
     # ---- room -----------------------------------------------------------------------------------------------------
 
-    def slots_to_begin_with(self, tokens: int, block_size: int, most: int) -> int:
-        """See `Store.slots_to_begin_with`."""
-        return most if self._fixed else super().slots_to_begin_with(tokens, block_size, most)
-
     def start(self, keys: Tensor, values: Tensor, least: int, most: int) -> None:
         """See `Store.start`."""
         if self.turning is not None:
@@ -244,7 +224,7 @@ class CodedStore(Store):
         self.exact.clear()
 
     def _serves(self, keys: Tensor, values: Tensor, least: int, most: int) -> bool:
-        if self._codes is None or not least <= self.slots <= most:
+        if not self.columns.tensors or not least <= self.slots <= most:
             return False
         pairs = zip((self.exact.keys, self.exact.values), (keys, values), strict=True)
         return all(
@@ -256,59 +236,40 @@ class CodedStore(Store):
         """See `Store.make`."""
         self.give_up()
         self._kinds = _Kind(keys.shape[-1], keys.dtype), _Kind(values.shape[-1], values.dtype)
-        self._use(self._new_codes(keys, values, slots))
+        self.columns.use(*self._new_codes(keys, values, slots))
         for codec in self._codecs:
             if codec.rotary is not None:
                 codec.rotary.prepare(keys.device)
-        parts = [self._new(shape, dtype, keys.device) for shape, dtype in self._exact_shapes(keys, values)]
+        parts = [self.room.make(shape, dtype, keys.device) for shape, dtype in self._exact_shapes(keys, values)]
         self._exact = Exact(self._newest, *parts)
-        if self._fixed and self.turning is not None:
+        if self.room.fixed and self.turning is not None:
             self.turning.rotary.prepare(keys.device)
-            self._shift_by(Shifts(self._new(self._shifts_shape(keys, slots), Shifts.dtype, keys.device)))
+            self._make_room_to_shift(self._shifts_shape(keys, slots))
 
-    def _shift_by(self, shifts: Shifts | None) -> None:
-        """Turn by these from now on; the old ones go back to the pool."""
-        old, self._shifts = self._shifts, shifts
-        if self.pool is not None and old is not None:
-            self.pool.give(old.by)
-
-    def _new(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-        make = make_storage if self.pool is None else self.pool.take
-        # A slot that is hidden by a mask still takes part in 0 x value: it must hold a number.
-        made = make(shape, dtype, device).zero_()
-        return static(made) if self._fixed else made
+    def _make_room_to_shift(self, shape: tuple[int, ...]) -> None:
+        if not self._shifts.tensors or self._shifts.tensors[0].shape != shape:
+            self._shifts.use(self.room.make(shape, SHIFTS, self.exact.keys.device))
 
     def _new_codes(self, keys: Tensor, values: Tensor, slots: int) -> list[Tensor]:
         made = []
         for codec, like in zip(self._codecs, (keys, values), strict=True):
             packed, levels = codec.shapes(like, slots)
             dtype = codec.packed_dtype(like.dtype)
-            made += [self._new(packed, dtype, like.device), self._new(levels, LEVELS, like.device)]
-        return [*made, self._new(self._positions_shape(keys, slots), _POSITIONS, keys.device)]
+            made += [self.room.make(packed, dtype, like.device), self.room.make(levels, LEVELS, like.device)]
+        return [*made, self.room.make(self._positions_shape(keys, slots), _POSITIONS, keys.device)]
 
     def give_up(self) -> None:
         """See `Store.give_up`."""
-        self._shift_by(None)
-        if self.pool is not None and self._codes is not None and self._exact is not None:
-            self.pool.give(*reversed([*self.tensors, *self._exact.tensors()]))
-        self._codes = self._positions = self._exact = None
-
-    def _use_instead(self, parts: Sequence[Tensor]) -> None:
-        if self.pool is not None:
-            self.pool.give(*reversed(self.tensors))
-        self._use(parts)
+        self._shifts.use()
+        if self._exact is not None:
+            self.room.give(self._exact.tensors())
+        self._exact = None
+        super().give_up()
 
     def move(self, slots: int, held: int) -> None:
         """See `Store.move`."""
-        new = self._new_codes(self.exact.keys, self.exact.values, slots)
-        for target, part in zip(new, self.tensors, strict=True):
-            target[:, :, :held] = part[:, :, :held]
-        self._use_instead(new)
-        if self._shifts is not None:
-            old = self._shifts.by
-            moved = self._new((*old.shape[:2], slots), old.dtype, old.device)
-            moved[:, :, :held] = old[:, :, :held]
-            self._shift_by(Shifts(moved))
+        super().move(slots, held)
+        self._shifts.resize(slots, held)
 
     # ---- codes ----------------------------------------------------------------------------------------------------
 
@@ -341,10 +302,7 @@ class CodedStore(Store):
             return
         self.waiting = 0
         new = self.newest()
-        for held, part in zip(self.tensors, self._encode(new.keys, new.values, new.positions), strict=True):
-            sets = held.shape[1]
-            index = slot_index(new.slots[:, :sets], part)
-            held.scatter_(2, index, torch.where(new.waits[:, :sets, :, None], part, held.gather(2, index)))
+        self.columns.overwrite(new.slots, self._encode(new.keys, new.values, new.positions), new.waits)
         self.exact.all_coded()
 
     # ---- tokens that travel ---------------------------------------------------------------------------------------
@@ -387,8 +345,8 @@ class CodedStore(Store):
         return self._turned_in_place(self.read(held), held)
 
     def _turned_in_place(self, states: tuple[Tensor, Tensor], held: int | None) -> tuple[Tensor, Tensor]:
-        if self.turning is not None and self._shifts is not None and held != 0:
-            self.turning.rotary.rotate_by_in_place(states[self.turning.of], self._shifts.of_first(held))
+        if self.turning is not None and self.turns and held != 0:
+            self.turning.rotary.rotate_by_in_place(states[self.turning.of], self._shifts.first(held)[0])
         return states
 
     def shown_before(self, held: int, real: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -403,30 +361,30 @@ class CodedStore(Store):
     @property
     def turns(self) -> bool:
         """See `Store.turns`."""
-        return self._shifts is not None
+        return bool(self._shifts.tensors)
 
     def turn(self, shifts: Tensor) -> None:
         """See `Store.turn`."""
-        if self.turning is None:
-            return
-        rows, sets, slots = *shifts.shape[:2], self.slots
-        if self._shifts is None or self._shifts.by.shape != (rows, sets, slots):
-            self._shift_by(Shifts(self._new((rows, sets, slots), Shifts.dtype, self.exact.keys.device)))
-        if self._shifts is not None:
-            self._shifts.by.copy_(shifts[..., :slots])
+        if self.turning is not None:
+            self._make_room_to_shift((*shifts.shape[:2], self.slots))
+            self._shifts.tensors[0].copy_(shifts[..., : self.slots])
+
+    def _unshifted(self, count: int) -> list[Tensor]:
+        """The shifts of new tokens."""
+        return [shifts.new_zeros((*shifts.shape[:2], count)) for shifts in self._shifts.tensors]
 
     # ---- reading --------------------------------------------------------------------------------------------------
 
     def read(self, held: int | None = None) -> tuple[Tensor, Tensor]:
         """See `Store.read`; decoded anew at each call."""
-        keys, values = self._decode([part if held is None else part[:, :, :held] for part in self.tensors])
+        keys, values = self._decode(self.columns.first(held))
         if held != 0 and self._exact is not None:
             self._exact.write_over(keys, values)
         return keys, values
 
     def at(self, slots: Tensor) -> tuple[Tensor, Tensor]:
         """See `Store.at`."""
-        keys, values = self._decode([gather_slots(part, slots[:, : part.shape[1]]) for part in self.tensors])
+        keys, values = self._decode(self.columns.at(slots))
         return self.exact.instead(slots, keys, values)
 
     def meet(self, keys: Tensor, values: Tensor, real: Tensor | None) -> None:
@@ -441,10 +399,8 @@ class CodedStore(Store):
             raise RuntimeError("Several tokens come with their positions.")
         count = keys.shape[2]
         positions = arrived.new.clamp_min(0)  # a pad's may be any
-        for held, part in zip(self.tensors, self._encode(keys, values, positions), strict=True):
-            held.narrow(2, start, count).copy_(part)
-        if self._shifts is not None:
-            self._shifts.append(start, count)
+        self.columns.append(start, self._encode(keys, values, positions))
+        self._shifts.append(start, self._unshifted(count))
 
         def states(slots: Tensor) -> tuple[Tensor, Tensor]:
             new, (held_k, held_v) = (slots >= start)[..., None], self.at(slots.clamp_max(max(start - 1, 0)))
@@ -460,16 +416,14 @@ class CodedStore(Store):
         """See `Store.overwrite`. At most `block_size` tokens may come so before `encode` is called."""
         self.exact.put(slot[..., 0], keys, values, real)
         self.exact.counted(real)
-        if self._shifts is not None:
-            self._shifts.overwrite(slot, real)
+        self._shifts.overwrite(slot, self._unshifted(1), None if real is None else real[..., None])
         self.waiting += 1
 
     def write(self, slot: Tensor, keys: Tensor, values: Tensor) -> None:
         """See `Store.write`; the host counts (`wrote`)."""
         keys, values = self.detached(keys, values)
         self.exact.put(slot, keys, values, None)
-        if self._shifts is not None:
-            self._shifts.write(slot)
+        self._shifts.write(slot, self._unshifted(1))
 
     def wrote(self) -> None:
         """See `Store.wrote`."""
@@ -478,12 +432,9 @@ class CodedStore(Store):
 
     def keep(self, keys: Tensor, values: Tensor, kept: Tensor, held: int, arrived: Arrived, anew: bool) -> None:
         """See `Store.keep`; new tokens are encoded, those held are not."""
-        old, new = self.tensors, self._encode(keys[:, :, held:], values[:, :, held:], arrived.new.clamp_min(0))
-        parts = self._new_codes(keys, values, kept.shape[-1]) if anew else old
-        for target, part, added in zip(parts, old, new, strict=True):
-            target.copy_(gather_slots(torch.cat([part[:, :, :held], added], dim=2), kept))
-        if anew:
-            self._use_instead(parts)
+        new = self._encode(keys[:, :, held:], values[:, :, held:], arrived.new.clamp_min(0))
+        old = self.columns.first(held)
+        self.columns.take([torch.cat(parts, dim=2) for parts in zip(old, new, strict=True)], kept, anew)
 
         def states(slots: Tensor) -> tuple[Tensor, Tensor]:
             place = kept.expand(-1, slots.shape[1], -1).gather(-1, slots)
@@ -493,10 +444,8 @@ class CodedStore(Store):
 
     def reorder(self, order: Tensor) -> None:
         """See `Store.reorder`."""
-        if self._shifts is not None:
-            self._shifts.reorder(order)
-        for part in self.tensors:
-            part[:, :, : order.shape[-1]] = gather_slots(part, order)
+        super().reorder(order)
+        self._shifts.reorder(order)
         places = torch.arange(order.shape[-1], device=order.device).expand_as(order)
         self.exact.move(torch.empty_like(order).scatter_(-1, order, places))
 
@@ -506,59 +455,51 @@ class CodedStore(Store):
 
     # ---- rows and life --------------------------------------------------------------------------------------------
 
-    def map_rows(self, change: _Change) -> None:
+    def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
         """See `Store.map_rows`."""
-        exact, codes = self.exact, [change(part) for part in self.tensors]
-        new = exact.change(change)
-        shifts = None if self._shifts is None else change(self._shifts.by)
-        if self._fixed and new.keys.shape == exact.keys.shape:
-            for held, part in zip((*self.tensors, *exact.tensors()), (*codes, *new.tensors()), strict=True):
+        super().map_rows(change)
+        self._shifts.map_rows(change)
+        old = self.exact
+        new = old.change(change)
+        if self.room.fixed and new.keys.shape == old.keys.shape:
+            for held, part in zip(old.tensors(), new.tensors(), strict=True):
                 held.copy_(part)
-            if self._shifts is not None and shifts is not None:
-                self._shifts.by.copy_(shifts)
-            return
-        ours: _Change = static if self._fixed else (lambda part: part)
-        if self.pool is not None:
-            self.pool.give(*reversed([*self.tensors, *exact.tensors()]))
-        self._use([ours(part) for part in codes])
-        self._exact = new.change(ours)
-        self._shift_by(None if shifts is None else Shifts(ours(shifts)))
+        else:
+            self.room.give(old.tensors())
+            self._exact = new.change(self.room.own)
 
     def clear(self) -> None:
         """See `Store.clear`."""
         self.waiting = 0
-        if not self._fixed:
-            self._shift_by(None)
-        elif self._codes is not None and self._exact is not None:
-            for held in (*self.tensors, *self._exact.tensors()):
+        if not self.room.fixed:
+            self._shifts.use()
+        elif self._exact is not None:
+            self.columns.zero()
+            self._shifts.zero()
+            for held in self._exact.tensors():
                 held.zero_()
-            if self._shifts is not None:
-                self._shifts.by.zero_()
 
-    def _to(self, device: torch.device) -> None:
-        if self._codes is None:
-            return
-        self._use([part.to(device, non_blocking=True) for part in self.tensors])
-        self._exact = self.exact.change(lambda held: held.to(device, non_blocking=True))
-        if self._shifts is not None:
-            self._shifts = Shifts(self._shifts.by.to(device, non_blocking=True))
+    def _to(self, device: torch.device | str) -> None:
+        self.columns.move_to(device)
+        self._shifts.move_to(device)
+        if self._exact is not None:
+            self._exact = self._exact.change(lambda held: held.to(device, non_blocking=True))
 
     def offload(self) -> None:
         """See `Store.offload`."""
-        self._to(torch.device("cpu"))
+        self._to("cpu")
 
     def prefetch(self) -> None:
         """See `Store.prefetch`."""
-        if self._codes is not None and self.device is not None and self.tensors[0].device != self.device:
+        if self.device is not None:
             self._to(self.device)
 
     # ---- saving ---------------------------------------------------------------------------------------------------
 
     def snapshot(self, held: int) -> CodedSnapshot:
         """See `Store.snapshot`."""
-        codes = [part[:, :, :held] for part in self.tensors]
-        shifts = None if self._shifts is None else self._shifts.of_first(held)
-        return CodedSnapshot(self.slots, self.waiting, shifts, *codes, *self.exact.tensors())
+        shifts = self._shifts.first(held)[0] if self.turns else None
+        return CodedSnapshot(self.slots, self.waiting, shifts, *self.columns.first(held), *self.exact.tensors())
 
     def restore(self, saved: HeldSnapshot, device: torch.device) -> None:
         """See `Store.restore`."""
@@ -566,14 +507,12 @@ class CodedStore(Store):
             raise TypeError(f"A {type(self).__name__} cannot hold a {type(saved).__name__}.")
         self.dtype, self.device, self.waiting = saved.dtype, device, saved.waiting
         self.make(saved.keys.to(device), saved.values.to(device), saved.slots)
-        for held, part in zip(self.tensors, saved.codes, strict=True):
-            held[:, :, : part.shape[2]] = part.to(device)
+        self.columns.append(0, [part.to(device) for part in saved.codes])
         for held, part in zip(self.exact.tensors(), saved.exact, strict=True):
             held.copy_(part)
         if saved.shifts is not None and self.turning is not None:
-            shifts = self._new((*saved.shifts.shape[:2], saved.slots), Shifts.dtype, device)
-            shifts[:, :, : saved.shifts.shape[2]] = saved.shifts.to(device)
-            self._shift_by(Shifts(shifts))
+            self._make_room_to_shift((*saved.shifts.shape[:2], saved.slots))
+            self._shifts.append(0, [saved.shifts.to(device)])
 
     def expected(self, saved: CodedSnapshot) -> list[tuple[tuple[int, ...], torch.dtype]]:
         """Shapes and types of all tensors of a snapshot, given its first keys and values and how many are held."""
@@ -583,10 +522,6 @@ class CodedStore(Store):
             packed, levels = codec.shapes(like, held)
             found += [(packed, codec.packed_dtype(like.dtype)), (levels, LEVELS)]
         return [*found, positions, *self._exact_shapes(saved.keys, saved.values)]
-
-
-def _parts(codes: tuple[Codes, Codes]) -> list[Tensor]:
-    return [part for coded in codes for part in (coded.packed, coded.levels)]
 
 
 def _without_slots(states: Tensor) -> tuple[int, ...]:

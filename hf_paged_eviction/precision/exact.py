@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from ..store.tensors import gather_slots, slot_index
+from ..store.columns import gather_slots, slot_index
 from .codec import Codec
 
 #: The slot of a place that has no token.

@@ -16,7 +16,8 @@ from ..integration.heads import WHOLE, HeadShare
 from ..integration.rotary import Rotary
 from ..parts import Snapshot, map_tensors, persistent
 from ..policies import EvictionPolicy, QueryCount, Statistics
-from ..store.tensors import byte_count, gather_slots
+from ..store.columns import gather_slots
+from ..store.tensors import byte_count
 
 #: Attention weights, or queries, that exist at one time, in bytes: long prompts are observed in pieces of this size.
 _PIECE = 64 * 2**20

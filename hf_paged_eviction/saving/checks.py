@@ -13,12 +13,11 @@ from ..allocators.sharing import SharingSnapshot
 from ..layer.contents import PagedSnapshot
 from ..layer.paged import PagedLayer
 from ..masks.padding import PaddingSnapshot
-from ..precision.coded import CodedSnapshot, CodedStore
+from ..precision.coded import SHIFTS, CodedSnapshot, CodedStore
 from ..precision.exact import EMPTY
 from ..queries.observer import ObserverSnapshot
 from ..static.sliding import SlidingSnapshot, StaticSlidingLayer
 from ..store.ragged import RaggedSnapshot, RaggedStore
-from ..store.shifts import Shifts
 from ..store.store import HeldSnapshot, StoreSnapshot
 from ..table.state import Choice, Counters, Phase, Tokens
 
@@ -207,7 +206,7 @@ def _check_shifts(store: HeldSnapshot, tokens: Tokens, layer: PagedLayer, shape:
         _range("shifts", tokens.shifts, 0, _LONGEST)
     if isinstance(store, CodedSnapshot) and store.shifts is not None:
         _need(turning is not None, "its keys are turned, and the settings turn none")
-        _shape("shifts", store.shifts, (*shape[:2], store.shape[2]), Shifts.dtype)
+        _shape("shifts", store.shifts, (*shape[:2], store.shape[2]), SHIFTS)
         _range("shifts", store.shifts, 0, _LONGEST)
     if not isinstance(store, StoreSnapshot):
         return

@@ -8,7 +8,7 @@ from torch import Tensor
 from ..attention.weights import Logits
 from ..parts import Snapshot, map_tensors, persistent
 from ..queries.observer import Queries
-from ..store.fixed import static_zeros
+from ..store.room import static_zeros
 from ..store.tensors import storage_shape
 
 

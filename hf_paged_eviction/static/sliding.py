@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
 from ..parts import Snapshot
-from ..store.fixed import static, static_zeros
+from ..store.room import static, static_zeros
 from ..store.tensors import serves, storage_shape
 from .steps import StaticSteps, outside_graphs, refusal
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..masks.padding import Padding
-from ..store.fixed import static_zeros
+from ..store.room import static_zeros
 from ..table.cohort import Cohort, Cohorts, Member
 from ..table.table import BlockTable
 

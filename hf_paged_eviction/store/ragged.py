@@ -1,11 +1,14 @@
 """A store whose rows and KV heads hold different numbers of tokens, without padding."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from ..parts import persistent
+from .columns import Columns
+from .room import Room
 from .segments import InSegments, Segments
 from .store import Arrived, HeldSnapshot, Store
 from .tensors import make_storage
@@ -35,92 +38,80 @@ class RaggedSnapshot(HeldSnapshot):
         return self.keys.dtype
 
 
+class FlatColumns(Columns):
+    """Columns `[total, ...]`: the slots of all rows and KV heads one after the other.
+
+    Tensors of segments are of any size and do not come from a pool. What reads all slots at once gets a padded copy,
+    made for the moment.
+
+    Attributes:
+        segments: where the slots lie.
+
+    Args:
+        segments: see above.
+        tensors: of the columns.
+    """
+
+    def __init__(self, room: Room, segments: Segments, tensors: Sequence[Tensor]) -> None:
+        super().__init__(room)
+        self.segments, self.tensors = segments, tuple(tensors)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """See `Columns.shape`; slots are those of a padded copy."""
+        return self.segments.rows, self.segments.heads, self.segments.width
+
+    def first(self, held: int | None = None) -> Sequence[Tensor]:
+        """See `Columns.first`."""
+        width = self.segments.width if held is None else held
+        return [self.segments.padded(column, width) for column in self.tensors]
+
+    def at(self, slots: Tensor) -> list[Tensor]:
+        """See `Columns.at`."""
+        places = self.segments.places(slots)
+        return [column[places] for column in self.tensors]
+
+    def overwrite(self, slots: Tensor, new: Sequence[Tensor], where: Tensor | None = None) -> None:
+        """See `Columns.overwrite`; of a single slot each."""
+        places = self.segments.places_inside(slots)
+        for column, states in zip(self.tensors, new, strict=True):
+            written = states.reshape(-1, states.shape[-1])
+            if where is not None:
+                comes = where.expand(-1, self.segments.heads, -1).reshape(-1, 1)
+                written = torch.where(comes, written, column.index_select(0, places))
+            column.index_copy_(0, places, written)
+
+    def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
+        """See `Columns.map_rows`."""
+        self.segments, places = self.segments.rows_of(change)
+        self.tensors = tuple([_chosen(column, places) for column in self.tensors])
+
+
+def _chosen(column: Tensor, places: Tensor) -> Tensor:
+    made = make_storage((len(places), *column.shape[1:]), column.dtype, column.device)
+    return torch.index_select(column, 0, places, out=made)
+
+
 class RaggedStore(Store):
     """Keys and values of all rows and KV heads one after the other, each with as many slots as it may use.
 
     So a layer takes what the tokens that it may hold take, whatever the longest head holds. Until numbers differ it is
-    an ordinary store; from then on its tensors are `[total, dim]`. What reads all slots at once gets a padded copy,
-    made for the moment; a decoded token reads the segments where they lie, see `queries.segments`. Tensors of
-    segments are of any size and do not come from a pool.
-
-    Attributes:
-        segments: where the slots lie; None as long as all hold equally many.
+    an ordinary store. A decoded token reads the segments where they lie, see `queries.segments`.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.segments: Segments | None = None
-
     @property
-    def keys(self) -> Tensor | None:
-        """See `Store.keys`."""
-        return self._keys if self._keys is None else self.read()[0]
-
-    @property
-    def values(self) -> Tensor | None:
-        """See `Store.values`."""
-        return self._values if self._values is None else self.read()[1]
+    def segments(self) -> Segments | None:
+        """Where the slots lie; None as long as all hold equally many."""
+        return self.columns.segments if isinstance(self.columns, FlatColumns) else None
 
     @property
     def copies(self) -> bool:
         """See `Store.copies`."""
         return self.segments is not None
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        """See `Store.shape`."""
-        return super().shape if self.segments is None else (self.segments.rows, self.segments.heads)
-
-    @property
-    def slots(self) -> int:
-        """Of a padded copy."""
-        return super().slots if self.segments is None else self.segments.width
-
     def slots_to_begin_with(self, tokens: int, block_size: int, most: int) -> int:
         """See `Store.slots_to_begin_with`. A prompt is never appended, so a block is enough."""
-        return most if self.pool is not None else min(block_size, most)
-
-    def start(self, keys: Tensor, values: Tensor, least: int, most: int) -> None:
-        """See `Store.start`."""
-        if self.segments is not None:
-            self.give_up()
-        super().start(keys, values, least, most)
-
-    def put(self, keys: Tensor | None, values: Tensor | None) -> None:
-        """See `Store.put`."""
-        super().put(keys, values)
-        self.segments = None
-
-    # ---- tokens ---------------------------------------------------------------------------------------------------
-
-    def read(self, held: int | None = None) -> tuple[Tensor, Tensor]:
-        """See `Store.read`: a copy where numbers differ."""
-        segments = self.segments
-        if segments is None:
-            return super().read(held)
-        width = segments.width if held is None else held
-        keys, values = self._both
-        return segments.padded(keys, width), segments.padded(values, width)
-
-    def at(self, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """See `Store.at`."""
-        if self.segments is None:
-            return super().at(slots)
-        places, (keys, values) = self.segments.places(slots), self._both
-        return keys[places], values[places]
-
-    def overwrite(self, slot: Tensor, keys: Tensor, values: Tensor, real: Tensor | None) -> None:
-        """See `Store.overwrite`."""
-        if self.segments is None:
-            super().overwrite(slot, keys, values, real)
-            return
-        places = self.segments.places_inside(slot)
-        for column, new in zip(self._both, (keys, values), strict=True):
-            written = new.reshape(-1, new.shape[-1])
-            if real is not None:
-                stays = ~real.expand(-1, self.segments.heads).reshape(-1, 1)
-                written = torch.where(stays, column.index_select(0, places), written)
-            column.index_copy_(0, places, written)
+        return most if self.room.pool is not None else min(block_size, most)
 
     def keep(self, keys: Tensor, values: Tensor, kept: Tensor, held: int, arrived: Arrived, anew: bool) -> None:
         """See `Store.keep`."""
@@ -129,39 +120,31 @@ class RaggedStore(Store):
             raise ValueError("A ragged store is for layers whose rows or heads have limits of their own.")
         rows, heads = keys.shape[:2]
         segments = Segments(limits.expand(rows, heads).tolist(), keys.device, kept.shape[-1])
-        indices = segments.taken_from(kept, keys.shape[2])
-        self._put_segments(segments, *[self._select(states.flatten(0, 2), indices) for states in (keys, values)])
+        places = segments.taken_from(kept, keys.shape[2])
+        self._hold_segments(segments, [_chosen(states.flatten(0, 2), places) for states in (keys, values)])
 
-    def _select(self, column: Tensor, indices: Tensor) -> Tensor:
-        made = make_storage((len(indices), column.shape[-1]), column.dtype, column.device)
-        return torch.index_select(column, 0, indices, out=made)
+    def _hold_segments(self, segments: Segments, states: Sequence[Tensor]) -> None:
+        self.give_up()
+        self.columns = FlatColumns(self.room, segments, states)
 
-    def _put_segments(self, segments: Segments, keys: Tensor, values: Tensor) -> None:
-        self.put(keys, values)
-        self.segments = segments
+    def give_up(self) -> None:
+        """See `Store.give_up`."""
+        super().give_up()
+        self.columns = Columns(self.room)
 
     def noted(self, keys: Tensor) -> Tensor | None:
         """See `Store.noted`; not on an accelerator, where a loop over rows and heads costs more than a padded copy."""
         if self.segments is None or keys.device.type != "cpu":
             return None
-        noted = keys[:, :, :0]
-        noted.in_segments = InSegments(*self._both, self.segments.flat_lengths)  # type: ignore[attr-defined]
+        noted, (held_keys, held_values) = keys[:, :, :0], self.tensors
+        noted.in_segments = InSegments(held_keys, held_values, self.segments.flat_lengths)  # type: ignore[attr-defined]
         return noted
-
-    # ---- rows and life --------------------------------------------------------------------------------------------
-
-    def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
-        """See `Store.map_rows`."""
-        if self.segments is None:
-            super().map_rows(change)
-            return
-        segments, places = self.segments.rows_of(change)
-        self._put_segments(segments, *(self._select(column, places) for column in self._both))
 
     def clear(self) -> None:
         """See `Store.clear`. Segments serve no other prompt."""
-        super().clear()
-        if self.segments is not None:
+        if self.segments is None:
+            super().clear()
+        else:
             self.give_up()
 
     # ---- saving ---------------------------------------------------------------------------------------------------
@@ -170,15 +153,14 @@ class RaggedStore(Store):
         """See `Store.snapshot`."""
         if self.segments is None:
             return super().snapshot(held)
-        return RaggedSnapshot(held, *self._both, torch.tensor(self.segments.lengths))
+        keys, values = self.tensors
+        return RaggedSnapshot(held, keys, values, torch.tensor(self.segments.lengths))
 
     def restore(self, saved: HeldSnapshot, device: torch.device) -> None:
         """See `Store.restore`."""
         if not isinstance(saved, RaggedSnapshot):
             super().restore(saved, device)
             return
+        self.dtype, self.device = saved.dtype, device
         segments = Segments(saved.lengths.tolist(), device, saved.slots)
-        states = [states.to(device) for states in (saved.keys, saved.values)]
-        self.dtype, self.device = states[0].dtype, device
-        everything = torch.arange(segments.total, device=device)
-        self._put_segments(segments, *(self._select(column, everything) for column in states))
+        self._hold_segments(segments, [persistent(states.to(device)) for states in (saved.keys, saved.values)])

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from ..parts import Snapshot
-from .pool import StoragePool
-from .tensors import byte_count, gather_slots, make_storage, serves, slot_index, storage_shape
+from .columns import Columns
+from .room import Room
+from .tensors import serves, storage_shape
 from .turning import Turning
 
 
@@ -95,23 +96,29 @@ class Arrived:
 
 
 class Store:
-    """Keys and values in one tensor each, which is made anew as rarely as possible. It grows as it fills.
+    """Keys and values in a column each, made anew as rarely as possible.
+
+    It grows as it fills; for compiled steps it has as many slots as the budget from the start.
 
     Attributes:
         rounds: whether tokens are kept in fewer bits than they came in.
         waiting: how many of the newest tokens wait for `encode`.
-        pool: where tensors come from and go to; None = they are made for this layer.
+        room: where tensors come from and go to.
+        columns: keys, values and, where attention reads turned states, these; see `Turning`.
         dtype, device: of keys and values, None before the first forward.
         turning: turns what attention reads to other positions; None = it reads what came.
+
+    Args:
+        turning: see above.
+        fixed: whether all tensors stay where they are, for compiled steps. Slots that are not in use hold zeros.
     """
 
     rounds = False
     waiting = 0
 
-    def __init__(self, turning: Turning | None = None) -> None:
-        self._keys: Tensor | None = None
-        self._values: Tensor | None = None
-        self.pool: StoragePool | None = None
+    def __init__(self, turning: Turning | None = None, fixed: bool = False) -> None:
+        self.room = Room(fixed)
+        self.columns = Columns(self.room)
         self.dtype: torch.dtype | None = None
         self.device: torch.device | None = None
         self.turning = turning
@@ -119,28 +126,28 @@ class Store:
     @property
     def keys(self) -> Tensor | None:
         """`[batch, kv_heads, slots, dim]`, used or not; None before the first forward."""
-        return self._keys
+        return self.read()[0] if self.columns.tensors else None
 
     @property
     def values(self) -> Tensor | None:
         """As `keys`."""
-        return self._values
+        return self.read()[1] if self.columns.tensors else None
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """What is kept of all slots, used or not, `[batch, kv_heads, slots, ...]` each: keys and values."""
-        return self._both
+        """What is kept of all slots, used or not, `[batch, kv_heads, slots, ...]` each: keys and values.
 
-    @property
-    def _both(self) -> tuple[Tensor, Tensor]:
-        if self._keys is None or self._values is None:
+        Raises:
+            RuntimeError: nothing was seen yet.
+        """
+        if not self.columns.tensors:
             raise RuntimeError("The cache is empty: run a forward first.")
-        return self._keys, self._values
+        return self.columns.tensors[:2]
 
     @property
     def bytes(self) -> int:
         """Of all slots, used or not."""
-        return byte_count(self._keys, self._values, self._turned)
+        return self.columns.bytes
 
     @property
     def bytes_by_part(self) -> dict[str, int]:
@@ -164,13 +171,12 @@ class Store:
     @property
     def shape(self) -> tuple[int, int]:
         """Rows and KV heads."""
-        rows, heads = self.tensors[0].shape[:2]
-        return rows, heads
+        return self.columns.shape[:2]
 
     @property
     def slots(self) -> int:
         """How many there are."""
-        return self.tensors[0].shape[2]
+        return self.columns.shape[2]
 
     # ---- tokens that travel ---------------------------------------------------------------------------------------
 
@@ -218,11 +224,10 @@ class Store:
 
     def shown(self, held: int | None = None) -> tuple[Tensor, Tensor]:
         """As `read`, for attention: turned, where positions are counted in the cache."""
-        keys, values = self.read(held)
-        if self.turning is None or self.turning.turned is None:
+        keys, values, *turned = self.columns.first(held)
+        if not turned or self.turning is None:
             return keys, values
-        turned = self.turning.turned if held is None else self.turning.turned[:, :, :held]
-        return (turned, values) if self.turning.of == 0 else (keys, turned)
+        return (turned[0], values) if self.turning.of == 0 else (keys, turned[0])
 
     def shown_before(self, held: int, real: Tensor | None) -> tuple[Tensor, Tensor]:
         """As `shown`, as it will be when one more token has come; not in rows where `real` `[batch, 1]` is False."""
@@ -231,33 +236,29 @@ class Store:
     @property
     def turns(self) -> bool:
         """Whether attention is shown something else than what came."""
-        return self._turned is not None
-
-    @property
-    def _turned(self) -> Tensor | None:
-        return None if self.turning is None else self.turning.turned
+        return len(self.columns.tensors) > 2
 
     def turn(self, shifts: Tensor) -> None:
         """Turn the states held forward by `shifts` `[batch, sets, slots or more]` positions, for attention."""
-        if self.turning is None:
-            return
-        states = self._both[self.turning.of]
-        turned = self.turning.turned
-        if turned is None or turned.shape != states.shape:
-            self._put_turned(self._make(states, self.slots))
-        self.turning.turn(states, shifts[..., : self.slots])
-
-    def _put_turned(self, states: Tensor | None) -> None:
         if self.turning is not None:
-            if self.pool is not None and self.turning.turned is not None and self.turning.turned is not states:
-                self.pool.give(self.turning.turned)
-            self.turning.turned = states
+            states = self.tensors[self.turning.of]
+            self._make_room_to_turn()
+            self.turning.rotary.rotate_by_into(self.columns.tensors[2], states, shifts[..., : self.slots])
+
+    def _make_room_to_turn(self) -> None:
+        if self.turning is not None and not self.turns:
+            like = self.tensors[self.turning.of]
+            self.columns.use(*self.tensors, self.room.make(like.shape, like.dtype, like.device))
+
+    def _with_turned(self, states: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
+        """New tokens, column by column: they stand where they came."""
+        return states if self.turning is None or not self.turns else (*states, states[self.turning.of])
 
     # ---- room -----------------------------------------------------------------------------------------------------
 
     def slots_to_begin_with(self, tokens: int, block_size: int, most: int) -> int:
         """What a prompt of so many tokens needs, so that a large budget and a short prompt waste nothing."""
-        if self.pool is not None:
+        if self.room.fixed or self.room.pool is not None:
             return most
         blocks = -(-(tokens + 1) // block_size)
         return min(blocks * block_size, most)
@@ -270,46 +271,27 @@ class Store:
         """
         if self.turning is not None:
             self.turning.check((keys, values))
-        if not (serves(self._keys, keys, least, most) and serves(self._values, values, least, most)):
+        held = self.columns.tensors
+        if not (held and serves(held[0], keys, least, most) and serves(held[1], values, least, most)):
             self.make(keys, values, least)
 
     def make(self, keys: Tensor, values: Tensor, slots: int) -> None:
         """Make room for so many tokens of states like these, and for no others."""
-        self.put(*self.new(keys, values, slots))
+        self._hold(*(self.room.make(storage_shape(like, slots), like.dtype, like.device) for like in (keys, values)))
+
+    def _hold(self, keys: Tensor, values: Tensor) -> None:
+        """Use these from now on. Nothing is turned until `turn`."""
+        self.columns.use(keys, values)
+        if self.room.fixed:
+            self._make_room_to_turn()
 
     def give_up(self) -> None:
         """Hold no tensors any more."""
-        self.put(None, None)
-
-    def new(self, keys: Tensor, values: Tensor, slots: int) -> tuple[Tensor, Tensor]:
-        """Room, with any content, for `slots` tokens of states like these."""
-        return self._make(keys, slots), self._make(values, slots)
-
-    def _make(self, like: Tensor, slots: int) -> Tensor:
-        make = make_storage if self.pool is None else self.pool.take
-        return make(storage_shape(like, slots), like.dtype, like.device)
-
-    def put(self, keys: Tensor | None, values: Tensor | None) -> None:
-        """Use these tensors from now on; the old ones go back to the pool. In others nothing is turned until `turn`."""
-        if keys is not self._keys:
-            self._put_turned(None)
-        if self.pool is not None:
-            old = [states for states in (self._values, self._keys) if states is not None]
-            self.pool.give(*(states for states in old if states is not keys and states is not values))
-        self._keys, self._values = keys, values
+        self.columns.use()
 
     def move(self, slots: int, held: int) -> None:
         """To tensors of another size, with the first `held` slots."""
-        old, turned = self._both, self._turned
-        new = self.new(*old, slots)
-        for target, states in zip(new, old, strict=True):
-            target[:, :, :held] = states[:, :, :held]
-        if turned is not None:
-            moved = self._make(turned, slots)
-            moved[:, :, :held] = turned[:, :, :held]
-        self.put(*new)
-        if turned is not None:
-            self._put_turned(moved)
+        self.columns.resize(slots, held)
 
     def grow(self, held: int, tokens: int, block_size: int, most: int) -> None:
         """Make room for so many tokens; where there is less, it at least doubles."""
@@ -332,13 +314,13 @@ class Store:
 
         Not to be written to: views here, made for the caller where a store keeps something else than it was given.
         """
-        keys, values = self._both
-        return (keys, values) if held is None else (keys[:, :, :held], values[:, :, :held])
+        keys, values, *_ = self.columns.first(held)
+        return keys, values
 
     def at(self, slots: Tensor) -> tuple[Tensor, Tensor]:
         """As `read`, of the slots `[batch, 1 or kv_heads, n]` alone."""
-        keys, values = self._both
-        return gather_slots(keys, slots), gather_slots(values, slots)
+        keys, values, *_ = self.columns.at(slots)
+        return keys, values
 
     def meet(self, keys: Tensor, values: Tensor, real: Tensor | None) -> None:
         """Several tokens are about to come; `real` `[batch, n]` bool, None = all of them are."""
@@ -349,38 +331,16 @@ class Store:
         Args:
             arrived: what is held then, where the store `rounds`.
         """
-        count = keys.shape[2]
-        storage_k, storage_v = self._both
-        storage_k.narrow(2, start, count).copy_(keys)
-        storage_v.narrow(2, start, count).copy_(values)
-        if self.turning is not None:
-            self.turning.append(start, (keys, values))
+        self.columns.append(start, self._with_turned((keys, values)))
 
     def overwrite(self, slot: Tensor, keys: Tensor, values: Tensor, real: Tensor | None) -> None:
         """Write a single token to the slot `[batch, sets, 1]`; not in rows that `real` `[batch, 1]` says are pads."""
-        storage_k, storage_v = self._both
-        batch, heads, _, width = storage_k.shape
-        index_k = slot[..., None].expand(batch, heads, -1, width)  # a view, as `slot_index` makes it
-        index_v = index_k if storage_v.shape == storage_k.shape else slot_index(slot, storage_v)
-        if real is not None:
-            written = real[:, None, :, None]
-            keys = torch.where(written, keys, storage_k.gather(2, index_k))
-            values = torch.where(written, values, storage_v.gather(2, index_v))
-        storage_k.scatter_(2, index_k, keys)
-        storage_v.scatter_(2, index_v, values)
-        if self.turning is not None:
-            self.turning.overwrite(slot, (keys, values), real)
+        new = (keys, values) if self.turning is None else self._with_turned((keys, values))
+        self.columns.overwrite(slot, new, None if real is None else real[..., None])
 
     def write(self, slot: Tensor, keys: Tensor, values: Tensor) -> None:
         """As `overwrite`, to the slot `[batch, sets]`, for compiled code."""
-        written = [*zip(self._both, (keys, values), strict=True)]
-        if self.turning is not None and self.turning.turned is not None:
-            written.append((self.turning.turned, (keys, values)[self.turning.of]))
-        for states, new in written:
-            rows, heads = states.shape[:2]
-            row, head = torch.arange(rows, device=states.device)[:, None], torch.arange(heads, device=states.device)
-            # Not scatter_, for which inductor copies the whole storage.
-            states.index_put_((row, head, slot), new.detach().to(states.dtype)[:, :, 0])
+        self.columns.write(slot, self._with_turned((keys, values)))
 
     def keep(self, keys: Tensor, values: Tensor, kept: Tensor, held: int, arrived: Arrived, anew: bool) -> None:
         """Hold what stands at `kept` `[batch, sets, n]` in these states, and nothing else.
@@ -390,20 +350,11 @@ class Store:
             arrived: what is held then.
             anew: whether other tensors are needed: for another number of slots, or where the states are views of these.
         """
-        storage_k, storage_v = self.new(*self._both, kept.shape[-1]) if anew else self._both
-        torch.gather(keys, 2, slot_index(kept, keys), out=storage_k)
-        torch.gather(values, 2, slot_index(kept, values), out=storage_v)
-        self.put(storage_k, storage_v)
+        self.columns.take(self._with_turned((keys, values)), kept, anew)
 
     def reorder(self, order: Tensor) -> None:
         """Bring the first slots into another order, `[batch, sets, held]`."""
-        for states in self._all:
-            states[:, :, : order.shape[-1]] = gather_slots(states, order)
-
-    @property
-    def _all(self) -> list[Tensor]:
-        turned = self._turned
-        return [*self._both] if turned is None else [*self._both, turned]
+        self.columns.reorder(order)
 
     def wrote(self) -> None:
         """Compiled code has called `write`."""
@@ -418,48 +369,39 @@ class Store:
 
     def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
         """Apply an indexing of dimension 0."""
-        keys, values, *turned = [change(states) for states in self._all]
-        self.put(keys, values)
-        if turned:
-            self._put_turned(turned[0])
+        self.columns.map_rows(change)
 
     def clear(self) -> None:
         """The tokens are forgotten; the tensors wait for the next prompt."""
-        self._put_turned(None)
+        if self.room.fixed:
+            self.columns.zero()
+        else:
+            self.columns.use(*self.columns.tensors[:2])
 
     def offload(self) -> None:
-        """Move keys and values to the CPU."""
-        if self._keys is not None and self._values is not None:
-            self._keys = self._keys.to("cpu", non_blocking=True)
-            self._values = self._values.to("cpu", non_blocking=True)
-            if self.turning is not None:
-                self.turning.move_to("cpu")
+        """Move what is held to the CPU."""
+        self.columns.move_to("cpu")
 
     def prefetch(self) -> None:
-        """Bring keys and values back."""
-        if self._keys is not None and self._values is not None and self._keys.device != self.device:
-            self._keys = self._keys.to(self.device, non_blocking=True)
-            self._values = self._values.to(self.device, non_blocking=True)
-            if self.turning is not None:
-                self.turning.move_to(self.device)
+        """Bring back what is held."""
+        if self.device is not None:
+            self.columns.move_to(self.device)
 
     # ---- saving ---------------------------------------------------------------------------------------------------
 
     def snapshot(self, held: int) -> HeldSnapshot:
         """The first `held` slots; what lies behind them is nobody's."""
-        turned = self._turned
-        return StoreSnapshot(self.slots, *self.read(held), None if turned is None else turned[:, :, :held])
+        keys, values, *turned = self.columns.first(held)
+        return StoreSnapshot(self.slots, keys, values, turned[0] if turned else None)
 
     def restore(self, saved: HeldSnapshot, device: torch.device) -> None:
         """Hold what another store held."""
         if not isinstance(saved, StoreSnapshot):
             raise TypeError(f"A {type(self).__name__} cannot hold a {type(saved).__name__}.")
-        keys, values = saved.keys.to(device), saved.values.to(device)
-        self.dtype, self.device = keys.dtype, device
-        self.put(*self.new(keys, values, saved.slots))
-        if keys.shape[2]:
-            self.append(0, keys, values)
-        if saved.turned is not None and self.turning is not None:
-            if self._turned is None:
-                self._put_turned(self._make(self._both[self.turning.of], saved.slots))
-            self.turning.append(0, (saved.turned.to(device),) * 2)
+        self.dtype, self.device = saved.dtype, device
+        states = saved.keys.to(device), saved.values.to(device)
+        self.make(*states, saved.slots)
+        if saved.turned is not None:
+            self._make_room_to_turn()
+        new = self._with_turned(states)
+        self.columns.append(0, new if saved.turned is None else (*states, saved.turned.to(device)))

@@ -8,17 +8,6 @@ import torch
 from torch import Tensor
 
 
-def slot_index(slots: Tensor, states: Tensor) -> Tensor:
-    """Slots `[batch, 1 or kv_heads, n]` as an index into `states`, `[batch, kv_heads, n, dim]`, without a copy."""
-    batch, heads, _, width = states.shape
-    return slots[..., None].expand(batch, heads, -1, width)
-
-
-def gather_slots(states: Tensor, slots: Tensor) -> Tensor:
-    """`states` at `slots` `[batch, 1 or kv_heads, n]` -> `[batch, kv_heads, n, dim]`."""
-    return states.gather(2, slot_index(slots, states))
-
-
 def with_new(held: tuple[Tensor, Tensor], keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     """Keys and values that are held, with new ones behind them."""
     return torch.cat([held[0], keys], dim=2), torch.cat([held[1], values], dim=2)

@@ -53,7 +53,7 @@ def test_with_a_pool(write: Any) -> None:
     else:
         twin = pickle.loads(pickle.dumps(cache))
     assert twin.pool is not pool and twin.pool.taken_bytes == twin.pool.free_bytes == 0
-    assert all(layer.store.pool is twin.pool for layer in twin.layers)
+    assert all(layer.store.room.pool is twin.pool for layer in twin.layers)
     for at in range(30, 40):
         said = [modes.forward(model, one, ids, mask, at, at + 1) for one in (cache, twin)]
         assert torch.equal(*said), at

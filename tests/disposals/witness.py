@@ -12,7 +12,7 @@ from torch import Tensor
 from hf_paged_eviction import Disposal
 from hf_paged_eviction.disposals import Held, Outlet, Site
 from hf_paged_eviction.parts import map_tensors
-from hf_paged_eviction.store.fixed import static_zeros
+from hf_paged_eviction.store.room import static_zeros
 
 MOST = 256  # positions that a test may use
 

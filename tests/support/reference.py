@@ -216,9 +216,9 @@ def poison_unused(layer: Any) -> None:
         return
     layer.keys[:, :, layer.held :] = math.nan
     layer.values[:, :, layer.held :] = math.nan
-    turned = [] if layer.store.turning is None else [layer.store.turning.turned]
+    turned = layer.store.columns.tensors[2:]
     pads = (layer.positions < 0)[..., None]
-    for states in (layer.keys, layer.values, *(states for states in turned if states is not None)):
+    for states in (layer.keys, layer.values, *turned):
         held = states[:, :, : layer.held]
         held.copy_(held.masked_fill(pads, 1e4))
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ...store.columns import slot_index
 from ...store.store import Store
-from ...store.tensors import slot_index
 from ...table.table import BlockTable
 from .frames import Frames
 

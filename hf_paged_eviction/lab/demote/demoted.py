@@ -7,7 +7,8 @@ from torch import Tensor
 
 from ...parts import Snapshot
 from ...precision.codec import Codes
-from ...store.tensors import gather_slots, make_storage, slot_index
+from ...store.columns import gather_slots, slot_index
+from ...store.tensors import make_storage
 from ...table.ranking import rank_keys
 
 _STATES = ("key_codes", "key_levels", "value_codes", "value_levels")

@@ -10,7 +10,7 @@ from torch import Tensor
 from ...attention.parts import Part
 from ...disposals.base import Asked, Held, Outlet, Site
 from ...parts import Snapshot, map_tensors, persistent
-from ...store.tensors import gather_slots
+from ...store.columns import gather_slots
 from .balance import Balance, Balancer
 from .demoted import Demoted
 

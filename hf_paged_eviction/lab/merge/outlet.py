@@ -9,8 +9,8 @@ from torch import Tensor
 
 from ...disposals.base import Held, Outlet, Site
 from ...parts import Snapshot, persistent
-from ...store.fixed import FixedStore, static
-from ...store.tensors import slot_index
+from ...store.columns import slot_index
+from ...store.room import static
 from .nearest import Nearest, nearest
 
 #: Similarities that exist at one time, in bytes: where many tokens leave at once, they are searched for in pieces.
@@ -76,7 +76,7 @@ class MergeOutlet(Outlet):
     def _put(self, mass: Tensor, places: Tensor, threshold: Tensor) -> None:
         """Know these from now on. For compiled steps, tensors of the same size stay where they are."""
         old, new = self._merged, Merged(mass, places, threshold)
-        fixed = isinstance(self.site.store, FixedStore)
+        fixed = self.site.store.room.fixed
         if fixed and old is not None and old.mass.shape == mass.shape and old.places.shape == places.shape:
             for name, tensor in vars(new).items():
                 getattr(old, name).copy_(tensor)
@@ -102,7 +102,7 @@ class MergeOutlet(Outlet):
     def clear(self) -> None:
         """See `Outlet.clear`."""
         self._any, self._choosing = False, None
-        if not isinstance(self.site.store, FixedStore):
+        if not self.site.store.room.fixed:
             self._merged = None
 
     def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:

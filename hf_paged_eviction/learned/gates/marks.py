@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ...integration.heads import HeadShare
 from ...parts import persistent
-from ...store.fixed import static_zeros
+from ...store.room import static_zeros
 from ...store.tensors import byte_count
 
 

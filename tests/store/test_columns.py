@@ -1,0 +1,107 @@
+"""Columns against Python lists: what lies in which slot after every call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from hf_paged_eviction.store.columns import Columns
+from hf_paged_eviction.store.pool import StoragePool
+from hf_paged_eviction.store.room import Room
+
+ROWS, HEADS, SLOTS = 3, 2, 6
+SHAPES = (ROWS, HEADS, SLOTS, 4), (ROWS, HEADS, SLOTS, 2), (ROWS, 1, SLOTS)
+
+
+def made(generator: torch.Generator, tokens: int, rows: int = ROWS) -> list[Tensor]:
+    return [torch.randn(rows, shape[1], tokens, *shape[3:], generator=generator) for shape in SHAPES]
+
+
+def lists(columns: Columns) -> Any:
+    return [column.tolist() for column in columns.tensors]
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+@pytest.mark.parametrize("seed", range(5))
+def test_every_call_does_what_lists_do(fixed: bool, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    columns = Columns(Room(fixed))
+    columns.use(*made(generator, SLOTS))
+    addresses = [column.data_ptr() for column in columns.tensors]
+    slow = lists(columns)
+
+    new = made(generator, 2)
+    columns.append(3, new)
+    for column, states in zip(slow, new, strict=True):
+        for row, sets in enumerate(column):
+            for one, slots in enumerate(sets):
+                slots[3:5] = states[row, one].tolist()
+    assert lists(columns) == slow
+
+    slot = torch.randint(SLOTS, (ROWS, HEADS, 1), generator=generator)
+    comes = torch.rand(ROWS, 1, 1, generator=generator) < 0.5
+    for where in (comes, None):
+        new = made(generator, 1)
+        columns.overwrite(slot, new, where)
+        for column, states in zip(slow, new, strict=True):
+            for row, sets in enumerate(column):
+                for one, slots in enumerate(sets):
+                    if where is None or where[row]:
+                        slots[slot[row, one]] = states[row, one, 0].tolist()
+        assert lists(columns) == slow
+
+    order = torch.stack([torch.randperm(4, generator=generator) for _ in range(ROWS)])[:, None]
+    columns.reorder(order)
+    slow = [
+        [[[slots[at] for at in order[row, 0]] + slots[4:] for slots in sets] for row, sets in enumerate(column)]
+        for column in slow
+    ]
+    assert lists(columns) == slow
+
+    columns.map_rows(lambda states: states[[2, 2, 0]])
+    slow = [[column[row] for row in (2, 2, 0)] for column in slow]
+    assert lists(columns) == slow
+    assert not fixed or addresses == [column.data_ptr() for column in columns.tensors]
+
+    columns.resize(SLOTS + 3, 5)
+    assert [[[slots[:5] for slots in sets] for sets in column] for column in slow] == [
+        states.tolist() for states in columns.first(5)
+    ]
+    assert columns.shape == (ROWS, HEADS, SLOTS + 3)
+
+    kept = torch.randint(9, (ROWS, 1, SLOTS), generator=generator)
+    sources = [torch.cat([held, new], dim=2) for held, new in zip(columns.first(5), made(generator, 4), strict=True)]
+    columns.take(sources, kept, anew=True)
+    for column, source in zip(columns.tensors, sources, strict=True):
+        for row in range(ROWS):
+            assert column[row].tolist() == [[slots[at] for at in kept[row, 0]] for slots in source[row].tolist()]
+    assert columns.bytes == sum(4 * states.numel() for states in columns.tensors)
+
+
+@pytest.mark.parametrize("sets", [1, HEADS])
+def test_compiled_code_writes_the_same(sets: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    eager, compiled = Columns(Room()), Columns(Room())
+    eager.use(*made(generator, SLOTS)[:2])
+    compiled.use(*(column.clone() for column in eager.tensors))
+    slot, new = torch.randint(SLOTS, (ROWS, sets), generator=generator), made(generator, 1)[:2]
+    eager.overwrite(slot[..., None], new)
+    compiled.write(slot, new)
+    assert lists(eager) == lists(compiled)
+
+
+def test_what_is_no_column_any_more_goes_back() -> None:
+    room = Room()
+    room.pool = pool = StoragePool()
+    columns = Columns(room)
+    columns.use(*(room.make((1, 1, 4, dim), torch.float32, torch.device("cpu")) for dim in (8, 2)))
+    assert (pool.taken_bytes, pool.free_bytes) == (160, 0)
+    columns.resize(8, 4)
+    assert (pool.taken_bytes, pool.free_bytes) == (320, 160)
+    columns.use(columns.tensors[0])
+    assert (pool.taken_bytes, pool.free_bytes) == (256, 224)
+    columns.use()
+    assert (pool.taken_bytes, pool.free_bytes) == (0, 480)
