@@ -213,10 +213,3 @@ def test_bytes_and_a_pool() -> None:
 def test_nothing_changes_while_everything_is_held() -> None:
     said = [go_on(*filled(budget=80, positions=positions)) for positions in ("text", "cache")]
     assert torch.equal(*said)
-
-
-@pytest.mark.parametrize("disposal", ["recall(blocks=1)", "merge", "merge(values_only=True)"])
-def test_disposals_that_keep_tokens_as_they_came_are_refused(disposal: str) -> None:
-    config = models.family_config("llama", attn_implementation="paged_eviction")
-    with pytest.raises(ValueError, match="does not go together with bits="):
-        PagedEvictionCache(config, budget=64, block_size=4, bits=4, disposal=disposal, policy="keydiff")
