@@ -42,17 +42,12 @@ class Footprint:
             full_bytes=full + stats.other_bytes,
         )
 
-    @property
-    def evicted(self) -> int:
-        """Tokens seen and no longer held."""
-        return self.seen - self.held
-
     def line(self, rate: float | None = None, doing: str = "") -> Text:
         """Tokens per layer, bytes of all layers, and tokens per second."""
         parts = [
             doing,
             f"{self.held:,}/{self.budget:,} held",
-            f"{self.evicted:,} evicted",
+            f"{self.seen - self.held:,} evicted",
             f"{self.seen:,} seen",
             f"KV {readable_bytes(self.kv_bytes)}, full cache {readable_bytes(self.full_bytes)}",
             f"{rate:,.0f} tokens/s" if rate else "",
@@ -63,21 +58,15 @@ class Footprint:
 def layer_table(cache: PagedEvictionCache) -> Table:
     """`cache.stats()` of every layer that evicts, and of all."""
     stats = cache.stats()
-    names = {name: name for name in ("seen", "held", "budget")}
-    names |= {"evicted_tokens": "evicted", "evicted_blocks": "blocks"}
-    layers: list[tuple[str, Any]] = [*((str(each.layer_idx), each) for each in stats.layers), ("all", stats)]
+    counted: list[tuple[str, Any]] = [*((str(layer.layer_idx), layer) for layer in stats.layers), ("all", stats)]
     rows = [
-        (title, *(_number(getattr(of, name)) for name in names), readable_bytes(of.storage_bytes))
-        for title, of in layers
+        (
+            name,
+            *(f"{n:,}" for n in (each.seen, each.held, each.budget or 0, each.evicted_tokens, each.evicted_blocks)),
+            readable_bytes(each.storage_bytes),
+        )
+        for name, each in counted
     ]
-    beside = {
-        "in layers that hold a window or a state anyway": stats.other_bytes,
-        "beside the slots": stats.summary_bytes,
-        "in host memory": stats.host_bytes,
-    }
-    found = [f"{readable_bytes(count)} {where}" for where, count in beside.items() if count]
-    return simple_table("", ("layer", *names.values(), "bytes"), rows, f"and {', '.join(found)}" if found else "")
-
-
-def _number(value: int | None) -> str:
-    return str(value) if value is None else f"{value:,}"
+    beside = stats.device_bytes - stats.storage_bytes + stats.host_bytes
+    note = f"and {readable_bytes(beside)} beside them: windows, states, summaries, host memory" if beside else ""
+    return simple_table("", ("layer", "seen", "held", "budget", "evicted", "blocks", "bytes"), rows, note)

@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 import sys
-from io import StringIO
-from pathlib import Path
 from time import perf_counter
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from hf_paged_eviction import PagedEvictionCache
-
+from .answering import Listener
 from .blocks import BlockMap
-from .conversation import Answer, Listener
+from .conversation import Answer, Conversation
 from .figures import Footprint
 
 #: Seconds between two looks at the cache, and layers that are looked at.
 _INTERVAL, _LAYERS = 0.1, 3
 _LONGEST_MESSAGE = 12
-_EXPORT_WIDTH = 100
 #: Of what the model says.
 _ANSWER = "cyan"
 
 
 class Screen:
-    """Says what happens, and remembers it for an export.
+    """Says what happens.
 
     Args:
         piped: messages come from a pipe: answers go to the standard output, one per line, and all else to the
@@ -47,23 +43,18 @@ class Screen:
         self.out = Console(highlight=False)
         self.moves = self.out.is_terminal and not self.out.is_dumb_terminal and not piped
         self.notes = self.out if self.out.is_terminal and not piped else Console(stderr=True, highlight=False)
-        self._shown: list[RenderableType] = []
-
-    def show(self, what: RenderableType) -> None:
-        """Anything but messages and answers."""
-        self._shown.append(what)
-        self.notes.print(what)
 
     def say(self, text: str, style: str = "") -> None:
         """One line, as it is."""
-        self.show(Text(text, style=style))
+        self.notes.print(Text(text, style=style))
 
-    def heard(self, message: str, *, typed: bool) -> None:
-        """A message; it stands on the terminal already if it was typed there."""
-        text = Text("you> ", style="bold").append(Text(abridged(message), style="not bold"))
-        self._shown.append(text)
-        if not typed and not self._piped:
-            self.notes.print(text)
+    def heard(self, message: str) -> None:
+        """A message that nobody typed here: its beginning and its end."""
+        lines = message.splitlines()
+        if len(lines) > _LONGEST_MESSAGE:
+            message = "\n".join([*lines[:2], f"... {len(lines) - 3} lines ...", lines[-1]])
+        if not self._piped:
+            self.notes.print(Text("you> ", style="bold").append(Text(message, style="not bold")))
 
     def print_answer(self, text: str) -> None:
         """An answer that is complete; to a pipe as one line, with a backslash and an n for a line break inside it."""
@@ -73,33 +64,16 @@ class Screen:
     def answered(self, answer: Answer) -> None:
         """The answer has been shown; say what it cost."""
         line = answer.footprint.line(answer.tokens_per_second)
-        self._shown += [Text(answer.text.strip(), style=_ANSWER), line]
         self.notes.print(line if self.moves else Text(f"[{line}]"), soft_wrap=not self.moves)
-
-    def export(self, path: Path) -> None:
-        """Write what was shown as a picture or a page, in the format that the name ends in.
-
-        The command that asked for it is left out.
-
-        Raises:
-            OSError: it cannot be written.
-        """
-        width = min(self.notes.width, _EXPORT_WIDTH)
-        recorder = Console(record=True, file=StringIO(), width=width, force_terminal=True, color_system="truecolor")
-        for each in self._shown[:-1]:
-            recorder.print(each, highlight=False)
-        if path.suffix.lower() == ".svg":
-            recorder.save_svg(str(path), title="paged-eviction chat")
-        else:
-            recorder.save_html(str(path))
 
 
 class Answering(Listener):
     """One answer: while it comes, its end above a map of the blocks, where lines can be drawn over; then all of it."""
 
-    def __init__(self, screen: Screen, cache: PagedEvictionCache) -> None:
-        self._screen, self._cache = screen, cache
-        self._text, self._doing, self._rate, self._drawn = "", "reading", 0.0, 0.0
+    def __init__(self, screen: Screen, talk: Conversation) -> None:
+        super().__init__(talk.tokenizer)
+        self._screen, self._cache = screen, talk.cache
+        self._text, self._doing, self._drawn = "", "reading", 0.0
         # Drawn by this thread alone: another would read the cache in the middle of a forward.
         self._live = Live(console=screen.out, auto_refresh=False, transient=True) if screen.moves else None
 
@@ -119,8 +93,8 @@ class Answering(Listener):
         self._doing = f"reading {done:,} of {total:,} tokens"
         self._draw()
 
-    def token(self, count: int, seconds: float) -> None:
-        self._doing, self._rate = "", (count - 1) / seconds if seconds > 0 else 0.0
+    def token(self) -> None:
+        self._doing = ""
         self._draw(_INTERVAL)
 
     def text(self, piece: str) -> None:
@@ -133,15 +107,7 @@ class Answering(Listener):
             self._live.update(self._picture(), refresh=True)
 
     def _picture(self) -> RenderableType:
-        out = self._screen.out
+        out, rate = self._screen.out, (self.count - 1) / self.seconds if self.count > 1 and self.seconds else None
         lines = Text(self._text.strip(), style=_ANSWER).wrap(out, out.width)[-max(1, out.height - _LAYERS - 8) :]
         held = [BlockMap(self._cache, _LAYERS)] if self._cache.get_seq_length() else []
-        return Group(*(lines if self._text else ()), *held, Footprint.of(self._cache).line(self._rate, self._doing))
-
-
-def abridged(message: str) -> str:
-    """The beginning and the end of a long message."""
-    lines = message.splitlines()
-    if len(lines) <= _LONGEST_MESSAGE:
-        return message
-    return "\n".join([*lines[:2], f"... {len(lines) - 3} lines ...", lines[-1]])
+        return Group(*(lines if self._text else ()), *held, Footprint.of(self._cache).line(rate, self._doing))

@@ -1,25 +1,30 @@
-"""The loop: a line comes in, an answer or a report goes out."""
+"""The loop: a line comes in, an answer or what the cache holds goes out."""
 
 from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from difflib import get_close_matches
+
+from rich.table import Table
 
 from hf_paged_eviction.naming.sizes import readable_bytes
 
 from ..errors import UserError
 from ..models import load
 from ..options.chat import ChatOptions
+from ..options.evaluate import whole_number
 from ..prompting.chat_template import has_template
 from ..requests import model_settings
-from .conversation import Answer, Conversation, FullAnswer
+from ..summaries.formats import to_terminal
+from .answering import Interrupt
+from .blocks import BlockMap, block_list
+from .conversation import Answer, Conversation
 from .demo import demo_turns
-from .figures import Footprint
-from .interrupt import Interrupt
+from .figures import Footprint, layer_table
 from .screen import Answering, Screen
 from .settings import chat_settings, text_or_file
-from .slash import Commands
 
 _PROMPT = "you> "
 
@@ -48,11 +53,14 @@ def run_chat(options: ChatOptions) -> None:
 
 
 class Session:
-    """One conversation on one screen."""
+    """One conversation on one screen.
+
+    Attributes:
+        ended: whether the chat is over.
+    """
 
     def __init__(self, conversation: Conversation, screen: Screen) -> None:
-        self.conversation, self.screen = conversation, screen
-        self._commands = Commands(conversation, screen)
+        self.conversation, self.screen, self.ended = conversation, screen, False
         self._told: set[str] = set()
 
     def greet(self, *, helpful: bool) -> None:
@@ -77,7 +85,7 @@ class Session:
 
     def talk(self) -> None:
         """Messages that a person types, until Ctrl-D or /exit."""
-        while not self._commands.ended:
+        while not self.ended:
             try:
                 self.line(self._typed(), typed=True)
             except EOFError:
@@ -99,7 +107,7 @@ class Session:
             empty = False
             if answer is not None and answer.interrupted:
                 raise KeyboardInterrupt
-            if self._commands.ended:
+            if self.ended:
                 break
         if empty:
             raise UserError("the message is empty: write one, --prompt TEXT or a line on the standard input")
@@ -109,7 +117,7 @@ class Session:
         turns = list(demo_turns(self.conversation.tokenizer, seed))
         right = 0
         for turn in turns:
-            answer = self.message(turn.message, typed=False, shown=turn.shown)
+            answer = self.message(turn.message, shown=turn.shown)
             good = turn.is_right(answer.text)
             right += good
             if answer.interrupted:
@@ -128,40 +136,48 @@ class Session:
     def line(self, line: str, *, typed: bool) -> Answer | None:
         """A command, or a message and its answer.
 
+        Args:
+            typed: it stands on the screen already.
+
         Raises:
             UserError: it cannot be carried out or read.
         """
-        if line.startswith("/") and not line.startswith("//"):
-            self.screen.heard(line, typed=typed)
-            self._commands.run(line)
-            return None
-        return self.message(line[1:] if line.startswith("//") else line, typed=typed)
+        shown = None if typed else line
+        if not line.startswith("/") or line.startswith("//"):
+            return self.message(line[1:] if line.startswith("//") else line, shown)
+        if shown:
+            self.screen.heard(shown)
+        name, _, rest = line[1:].strip().partition(" ")
+        if name not in COMMANDS:
+            close = get_close_matches(name, COMMANDS, n=1)
+            hint = f", did you mean /{close[0]}?" if close else ";"
+            raise UserError(f"unknown command /{name}{hint} /help lists them, // sends a message that begins with /")
+        COMMANDS[name][1](self, rest.strip())
+        return None
 
-    def message(self, message: str, *, typed: bool, shown: str | None = None) -> Answer:
-        """Read a message, with the files in front of it, and answer it.
+    def message(self, message: str, shown: str | None) -> Answer:
+        """Read a message and answer it.
 
         Args:
-            typed: it stands on the screen already.
-            shown: stands there instead of it.
+            shown: the message, or instead of it; None: it stands on the screen already.
 
         Raises:
             UserError: it is empty, or has no place.
         """
         talk, screen = self.conversation, self.screen
-        turn = talk.prepare(message, self._commands.files)
-        self._commands.files.clear()
-        screen.heard(shown or message, typed=typed)
+        turn = talk.prepare(message)
+        if shown is not None:
+            screen.heard(shown)
         if turn.rewritten:
             self._note(
                 "the chat template would now write earlier turns in another way than they were read (many leave out "
                 "the thinking); the cache keeps what was read"
             )
-        hears = Answering(screen, talk.cache)
+        hears = Answering(screen, talk)
         with warnings.catch_warnings(record=True) as warned, Interrupt() as interrupt, hears:
             answer = talk.answer(turn, hears, interrupt)
         screen.answered(answer)
-        if answer.full is not None:
-            screen.say(_comparison(answer, answer.full), "dim")
+        self._compare(answer)
         self._say_ending(answer)
         for each in warned:
             self._note(str(each.message))
@@ -172,6 +188,13 @@ class Session:
         if text not in self._told:
             self._told.add(text)
             self.screen.say(f"note: {text}", "yellow")
+
+    def _compare(self, answer: Answer) -> None:
+        full = answer.full
+        if full is not None:
+            differs = f" differs after {full.same} equal tokens: {full.text.strip()}"
+            said = ": the same answer" if full.tokens == answer.tokens else differs
+            self.screen.say(f"full cache ({readable_bytes(full.kv_bytes)}){said}", "dim")
 
     def _say_ending(self, answer: Answer) -> None:
         talk = self.conversation
@@ -200,12 +223,60 @@ class Session:
                 self.screen.notes.print()
                 self.screen.say("Ctrl-D or /exit ends the chat", "dim")
 
+    # ---- commands
 
-def _comparison(answer: Answer, full: FullAnswer) -> str:
-    size = readable_bytes(full.kv_bytes)
-    if full.tokens == answer.tokens:
-        return f"full cache ({size}): the same answer"
-    return f"full cache ({size}) differs after {full.same} equal tokens: {full.text.strip()}"
+    def help(self, rest: str) -> None:
+        """this list"""
+        table = Table.grid(padding=(0, 2))
+        for name, (usage, command) in COMMANDS.items():
+            table.add_row(f"/{name} {usage}".strip(), command.__doc__)
+        table.add_row("Ctrl-C", "stop an answer; what was read and said stays")
+        table.add_row("Ctrl-D", "end the chat")
+        self.screen.notes.print(table)
+
+    def stats(self, rest: str) -> None:
+        """what every layer has seen, holds and has evicted"""
+        self.screen.notes.print(to_terminal(layer_table(self.conversation.cache)))
+
+    def blocks(self, rest: str) -> None:
+        """which tokens are held, coloured by score; of one layer: its blocks with their text"""
+        talk, numbers = self.conversation, rest.split()
+        if len(numbers) > 2 or not all(number.isascii() and number.isdecimal() for number in numbers):
+            raise UserError(f"/blocks {rest}: write /blocks, /blocks LAYER or /blocks LAYER HEAD")
+        if not numbers or not talk.seen:
+            self.screen.notes.print(BlockMap(talk.cache))
+            return
+        layer, head = [*map(int, numbers), 0][:2]
+        self.screen.notes.print(block_list(talk.cache, layer, head, talk.ids, talk.tokenizer, talk.context))
+
+    def budget(self, rest: str) -> None:
+        """hold N tokens from now on, fewer than before"""
+        if rest:
+            tokens = whole_number(rest)
+            if tokens is None:
+                raise UserError(f"/budget {rest}: write a number of tokens, such as /budget 256")
+            self.conversation.shrink(tokens)
+        self.screen.say(str(Footprint.of(self.conversation.cache).line()))
+
+    def reset(self, rest: str) -> None:
+        """begin a new conversation"""
+        self.conversation.begin()
+        self.screen.say(f"a new conversation with a budget of {self.conversation.budget:,}")
+
+    def exit(self, rest: str) -> None:
+        """end the chat"""
+        self.ended = True
+
+
+#: What stands behind a name in the list, and what it does; the list shows its docstring.
+COMMANDS: dict[str, tuple[str, Callable[[Session, str], None]]] = {
+    "help": ("", Session.help),
+    "stats": ("", Session.stats),
+    "blocks": ("[LAYER [HEAD]]", Session.blocks),
+    "budget": ("[N]", Session.budget),
+    "reset": ("", Session.reset),
+    "exit": ("", Session.exit),
+}
 
 
 def _piped_lines() -> Iterator[str]:

@@ -1,16 +1,38 @@
-"""What a chat was asked for, checked."""
+"""What a chat was asked for, checked, and the cache that it begins with."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import torch
+
+from hf_paged_eviction import PagedEvictionCache, make_policy
+from hf_paged_eviction.naming.sizes import parse_bytes
+from hf_paged_eviction.options.checked import first_tokens
+from hf_paged_eviction.queries.attention import PAGED_EVICTION
+
+from ..caches import make_paged_cache
+from ..contexts import context_policy, open_context
 from ..defaults import one_cache
 from ..distributed import launched
 from ..errors import UserError
 from ..options.base import flag
 from ..options.cache import OneCacheOptions
 from ..options.chat import ANSWER, BUDGET, EMBEDDED_ANSWER, EMBEDDED_BUDGET, ChatOptions
+from ..policy_names import needs_queries, split_name
 from ..requests import device_for
+from ..running.prefill import input_device
+from ..sizes import tokens_of_memory
+from .figures import Footprint
+
+#: What cannot be said beside --context, and why.
+_AGAINST_A_CONTEXT = {
+    **dict.fromkeys(OneCacheOptions.model_fields, "its cache was made with all of these when the text was read"),
+    "full": "a full cache would have to read the text, which is not in the file",
+    "system": "the conversation begins with the context",
+    "protect_system": "the conversation begins with the context",
+}
 
 
 def chat_settings(options: ChatOptions) -> ChatOptions:
@@ -21,8 +43,12 @@ def chat_settings(options: ChatOptions) -> ChatOptions:
     """
     if launched() > 1:
         raise UserError("a chat runs in one process: start it without a launcher; --device-map auto splits a model")
-    if options.context is not None:
-        _check_context(options)
+    against = options.model_fields_set & _AGAINST_A_CONTEXT.keys() if options.context is not None else set()
+    for name in sorted(against):
+        raise UserError(
+            f"{flag(name)} does not go with --context {options.context}: {_AGAINST_A_CONTEXT[name]}; leave one of "
+            "them out"
+        )
     if options.protect_system and options.system is None:
         raise UserError("--protect-system protects the system message: give one, --system TEXT or --system @FILE")
     found = options.but(
@@ -36,36 +62,62 @@ def chat_settings(options: ChatOptions) -> ChatOptions:
     return found.but(policy=chosen.policies[0], **same)
 
 
-#: What cannot be said beside --context, and why.
-_AGAINST_A_CONTEXT = {
-    **dict.fromkeys(OneCacheOptions.model_fields, "its cache was made with all of these when the text was read"),
-    "full": "a full cache would have to read the text, which is not in the file",
-    "system": "the conversation begins with the context",
-    "protect_system": "the conversation begins with the context",
-}
-
-
-def _check_context(options: ChatOptions) -> None:
-    for name, reason in _AGAINST_A_CONTEXT.items():
-        if name in options.model_fields_set:
-            raise UserError(
-                f"{flag(name)} does not go with --context {options.context}: {reason}; leave one of them out"
-            )
-
-
 def text_or_file(option: str, typed: str) -> str:
-    """The text itself, or what stands in the file after an @."""
-    return read_text(option, typed[1:]) if typed.startswith("@") else typed
-
-
-def read_text(what: str, name: str) -> str:
-    """The text of a file.
+    """The text itself, or what stands in the file after an @.
 
     Raises:
-        UserError: it cannot be read as UTF-8; says so after `what`.
+        UserError: the file cannot be read as UTF-8.
     """
+    if not typed.startswith("@"):
+        return typed
     try:
-        return Path(name).expanduser().read_text("utf-8")
+        return Path(typed[1:]).expanduser().read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise UserError(f"{what}: cannot read {name!r}: {reason}") from error
+        raise UserError(f"{option}: cannot read {typed[1:]!r}: {reason}") from error
+
+
+def make_cache(model: Any, options: ChatOptions, system: int) -> PagedEvictionCache:
+    """An empty cache.
+
+    Args:
+        system: tokens of the system message, protected if that is asked for.
+
+    Raises:
+        UserError: policy, budget, protected prefix or model do not go together.
+    """
+    policy, budget, told = options.policy, options.size, options
+    if needs_queries(policy, options.disposal) and model.config._attn_implementation != PAGED_EVICTION:
+        model.set_attn_implementation(PAGED_EVICTION)
+    if options.protect_system:
+        sinks = first_tokens(options.sink_tokens, make_policy(split_name(policy)[0]), options.block_size)
+        told = options.but(sink_tokens=max(system, sinks))
+    if isinstance(budget, str):
+        budget = tokens_of_memory(model, told, policy, parse_bytes(budget), f"--budget {budget}")
+    cache = make_paged_cache(model.config, told, policy, f"with a budget of {options.budget}", budget=budget)
+    if not cache.paged_layers:
+        raise UserError("no layer of this model keeps all that it has read, so there is nothing to evict")
+    return cache
+
+
+def open_cache(model: Any, options: ChatOptions, path: Path) -> tuple[PagedEvictionCache, ChatOptions]:
+    """The cache of a saved context, and the options that it was made with.
+
+    Raises:
+        UserError: it cannot be used here.
+    """
+    typed = options.attn_implementation
+    cache, policy = open_context(path, model), context_policy(path)
+    if typed is not None and model.config._attn_implementation != typed:
+        raise UserError(
+            f"--attn-implementation {typed} does not go with --context {path}: {policy} needs "
+            f"{model.config._attn_implementation}; leave it out"
+        )
+    try:
+        row = cache.follow_up(torch.zeros(1, 1, dtype=torch.int64, device=input_device(model)))
+    except ValueError as error:
+        raise UserError(f"--context {path}: a conversation goes on from one text; {error}") from error
+    if not row["attention_mask"].all():
+        raise UserError(f"--context {path}: its text was read with pads; read it anew without them")
+    sizes = cache.paged_layers[0][1].budget
+    return cache, options.but(policy=policy, budget=str(Footprint.of(cache).budget), block_size=sizes.block_size)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,8 @@ from typer.testing import CliRunner
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction_eval import embedded
 from hf_paged_eviction_eval.chat import session as session_module
+from hf_paged_eviction_eval.chat.answering import Interrupt, Listener
 from hf_paged_eviction_eval.chat.conversation import Conversation
-from hf_paged_eviction_eval.chat.interrupt import Interrupt
 from hf_paged_eviction_eval.chat.settings import chat_settings
 from hf_paged_eviction_eval.commands import app
 from hf_paged_eviction_eval.contexts import open_context
@@ -48,27 +47,22 @@ def run(*arguments: object, status: int = 0) -> str:
     return " ".join(result.output.split())
 
 
-class Silent:
-    def reading(self, done: int, total: int) -> None: ...
-    def token(self, count: int, seconds: float) -> None: ...
-    def text(self, piece: str) -> None: ...
-
-
 def say(conversation: Conversation, message: str) -> Any:
     with Interrupt() as interrupt:
-        return conversation.answer(conversation.prepare(message), Silent(), interrupt)
+        return conversation.answer(conversation.prepare(message), Listener(TOKENIZER), interrupt)
 
 
 def test_answers_a_question_about_the_context_and_begins_there_again(context: Path, tmp_path: Path) -> None:
-    question, saved = SAMPLE.question.strip(), tmp_path / "chat.json"
-    prompts = [question, "/blocks 0", "/budget 64", "/reset", question, f"/save {saved}", "/stats"]
+    question = SAMPLE.question.strip()
+    prompts = [question, "/blocks 0", "/budget 64", "/reset", question, "/stats"]
     said = run("--context", context, *(part for each in prompts for part in ("--prompt", each)))
     assert "keydiff, budget 128 in blocks of 16, behind" in said and f"tokens of {context}" in said
     assert said.count(SAMPLE.answers[0]) >= 2 and "tokens of the context" in said
-    found = json.loads(saved.read_text())
-    assert found["answers"][0]["text"].split()[0].startswith(SAMPLE.answers[0])
-    assert found["context_tokens"] > 450 and TOKENIZER.decode(found["ids"]).strip().startswith(question)
-    assert found["stats"]["budget"] == 128
+    assert "/64 held" in said and "a new conversation with a budget of 128" in said
+    conversation = Conversation(MODEL, TOKENIZER, chat_settings(ChatOptions(context=context, max_new_tokens=2)))
+    assert say(conversation, question).text.split()[0].startswith(SAMPLE.answers[0])
+    start = conversation.context
+    assert start > 450 and TOKENIZER.decode(conversation.ids[start:]).strip().startswith(question)
 
 
 @pytest.mark.parametrize("template", [True, False])
@@ -102,8 +96,6 @@ def test_turns_are_those_of_the_cache_that_was_saved(context: Path, template: bo
         (("--heads", "separate"), "made with all of these when the text was read"),
         (("--full",), "the text, which is not in the file"),
         (("--system", "Be kind."), "begins with the context"),
-        (("--prompt", "/policy recency"), "was compressed with keydiff"),
-        (("--prompt", "/reset 64"), "has its own budget; /reset, then /budget 64"),
     ],
 )
 def test_what_contradicts_the_file_is_refused(context: Path, arguments: tuple[object, ...], words: str) -> None:
@@ -133,9 +125,9 @@ def test_a_budget_in_bytes() -> None:
     say(conversation, SAMPLE.context)
     assert conversation.cache.stats().storage_bytes <= 128 * 1024
     with pytest.raises(UserError, match="bytes turn into tokens only when a prompt arrives"):
-        conversation.begin(conversation.options.but(policy="keydiff@ada_kv"))
-    said = run("--budget", "128KiB", "--prompt", "/budget 48", "--prompt", "/reset 96", "--prompt", "/budget")
-    assert "budget 64 in blocks of 16 (128KiB)" in said and "0/96 held" in said
+        Conversation(MODEL, TOKENIZER, conversation.options.but(policy="keydiff@ada_kv"))
+    said = run("--budget", "128KiB", "--prompt", "/budget 48", "--prompt", "/budget")
+    assert "budget 64 in blocks of 16 (128KiB)" in said and "0/48 held" in said
     for typed, words in (
         (("--budget", "1MiB,2MiB"), "no number of bytes"),
         (("--budget", "1G"), "no number of bytes"),

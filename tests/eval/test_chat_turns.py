@@ -12,9 +12,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
-from hf_paged_eviction_eval.chat.conversation import Conversation, Listener
-from hf_paged_eviction_eval.chat.interrupt import Interrupt
-from hf_paged_eviction_eval.chat.positions import room, table_of_positions
+from hf_paged_eviction_eval.chat.answering import Interrupt, Listener
+from hf_paged_eviction_eval.chat.conversation import Conversation
 from hf_paged_eviction_eval.chat.settings import chat_settings
 from hf_paged_eviction_eval.chat.turns import Turns, encode, encode_after
 from hf_paged_eviction_eval.commands import app
@@ -123,27 +122,15 @@ def test_notes_about_templates_on_the_screen(model: Any, tokenizer: Any, tmp_pat
 # ---- positions ------------------------------------------------------------------------------------------------------
 
 
-def talk(model: Any, tokenizer: Any, **options: Any) -> Conversation:
-    settings = chat_settings(
-        ChatOptions(model="mine", device="cpu", budget=64, policy="paged_eviction", chat_template=False, **options)
-    )
-    return Conversation(model, tokenizer, settings)
-
-
 def test_a_table_of_positions_ends(tokenizer: Any) -> None:
     torch.manual_seed(0)
-    config = GPT2Config(
-        vocab_size=600, n_positions=96, n_embd=32, n_layer=1, n_head=2, bos_token_id=None, eos_token_id=None
-    )
-    model = GPT2LMHeadModel(config).eval()
-    conversation = talk(model, with_ends(tokenizer), max_new_tokens=500)
-    assert table_of_positions(model) == 96
-    with Interrupt() as interrupt:
-        answer = conversation.answer(conversation.prepare("a b c"), Listener(), interrupt)
-    assert answer.ending == "length" and conversation.seen == 96 == len(conversation.ids) - 1
-    with pytest.raises(UserError, match=r"positions for 96 only.*/reset"):
-        conversation.prepare("again")
-    assert conversation.seen == 96
+    config = GPT2Config(vocab_size=600, n_positions=96, n_embd=32, n_layer=1, n_head=2, bos_token_id=None)
+    typed = ChatOptions(model="mine", device="cpu", budget=64, policy="paged_eviction", chat_template=False)
+    settings = chat_settings(typed.but(max_new_tokens=500))
+    conversation = Conversation(GPT2LMHeadModel(config).eval(), with_ends(tokenizer), settings)
+    with pytest.raises(UserError, match=r"no positions for \d+ tokens.*begins anew"), Interrupt() as interrupt:
+        conversation.answer(conversation.prepare("a b c"), Listener(tokenizer), interrupt)
+    assert conversation.seen == 0 and conversation.ids == []
 
 
 def with_ends(tokenizer: Any) -> Any:
@@ -154,7 +141,6 @@ def with_ends(tokenizer: Any) -> Any:
 
 
 def test_rotary_positions_only_get_worse(model: Any, tokenizer: Any, tmp_path: Path) -> None:
-    assert table_of_positions(model) is None and room(None, 9999) is None
     short = copy.deepcopy(model)
     short.config.max_position_embeddings = 60
     short.save_pretrained(tmp_path)
