@@ -132,7 +132,9 @@ def shared_settings(options: EvalOptions) -> dict[str, Any]:
         raise UserError(f"--agreement compares with the full cache: add full to --budgets {options.budgets}")
     return {
         "device": device_for(options),
-        "attn_implementation": attention_for(policies, options.attn_implementation, options.disposal),
+        "attn_implementation": attention_for(
+            policies, options.attn_implementation, options.disposal, "" if options.hit_rate is None else "--hit-rate"
+        ),
         "policies": policies,
         "budgets": tuple(budget.label for budget in budgets),
     }
@@ -171,14 +173,14 @@ def choose_caches(policies: str, budgets: Sequence[Budget]) -> tuple[tuple[str, 
     return chosen, found
 
 
-def attention_for(policies: Sequence[str], typed: str | None, disposal: str = "drop") -> str | None:
-    """The attention implementation that these policies, or the disposal, need, or the one typed; None for the model's
-    default.
+def attention_for(policies: Sequence[str], typed: str | None, disposal: str = "drop", also: str = "") -> str | None:
+    """The attention implementation that these policies, the disposal or what is asked besides (`also`) need, or the one
+    typed; None for the model's default.
 
     Raises:
         UserError: another one was typed, or there is no such disposal.
     """
-    curious = [name for name in policies if needs_queries(name)]
+    curious = [name for name in (*policies, also) if name and (name == also or needs_queries(name))]
     try:
         if policies and make_disposal(disposal).needs_queries:
             curious.append(f"--disposal {disposal}")

@@ -154,6 +154,14 @@ class TaskOptions(TaskFileOptions):
         flags="--share-prefill/--no-share-prefill",
         panel=SPEED,
     )
+    hit_rate: int | None = option(
+        None,
+        "Also: of so many tokens of the prompt, those that the full cache's answer attends to most, what share is "
+        "still held when the answer begins, by layer and KV head. The full cache answers once more for it.",
+        metavar="N",
+        at_least=1,
+        panel=MEASURES,
+    )
     teacher_forced: bool = option(
         False,
         "With --agreement: only the full cache answers freely. The others are fed its answer at once, and what they "

@@ -19,12 +19,14 @@ from .figures import (
     agreement_plot,
     efficiency_plot,
     heat_map,
+    hits_over_layers,
     needle_tasks,
     overview,
     score_over_buckets,
     score_over_bytes,
     score_over_length,
 )
+from .hits import hit_table
 from .leaderboard import leaderboard, model_table, standing_table
 from .page import Section
 from .runs import Run
@@ -53,8 +55,8 @@ def sections(runs: Sequence[Run]) -> list[Section]:
         Section(
             "agreement",
             "Agreement with the full cache",
-            _some(agreement_table(runs)),
-            plots=lambda run: (agreement_plot(run),),
+            (*_some(agreement_table(runs)), *_some(hit_table(runs))),
+            plots=lambda run: (agreement_plot(run), hits_over_layers(run)),
         ),
         _efficiency(runs),
     ]

@@ -19,6 +19,7 @@ from ..summaries.plot_style import COLUMNS, FULL_STYLE, finish, make_panels, pol
 from ..summaries.summary import Cell, held_tokens, over_tasks
 from .agreement import Agreement, agreement_at
 from .efficiency import MIB, Cost, cost_at, lengths_of, scaled
+from .hits import rates_at
 from .runs import Run, Variant, prompts_of
 from .scores import buckets_of, cells_of
 
@@ -118,12 +119,35 @@ def score_over_buckets(run: Run) -> Plot | None:
     return Plot("score_over_buckets", caption, *_decay(run, curve, x_name, places, BUCKETS))
 
 
+def hits_over_layers(run: Run) -> Plot | None:
+    """Hit rate by layer; one panel per budget."""
+    found = {variant: rates_at(run, variant) for variant in run.variants if variant[0] != FULL}
+    layers = sorted({layer for rates in found.values() for layer in rates})
+    if len(layers) < 2:
+        return None
+    whole = {layer: [1.0] for layer in layers}  # the full cache holds everything
+
+    def curve(variant: Variant) -> Curve:
+        rates = found.get(variant, whole)
+        return [float(layer) for layer in rates], [100 * fmean(heads) for heads in rates.values()]
+
+    caption = "What is held, when answers begin, of what the full cache's answers attend to most, by layer."
+    shown = layers[:: -(-len(layers) // 8)]
+    panels = _decay(run, curve, "layer", shown, list(map(str, shown)), "hit rate in %")
+    return Plot("hits_over_layers", caption, *panels)
+
+
 def _tasks(tasks: Sequence[str]) -> str:
     return tasks[0] if len(tasks) == 1 else f"{len(tasks)} tasks"
 
 
 def _decay(
-    run: Run, curve: Callable[[Variant], Curve], x_name: str, places: Sequence[float], names: Sequence[str]
+    run: Run,
+    curve: Callable[[Variant], Curve],
+    x_name: str,
+    places: Sequence[float],
+    names: Sequence[str],
+    y_name: str = "score in %",
 ) -> tuple[Any, int]:
     budgets = list(dict.fromkeys(budget for policy, budget in run.variants if policy != FULL)) or [FULL]
     columns = 2 if len(budgets) == 4 else min(3, len(budgets))
@@ -142,7 +166,7 @@ def _decay(
         axes.set_xticks(places, names, rotation=45 if len(places) > 6 else 0, fontsize=9)
         axes.minorticks_off()
     score_axis(panels[0], heights)
-    return finish(figure, panels, columns, x_name, "score in %"), columns
+    return finish(figure, panels, columns, x_name, y_name), columns
 
 
 def efficiency_plot(run: Run, length: int | None) -> Plot | None:

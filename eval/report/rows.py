@@ -57,6 +57,9 @@ def _check_optional(row: Row) -> None:
     for name, kind in _OTHERS.items():
         if row.get(name) is not None:
             _check(row, name, kind)
+    for rates in (row.get("hit_rate") or {}).values():
+        if not all(isinstance(rate, Real) for rate in rates):
+            raise TypeError(f"hit_rate is {row['hit_rate']!r}")
     for name in _MEASURED:
         if row.get(name) is not None:
             _check(row, name, dict)

@@ -88,7 +88,9 @@ def look_ahead(reader: Reader, inputs: Inputs, source: Source | None, limits: Se
     asked = positions[:, width:].masked_fill(positions[:, width:] >= ends[:, None], -1)
     silent = [index for index, layer in enumerate(cache.layers) if type(layer) is DynamicLayer and index not in queries]
     if silent and asked.shape[1]:
-        raise UserError("oracle: the model shows no queries; it needs the attention implementation paged_eviction")
+        raise UserError(
+            "oracle, --hit-rate: the model shows no queries; it needs the attention implementation paged_eviction"
+        )
     future = {
         index: remaining(found, positions, asked, first, cache.layers[index].keys.shape[1])
         for index, found in queries.items()

@@ -21,6 +21,7 @@ from .agreement import FullAnswer, identical_share, mean_kl
 from .decoding import Decoding, decode, follow
 from .efficiency import PeakMemory
 from .generation import Generator
+from .hits import Hits, hit_rates
 from .oracle import Oracle, look_ahead
 from .prefill import Inputs, can_share, input_device
 from .recording import shows_queries
@@ -129,16 +130,18 @@ class Part:
         return [key for prompt in prompts if (key := group.variant.key(self.batch, prompt)) not in self.done]
 
     def _answer(self, group: Group, source: Source | None) -> list[Row]:
+        ahead = self._ahead(group, source)
         memory = PeakMemory(self.device)
         prompts = [self.batch.prompts[row] for row in group.rows]
         # Where the question decides what is evicted, no two questions share a context.
         inputs = self.reader.inputs(prompts, apart=group.variant.is_oracle)
         probed = self._probed(group, inputs)
-        cache = self._cache(group, inputs, source, probed)
+        cache = self._cache(group, inputs, source, probed, ahead)
         if source is not None and (probed or not source.fills(cache)):
             source = None
         start = self.reader.start(inputs, cache, source, group.tokens if probed else None)
         del cache
+        hits = self._hits(group, inputs, start, ahead)
         decoding, agreement = self._decode(group, inputs, start)
         # Beside a source, the peak says nothing of this cache.
         peak = {"peak_bytes": None if self.shared else memory.bytes(), "shared_prefill": source is not None}
@@ -157,8 +160,11 @@ class Part:
                 self.generator.ends,
                 cost | peak,
                 compared,
+                held,
             )
-            for prompt, tokens, cost, compared in zip(prompts, decoding.answers, decoding.costs, agreement, strict=True)
+            for prompt, tokens, cost, compared, held in zip(
+                prompts, decoding.answers, decoding.costs, agreement, hits, strict=True
+            )
         ]
 
     def _decode(self, group: Group, inputs: Inputs, start: Start) -> tuple[Decoding, Sequence[dict[str, float] | None]]:
@@ -177,7 +183,9 @@ class Part:
         """Whether the cache is compressed by a probe, which needs room for all that is read first."""
         return group.variant.by_probe and group.tokens is not None and self.reader.probed(inputs) > group.tokens
 
-    def _cache(self, group: Group, inputs: Inputs, source: Source | None, probed: bool) -> DynamicCache:
+    def _cache(
+        self, group: Group, inputs: Inputs, source: Source | None, probed: bool, ahead: Oracle | None
+    ) -> DynamicCache:
         # The full cache needs no copy where it can go on in the source and be cut back afterwards.
         if group.is_full and source is not None and source.serves_as(inputs):
             return source.cache
@@ -186,7 +194,7 @@ class Part:
             room = -(-self.reader.probed(inputs) // size) * size
             return make_cache(self.model, self.settings, group.variant, room, inputs.context_mask)
         variant = group.variant
-        policy = self._look_ahead(group, inputs, source) if variant.is_oracle else None
+        policy = ahead if variant.is_oracle else None
         cache = make_cache(self.model, self.settings, variant, group.tokens, inputs.context_mask, policy)
         if isinstance(cache, PagedEvictionCache) and source is not None and source.queries and policy is None:
             self._remember(variant, source, cache)
@@ -201,12 +209,22 @@ class Part:
             self.memory = variant.scorer, Memory(source.queries.values())
         self.memory[1].attach(cache)
 
-    def _look_ahead(self, group: Group, inputs: Inputs, source: Source | None) -> Oracle:
-        # It is the same at every budget.
+    def _ahead(self, group: Group, source: Source | None) -> Oracle | None:
+        """What the full cache's answers attend to, where somebody asks."""
+        if group.is_full or not (group.variant.is_oracle or self.settings.hit_rate):
+            return None
+        # It is the same at every budget, and for all policies.
         if self.oracle is None or self.oracle[0] != group.rows:
-            limits = [self.batch.prompts[row].sample.max_new_tokens for row in group.rows]
+            prompts = [self.batch.prompts[row] for row in group.rows]
+            inputs = self.reader.inputs(prompts, apart=True)
+            limits = [prompt.sample.max_new_tokens for prompt in prompts]
             self.oracle = group.rows, look_ahead(self.reader, inputs, source, limits)
         return self.oracle[1]
+
+    def _hits(self, group: Group, inputs: Inputs, start: Start, ahead: Oracle | None) -> Sequence[Hits | None]:
+        if ahead is None or self.settings.hit_rate is None:
+            return [None] * len(group.rows)
+        return hit_rates(ahead, inputs.mask.sum(-1), start.cache, self.settings.hit_rate)
 
     def _agreement(
         self,

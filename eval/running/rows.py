@@ -23,6 +23,7 @@ def finished_row(
     ends: Set[int],
     efficiency: Mapping[str, Any],
     agreement: Mapping[str, float] | None,
+    hits: Mapping[str, Sequence[float]] | None = None,
 ) -> Row:
     """The line of one prompt under one variant.
 
@@ -33,6 +34,7 @@ def finished_row(
         ends: tokens that end an answer.
         efficiency: what it cost.
         agreement: with the full cache; None where nobody asks.
+        hits: see `hits.hit_rates`; None where nobody asks.
     """
     sample = prompt.sample
     # Fed with the full cache's answer, the model says nothing that could end.
@@ -61,6 +63,7 @@ def finished_row(
         "repeated": None if fed else repeated(said),
         "efficiency": dict(efficiency),
         "agreement": None if agreement is None else dict(agreement),
+        "hit_rate": None if hits is None else dict(hits),
     }
 
 

@@ -93,6 +93,7 @@ chunk: 32
 files: [a.txt, b c.txt]
 log-samples: true
 teacher-forced: true
+hit-rate: 16
 output: some/where
 """
     invoke("--config", config(tmp_path, text))
