@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from hf_paged_eviction import EvictionPolicy, PagedEvictionCache
-from hf_paged_eviction.options.defaults import AUTO
+from hf_paged_eviction.options.defaults import AUTO, Default
 
 from .errors import UserError
 from .options.cache import CacheOptions
@@ -35,6 +35,11 @@ def make_paged_cache(
         return PagedEvictionCache(config, policy=scorer if policy is None else policy, **arguments)
     except (TypeError, ValueError) as error:
         raise UserError(f"{name} {label}: {error}") from error
+
+
+def policy_of(cache: PagedEvictionCache) -> str:
+    """What a cache keeps tokens by, as commands write it: the policy, and an allocator that is not the uniform one."""
+    return Default(cache.policy.label, cache.allocator.label).name
 
 
 def empty_cache(config: Any, dtype: torch.dtype, **arguments: Any) -> PagedEvictionCache:

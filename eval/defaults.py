@@ -1,4 +1,4 @@
-"""The policy of a command where nobody names one."""
+"""What a command that makes one kind of cache is run with."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from typing import Any
 
 from hf_paged_eviction.masks.models import why_not_ours
 from hf_paged_eviction.options.cache_options import AUTO
-from hf_paged_eviction.options.checked import with_share
-from hf_paged_eviction.options.defaults import Default, defaults
+from hf_paged_eviction.options.defaults import defaults
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
 
 from . import models
@@ -17,7 +16,7 @@ from .settings import Settings
 
 
 def one_cache(options: Any) -> Settings:
-    """Model and cache of a command that makes one kind of cache, with the policy by its name.
+    """Model and cache of a command that makes one cache, and the attention implementation that its policy wants.
 
     Args:
         options: `ModelOptions` and `OneCacheOptions`.
@@ -28,37 +27,17 @@ def one_cache(options: Any) -> Settings:
     policy = one_policy(options.policy)
     attention = attention_for([] if policy == AUTO else [policy], options.attn_implementation, options.disposal)
     found = {**model_settings(options).model_dump(), "attn_implementation": attention}
-    return settled(Settings(**{**found, "policies": (policy,), "budgets": (str(options.budget),)}))
+    settings = Settings(**{**found, "policies": (policy,), "budgets": (str(options.budget),)})
+    return settings.but(attn_implementation=attention_of_default(settings)) if policy == AUTO else settings
 
 
-def settled(settings: Settings, pages: bool = False) -> Settings:
-    """The same with a policy by its name where it says "auto", and with the first and newest tokens that go with it.
-
-    Args:
-        settings: of one policy and one budget.
-        pages: of continuous batching, where all layers and heads hold equally many tokens.
+def attention_of_default(settings: Settings) -> str | None:
+    """The attention implementation with which a model's default does best, or the one that was chosen before.
 
     Raises:
         UserError: there is no such model.
     """
-    if settings.policies != (AUTO,):
-        return settings
     config = models.load_config(settings)
-    found = next(each for each in defaults(config) if _serves(each, config, settings, pages))
-    needed = PAGED_EVICTION if needs_queries(found.name) else settings.attn_implementation
-    chosen: dict[str, Any] = {"policies": (found.name,), "attn_implementation": needed}
-    if settings.sink_tokens is None:
-        chosen["sink_tokens"] = found.sinks
-    budget = settings.budgets[0]
-    if settings.recent_tokens is None and budget.isdecimal():
-        chosen["recent_tokens"] = with_share(None, found.recent, int(budget), settings.block_size)
-    return settings.but(**chosen)
-
-
-def _serves(default: Default, config: Any, settings: Settings, pages: bool) -> bool:
-    if not needs_queries(default.name):
-        return True
-    given = settings.attn_implementation
-    plain = settings.disposal == "drop" and settings.bits is None
-    equal = pages or not plain or settings.positions != "text" or not settings.budgets[0].isdecimal()
-    return not equal and given in (None, PAGED_EVICTION) and why_not_ours(config) is None
+    curious = any(needs_queries(each.name) for each in defaults(config))
+    wanted = settings.attn_implementation is None and curious and why_not_ours(config) is None
+    return PAGED_EVICTION if wanted else settings.attn_implementation

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from .allocators import Given
+from .allocators import BudgetAllocator, Given
 from .allocators.budgets import layer_budgets
 from .disposals import Disposal
 from .integration import feeding
@@ -129,6 +129,11 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
     def policy(self) -> EvictionPolicy:
         """What scores the tokens."""
         return self._options.policy
+
+    @property
+    def allocator(self) -> BudgetAllocator:
+        """What shares the budget out among layers and heads."""
+        return self._options.allocator
 
     @property
     def budget(self) -> int | None:

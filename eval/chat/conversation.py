@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, StoppingCriteriaList
 
+from ..caches import policy_of
 from ..errors import UserError
 from ..options.chat import ChatOptions
 from ..running.efficiency import kv_bytes
@@ -79,6 +80,7 @@ class Conversation:
             message.
         context: tokens of a saved context at its start; their ids are not known, 0 stands for each.
         cache: of `options`, possibly shrunk since.
+        policy: what it keeps tokens by, with an allocator that is not the uniform one.
 
     Args:
         options: as `chat_settings` gives them.
@@ -100,6 +102,7 @@ class Conversation:
             self.cache = make_cache(self.model, options, self.turns.prefix() if options.protect_system else 0)
         else:
             self.cache, self.options = open_cache(self.model, options, options.context)
+        self.policy = policy_of(self.cache)
         self.context: int = self.cache.get_seq_length()
         self.ids: list[int] = [0] * self.context
         self._answers = 0

@@ -67,7 +67,7 @@ class Session:
         """What kind of chat this is."""
         talk, options = self.conversation, self.conversation.options
         self.screen.say(
-            f"{options.model}, {options.policy}, budget {talk.budget:,} in blocks of {options.block_size}"
+            f"{options.model}, {talk.policy}, budget {talk.budget:,} in blocks of {options.block_size}"
             + (f" ({options.budget})" if isinstance(options.size, str) else "")
             + (f", behind {talk.context:,} tokens of {options.context}" if options.context else "")
             + ("; /help lists commands" if helpful else ""),
@@ -124,7 +124,7 @@ class Session:
                 self.screen.say("the demonstration ends here", "dim")
                 return False
             self.screen.say(f"{'right' if good else 'forgotten'}: {turn.answer}", "green" if good else "red")
-        policy, footprint = self.conversation.options.policy, Footprint.of(self.conversation.cache)
+        policy, footprint = self.conversation.policy, Footprint.of(self.conversation.cache)
         others = " or ".join(f"--policy {name}" for name in ("paged_eviction", "keydiff", "recency") if name != policy)
         self.screen.say(
             f"{right} of {len(turns)} right with {policy}, {footprint.held:,} of {footprint.seen:,} tokens held; "

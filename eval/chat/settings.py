@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from hf_paged_eviction import PagedEvictionCache, make_policy
+from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.naming.sizes import parse_bytes
-from hf_paged_eviction.options.checked import first_tokens
+from hf_paged_eviction.options.cache_options import AUTO
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
 
 from ..caches import make_paged_cache
@@ -20,7 +20,7 @@ from ..errors import UserError
 from ..options.base import flag
 from ..options.cache import OneCacheOptions
 from ..options.chat import ANSWER, BUDGET, EMBEDDED_ANSWER, EMBEDDED_BUDGET, ChatOptions
-from ..policy_names import needs_queries, split_name
+from ..policy_names import needs_queries
 from ..requests import device_for
 from ..running.prefill import input_device
 from ..sizes import tokens_of_memory
@@ -58,8 +58,7 @@ def chat_settings(options: ChatOptions) -> ChatOptions:
         system=None if options.system is None else text_or_file("--system", options.system),
     )
     chosen = one_cache(found)
-    same = {name: getattr(chosen, name) for name in ("attn_implementation", "sink_tokens", "recent_tokens")}
-    return found.but(policy=chosen.policies[0], **same)
+    return found.but(policy=chosen.policies[0], attn_implementation=chosen.attn_implementation)
 
 
 def text_or_file(option: str, typed: str) -> str:
@@ -86,17 +85,18 @@ def make_cache(model: Any, options: ChatOptions, system: int) -> PagedEvictionCa
     Raises:
         UserError: policy, budget, protected prefix or model do not go together.
     """
-    policy, budget, told = options.policy, options.size, options
-    if needs_queries(policy, options.disposal) and model.config._attn_implementation != PAGED_EVICTION:
+    policy, budget, label = options.policy, options.size, f"with a budget of {options.budget}"
+    curious = policy != AUTO and needs_queries(policy, options.disposal)
+    if curious and model.config._attn_implementation != PAGED_EVICTION:
         model.set_attn_implementation(PAGED_EVICTION)
-    if options.protect_system:
-        sinks = first_tokens(options.sink_tokens, make_policy(split_name(policy)[0]), options.block_size)
-        told = options.but(sink_tokens=max(system, sinks))
     if isinstance(budget, str):
-        budget = tokens_of_memory(model, told, policy, parse_bytes(budget), f"--budget {budget}")
-    cache = make_paged_cache(model.config, told, policy, f"with a budget of {options.budget}", budget=budget)
+        budget = tokens_of_memory(model, options, policy, parse_bytes(budget), f"--budget {budget}")
+    cache = make_paged_cache(model.config, options, policy, label, budget=budget)
     if not cache.paged_layers:
         raise UserError("no layer of this model keeps all that it has read, so there is nothing to evict")
+    if options.protect_system:
+        told = options.but(sink_tokens=max(system, cache.paged_layers[0][1].budget.protected))
+        cache = make_paged_cache(model.config, told, policy, label, budget=budget)
     return cache
 
 

@@ -15,7 +15,10 @@ from rich.text import Text
 from transformers import DynamicCache
 from typer.testing import CliRunner
 
+from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction.learned.calibration import shelf, shelf_name
 from hf_paged_eviction.naming.sizes import readable_bytes
+from hf_paged_eviction.queries.attention import PAGED_EVICTION
 from hf_paged_eviction_eval import embedded
 from hf_paged_eviction_eval.chat import session as session_module
 from hf_paged_eviction_eval.chat.answering import Interrupt, Listener
@@ -108,6 +111,23 @@ def test_turns_equal_one_run_of_a_full_cache_over_all_tokens(loaded: tuple[Any, 
         assert answer.read == prompt - before
     text = tokenizer.apply_chat_template(conversation.turns.messages, tokenize=False)
     assert tokenizer.decode(conversation.ids) + "<eos>" == text
+
+
+@pytest.mark.parametrize("size", [{"budget": "256"}, {"budget": "512KiB"}], ids=str)
+def test_a_calibrated_model_chats_with_what_a_cache_takes_by_itself(
+    loaded: tuple[Any, Any], size: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HF_PAGED_EVICTION_HOME", str(tmp_path))
+    shelf().mkdir(parents=True)
+    config = loaded[0].config
+    (shelf() / str(shelf_name(config))).write_bytes(embedded.calibration_path().read_bytes())
+    options = chat_settings(ChatOptions(**size))
+    assert options.attn_implementation == PAGED_EVICTION
+    loaded[0].set_attn_implementation(PAGED_EVICTION)
+    conversation, alone = Conversation(*loaded, options), PagedEvictionCache(config, budget=256)
+    assert repr(conversation.cache) == repr(alone)
+    assert conversation.policy == f"{alone.policy.label}@global"
+    assert conversation.cache.paged_layers[0][1].budget == alone.paged_layers[0][1].budget
 
 
 def test_the_figures_are_true(loaded: tuple[Any, Any]) -> None:
