@@ -4,9 +4,10 @@
     python benchmarks/real_models.py keep            # rows of results/real_models -> benchmarks/results/real_models
     python benchmarks/real_models.py page            # their tables -> docs/real_models.md, docs/leaderboard.md
 
-`run` is `paged-eviction eval` with the options of `TABLES`; run again it goes on where it stopped, with a higher
-`--limit` it grows. A prompt is read once for all policies and budgets, and each cache is then fed the full cache's
-answer in one forward (`--teacher-forced`): its score, and the divergence of its next tokens, come from that.
+`run` is `paged-eviction eval` with the options of `TABLES`, and those behind them in their place (`--policies auto`);
+run again it goes on where it stopped, with a higher `--limit` it grows. A prompt is read once for all policies and
+budgets, and each cache is then fed the full cache's answer in one forward (`--teacher-forced`): its score, and the
+divergence of its next tokens, come from that.
 """
 
 from __future__ import annotations
@@ -26,9 +27,12 @@ from results_page import replace_section
 ROOT = Path("results/real_models")
 PAGE = Path("docs/real_models.md")
 FORCED = "--agreement --teacher-forced"
-SMALL = "paged_eviction,keydiff,random,streaming_llm"
-OTHERS = f"auto@uniform,{SMALL},snapkv,tova,expected_attention"
-CHEAP = f"auto,{OTHERS}"
+FEW = (
+    "auto,auto@uniform,paged_eviction,keydiff,random,recency,streaming_llm,snapkv,tova,expected_attention,"
+    "expected_attention@global"
+)
+#: Every policy of the library that needs no file, and one threshold over all layers and heads where scores have a unit.
+EVERY = "auto,auto@uniform,all,expected_attention@global,kvzip@global,self_calibrated@global"
 #: Which the model answers in 60 % of the cases; of the last two no prompt was looked at when the default was chosen.
 NEEDLES = (
     "passkey,ruler_niah_single_1,ruler_niah_single_2,ruler_niah_multikey_1,ruler_niah_single_3,ruler_niah_multikey_2"
@@ -45,32 +49,36 @@ QUESTION = {"unknown": "--question-agnostic", "known": "--question-aware"}
 
 def _tables() -> dict[str, str]:
     """Options of `paged-eviction eval` by table; {texts} are files that are made, {data} is what --data names."""
-    given = "--text {texts} --length 1024 --agreement"
-    texts = f"{given} --policies {CHEAP}"
+    texts = "--text {texts} --length 1024 --agreement"
+    records = "--data-dir {data} --max-length 2048 --agreement"
+    bytes_ = f"--tasks {NEEDLES} --question-agnostic {FORCED} --budgets 3MiB,6MiB,full --policies auto,keydiff,tova"
     found = {
-        "text": f"{texts},h2o --chunk 64 --budgets 25%,50%,full",
-        "text_auto": f"{given} --policies auto --chunk 64 --budgets 25%,50%,full",
-        "tokens": f"{texts},h2o --chunk 1 --budgets 25%,full",
-        "longbench": "--tasks all21 --data-dir {data} --max-length 2048 --agreement --budgets 25%,full "
-        "--policies auto,snapkv,keydiff,streaming_llm",
-        "longeval": f"--tasks longeval {FORCED} --length 1024,4096 --budgets 12.5%,25%,50%,full --policies {CHEAP}",
+        "text": f"{texts} --policies {EVERY} --chunk 64 --budgets 25%,full",
+        "text_sizes": f"{texts} --policies {FEW} --chunk 64 --budgets 12.5%,25%,50%,full",
+        "text_blocks": f"{texts} --policies auto,paged_eviction,tova --chunk 64 --block-size 4 --budgets 25%,full",
+        "tokens": f"{texts} --policies {FEW} --chunk 1 --budgets 25%,full",
+        "longbench": f"{records} --tasks all21 --policies auto,snapkv,keydiff,streaming_llm --budgets 25%,full",
+        "longbench_forced": f"{records} --teacher-forced --tasks all21 --policies {FEW} --budgets 25%,full",
+        "longeval": f"--tasks longeval {FORCED} --length 1024,4096 --budgets 12.5%,25%,50%,full --policies {FEW}",
         "turns": f"--tasks conversation --question-agnostic {FORCED} --length 2048 --budgets 12.5%,25%,full "
-        f"--policies {CHEAP}",
+        f"--policies {FEW}",
+        "bytes": bytes_,
+        "bits8": f"{bytes_} --bits 8",
+        "bits4": f"{bytes_} --bits 4",
     }
     for name, flag in QUESTION.items():
         asked = f"{flag} {FORCED}"
         needles = f"--tasks {NEEDLES} {asked}"
         found |= {
-            f"needles_{name}": f"{needles} --budgets {EIGHTH},{QUARTER},full --policies {OTHERS},compactor",
-            f"auto_{name}": f"{needles} --budgets {EIGHTH},{QUARTER},448,full --policies auto",
-            f"half_{name}": f"{needles} --budgets 448,full --policies auto@uniform,tova,keydiff",
+            f"needles_{name}": f"{needles} --budgets {EIGHTH},{QUARTER},full --policies {FEW},compactor",
+            f"passkeys_{name}": f"--tasks passkey,kv_recall {asked} --budgets {EIGHTH},{QUARTER},448,full "
+            f"--policies {FEW}",
+            f"half_{name}": f"{needles} --budgets 448,full --policies auto,auto@uniform,tova,keydiff",
             f"kvzip_{name}": f"{needles} --budgets {EIGHTH},{QUARTER},full --policies kvzip@global,kvzip",
             f"ruler_{name}": f"--tasks {RULER} --length 1024,2048,4096 {asked} --budgets 6%,12.5%,25%,50%,full "
-            f"--policies {CHEAP},compactor,h2o,cake@cake,snapkv@ada_kv,keydiff@ada_kv,snapkv@pyramid",
+            f"--policies {FEW},compactor,h2o,cake@cake,snapkv@ada_kv,keydiff@ada_kv,snapkv@pyramid",
         }
-    bytes_ = f"--tasks {NEEDLES} --question-agnostic {FORCED} --budgets 3MiB,6MiB,full"
-    found |= {f"bits{bits}": f"{bytes_} --bits {bits} --policies auto,keydiff,tova" for bits in (4, 8)}
-    return found | {"bytes": f"{bytes_} --policies auto,keydiff,tova"}
+    return found
 
 
 TABLES = _tables()
@@ -113,6 +121,7 @@ def run(options: argparse.Namespace) -> None:
     command += TABLES[options.table].format(**values).split()
     if options.limit is not None:
         command += ["--limit", str(options.limit)]
+    command += options.more
     subprocess.run([sys.executable, *command, "--output", str(ROOT / options.name / options.table)], check=True)
 
 
@@ -174,7 +183,10 @@ def main() -> None:
     running.add_argument("--workers", type=int, default=2)
     commands.add_parser("keep")
     commands.add_parser("page")
-    options = parser.parse_args()
+    options, more = parser.parse_known_args()
+    if more and options.command != "run":
+        parser.error(f"unknown: {' '.join(more)}")
+    options.more = more
     {"run": lambda: run(options), "keep": keep, "page": page}[options.command]()
 
 
