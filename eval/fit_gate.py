@@ -14,9 +14,11 @@ from hf_paged_eviction.lab.attention_gate.straight_through import StraightThroug
 from hf_paged_eviction.learned.gates import save_gates
 from hf_paged_eviction.recipes.fit.calibration import Window, split
 from hf_paged_eviction.recipes.fit.gates import FittedGates, Training, fit_gates
+from hf_paged_eviction.recipes.procedures.probe import REPEAT
 
 from .calibrate import check_output, read_windows, token_bar
 from .errors import UserError
+from .models import load_tokenizer
 from .settings import TextSettings
 from .summaries.formats import to_terminal
 from .summaries.table import Table, simple_table
@@ -42,9 +44,10 @@ def run_fit_gate(settings: TextSettings, output: Path, tokens: int, training: Wa
     check_output(output, "gates")
     folder = output.with_suffix(".samples")
     model, windows = read_windows(settings, tokens)
+    probe = load_tokenizer(settings).encode(REPEAT, add_special_tokens=False)
     try:
         with token_bar(notes) as bar:
-            found = _train(model, windows, training, folder, bar)
+            found = _train(model, windows, training, probe, folder, bar)
     except ValueError as error:
         raise UserError(f"cannot train gates for {settings.model!r}: {error}") from error
     save_gates(found.gates, output)
@@ -56,7 +59,7 @@ def run_fit_gate(settings: TextSettings, output: Path, tokens: int, training: Wa
 
 
 def _train(
-    model: Any, windows: Sequence[Window], training: Ways, folder: Path, bar: Progress
+    model: Any, windows: Sequence[Window], training: Ways, probe: Sequence[int], folder: Path, bar: Progress
 ) -> FittedGates | TrainedGates:
     if isinstance(training, StraightThrough):
         epoch = sum(window.count for window in split(windows)[0])
@@ -67,6 +70,7 @@ def _train(
         model,
         windows,
         training,
+        probe_ids=probe,
         folder=folder,
         progress=lambda count: bar.advance(reading, count),
         layers=lambda found: bar.track(found, description="training layers"),

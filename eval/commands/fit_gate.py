@@ -40,10 +40,10 @@ class GateOptions(Options):
         "loss of the language model. It needs gradients through the model, so memory for the activations of a window, "
         "and many times as long.",
     )
-    target: Literal["attention", "output"] = option(
+    target: Literal["attention", "kvzip"] = option(
         "attention",
-        "What a regression foretells: the largest attention that a token gets from afar, or its largest part in an "
-        "attention output (KVzip+).",
+        "What a regression foretells: the largest attention that a token gets from afar, or the largest that it gets "
+        "while the model repeats the text (KVzip's score, as KVzap learns it), which takes a second reading.",
     )
     keep: float | None = option(
         None,
@@ -69,7 +69,10 @@ class FitGateOptions(FitOptions, GateOptions, ModelOptions):
 
 
 def fit_gate(options: FitGateOptions) -> None:
-    """Train the policy gate:FILE for a model: which tokens will be needed, told from hidden states."""
+    """Train the policy gate:FILE for a model: which tokens will be needed, told from hidden states.
+
+    Without --text the model reads the documentation of Python.
+    """
     from hf_paged_eviction.lab.attention_gate.straight_through import StraightThrough
     from hf_paged_eviction.recipes.fit.gates import Training
 
@@ -86,5 +89,5 @@ def fit_gate(options: FitGateOptions) -> None:
         training: Ways = Training(**chosen) if options.loss == "regression" else StraightThrough(**chosen)
     except ValueError as error:
         raise UserError(f"cannot train gates: {error}") from error
-    settings = text_settings(options.read, options.window, options)
+    settings = text_settings(options.read, options.window, options, needed=False)
     run_fit_gate(settings, options.output, options.tokens, training)

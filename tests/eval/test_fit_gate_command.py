@@ -106,7 +106,7 @@ def test_the_language_models_loss(tmp_path: Path) -> None:
     assert load_gates(output).facts["keep"] == "0.2"
     for wrong, reason in (
         (
-            ("--loss", "straight_through", "--target", "output"),
+            ("--loss", "straight_through", "--target", "kvzip"),
             "--target is of no meaning with --loss straight_through",
         ),
         (("--keep", 0.1), "--keep is of no meaning with --loss regression"),

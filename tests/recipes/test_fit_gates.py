@@ -10,15 +10,12 @@ import torch
 
 import models
 from hf_paged_eviction import PagedEvictionCache, install_gates
-from hf_paged_eviction.attention.weights import Logits
 from hf_paged_eviction.learned.gates import load_gates, save_gates
-from hf_paged_eviction.queries.observer import Queries
-from hf_paged_eviction.recipes.fit.calibration import Window
+from hf_paged_eviction.recipes.fit.calibration import Window, watched
+from hf_paged_eviction.recipes.fit.future import Seen
 from hf_paged_eviction.recipes.fit.gate_samples import Samples
-from hf_paged_eviction.recipes.fit.gate_targets import future_output, projected_norms
 from hf_paged_eviction.recipes.fit.gates import Training, fit_gates, fit_line, fit_network
-
-DISTANCE = 3
+from hf_paged_eviction.recipes.fit.repeating import watch_repeated
 
 
 def draw(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -29,33 +26,25 @@ def windows(count: int = 4, length: int = 90) -> list[Window]:
     return [Window(ids[None]) for ids in models.prompts([length] * count, seed=2)]
 
 
-def test_the_part_in_the_output() -> None:
-    """Token by token, head by head; one row has two pads."""
-    rows, heads, group, tokens, dim, width = 2, 2, 2, 9, 4, 12
-    query = draw(rows, heads * group, tokens, dim)
-    key, value = (draw(rows, heads, tokens, dim, seed=seed) for seed in (1, 2))
-    projection, hidden = draw(width, heads * group * dim, seed=5), draw(rows, tokens, width, seed=6)
-    positions = torch.stack([torch.arange(tokens), torch.arange(tokens) - 2]).clamp_min(-1)
-    size = projected_norms(value, projection, heads * group)
-    keys = positions[:, None].expand(-1, heads, -1)
-    found = future_output(Queries(query, key, Logits(0.5)), size, hidden, keys, positions, DISTANCE)
-    for row in range(rows):
-        for head in range(heads):
-            for token in range(tokens):
-                best = 0.0
-                for g in range(group):
-                    full = head * group + g
-                    pushed = projection[:, full * dim : (full + 1) * dim] @ value[row, head, token]
-                    for q in range(tokens):
-                        at, of = positions[row, q], positions[row, token]
-                        if of < 0 or at - of < DISTANCE:
-                            continue
-                        seen = [t for t in range(tokens) if 0 <= positions[row, t] <= at]
-                        logits = torch.stack([query[row, full, q] @ key[row, head, t] * 0.5 for t in seen])
-                        weight = logits.softmax(0)[seen.index(token)]
-                        best = max(best, float(weight * pushed.norm() / hidden[row, q].norm()))
-                if positions[row, token] >= 0:
-                    assert found[row, head, token] == pytest.approx(best, rel=1e-4)
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_what_the_repetition_pays_is_what_eager_attention_says(family: str) -> None:
+    """Row by row, without pads; together the rows have some."""
+    model = models.build(family)
+    rows, probe = models.prompts([14, 9], seed=3), [5, 6, 7]
+    ids, mask = models.left_pad(rows)
+    found: dict[int, Seen] = {}
+    with watched(model):
+        watch_repeated(model, ids, mask, probe, lambda seen: found.setdefault(seen.layer_idx, seen))
+    model.set_attn_implementation("eager")
+    for at, row in enumerate(rows):
+        text = [*row.tolist(), *probe, *row.tolist()]
+        with torch.no_grad():
+            weights = model(torch.tensor([text]), output_attentions=True, use_cache=False).attentions
+        for layer, seen in found.items():
+            heads = seen.future.shape[1]
+            paid = weights[layer][0].unflatten(0, (heads, -1))[:, :, len(row) :, : len(row)].amax((1, 2))
+            torch.testing.assert_close(seen.future[at][:, seen.usable[at]], paid, rtol=1e-4, atol=1e-6)
+            assert seen.positions[at, 0, seen.usable[at]].tolist() == list(range(len(row)))
 
 
 def test_the_closed_form_is_least_squares() -> None:
@@ -90,13 +79,13 @@ def test_the_network_learns_the_mean() -> None:
         assert float(marks[part].mean()) == pytest.approx(float(wanted[part].mean()), rel=0.15)
 
 
-@pytest.mark.parametrize("target", ["attention", "output"])
+@pytest.mark.parametrize("target", ["attention", "kvzip"])
 @pytest.mark.parametrize("units", [0, 8])
 def test_gates_for_any_model(target: Any, units: int, tmp_path: Path) -> None:
     model = models.build("gemma3")  # one layer slides, so one has a gate
     before = {name: parameter.clone() for name, parameter in model.named_parameters()}
     attention = model.config._attn_implementation
-    fitted = fit_gates(model, windows(), Training(target, units=units, epochs=1))
+    fitted = fit_gates(model, windows(), Training(target, units=units, epochs=1), probe_ids=[5, 6])
     assert list(fitted.gates.layers) == [1]
     assert model.config._attn_implementation == attention
     assert not any(module._forward_pre_hooks for module in model.modules())
@@ -131,7 +120,7 @@ def test_a_run_that_was_cut_off_goes_on(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(ValueError, match="samples of another run"):
         fit_gates(model, windows(5), training, folder=tmp_path / "s")
     with pytest.raises(ValueError, match="samples of another run"):
-        fit_gates(model, windows(), Training("output"), folder=tmp_path / "s")
+        fit_gates(model, windows(), Training("kvzip"), probe_ids=[5], folder=tmp_path / "s")
 
 
 @pytest.mark.parametrize(
@@ -139,9 +128,9 @@ def test_a_run_that_was_cut_off_goes_on(tmp_path: Path, monkeypatch: pytest.Monk
     [
         ("deepseek_v3", 4, {}, "caches latents"),
         ("llama", 1, {}, "at least 2 windows"),
-        ("llama", 4, {"target": "size"}, "target must be one of attention, output"),
+        ("llama", 4, {"target": "size"}, "target must be one of attention, kvzip"),
         ("llama", 4, {"units": -1}, "units must be a whole number"),
-        ("gpt2", 4, {"target": "output"}, "has no output projection"),
+        ("llama", 4, {"target": "kvzip"}, "give probe_ids"),
     ],
 )
 def test_refused(family: str, texts: int, training: dict[str, Any], reason: str) -> None:

@@ -26,7 +26,7 @@ class Seen:
         layer_idx: in the model.
         keys, values: `[batch, kv_heads, tokens, dim]`, as cached.
         positions: `[batch, kv_heads, tokens]`, -1 for a pad.
-        future: `[batch, kv_heads, tokens]` float32, what was measured: `future_attention`, if nothing else was asked.
+        future: `[batch, kv_heads, tokens]` float32, what was measured, such as `future_attention`.
         usable: `[batch, tokens]` bool, real tokens that some query saw from far enough away.
     """
 
@@ -39,9 +39,6 @@ class Seen:
 
 
 Visit = Callable[[Seen], None]
-#: Of a layer's index, queries, values, positions `[batch, kv_heads, tokens]` of keys and `[batch, q]` of queries, and a
-#: distance: what later tokens do with each token, `[batch, kv_heads, tokens]` float32.
-Measure = Callable[[int, Queries, Tensor, Tensor, Tensor, int], Tensor]
 
 
 def future_attention(queries: Queries, key_positions: Tensor, query_positions: Tensor, distance: int) -> Tensor:
@@ -69,10 +66,6 @@ def future_attention(queries: Queries, key_positions: Tensor, query_positions: T
     return largest
 
 
-def _attention(layer_idx: int, queries: Queries, values: Tensor, keys: Tensor, asked: Tensor, distance: int) -> Tensor:
-    return future_attention(queries, keys, asked, distance)
-
-
 def far(attention: Attention, distance: int) -> Tensor:
     """`[batch, kv_heads, q, tokens]`, mean weights of each group, 0 for tokens nearer than `distance`."""
     away = attention.query_positions[:, None, :, None] - attention.key_positions[:, :, None, :] >= distance
@@ -87,39 +80,35 @@ class _Watcher(Bystander):
         positions: `[batch, tokens]`, -1 for a pad.
         distance: see `future_attention`.
         visit: is told.
-        measure: see `watch`.
     """
 
-    def __init__(self, layer_idx: int, positions: Tensor, distance: int, visit: Visit, measure: Measure) -> None:
+    def __init__(self, layer_idx: int, positions: Tensor, distance: int, visit: Visit) -> None:
         super().__init__(layer_idx)
-        self._positions, self._distance, self._visit, self._measure = positions, distance, visit, measure
+        self._positions, self._distance, self._visit = positions, distance, visit
         self.layer: Any = None
 
     def attended(self, queries: Queries) -> None:
         """See `Bystander.attended`."""
         keys, values, asked = self.layer.keys, self.layer.values, self._positions
         positions = asked[:, None].expand(-1, keys.shape[1], -1)
-        future = self._measure(self.layer_idx, queries, values, positions, asked, self._distance)
+        future = future_attention(queries, positions, asked, self._distance)
         usable = (asked >= 0) & (asked <= asked.amax(-1, keepdim=True) - self._distance)
         self._visit(Seen(self.layer_idx, keys, values, positions, future, usable))
 
 
-def watch(
-    model: Any, tokens: Tensor, mask: Tensor | None, distance: int, visit: Visit, measure: Measure = _attention
-) -> None:
+def watch(model: Any, tokens: Tensor, mask: Tensor | None, distance: int, visit: Visit) -> None:
     """Let the model read windows `[rows, tokens]` of text and visit its layers one by one.
 
     Args:
         model: with the attention implementation "paged_eviction".
         mask: `[rows, tokens]`, 0 for pads on the left; None = no pads.
         distance: see `future_attention`.
-        measure: what is worked out of queries, keys and values; the attention that each token gets, if not given.
     """
     real = torch.ones_like(tokens) if mask is None else mask
     places = (real.cumsum(-1) - 1).masked_fill(real == 0, -1)
     plan = layer_plan(model.config)
     paged = [index for index, layer in enumerate(plan) if is_paged(layer)]
-    watchers = {index: _Watcher(index, places, distance, visit, measure) for index in paged}
+    watchers = {index: _Watcher(index, places, distance, visit) for index in paged}
     cache = OverheardCache(model.config, watchers)
     for index, watcher in watchers.items():
         watcher.layer = cache.layers[index]

@@ -5,10 +5,10 @@ A run that was cut off goes on with the next window.
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors import safe_open
@@ -19,9 +19,16 @@ from ...learned.calibration.calibration import fingerprint
 from ..procedures.gates import attention_modules, hidden_states
 from .calibration import DISTANCE, Progress, Window, usable, watched
 from .future import Seen, watch
-from .gate_targets import Target, measure_of
+from .repeating import watch_repeated
+
+#: "attention": the largest weight that a token gets from tokens of the text at least 64 later, the mean over the query
+#: heads of a group. "kvzip": the largest that it gets from any query head while the model repeats the text.
+Target = Literal["attention", "kvzip"]
+TARGETS: tuple[Target, ...] = ("attention", "kvzip")
 
 _ABOUT = "about.json"
+#: Takes a layer's hidden states `[batch, tokens, hidden]` and what was measured.
+_Note = Callable[[Seen, Tensor], None]
 
 
 class Samples:
@@ -30,16 +37,23 @@ class Samples:
     Args:
         folder: made if need be; the caller removes it.
         windows: of text, all of them.
-        target: see `gate_targets`.
+        target: see `Target`.
+        probe: ids of what asks to repeat, for the target "kvzip".
 
     Raises:
-        ValueError: the folder has samples of other windows, another model or another target.
+        ValueError: the folder has samples of other windows, another model or another target; there is no such target,
+            no probe, or no room in the model to repeat a window.
     """
 
-    def __init__(self, folder: Path, model: Any, windows: Sequence[Window], target: Target) -> None:
+    def __init__(
+        self, folder: Path, model: Any, windows: Sequence[Window], target: Target, probe: Sequence[int] = ()
+    ) -> None:
         self.folder, self.windows, self.target = folder, windows, target
-        self._model = model
-        about = {"model": fingerprint(model.config), "windows": digest(windows), "target": target}
+        self._model, self._probe = model, tuple(probe)
+        _check_target(target, model.config, windows, self._probe)
+        about: dict[str, Any] = {"model": fingerprint(model.config), "windows": digest(windows), "target": target}
+        if target == "kvzip":
+            about["probe"] = list(self._probe)
         claim(folder, about, "model, text or target")
 
     @property
@@ -55,22 +69,35 @@ class Samples:
         """
         modules = attention_modules(self._model)
         states: dict[int, Tensor] = {}
-        measure = measure_of(self.target, modules, states)
         with watched(self._model), _overheard(modules, states):
             for index in self.missing:
                 found: dict[str, Tensor] = {}
 
-                def visit(seen: Seen, found: dict[str, Tensor] = found) -> None:
-                    chosen = states[seen.layer_idx][seen.usable]
-                    found[f"{seen.layer_idx}.hidden"] = chosen.cpu().contiguous()
+                def note(seen: Seen, hidden: Tensor, found: dict[str, Tensor] = found) -> None:
+                    found[f"{seen.layer_idx}.hidden"] = hidden[seen.usable].cpu().contiguous()
                     found[f"{seen.layer_idx}.target"] = usable(seen, seen.future).float().cpu().contiguous()
 
                 window = self.windows[index]
-                watch(self._model, window.tokens, window.mask, DISTANCE, visit, measure)
+                self._read(window, states, note)
                 unfinished = self._path(index).with_suffix(".part")
                 save_file(found, unfinished)
                 unfinished.rename(self._path(index))
                 progress(window.count)
+
+    def _read(self, window: Window, states: dict[int, Tensor], note: _Note) -> None:
+        tokens, mask = window.tokens, window.mask
+        if self.target == "attention":
+            watch(self._model, tokens, mask, DISTANCE, lambda seen: note(seen, states[seen.layer_idx]))
+            return
+        first: dict[int, Tensor] = {}  # the repetition has hidden states of its own
+        watch_repeated(
+            self._model,
+            tokens,
+            mask,
+            self._probe,
+            lambda seen: note(seen, first[seen.layer_idx]),
+            read=lambda: first.update(states),
+        )
 
     @property
     def layers(self) -> list[int]:
@@ -89,6 +116,22 @@ class Samples:
 
     def _path(self, index: int) -> Path:
         return self.folder / f"window-{index}.safetensors"
+
+
+def _check_target(target: str, config: Any, windows: Sequence[Window], probe: tuple[int, ...]) -> None:
+    if target not in TARGETS:
+        raise ValueError(f"target must be one of {', '.join(TARGETS)}, got {target!r}.")
+    if target != "kvzip":
+        return
+    if not probe:
+        raise ValueError("The target 'kvzip' asks the model to repeat a text: give probe_ids, such as those of REPEAT.")
+    room = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
+    longest = 2 * max((window.tokens.shape[1] for window in windows), default=0) + len(probe)
+    if isinstance(room, int) and longest > room > 0:
+        raise ValueError(
+            f"The target 'kvzip' has the model read every window twice, up to {longest} tokens, and it was made for "
+            f"{room}: take shorter windows."
+        )
 
 
 def claim(folder: Path, about: dict[str, Any], what: str) -> None:

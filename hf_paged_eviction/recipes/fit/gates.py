@@ -17,8 +17,7 @@ from ...learned.calibration.calibration import fingerprint
 from ...learned.gates import GateLayer, Gates
 from .calibration import DISTANCE, HELD_OUT, Progress, Window, split
 from .correlation import spearman
-from .gate_samples import Samples, digest
-from .gate_targets import Target
+from .gate_samples import Samples, Target, digest
 
 #: Tokens of one step.
 _BATCH = 1024
@@ -37,7 +36,7 @@ class Training:
     """How gates are trained.
 
     Attributes:
-        target: see `gate_targets`.
+        target: see `gate_samples.Target`.
         units: of the layer between hidden state and mark; 0 = a line, by ridge regression on the target's logarithm.
         epochs: how often each token is looked at; of no meaning for a line.
         seed: of the first weights and the order.
@@ -92,6 +91,7 @@ def fit_gates(
     windows: Sequence[Window],
     training: Training | None = None,
     *,
+    probe_ids: Sequence[int] = (),
     folder: Path | None = None,
     progress: Progress = lambda tokens: None,
     layers: Callable[[Sequence[int]], Iterable[int]] = lambda found: found,
@@ -105,6 +105,8 @@ def fit_gates(
         model: a decoder, in evaluation mode.
         windows: of any text, some hundred tokens each or more. Every fourth is kept for checking.
         training: how; None = the defaults.
+        probe_ids: ids of what asks the model to repeat, such as `recipes.procedures.probe.REPEAT`, for the target
+            "kvzip".
         folder: where samples and finished layers lie, so that a run that was cut off goes on; the caller removes it.
             None = a temporary one.
         progress: called after each window with the number of its tokens.
@@ -116,7 +118,7 @@ def fit_gates(
     training = training or Training()
     train, checks = _numbers(windows)
     with place(folder) as where:
-        samples = Samples(where, model, windows, training.target)
+        samples = Samples(where, model, windows, training.target, probe_ids)
         samples.collect(progress)
         gates, reports = {}, {}
         for index in layers(samples.layers):

@@ -72,7 +72,7 @@ def compress_by_probe(
     for layer in layers:
         layer.forget_attention()
     for start, stop in chunks:
-        ids, real = _repeat(probe, input_ids[:, start:stop], mask[:, start:stop])
+        ids, real = repeated(probe, input_ids[:, start:stop], mask[:, start:stop])
         ask(model, cache, ids, torch.cat([mask, real], dim=1))
     cache.shrink(budget)
 
@@ -92,8 +92,16 @@ def ask(model: Any, cache: PagedEvictionCache, ids: Tensor, mask: Tensor | None)
             layer.crop(-ids.shape[1])
 
 
-def _repeat(probe: Tensor, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """The probe and a part of the context, with the pads on the right: nothing may lie between context and probe."""
+def repeated(probe: Tensor, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """The probe and a part of the context, with the pads on the right: nothing may lie between context and probe.
+
+    Args:
+        probe: `[n]`.
+        ids, mask: `[rows, count]`, pads on the left.
+
+    Returns:
+        Ids and mask `[rows, n + count]`.
+    """
     count = ids.shape[1]
     pads = count - mask.sum(1, keepdim=True)
     places = torch.arange(count, device=ids.device)
