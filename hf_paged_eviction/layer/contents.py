@@ -251,22 +251,21 @@ class Contents:
         if self.listener is not None:
             self.listener.map_rows(change)
         if self.marks is not None:
-            self.marks.map_rows(change)
+            self.marks.columns.map_rows(change)
 
     def move(self, order: Tensor | None, count: int, pads: Tensor) -> None:
         """Take back `count` columns, the others being moved as `order` `[B, S, held]` says; see `BlockTable.shrink`."""
         table = self.known
-        held = table.held
         if order is not None:
             self.store.reorder(order)
             if self.marks is not None:
-                self.marks.move(order, held)
+                self.marks.columns.reorder(order)
         table.shrink(order, count, pads)
         self.outlet.move(order, table.held)
         self.store.take_back(table.seen - table.pads)
         self.quota.scores = None
         if self.listener is not None:
-            self.listener.observer.move(order, held, table.seen - table.pads, count)
+            self.listener.observer.move(order, table.seen - table.pads, count)
 
     def settle(self, kept: Tensor | None) -> None:
         """The table has changed: of the held and new tokens `kept` `[B, S, C]` stay; None = all."""
@@ -275,8 +274,8 @@ class Contents:
             self.outlet.settle(kept, table.positions, table.capacity)
         if self.listener is not None:
             self.listener.observer.settle(kept, table.capacity)
-        if self.marks is not None:
-            self.marks.resize(table.capacity)
+        if self.marks is not None and kept is None:
+            self.marks.columns.resize(table.capacity, table.held)
 
     # ---- saving ---------------------------------------------------------------------------------------------------
 

@@ -16,7 +16,8 @@ from ..integration.heads import WHOLE, HeadShare
 from ..integration.rotary import Rotary
 from ..parts import Snapshot, map_tensors, persistent
 from ..policies import EvictionPolicy, QueryCount, Statistics
-from ..store.columns import gather_slots
+from ..store.columns import Columns, gather_slots
+from ..store.room import Room
 from ..store.tensors import byte_count
 
 #: Attention weights, or queries, that exist at one time, in bytes: long prompts are observed in pieces of this size.
@@ -124,6 +125,8 @@ class Observer:
     Attributes:
         observe: makes statistics of attention: `policy.observe`, unless somebody puts in its place what looks up
             whether that is known already.
+        columns: the policy's token statistics, `[B, H, C]` float32 each, in slot order; while tokens are chosen from,
+            `[B, H, held + n]`.
 
     Args:
         policy: makes statistics of attention.
@@ -141,11 +144,12 @@ class Observer:
         self.block_size = block_size
         self.share = share
         self.rotary = rotary
+        self.columns = Columns(Room(zeroed=True))
         self.clear()
 
     def clear(self) -> None:
         """Forget everything."""
-        self._tokens: dict[str, Tensor] = {}  # [B, H, C] by slot
+        self.columns.use()
         self._rows: dict[str, Tensor] = {}  # [B, ...]
         self._heads = 0
         self._count: QueryCount | None = None
@@ -157,11 +161,14 @@ class Observer:
 
     def start(self, rows: int, kv_heads: int, capacity: int, device: torch.device) -> None:
         """Make room for the statistics of a new prompt."""
-        shape = (rows, kv_heads, capacity)
-        self._tokens = {name: torch.zeros(shape, device=device) for name in self._needs.token_statistics}
-        self._heads = kv_heads
+        self._make_columns(rows, kv_heads, capacity, device)
         none = torch.zeros(rows, dtype=torch.int64, device=device)
         self._count = QueryCount(none, none, none)
+
+    def _make_columns(self, rows: int, kv_heads: int, capacity: int, device: torch.device) -> None:
+        make, self._heads = self.columns.room.make, kv_heads
+        shape = rows, kv_heads, capacity
+        self.columns.use(*[make(shape, torch.float32, device) for _ in self._needs.token_statistics])
 
     @property
     def count(self) -> QueryCount:
@@ -183,7 +190,7 @@ class Observer:
         """Bytes of statistics and of kept queries."""
         count = self._count
         numbers = () if count is None else (count.until, count.since, count.passing)
-        return byte_count(*self._tokens.values(), *self._rows.values(), *numbers, *self._kept)
+        return self.columns.bytes + byte_count(*self._rows.values(), *numbers, *self._kept)
 
     def statistics(self, positions: Tensor, slots: Tensor | None = None) -> dict[str, Tensor]:
         """What the policy may look at, by name.
@@ -194,7 +201,7 @@ class Observer:
         """
         tokens = self._of_known_tokens(positions)
         if slots is not None:
-            tokens = {name: values.gather(-1, _over_heads(slots, values)) for name, values in tokens.items()}
+            tokens = {name: gather_slots(values, slots) for name, values in tokens.items()}
         return tokens | self._rows
 
     # ---- single tokens --------------------------------------------------------------------------------------------
@@ -231,7 +238,7 @@ class Observer:
             return
         positions = positions.expand(-1, self._heads, -1)
         after = self._with_kept(self.statistics(positions), key, positions, seen, due)
-        self._store(after, due, positions.shape[-1])
+        self._store(after, due)
         self._observed(torch.where(due, seen, self.until))
         self._drop_kept(len(self._kept) if all_due else max(len(self._kept) - self._longest, 0))
 
@@ -250,15 +257,13 @@ class Observer:
 
     def _of_known_tokens(self, positions: Tensor) -> dict[str, Tensor]:
         """The token statistics `[B, H, held]`; zero for tokens that came after the last observation."""
-        held = positions.shape[-1]
-        new = positions >= self.until[:, None, None]
-        return {name: values[:, :, :held].masked_fill(new, 0.0) for name, values in self._tokens.items()}
+        new, known = positions >= self.until[:, None, None], self.columns.first(positions.shape[-1])
+        return dict(zip(self._needs.token_statistics, [values.masked_fill(new, 0.0) for values in known], strict=True))
 
-    def _store(self, after: dict[str, Tensor], due: Tensor, held: int) -> None:
-        for name in self._needs.token_statistics:
-            old = self._tokens[name]
-            new = torch.where(due[:, None, None], after[name], old[:, :, :held])
-            self._tokens[name] = new if held == old.shape[-1] else torch.cat([new, old[:, :, held:]], dim=-1)
+    def _store(self, after: dict[str, Tensor], due: Tensor) -> None:
+        for name, values in zip(self._needs.token_statistics, self.columns.tensors, strict=True):
+            known = values[:, :, : after[name].shape[-1]]
+            known.copy_(torch.where(due[:, None, None], after[name], known))
         for name in self._needs.row_statistics:
             new = after[name]
             if name in self._rows:
@@ -296,7 +301,7 @@ class Observer:
             *(self.observe, found, queries, key_positions, query_positions),
             *(needs.window, self.share, self.rotary, needs.reads_weights),
         )
-        self._tokens = {name: found[name] for name in self._needs.token_statistics}
+        self.columns.use(*[found[name] for name in self._needs.token_statistics])
         self._rows = {name: found[name] for name in self._needs.row_statistics}
         self._observed(torch.maximum(self.until, query_positions.amax(-1) + 1))
 
@@ -311,17 +316,18 @@ class Observer:
 
     def forget(self, seen: Tensor) -> None:
         """Forget what has been observed, as if the `seen` `[B]` real tokens had met no query yet."""
-        self._tokens = {name: torch.zeros_like(values) for name, values in self._tokens.items()}
+        self.columns.zero()
         self._rows = {}
         self._drop_kept(len(self._kept))
         self._count = QueryCount(seen, seen, torch.zeros_like(seen))
 
     def settle(self, kept: Tensor | None, capacity: int) -> None:
         """Keep the statistics of the tokens `[B, 1 or H, n]`, or of all, in slot order; make room for `capacity`."""
-        for name, values in self._tokens.items():
-            if kept is not None:
-                values = values.gather(-1, _over_heads(kept, values))
-            self._tokens[name] = torch.nn.functional.pad(values, (0, capacity - values.shape[-1]))
+        columns = self.columns
+        if kept is not None:
+            columns.take(columns.tensors, kept, anew=True)
+        elif columns.tensors:
+            columns.resize(capacity, min(columns.shape[2], capacity))
 
     # ---- rows and rollback ----------------------------------------------------------------------------------------
 
@@ -329,26 +335,24 @@ class Observer:
         """The blocks begin anew: queries of the one that was being filled wait for the end of the next."""
         self._longest = 2 * self.block_size
 
-    def move(self, order: Tensor | None, held: int, seen: Tensor, columns: int) -> None:
+    def move(self, order: Tensor | None, seen: Tensor, count: int) -> None:
         """Tokens were taken back.
 
         Args:
             order: `[B, 1 or H, held]`, slot each token moved from; None = none moved.
-            held: slots in use before.
             seen: `[B]` real tokens that remain.
-            columns: how many were taken back.
+            count: columns that were taken back.
         """
-        del self._kept[max(len(self._kept) - columns, 0) :], self._kept_real[max(len(self._kept_real) - columns, 0) :]
+        self._kept = self._kept[: max(len(self._kept) - count, 0)]
+        self._kept_real = self._kept_real[: len(self._kept)]
         if order is not None:
-            for name, values in self._tokens.items():
-                moved = values[:, :, :held].gather(-1, _over_heads(order, values))
-                self._tokens[name] = torch.cat([moved, values[:, :, held:]], dim=-1)
-        count = self.count
-        self._count = replace(count, until=count.until.minimum(seen), since=count.since.minimum(seen))
+            self.columns.reorder(order)
+        known = self.count
+        self._count = replace(known, until=known.until.minimum(seen), since=known.since.minimum(seen))
 
     def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
         """Apply an indexing of dimension 0 to everything."""
-        self._tokens = {name: change(values) for name, values in self._tokens.items()}
+        self.columns.map_rows(change)
         self._rows = {name: change(values) for name, values in self._rows.items()}
         if self._kept:
             self._kept = list(change(torch.cat(self._kept, dim=2)).split(1, dim=2))
@@ -362,16 +366,14 @@ class Observer:
     def snapshot(self) -> ObserverSnapshot:
         """All that is remembered."""
         return ObserverSnapshot(
-            self._tokens, self._rows, self.count, self._longest, list(self._kept), list(self._kept_real), self._logits
+            dict(zip(self._needs.token_statistics, self.columns.tensors, strict=True)),
+            *(self._rows, self.count, self._longest, list(self._kept), list(self._kept_real), self._logits),
         )
 
     def restore(self, saved: ObserverSnapshot, kv_heads: int, device: torch.device) -> None:
         """Remember what another observer did."""
         saved = map_tensors(lambda tensor: persistent(tensor.to(device)), saved)
-        self._tokens, self._rows, self._count = dict(saved.tokens), dict(saved.rows), saved.count
+        self.columns.use(*[saved.tokens[name] for name in self._needs.token_statistics])
+        self._rows, self._count = dict(saved.rows), saved.count
         self._heads, self._longest, self._logits = kv_heads, saved.longest, saved.logits
         self._kept, self._kept_real = list(saved.kept), list(saved.kept_real)
-
-
-def _over_heads(slots: Tensor, values: Tensor) -> Tensor:
-    return slots.expand(-1, values.shape[1], -1)

@@ -1,14 +1,12 @@
 """What gates said of the tokens that a layer holds."""
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
 from ...integration.heads import HeadShare
 from ...parts import persistent
-from ...store.room import static_zeros
-from ...store.tensors import byte_count
+from ...store.columns import Columns
+from ...store.room import Room
 
 
 class Marks:
@@ -21,6 +19,7 @@ class Marks:
 
     Attributes:
         gates: digest of the gates whose marks these are.
+        columns: one `[B, H, C]` float32, in slot order.
 
     Args:
         gates: see the attribute.
@@ -32,10 +31,10 @@ class Marks:
 
     def __init__(self, gates: str, label: str, layer_idx: int, share: HeadShare, static: bool) -> None:
         self.gates = gates
-        self._label, self._layer_idx, self._share, self._static = label, layer_idx, share, static
+        self.columns = Columns(Room(static, zeroed=True))
+        self._label, self._layer_idx, self._share = label, layer_idx, share
         self._arrived: Tensor | None = None
         self._coming: Tensor | None = None  # [B, H, n] of the tokens that are being taken in
-        self._slots: Tensor | None = None  # [B, H, C]
 
     # ---- new tokens -----------------------------------------------------------------------------------------------
 
@@ -77,64 +76,25 @@ class Marks:
 
     def start(self, rows: int, heads: int, slots: int, device: torch.device) -> None:
         """Make room for a new prompt."""
-        shape = (rows, heads, slots)
-        if self._slots is None or (self._slots.shape, self._slots.device) != (shape, device):
-            if self._static:
-                self._slots = static_zeros(shape, device, torch.float32)
-            else:
-                self._slots = persistent(torch.zeros(shape, device=device))
+        shape, held = (rows, heads, slots), self.columns.tensors
+        if not held or (held[0].shape, held[0].device) != (shape, device):
+            self.columns.use(self.columns.room.make(shape, torch.float32, device))
 
     def append(self, held: int) -> None:
         """The tokens that are being taken in lie behind the `held` ones."""
-        slots, coming = self.slots, self.coming
-        slots[:, :, held : held + coming.shape[2]] = coming
+        self.columns.append(held, [self.coming])
 
     def overwrite(self, slot: Tensor, real: Tensor | None = None) -> None:
         """The single token that is being taken in lies in `slot` `[B, S, 1]`; `real` `[B, 1]` False where it is a pad,
         which overwrites nothing."""
-        slots, coming = self.slots, self.coming
-        slot = slot.expand(-1, slots.shape[1], -1)
-        if real is not None:
-            coming = torch.where(real[:, None], coming, slots.gather(-1, slot))
-        slots.scatter_(-1, slot, coming)
+        self.columns.overwrite(slot, [self.coming], None if real is None else real[..., None])
 
     def keep(self, kept: Tensor, held: int, count: int) -> None:
         """Of the `held` tokens and, behind them, the `count` new ones, those at `kept` `[B, S, C]` stay."""
-        found = self.of_all(held, count)
-        self._put(found.gather(-1, kept.expand(-1, found.shape[1], -1)))
-
-    def move(self, order: Tensor, held: int) -> None:
-        """The token in each of the `held` slots moved there from `order` `[B, S, held]`."""
-        inside = self.slots[:, :, :held]
-        inside.copy_(inside.gather(-1, order.expand(-1, inside.shape[1], -1)))
-
-    def resize(self, slots: int) -> None:
-        """There are so many slots now; tokens stay in theirs."""
-        old = self.slots
-        if slots == old.shape[2]:
-            return
-        least = min(slots, old.shape[2])
-        self._slots = None
-        self.start(old.shape[0], old.shape[1], slots, old.device)
-        self.slots[:, :, :least] = old[:, :, :least]
-
-    def _put(self, marks: Tensor) -> None:
-        old = self._slots
-        if old is not None and old.shape == marks.shape:
-            old.copy_(marks)
-        else:
-            self._slots = None
-            self.start(marks.shape[0], marks.shape[1], marks.shape[2], marks.device)
-            self.slots.copy_(marks)
+        anew = count == 0 or kept.shape[-1] != self.columns.shape[2]
+        self.columns.take([self.of_all(held, count)], kept, anew)
 
     # ---- reading --------------------------------------------------------------------------------------------------
-
-    @property
-    def slots(self) -> Tensor:
-        """`[B, H, C]` float32 in slot order."""
-        if self._slots is None:
-            raise RuntimeError("The cache is empty: run a forward first.")
-        return self._slots
 
     @property
     def coming(self) -> Tensor:
@@ -145,26 +105,19 @@ class Marks:
 
     def of_all(self, held: int, count: int) -> Tensor:
         """`[B, H, held + count]`, of the tokens held and the new ones behind them."""
-        inside = self.slots[:, :, :held]
+        inside = self.at(None, held)
         return torch.cat([inside, self.coming], dim=-1) if count else inside
 
     def at(self, slots: Tensor | None, held: int) -> Tensor:
         """`[B, H, n]`, of the tokens in the slots `[B, S, n]`, or of all that are held."""
-        if slots is None:
-            return self.slots[:, :, :held]
-        return self.slots.gather(-1, slots.expand(-1, self.slots.shape[1], -1))
+        return self.columns.first(held)[0] if slots is None else self.columns.at(slots)[0]
 
     @property
     def bytes(self) -> int:
         """Of the marks kept."""
-        return byte_count(self._slots)
+        return self.columns.bytes
 
-    # ---- rows and life --------------------------------------------------------------------------------------------
-
-    def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
-        """Apply an indexing of dimension 0 to everything."""
-        if self._slots is not None:
-            self._put(change(self._slots))
+    # ---- life ------------------------------------------------------------------------------------------------------
 
     def clear(self) -> None:
         """Forget everything; the room stays."""
@@ -172,9 +125,9 @@ class Marks:
 
     def snapshot(self, held: int) -> Tensor:
         """`[B, H, held]`."""
-        return persistent(self.slots[:, :, :held])
+        return persistent(self.at(None, held))
 
     def restore(self, saved: Tensor, slots: int, device: torch.device) -> None:
         """Know what another layer's marks were."""
         self.start(saved.shape[0], saved.shape[1], slots, device)
-        self.slots[:, :, : saved.shape[2]] = saved.to(device)
+        self.columns.append(0, [saved.to(device)])
