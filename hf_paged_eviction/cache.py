@@ -223,7 +223,8 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         return self._sliding
 
     def get_conv_state(self, layer_idx: int, *args: Any, **kwargs: Any) -> Tensor | None:
-        """See `transformers.Cache`; a forward that asks goes on to change the state."""
+        """See `transformers.Cache`. Takes note of being asked: kernels write a single token straight into what is
+        returned, and no other call tells of it."""
         self._states.changing(layer_idx)
         return super().get_conv_state(layer_idx, *args, **kwargs)  # type: ignore[no-any-return]
 

@@ -22,6 +22,7 @@ class Quota:
             becomes a number of tokens at the first forward.
         unequal: whether rows or heads may hold different numbers; the storage is as long as the largest, and slots
             beyond a smaller one are dead. Every forward of several tokens decides anew.
+        decides: whether shares follow from what each layer attends to, see `decide`.
         common: whether the tokens of all layers are compared with each other. Then round scores once, and `offer` what
             a layer could keep before asking `limits` how much of it stays.
         scores: `[B, S, held]` of the tokens held, worked out in the present forward before anything was evicted; None =
@@ -30,6 +31,7 @@ class Quota:
     """
 
     unequal = False
+    decides = False
     common = False
 
     def __init__(self, asked: BlockBudget) -> None:
@@ -101,7 +103,7 @@ class RowQuota(Quota):
         place: of the layer among those of the cascade.
     """
 
-    unequal = True
+    unequal = decides = True
 
     def __init__(self, asked: BlockBudget, cascade: Cascade, place: int) -> None:
         super().__init__(asked)

@@ -39,10 +39,11 @@ class Overflow:
         self._scores.encode()
         contents, count = self._contents, keys.shape[2]
         table, store = contents.known, contents.store
+        held = table.held
         positions = table.positions_with(table.new_positions(count, real)[:, 0])
-        attended = full_k, full_v = contents.shown_with(table.held, keys, values, real)
-        if store.turns and table.held:
-            full_k, full_v = with_new(store.read(table.held), keys, values)
+        attended = full_k, full_v = contents.shown_with(held, keys, values, real)
+        if store.turns and held:
+            full_k, full_v = with_new(store.read(held), keys, values)
         scores = self._survivors.judged(self._scores.of_overflow(full_k, full_v, positions, count), positions)
         self._survivors.offer(scores, positions)
         self._keep_best(Held(full_k, full_v, positions), scores, count, real)
@@ -93,7 +94,7 @@ class Overflow:
         """Of these tokens, those held and `count` new ones behind them, keep the best."""
         contents, positions = self._contents, tokens.positions
         table, store, outlet, quota = contents.known, contents.store, contents.outlet, contents.quota
-        limits = self._survivors.limits(scores, positions)
+        held, limits = table.held, self._survivors.limits(scores, positions)
         if limits is not None:
             size = quota.budget.block_size
             quota.resize(-(-int(limits.max()) // size) * size)
@@ -101,18 +102,18 @@ class Overflow:
         shifts = table.moved_shifts(kept, kept_positions, positions, count)
         if outlet.takes or outlet.plans:
             leaves = not_kept(positions, kept, kept_positions)
-            form, new = tuple[Tensor, ...](), positions[..., table.held :]
+            form, new = tuple[Tensor, ...](), positions[..., held:]
             if outlet.takes_form:
-                form = store.form_of(tokens.keys, tokens.values, table.held, new)
+                form = store.form_of(tokens.keys, tokens.values, held, new)
             offered = Held(tokens.keys, tokens.values, positions.expand_as(leaves), scores, form)
             tokens = outlet.overflow(offered, leaves)
         # Without new tokens, these states are views of the storage.
         anew = count == 0 or store.slots != quota.budget.capacity
         came = count if real is None else real.sum(-1)
-        arrived = Arrived(kept_positions, positions[..., table.held :], table.seen - table.pads + came, limits)
-        store.keep(tokens.keys, tokens.values, kept, table.held, arrived, anew)
+        arrived = Arrived(kept_positions, positions[..., held:], table.seen - table.pads + came, limits)
+        store.keep(tokens.keys, tokens.values, kept, held, arrived, anew)
         if contents.marks is not None:
-            contents.marks.keep(kept, table.held, count)
+            contents.marks.keep(kept, held, count)
         scores = scores.gather(-1, kept)
         quota.scores = scores if limits is not None else None
         scored = scores if self._needs.token_local and not outlet.picks_blocks else None

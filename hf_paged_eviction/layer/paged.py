@@ -414,20 +414,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         if listener is not None:
             listener.prepare(table, count, real)
         if count > 1 and self.quota.unequal and listener is not None:
-            others = [other for other in self.cohorts.members if other is not self.member]
-            if self.quota.common:
-                for other in others:
-                    other.offer()
-                attended = self._overflow.take(keys, values, real)
-                for other in others if self.quota.crowded(count) else ():
-                    other.fit()
-                return attended
-            if listener.queries is not None:
-                positions = table.positions_with(listener.positions).expand(-1, keys.shape[1], -1)
-                told = self.quota.decide(self.held, self.share, listener.queries, positions, listener.positions)
-                for other in others if told else ():
-                    other.fit()
-            return self._overflow.take(keys, values, real)
+            return self._take_own_share(table, listener, keys, values, real)
         if count == 1 and table.counters.held == table.capacity:
             self._overwrite(table, keys, values, real)
         elif self._overflows(table, count):
@@ -437,6 +424,32 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         if waited is not None and listener is not None and count == 1:
             listener.observe_waiting_step(table, waited)
         return None
+
+    def _take_own_share(
+        self, table: BlockTable, listener: Listener, keys: Tensor, values: Tensor, real: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """As `_take`, of several tokens where rows or heads may hold different numbers: other layers may have to give
+        up tokens for these."""
+        quota = self.quota
+        if quota.decides and listener.queries is not None:
+            positions = table.positions_with(listener.positions).expand(-1, keys.shape[1], -1)
+            if quota.decide(self.held, self.share, listener.queries, positions, listener.positions):
+                self._fit_others()
+        elif quota.common:
+            for other in self._others:
+                other.offer()
+        attended = self._overflow.take(keys, values, real)
+        if quota.common and quota.crowded(keys.shape[2]):
+            self._fit_others()
+        return attended
+
+    @property
+    def _others(self) -> list[Member]:
+        return [other for other in self.cohorts.members if other is not self.member]
+
+    def _fit_others(self) -> None:
+        for other in self._others:
+            other.fit()
 
     def _overflows(self, table: BlockTable, count: int) -> bool:
         """Whether `count` new tokens make the layer choose anew all that it holds."""

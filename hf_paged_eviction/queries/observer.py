@@ -199,7 +199,9 @@ class Observer:
             positions: `[B, 1 or H, held]` in slot order.
             slots: `[B, 1 or H, n]`, the slots wanted; None = all that are held.
         """
-        tokens = self._of_known_tokens(positions)
+        new, known = positions >= self.count.until[:, None, None], self.columns.first(positions.shape[-1])
+        # What came after the last observation has met no query.
+        tokens = {name: known[at].masked_fill(new, 0.0) for at, name in enumerate(self._needs.token_statistics)}
         if slots is not None:
             tokens = {name: gather_slots(values, slots) for name, values in tokens.items()}
         return tokens | self._rows
@@ -254,11 +256,6 @@ class Observer:
 
     def _drop_kept(self, count: int) -> None:
         del self._kept[:count], self._kept_real[:count]
-
-    def _of_known_tokens(self, positions: Tensor) -> dict[str, Tensor]:
-        """The token statistics `[B, H, held]`; zero for tokens that came after the last observation."""
-        new, known = positions >= self.until[:, None, None], self.columns.first(positions.shape[-1])
-        return dict(zip(self._needs.token_statistics, [values.masked_fill(new, 0.0) for values in known], strict=True))
 
     def _store(self, after: dict[str, Tensor], due: Tensor) -> None:
         for name, values in zip(self._needs.token_statistics, self.columns.tensors, strict=True):

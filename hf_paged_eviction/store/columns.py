@@ -116,7 +116,8 @@ class Columns:
 
     def use(self, *new: Tensor) -> None:
         """Let these be the columns; those that were and are no more go back to where they came from."""
-        self.room.give(old for old in self.tensors if all(old is not column for column in new))
+        if self.room.pool is not None:
+            self.room.give([old for old in self.tensors if all(old is not column for column in new)])
         self.tensors = new
 
     def like(self, slots: int) -> list[Tensor]:

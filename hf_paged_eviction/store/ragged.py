@@ -124,7 +124,7 @@ class RaggedStore(Store):
         self._hold_segments(segments, [_chosen(states.flatten(0, 2), places) for states in (keys, values)])
 
     def _hold_segments(self, segments: Segments, states: Sequence[Tensor]) -> None:
-        self.give_up()
+        self.columns.use()
         self.columns = FlatColumns(self.room, segments, states)
 
     def give_up(self) -> None:

@@ -44,7 +44,9 @@ class Room:
     def make(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
         """A tensor that may be written to in and out of `torch.inference_mode`."""
         made = (make_storage if self.pool is None else self.pool.take)(shape, dtype, device)
-        return self.own(made.zero_() if self.zeroed else made)
+        if self.zeroed:
+            made.zero_()
+        return static(made) if self.fixed else made
 
     def own(self, tensor: Tensor) -> Tensor:
         """This tensor, made elsewhere, as one that stays where it is, if these do."""

@@ -9,7 +9,7 @@ from torch import Tensor
 from ..parts import Snapshot
 from .columns import Columns
 from .room import Room
-from .tensors import serves, storage_shape
+from .tensors import serves
 from .turning import Turning
 
 
@@ -277,7 +277,11 @@ class Store:
 
     def make(self, keys: Tensor, values: Tensor, slots: int) -> None:
         """Make room for so many tokens of states like these, and for no others."""
-        self._hold(*(self.room.make(storage_shape(like, slots), like.dtype, like.device) for like in (keys, values)))
+        self._hold(self._made(keys, slots), self._made(values, slots))
+
+    def _made(self, like: Tensor, slots: int) -> Tensor:
+        rows, heads, _, width = like.shape
+        return self.room.make((rows, heads, slots, width), like.dtype, like.device)
 
     def _hold(self, keys: Tensor, values: Tensor) -> None:
         """Use these from now on. Nothing is turned until `turn`."""

@@ -130,7 +130,7 @@ class BlockTable:
 
     def snapshot(self) -> TableSnapshot:
         """All tensors and counters, as they are now."""
-        shifts = self.held_shifts if self.counters.overwriting else self.shifts
+        shifts = self.held_shifts if self.counters.overwriting else self.tokens.shifts
         tokens = replace(self.tokens, positions=self._all_positions(), shifts=shifts)
         counters = replace(self.counters, positions_until=self.counters.seen)
         return TableSnapshot(replace(self.state, tokens=tokens), counters)
@@ -320,7 +320,7 @@ class BlockTable:
             and self.tokens.positions.shape == other.tokens.positions.shape
             and (mine.limits is None and theirs.limits is None)
             and (mine.order is None) == (theirs.order is None)
-            and (self.shifts is None) == (other.shifts is None)
+            and (self.tokens.shifts is None) == (other.shifts is None)
         )
 
     # ---- replacing everything at once ---------------------------------------------------------------------------
@@ -351,9 +351,9 @@ class BlockTable:
             self._make_room(positions.shape[-1])
             self._enter(replace(self.phase, full_at=self._work_out_full_at(positions)))
         self.tokens.positions.copy_(positions)
-        if self.shifts is not None and shifts is not None:
+        if self.tokens.shifts is not None and shifts is not None:
             closed = shifts_without_gaps(positions, self._next_positions)
-            self.shifts.copy_(torch.where(shifts < 0, closed, shifts))
+            self.tokens.shifts.copy_(torch.where(shifts < 0, closed, shifts))
         if scores is not None:
             self.tokens.scores.copy_(scores)
         counters.scored = scores is not None
@@ -365,7 +365,7 @@ class BlockTable:
         if capacity != self.capacity:
             self.capacity = capacity
             rows, sets, _ = self.tokens.positions.shape
-            self.tokens = empty_tokens(rows, sets, capacity, self.device, self.shifts is not None)
+            self.tokens = empty_tokens(rows, sets, capacity, self.device, self.tokens.shifts is not None)
 
     def _work_out_full_at(self, positions: Tensor) -> Tensor:
         """`Phase.full_at` from the positions held, `[B, S, held]`."""
@@ -386,8 +386,8 @@ class BlockTable:
         self._make_room(capacity)
         self.tokens.positions[:, :, : self.held] = old.positions[:, :, : self.held]
         self.tokens.scores[:, :, : self.held] = old.scores[:, :, : self.held]
-        if self.shifts is not None and old.shifts is not None:
-            self.shifts[:, :, : self.held] = old.shifts[:, :, : self.held]
+        if self.tokens.shifts is not None and old.shifts is not None:
+            self.tokens.shifts[:, :, : self.held] = old.shifts[:, :, : self.held]
         self._grow_again(self.pads)
 
     def shrink(self, order: Tensor | None, count: int, pads: Tensor) -> None:
@@ -400,12 +400,12 @@ class BlockTable:
         self.write_back()
         counters = self.counters
         if order is not None:
-            for values in (self.tokens.positions, self.tokens.scores, self.shifts):
+            for values in (self.tokens.positions, self.tokens.scores, self.tokens.shifts):
                 if values is not None:
                     held = values[:, :, : counters.held]
                     held.copy_(held.gather(-1, order))
-        if self.shifts is not None:
-            self.shifts[:, :, counters.held - count :] = 0
+        if self.tokens.shifts is not None:
+            self.tokens.shifts[:, :, counters.held - count :] = 0
         counters.held -= count
         counters.seen -= count
         counters.positions_until = counters.seen
@@ -421,7 +421,7 @@ class BlockTable:
     @property
     def held_shifts(self) -> Tensor | None:
         """`[B, S, held]` in slot order, as of now."""
-        shifts, count = self.shifts, self.counters.seen - self.counters.positions_until
+        shifts, count = self.tokens.shifts, self.counters.seen - self.counters.positions_until
         if shifts is not None and count and self.counters.overwriting:
             shifts = self._without_newest(shifts, count, None)
         return None if shifts is None else shifts[:, :, : self.held]
@@ -449,11 +449,11 @@ class BlockTable:
 
     def close_gaps(self, beginning: Tensor) -> None:
         """Close the gaps of the sets `[B, S]` that are about to overwrite the first slot of a block."""
-        if self.shifts is None:
+        if self.tokens.shifts is None:
             return
         held = self.tokens.positions.scatter(-1, self.choice.slots[..., :1], -1)
         closed = shifts_without_gaps(held, self._next_positions)
-        self.shifts.copy_(torch.where(beginning[..., None], closed, self.shifts))
+        self.tokens.shifts.copy_(torch.where(beginning[..., None], closed, self.tokens.shifts))
 
     # ---- positions and scores -----------------------------------------------------------------------------------
 
@@ -491,7 +491,7 @@ class BlockTable:
 
     def _forget_shifts(self, count: int, real: Tensor | None) -> None:
         """The last `count` columns came to slots whose tokens had been turned."""
-        shifts = self.shifts
+        shifts = self.tokens.shifts
         if shifts is not None and count and self.counters.overwriting:
             shifts.copy_(self._without_newest(shifts, count, real))
 
