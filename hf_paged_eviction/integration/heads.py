@@ -40,7 +40,7 @@ class HeadShare:
     def first_head(self, heads: int) -> int:
         """Index in the model of the first head that is here."""
         processes = self.processes(heads)
-        # Neighbouring ranks share a model; each has the heads that follow those of the rank before.
+        # Neighbouring processes hold one model; each has the heads that follow those of the process before.
         return 0 if processes == 1 else dist.get_rank() % processes * heads
 
     def check(self, heads: int) -> None:

@@ -34,7 +34,7 @@ class PagedSnapshot(Snapshot):
         scores: see `Quota`.
         all_real: of the run of compiled steps that the layer takes part in, see `StaticRun`; None where there is none.
         marks: `[batch, kv_heads, held]` of gates, where the policy reads any.
-        as_given: see `QueryListener`.
+        as_given: see `KeyOwner`.
     """
 
     tokens: int | None = None

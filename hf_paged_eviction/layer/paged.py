@@ -61,7 +61,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         masks_itself: see below.
         memory: where the budget of the cache is in bytes, what makes tokens of them; None where it is not.
         marks: what gates say of the tokens; None where the policy does not ask.
-        as_given: see `QueryListener`.
+        as_given: see `KeyOwner`.
 
     Args:
         budget: sizes in tokens.
@@ -504,7 +504,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     # ---- attention ------------------------------------------------------------------------------------------------
 
     def mask(self, query_length: int) -> Tensor | None:
-        """What the queries of the last `update` may attend to, see `QueryListener.mask`; where `masks_itself`."""
+        """What the queries of the last `update` may attend to, see `KeyOwner.mask`; where `masks_itself`."""
         return None if self.listener is None else self.listener.mask(self.table, self.contents.pending, query_length)
 
     def beside(self, queries: Queries, values: Tensor) -> Iterable[Part | Read] | None:

@@ -49,7 +49,7 @@ class Place:
 
         Args:
             layer_idx: of the layer, for messages.
-            as_given: see `QueryListener`.
+            as_given: see `KeyOwner`.
 
         Raises:
             RuntimeError: the step was not prepared. ValueError: another number of rows than are held.

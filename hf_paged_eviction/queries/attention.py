@@ -26,8 +26,8 @@ from ..attention.weights import Logits
 from ..masks.channel import is_plain_causal
 from ..precision.in_codes import InCodes
 from ..store.segments import InSegments
-from .listener import QueryListener
 from .observer import Queries
+from .owner import KeyOwner
 
 #: For `model.set_attn_implementation` and `from_pretrained(attn_implementation=...)`.
 PAGED_EVICTION = "paged_eviction"
@@ -65,8 +65,8 @@ class _Handover(threading.local):
     graph is traced no forward fails, so `traced` may be an ordinary reference.
     """
 
-    given: "tuple[weakref.ref[QueryListener], weakref.ref[Tensor], weakref.ref[Tensor]] | None" = None
-    traced: tuple[QueryListener, Tensor] | None = None
+    given: "tuple[weakref.ref[KeyOwner], weakref.ref[Tensor], weakref.ref[Tensor]] | None" = None
+    traced: tuple[KeyOwner, Tensor] | None = None
 
 
 _handover = _Handover()
@@ -103,27 +103,27 @@ class ModelAttention:
         return self  # a copied cache serves the same model
 
 
-def hand_over(listener: QueryListener, keys: Tensor, values: Tensor) -> None:
+def hand_over(owner: KeyOwner, keys: Tensor, values: Tensor) -> None:
     """The attention call that compares with these keys, `[batch, heads, tokens, dim]`, tells this one."""
     if torch.compiler.is_compiling():
-        _handover.traced = listener, keys
+        _handover.traced = owner, keys
     else:
-        _handover.given = weakref.ref(listener), weakref.ref(keys), weakref.ref(values)
+        _handover.given = weakref.ref(owner), weakref.ref(keys), weakref.ref(values)
 
 
-def unattended(listeners: Iterable[QueryListener]) -> QueryListener | None:
+def unattended(owners: Iterable[KeyOwner]) -> KeyOwner | None:
     """The one of these whose keys were handed over and not attended to so far."""
     waiting = None if _handover.given is None else _handover.given[0]()
-    return None if waiting is None else next((listener for listener in listeners if listener is waiting), None)
+    return None if waiting is None else next((owner for owner in owners if owner is waiting), None)
 
 
-def forget_handover(listeners: Iterable[QueryListener]) -> None:
+def forget_handover(owners: Iterable[KeyOwner]) -> None:
     """These start anew: what one of them handed over will not be attended to."""
-    if unattended(listeners) is not None:
+    if unattended(owners) is not None:
         _handover.given = None
 
 
-def _receive(key: Tensor, value: Tensor) -> QueryListener | None:
+def _receive(key: Tensor, value: Tensor) -> KeyOwner | None:
     """Whom to tell of the queries that are compared with this key; None = nobody."""
     if torch.compiler.is_compiling():
         return _receive_traced(key)
@@ -131,20 +131,20 @@ def _receive(key: Tensor, value: Tensor) -> QueryListener | None:
     if given is None:
         return None
     _handover.given = None
-    listener, keys, values = given[0](), given[1](), given[2]()
-    if listener is not None:
-        listener.as_given = keys is key and values is value
+    owner, keys, values = given[0](), given[1](), given[2]()
+    if owner is not None:
+        owner.as_given = keys is key and values is value
     # What was left over from a forward that failed is in no hands, or in those of its traceback alone.
-    return listener if keys is key or _in_hand((keys, values)) else None
+    return owner if keys is key or _in_hand((keys, values)) else None
 
 
-def _receive_traced(key: Tensor) -> QueryListener | None:
+def _receive_traced(key: Tensor) -> KeyOwner | None:
     traced = _handover.traced
     _handover.traced = None
     if traced is None:
         return None
-    listener, keys = traced
-    return listener if keys is key or (keys.shape[0], keys.shape[2]) == (key.shape[0], key.shape[2]) else None
+    owner, keys = traced
+    return owner if keys is key or (keys.shape[0], keys.shape[2]) == (key.shape[0], key.shape[2]) else None
 
 
 #: Calls between the function of a model that asks its cache and the attention function, wrappers included.
@@ -193,34 +193,34 @@ def paged_eviction_attention(
         ValueError: the model hands over an argument that sdpa would leave out, or a mask that fits no layer.
     """
     _check_understood(module, kwargs)
-    listener = _receive(key, value)
+    owner = _receive(key, value)
     codes = getattr(key, "in_codes", None)
     if codes is not None:
         queries = Queries(query, key, Logits(query.shape[-1] ** -0.5 if scaling is None else scaling, softcap, s_aux))
-        return _attended_to_codes(module, codes, listener, queries, attention_mask, dropout), None
+        return _attended_to_codes(module, codes, owner, queries, attention_mask, dropout), None
     held = getattr(key, "in_segments", None)
     if held is not None or not key.shape[2]:
         logits = Logits(query.shape[-1] ** -0.5 if scaling is None else scaling, softcap, s_aux)
-        noted = _checked(module, held, listener, attention_mask, dropout)
-        return _attended_in_segments(listener, Queries(query, key, logits), noted), None
-    if listener is not None and listener.masks_itself and not (attention_mask is None and listener.all_new):
-        key.seen_by_queries = _Seen(_own_mask(attention_mask, listener, query.shape[2]))  # type: ignore[attr-defined]
+        noted = _checked(module, held, owner, attention_mask, dropout)
+        return _attended_in_segments(owner, Queries(query, key, logits), noted), None
+    if owner is not None and owner.masks_itself and not (attention_mask is None and owner.all_new):
+        key.seen_by_queries = _Seen(_own_mask(attention_mask, owner, query.shape[2]))  # type: ignore[attr-defined]
     seen = getattr(key, "seen_by_queries", None)
     if seen is not None:
         attention_mask = _per_head(seen.mask, query)
         kwargs["is_causal"] = False  # some models work it out from the mask that was not used
     else:
-        attention_mask = _fitting(attention_mask, listener, query, key)
+        attention_mask = _fitting(attention_mask, owner, query, key)
         if attention_mask is None and 1 < query.shape[2] < key.shape[2] and _is_causal(module, kwargs):
             attention_mask = _last_rows(query, key)
     output: tuple[Tensor, Tensor | None]
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    bias = None if listener is None else listener.logit_bias(key.shape[2])
+    bias = None if owner is None else owner.logit_bias(key.shape[2])
     if bias is not None:
         attention_mask = _biased(attention_mask, bias, query, key, _is_causal(module, kwargs))
     kwargs["dropout"] = dropout
     queries = Queries(query, key, Logits(scaling, softcap, s_aux))
-    beside = None if listener is None else listener.beside(queries, value)
+    beside = None if owner is None else owner.beside(queries, value)
     if beside is not None:
         output = _joined(queries, Part(key, value, _bias(attention_mask, key)), beside, dropout), None
     elif softcap is None and s_aux is None:
@@ -229,20 +229,20 @@ def paged_eviction_attention(
         eager = sys.modules[type(module).__module__].eager_attention_forward
         mask = _additive(attention_mask, query, key, _is_causal(module, kwargs))
         output = eager(module, query, key, value, mask, scaling=scaling, softcap=softcap, s_aux=s_aux, **kwargs)
-    if listener is not None:
-        listener.attended(queries)
+    if owner is not None:
+        owner.attended(queries)
     return output
 
 
 def _checked(
     module: torch.nn.Module,
     held: InSegments | None,
-    listener: QueryListener | None,
+    owner: KeyOwner | None,
     mask: Tensor | None,
     dropout: float,
 ) -> InSegments:
     _check_own_mask(mask)
-    if held is None or (listener is not None and not listener.as_given):
+    if held is None or (owner is not None and not owner.as_given):
         raise _changed(module, "Use allocator='uniform', one number as budget, and bits=None in a static cache.")
     if dropout:
         raise ValueError("Attention to rows and heads of different length has no dropout: call model.eval().")
@@ -252,20 +252,20 @@ def _checked(
 def _attended_to_codes(
     module: torch.nn.Module,
     codes: InCodes,
-    listener: QueryListener | None,
+    owner: KeyOwner | None,
     queries: Queries,
     mask: Tensor | None,
     dropout: float,
 ) -> Tensor:
     if dropout:
         raise ValueError("Attention to tokens in few bits has no dropout: call model.eval().")
-    if listener is not None:
-        if not listener.as_given:
+    if owner is not None:
+        if not owner.as_given:
             raise _changed(module, "Use static=False or bits=None.")
-        mask = _fitting(mask, listener, queries.query, queries.key)
+        mask = _fitting(mask, owner, queries.query, queries.key)
     found = join([codes.read(queries.query, mask, queries.logits)], queries.logits)
-    if listener is not None:
-        listener.attended(queries)
+    if owner is not None:
+        owner.attended(queries)
     return found.to(queries.query.dtype).transpose(1, 2).contiguous()
 
 
@@ -276,10 +276,10 @@ def _changed(module: torch.nn.Module, way_out: str) -> ValueError:
     )
 
 
-def _attended_in_segments(listener: QueryListener | None, queries: Queries, held: InSegments) -> Tensor:
+def _attended_in_segments(owner: KeyOwner | None, queries: Queries, held: InSegments) -> Tensor:
     output = attend(queries.query, held, queries.logits)
-    if listener is not None:
-        listener.attended(queries)
+    if owner is not None:
+        owner.attended(queries)
     return output
 
 
@@ -334,7 +334,7 @@ def _last_rows(query: Tensor, key: Tensor) -> Tensor:
     return torch.ones(count, tokens, dtype=torch.bool, device=query.device).tril(tokens - count)[None, None]
 
 
-def _fitting(mask: Tensor | None, listener: QueryListener | None, query: Tensor, key: Tensor) -> Tensor | None:
+def _fitting(mask: Tensor | None, owner: KeyOwner | None, query: Tensor, key: Tensor) -> Tensor | None:
     """The model's mask, or none where none is needed."""
     if mask is not None and mask.shape[-1] < key.shape[2]:
         raise ValueError(
@@ -342,15 +342,15 @@ def _fitting(mask: Tensor | None, listener: QueryListener | None, query: Tensor,
             "model share keys and lie on several devices, use allocator='uniform' and one number as budget."
         )
     # In this order: compiled code would be bound to where the mask came from even where that does not matter.
-    return None if query.shape[2] == 1 and listener is not None and listener.all_real and _is_ours(mask) else mask
+    return None if query.shape[2] == 1 and owner is not None and owner.all_real and _is_ours(mask) else mask
 
 
-def _own_mask(mask: Tensor | None, listener: QueryListener, count: int) -> Tensor | None:
+def _own_mask(mask: Tensor | None, owner: KeyOwner, count: int) -> Tensor | None:
     """The mask of a layer that holds another number of tokens than the others."""
-    if not listener.held and getattr(mask, "of_other_tokens", False):
+    if not owner.held and getattr(mask, "of_other_tokens", False):
         return mask  # nothing was held before: the model's mask fits, and it may see more than causality
     _check_own_mask(mask)
-    return listener.mask(count)
+    return owner.mask(count)
 
 
 def _check_own_mask(mask: Tensor | None) -> None:

@@ -11,7 +11,7 @@ from .observer import Queries
 
 
 class Bystander:
-    """A `QueryListener` beside a layer of any cache: the model's own mask counts.
+    """A `KeyOwner` beside a layer of any cache: the model's own mask counts.
 
     Args:
         layer_idx: index in the model.

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..masks.padding import Padding
 from ..store.room import static_zeros
-from ..table.cohort import Cohort, Cohorts, Member
+from ..table.cohort import Cohort, CohortMember, Cohorts
 from ..table.table import BlockTable
 
 _FORGOTTEN = (
@@ -58,7 +58,7 @@ class Stepping(Protocol):
         """The host has counted a token."""
 
 
-class PagedMember(Stepping, Member, Protocol):
+class PagedMember(Stepping, CohortMember, Protocol):
     """Of a paged one, see `layer.member`."""
 
     place: Any  # see `layer.place`; None until the layer has entered

@@ -42,8 +42,8 @@ class Scoring(Protocol):
     def ask(self, keys: Tensor, values: Tensor, positions: Tensor, seen: Tensor) -> Tensor: ...
 
 
-class Member(Protocol):
-    """What a cohort asks of a layer, see `layer.member`."""
+class CohortMember(Protocol):
+    """What a cohort asks of a member, see `layer.member`."""
 
     needs: Any
     rotary: Any
@@ -57,7 +57,7 @@ class Member(Protocol):
 
 #: Makes a context.
 Around = Callable[[], AbstractContextManager[Any]]
-_Member = TypeVar("_Member", bound=Member)
+_Member = TypeVar("_Member", bound=CohortMember)
 
 
 class Cohort(Generic[_Member]):
@@ -258,7 +258,7 @@ def _next_victim(table: BlockTable, moving: Tensor) -> Tensor:
     return _victim_ahead(table, moving)
 
 
-def _score_together(members: Sequence[Member]) -> ScoreSlots:
+def _score_together(members: Sequence[CohortMember]) -> ScoreSlots:
     """The `Scores.in_slots` of alike layers as one: rows are those of all layers, layer by layer."""
     first = members[0]
 
