@@ -20,6 +20,8 @@ from ..integration.rotary import Rotary
 
 #: What `bits=` accepts, beside None.
 BITS = (2, 3, 4, 8)
+#: Rises when codes of before cannot be read any more. A saved context says which it holds.
+FORMAT = 3
 #: Of the distance: as wide as float32, so that tiny numbers have levels too.
 LEVELS = torch.bfloat16
 

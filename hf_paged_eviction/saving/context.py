@@ -21,6 +21,7 @@ from ..naming.spelling import Spelling, SpellingError
 from ..parts import Snapshot
 from ..policies import EvictionPolicy, Gate, make_policy
 from ..policies.registry import POLICIES
+from ..precision.codec import FORMAT
 from ..static.sliding import SlidingSnapshot, StaticSlidingLayer
 from . import files
 from .checks import check_padding, check_paged, check_sharing, check_sliding
@@ -111,6 +112,7 @@ def save(
         # Where a model was converted after it was loaded, its configuration does not tell its precision.
         "dtype": dtype if said == dtype else None,
         "settings": dict(settings),
+        "codes": None if settings["bits"] is None else FORMAT,
         "seen": seen,
         "rows": held.shape[0],
         "text": None if input_ids is None else text_facts(input_ids, held.shape[0], seen),
@@ -177,12 +179,12 @@ def read(path: str | Path, config: Any, input_ids: Tensor | None, policy: str | 
         if content["text"] is None:
             raise ValueError("it does not say what its text was: it was saved without input_ids=, so load it without")
         check_text(content["text"], input_ids)
-    if any(name.endswith(".store.channels") for name in tensors):
-        raise ValueError(
-            "its tokens were rounded to few bits by an earlier version, whose codes this one cannot read: make the "
-            "context anew"
-        )
     settings = dict(content["settings"])
+    if settings["bits"] is not None and content.get("codes") != FORMAT:
+        raise ValueError(
+            "its tokens were rounded to few bits by another version of hf_paged_eviction, whose codes this one cannot "
+            "read: make the context anew, or use the version that wrote it"
+        )
     if isinstance(settings["bits"], str):
         raise ValueError(f"its precision, {settings['bits']!r}, is none that a file can hold")
     settings["policy"] = _policy(settings["policy"], policy)

@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 import models
 import modes
 from hf_paged_eviction import EvictionPolicy, PagedEvictionCache, ScoreContext
+from hf_paged_eviction.precision.codec import FORMAT
 from hf_paged_eviction.saving import files
 
 OURS = "paged_eviction"
@@ -293,10 +294,6 @@ def _counter(name: str, value: Any) -> Callable[[dict[str, Any], dict[str, Any]]
         (lambda c, t: c["settings"].update(allocator="pyramid"), "its layers share a budget out, or not"),
         (lambda c, t: t.pop("layers.0.store.keys"), "layers.0.store.keys is not what it has to be"),
         (lambda c, t: t.update(more=torch.zeros(1)), "'more' belongs nowhere"),
-        (
-            lambda c, t: t.update({"layers.0.store.channels": torch.ones(1)}),
-            "few bits by an earlier version",
-        ),
         (lambda c, t: t.update({"layers.0.store.keys": torch.zeros(3, 2, 24, 8, dtype=torch.int64)}), "keys are"),
         (lambda c, t: t.update({"layers.0.store.values": torch.zeros(3, 2, 23, 8)}), "not those of 3 rows"),
         (lambda c, t: t.update({"padding.mask": torch.ones(2, 39, dtype=torch.bool)}), "mask of the padding"),
@@ -306,6 +303,21 @@ def test_made_to_look_right(path: Path, change: Callable[[dict[str, Any], dict[s
     forge(path, change)
     with pytest.raises(ValueError, match=words):
         load(path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda c: c.pop("codes"), lambda c: c.update(codes=FORMAT - 1), lambda c: c.update(codes=FORMAT + 1)],
+    ids=["before codes had a number", "earlier", "later"],
+)
+def test_codes_of_another_version(tmp_path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    """What they would be read as is not what was rounded."""
+    target = tmp_path / "context.safetensors"
+    fed(bits=(4, None)).save(target)
+    load(target)
+    forge(target, lambda content, tensors: change(content))
+    with pytest.raises(ValueError, match=r"context.safetensors.*another version.*make the context anew, or use"):
+        load(target)
 
 
 def test_sliding_layers_that_look_right(tmp_path: Path) -> None:
