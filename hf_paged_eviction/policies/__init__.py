@@ -32,6 +32,7 @@ from .modifiers.adaptive import Adaptive
 from .modifiers.caote import Caote
 from .modifiers.graphkv import GraphKV
 from .modifiers.hybrid import Hybrid
+from .modifiers.vase import Vase
 from .needs import Needs
 from .registry import (
     available_modifiers,
@@ -82,6 +83,7 @@ __all__ = [
     "Statistics",
     "StreamingLLM",
     "ValueNorm",
+    "Vase",
     "available_modifiers",
     "available_policies",
     "available_policy_files",

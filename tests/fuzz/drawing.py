@@ -17,7 +17,7 @@ LISTENING = (
 )
 #: Scores that mean the same in every layer and head.
 ALIKE = ("expected_attention", "kvzip", "self_calibrated(distance=2, least_tokens=4)")
-OTHERS = ("lagkv(lag=4)", "leverage", "compactor", "hybrid(keydiff, recency)", "graphkv(keydiff)")
+OTHERS = ("lagkv(lag=4)", "leverage", "compactor", "hybrid(keydiff, recency)", "graphkv(keydiff)", "vase(keydiff)")
 ALLOCATORS = ("pyramid", "cake", "d2o", "ada_kv", "global")
 RECALLS = (
     *("recall(blocks=1)", "recall(blocks=2)", "recall(blocks=all)", "recall(blocks=1, every=3)"),

@@ -8,6 +8,7 @@ number in which bit `t` stands for token `t`. None of their code is needed here.
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,9 @@ import torch
 
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.allocators import AdaKV, BudgetAllocator, Cake, Pyramid
+from hf_paged_eviction.attention.weights import Attention
+from hf_paged_eviction.policies import SnapKV, Vase
+from hf_paged_eviction.policies.attention.window_attention import over_group
 from hf_paged_eviction.recipes.procedures.probe import compress_by_probe
 from hf_paged_eviction_eval import embedded
 
@@ -83,6 +87,28 @@ def test_kept_tokens(system: str, name: str) -> None:
     with torch.no_grad():
         model()(torch.tensor([peer("kept")["input_ids"]]), past_key_values=cache)
     assert_same(held(cache), kept_by_peer(system, name))
+
+
+@dataclass(frozen=True)
+class AmongOlder(SnapKV):
+    """SnapKV as VaSE's code has it: the tokens of the window take no part in the softmax."""
+
+    def summed(self, attention: Attention, chosen: torch.Tensor) -> dict[str, torch.Tensor]:
+        older = attention.key_positions < LENGTH - self.window
+        weights = attention.weights * older[:, :, None, None]
+        return {"": over_group(weights / weights.sum(-1, keepdim=True).clamp_min(1e-20), chosen)}
+
+
+@pytest.mark.parametrize("kernel", [1, 5])
+def test_kept_tokens_of_vase(kernel: int) -> None:
+    """In the place of chance stands the largest, there and here."""
+    policy = Vase(AmongOlder(window=32, kernel=kernel), stochastic=False)
+    cache = PagedEvictionCache(
+        model().config, budget=BUDGET, policy=policy, heads="separate", block_size=1, sink_tokens=0
+    )
+    with torch.no_grad():
+        model()(torch.tensor([peer("kept")["input_ids"]]), past_key_values=cache)
+    assert_same(held(cache), kept_by_peer("vase", f"kernel {kernel}"))
 
 
 def test_kept_tokens_of_lagkv() -> None:

@@ -20,6 +20,7 @@ MODIFIED = (
     "caote(snapkv(window=16))",
     "graphkv(paged_eviction)",
     "graphkv(h2o, sources=0.5)",
+    "vase(tova)",
     "hybrid(h2o, recency)",
     "hybrid(tova, snapkv(window=16), leverage)",
     "adaptive(tova, paged_eviction)",

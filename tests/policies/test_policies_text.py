@@ -22,6 +22,7 @@ from hf_paged_eviction.policies import (
     Recency,
     SnapKV,
     StreamingLLM,
+    Vase,
     available_modifiers,
     registry,
 )
@@ -166,6 +167,9 @@ def test_positions_count_characters() -> None:
         ("compactor(n_recent=-1)", "n_recent"),
         ("graphkv(h2o, sources=1.5)", "sources"),
         ("graphkv(h2o, neighbours=0)", "neighbours"),
+        ("vase(h2o, protected=2)", "protected"),
+        ("vase(h2o, stochastic=1)", "stochastic"),
+        ("vase(h2o, seed=x)", "seed"),
         ("adaptive(h2o, recency, threshold=7)", "threshold"),
         ("adaptive(h2o, recency, horizon=0)", "horizon"),
         ("random(seed=x)", "seed"),
@@ -177,7 +181,9 @@ def test_values_that_cannot_be_meant(text: str, message: str) -> None:
         make_policy(text)
 
 
-@pytest.mark.parametrize("make", [Caote, GraphKV, lambda part: Hybrid(H2O(), part), lambda part: Adaptive(part, H2O())])
+@pytest.mark.parametrize(
+    "make", [Caote, GraphKV, Vase, lambda part: Hybrid(H2O(), part), lambda part: Adaptive(part, H2O())]
+)
 @pytest.mark.parametrize("wrong", ["h2o", H2O, None])
 def test_modifiers_take_objects(make: Any, wrong: Any) -> None:
     with pytest.raises(TypeError, match="policy objects"):
@@ -185,7 +191,7 @@ def test_modifiers_take_objects(make: Any, wrong: Any) -> None:
 
 
 def test_modifiers_are_listed_apart() -> None:
-    assert available_modifiers() == ("adaptive", "caote", "graphkv", "hybrid")
+    assert available_modifiers() == ("adaptive", "caote", "graphkv", "hybrid", "vase")
     assert not set(available_modifiers()) & set(available_policies())
     for name in available_modifiers():
         example = registry.POLICIES.classes[name].example  # type: ignore[attr-defined]

@@ -773,16 +773,17 @@ def slow_recency(keys: list[Vector], values: list[Vector], positions: list[int],
     return [float(position) for position in positions]
 
 
+def mixed(bits: int) -> int:
+    """The hash in plain integers."""
+    bits = ((bits ^ (bits >> 16)) * 0x45D9F3B) & 0xFFFFFFFF
+    bits = ((bits ^ (bits >> 15)) * 0x2C1B3C6D) & 0xFFFFFFFF
+    return bits ^ (bits >> 16)
+
+
 def slow_random(keys: list[Vector], values: list[Vector], positions: list[int], layer: int, head: int) -> list[float]:
-    """The hash in plain integers, seed 0."""
-
-    def mix(bits: int) -> int:
-        bits = ((bits ^ (bits >> 16)) * 0x45D9F3B) & 0xFFFFFFFF
-        bits = ((bits ^ (bits >> 15)) * 0x2C1B3C6D) & 0xFFFFFFFF
-        return bits ^ (bits >> 16)
-
-    stream = mix(mix(head) + layer)
-    return [(mix((stream + position) & 0xFFFFFFFF) >> 8) / 2**24 for position in positions]
+    """Seed 0."""
+    stream = mixed(mixed(head) + layer)
+    return [(mixed((stream + position) & 0xFFFFFFFF) >> 8) / 2**24 for position in positions]
 
 
 SLOW_POLICIES: dict[str, SlowScore] = {

@@ -9,6 +9,7 @@ from itertools import pairwise
 import torch
 
 from policy_inputs import BUDGET, Head, Vector, turned
+from reference import mixed
 from slow_self_calibrated import SPELLED, self_calibrated
 
 #: head, first query observed -> a score per token
@@ -385,6 +386,28 @@ def adaptive(head: Head, first: int) -> Vector:
     return attention_mean(head, first) if signal < 0.6 else [float(t) for t in range(head.length)]
 
 
+def _largest(head: Head, count: int) -> set[int]:
+    """Tokens whose values span most, the first four before all."""
+    spans = [math.inf if t < 4 else max(value) - min(value) for t, value in enumerate(head.values)]
+    return set(sorted(range(head.length), key=lambda t: (spans[t], t), reverse=True)[:count])
+
+
+def vase(head: Head, first: int) -> Vector:
+    """Of attention_mean; without chance."""
+    large, scores = _largest(head, 6), attention_mean(head, first)
+    return [64.0 if t in large else math.log(scores[t]) for t in range(head.length)]
+
+
+def vase_drawn(head: Head, first: int) -> Vector:
+    """Of attention_mean, with chance; layer 1."""
+    large, scores = _largest(head, 2), attention_mean(head, first)
+    place = next(at for at, one in enumerate(head.siblings) if one is head)
+    stream = mixed((mixed(mixed(place + 3) + 1) + head.length) & 0xFFFFFFFF)
+    chances = [(mixed((stream + t) & 0xFFFFFFFF) >> 8) / 2**24 + 2**-25 for t in range(head.length)]
+    drawn = [math.log(score) - math.log(-math.log(u)) for score, u in zip(scores, chances, strict=True)]
+    return [64.0 if t in large else drawn[t] for t in range(head.length)]
+
+
 #: A policy as text -> the loop.
 SLOW_ATTENTION_POLICIES: dict[str, Slow] = {
     SPELLED: self_calibrated,
@@ -418,4 +441,6 @@ SLOW_ATTENTION_POLICIES: dict[str, Slow] = {
     "caote(attention_mean)": caote,
     "graphkv(attention_mean, sources=0.4, neighbours=2)": graphkv,
     "adaptive(attention_mean, recency, threshold=0.6, horizon=5)": adaptive,
+    "vase(attention_mean, protected=0.75, stochastic=False)": vase,
+    "vase(attention_mean, seed=3)": vase_drawn,
 }

@@ -19,6 +19,31 @@ def _mix(bits: Tensor) -> Tensor:
     return bits ^ (bits >> 16)
 
 
+def drawn(seed: int, context: ScoreContext, moment: Tensor | None = None) -> Tensor:
+    """`[batch, kv_heads, tokens]` float32 in [0, 1), a hash of seed, layer, head and position.
+
+    Args:
+        moment: `[batch]` int64, hashed too: other numbers at other moments.
+    """
+    positions = context.positions
+    heads = context.first_head + torch.arange(positions.shape[1], device=positions.device)[:, None]
+    stream = _mix(_mix(heads + (seed & _MASK_32)) + context.layer_idx)
+    if moment is not None:
+        stream = _mix((stream + moment[:, None, None]) & _MASK_32)
+    bits = _mix((stream + positions) & _MASK_32)
+    return (bits >> 8).float() / 2**24
+
+
+def check_seed(seed: object) -> None:
+    """Refuse what is no whole number.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise ValueError(f"seed must be a whole number, got {seed!r}.")
+
+
 @register_policy("random")
 @dataclass(frozen=True)
 class Random(EvictionPolicy):
@@ -40,12 +65,7 @@ class Random(EvictionPolicy):
     needs = Needs(token_local=True)
 
     def __post_init__(self) -> None:
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
-            raise ValueError(f"seed must be a whole number, got {self.seed!r}.")
+        check_seed(self.seed)
 
     def score(self, context: ScoreContext) -> Tensor:
-        positions = context.positions
-        heads = context.first_head + torch.arange(positions.shape[1], device=positions.device)[:, None]
-        stream = _mix(_mix(heads + (self.seed & _MASK_32)) + context.layer_idx)
-        bits = _mix((stream + positions) & _MASK_32)
-        return (bits >> 8).float() / 2**24
+        return drawn(self.seed, context)

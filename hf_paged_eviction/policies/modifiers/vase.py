@@ -1,0 +1,105 @@
+"""VaSE, arXiv 2606.03928."""
+
+from dataclasses import KW_ONLY, dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ..base import EvictionPolicy, ScoreContext
+from ..checks import check_between, check_flag
+from ..keys.random import check_seed, drawn
+from ..modifier import Modifier
+from ..needs import Needs
+from ..registry import register_policy
+from ..text_order import best_first
+
+#: First tokens of a row that count as tokens with a large value, whose values are small.
+_SINKS = 4
+#: The logarithm of any score, and what chance adds to it, is far below.
+_PROTECTED = 64.0
+
+
+@register_policy("vase")
+@dataclass(frozen=True)
+class Vase(Modifier):
+    r"""Large values stay, and among the others chance decides, in proportion to another policy's score.
+
+    .. math::
+
+        s_t = \begin{cases} 64 & \max_c v_{t,c} - \min_c v_{t,c} \text{ among the largest} \\
+        \log s^\text{host}_t + g_t & \text{otherwise} \end{cases}, \quad g_t = -\log(-\log u_t)
+
+    The paper finds that a few values of abnormal size, once evicted, send long answers into loops, and that varied
+    choices are better than the same ones again and again. `protected` of the budget are the tokens whose values
+    span the widest range (the first four tokens of the row among them, as in the authors' code); to keep those of the
+    others that score best by this formula is to draw them one after the other, without putting back, with
+    probabilities in proportion to the host's scores. `u` is a hash of seed, layer, head, position and the number of
+    tokens seen, so that every decision draws anew and a row is what it is alone.
+
+    The published VaSE-AttnV is `vase(snapkv(window=64))` with separate heads, in decode every 64 tokens, token by
+    token: blocks of 16 and more count by the mean of their tokens, so give it blocks of 1 for that. Here the host may
+    be any policy, and the prompt is decided on, too. Scores of a host that are negative are first shifted, so that the
+    lowest is 0; what it pins stays pinned.
+
+    Args:
+        host: any policy.
+        protected: share of the budget, from 0 to 1; where the budget is not known, of the tokens that are scored.
+        stochastic: False leaves chance out.
+        seed: of the draws, any whole number.
+
+    Raises:
+        ValueError: a parameter is out of range.
+        TypeError: the host is no policy.
+    """
+
+    host: EvictionPolicy
+    _: KW_ONLY
+    protected: float = 0.25
+    stochastic: bool = True
+    seed: int = 0
+
+    paper: ClassVar[str | None] = "2606.03928"
+    example: ClassVar[str] = "vase(tova, seed=1)"
+
+    def __post_init__(self) -> None:
+        self._check_parts()
+        check_between("protected", self.protected, 0, 1)
+        check_flag("stochastic", self.stochastic)
+        check_seed(self.seed)
+
+    @property
+    def parts(self) -> tuple[EvictionPolicy, ...]:
+        return (self.host,)
+
+    @property
+    def needs(self) -> Needs:
+        return replace(
+            super().needs,
+            heads="separate",
+            absolute_noise=True,
+            reads_budget=True,
+            common_unit=False,
+            supports_mla=False,
+        )
+
+    def score(self, context: ScoreContext) -> Tensor:
+        (host,) = self.part_scores(context)
+        pinned = host.isposinf()
+        host = host.float().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+        lowest = host.where(context.valid, 0.0).amin(-1, keepdim=True).clamp_max(0)
+        scores = (host - lowest).clamp_min(1e-30).log()
+        if self.stochastic:
+            chance = drawn(self.seed, context, context.seen) + 2**-25  # never 0
+            scores = scores - (-chance.log()).log()
+        return scores.masked_fill(self._large(context, pinned), _PROTECTED).masked_fill(pinned, float("inf"))
+
+    def _large(self, context: ScoreContext, pinned: Tensor) -> Tensor:
+        """`[batch, kv_heads, tokens]` bool, the tokens whose values are protected; those that are pinned come last."""
+        values = context.values.float()
+        ranges = (values.amax(-1) - values.amin(-1)).masked_fill(context.positions < _SINKS, float("inf"))
+        ranges = ranges.masked_fill(pinned, -1.0)
+        _, place = best_first(ranges, context.positions)
+        budget = torch.as_tensor(context.budget, device=place.device)
+        size = torch.where(budget > 0, budget, context.valid.sum(-1, keepdim=True))
+        return context.valid & (place < (size * self.protected).floor())
