@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..integration.heads import HeadShare
+from ..integration.heads import LocalHeads
 from ..parts import map_tensors, persistent
 from ..queries.observer import Queries, fold
 from ..table.budget import BlockBudget
@@ -47,7 +47,7 @@ class Cascade(Sharing):
         self._real: Tensor | None = None  # [B] real tokens in the last forward of several tokens
 
     def attended(
-        self, place: int, share: HeadShare, queries: Queries, key_positions: Tensor, query_positions: Tensor
+        self, place: int, local_heads: LocalHeads, queries: Queries, key_positions: Tensor, query_positions: Tensor
     ) -> bool:
         """Share out anew.
 
@@ -56,7 +56,7 @@ class Cascade(Sharing):
 
         Args:
             place: of the layer whose queries these are.
-            share: which of its heads this process holds.
+            local_heads: which of its heads this process holds.
             key_positions: `[B, kv_heads, tokens]`.
             query_positions: `[B, q]`.
         """
@@ -68,9 +68,9 @@ class Cascade(Sharing):
             return False
         zero = torch.zeros((), device=key_positions.device)
         start = {name: zero for name in allocator.token_statistics}
-        found = fold(allocator.observe, start, queries, key_positions, query_positions, allocator.window, share)
-        found = {name: share.gather(values) for name, values in found.items()}
-        self._preferences[place] = allocator.preference(found, share.gather(key_positions))
+        found = fold(allocator.observe, start, queries, key_positions, query_positions, allocator.window, local_heads)
+        found = {name: local_heads.gather(values) for name, values in found.items()}
+        self._preferences[place] = allocator.preference(found, local_heads.gather(key_positions))
         self._real = real
         self._share_out(real)
         return True

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..integration.heads import HeadShare
+from ..integration.heads import LocalHeads
 from ..queries.observer import Queries
 from ..table.budget import BlockBudget
 from .base import HeadAllocator
@@ -51,7 +51,7 @@ class Quota:
         self.budget = self.asked
         self.scores = None
 
-    def check(self, kv_heads: int, share: HeadShare) -> None:
+    def check(self, kv_heads: int, local_heads: LocalHeads) -> None:
         """Refuse heads that are spread over processes, where that cannot be right.
 
         Raises:
@@ -59,7 +59,7 @@ class Quota:
         """
 
     def decide(
-        self, held: int, share: HeadShare, queries: Queries, key_positions: Tensor, query_positions: Tensor
+        self, held: int, local_heads: LocalHeads, queries: Queries, key_positions: Tensor, query_positions: Tensor
     ) -> bool:
         """The layer has attended, see `Cascade.attended`. Returns whether other layers may hold more or less now."""
         return False
@@ -110,14 +110,14 @@ class RowQuota(Quota):
         self._cascade, self._place = cascade, place
 
     def decide(
-        self, held: int, share: HeadShare, queries: Queries, key_positions: Tensor, query_positions: Tensor
+        self, held: int, local_heads: LocalHeads, queries: Queries, key_positions: Tensor, query_positions: Tensor
     ) -> bool:
         """See `Quota.decide`."""
         if self._place == 0 and held == 0:
             self._cascade.clear()  # another prompt
         if self._place == 0 and self._cascade.share(0) is None:
             self._cascade.begin(self.budget)
-        return self._cascade.attended(self._place, share, queries, key_positions, query_positions)
+        return self._cascade.attended(self._place, local_heads, queries, key_positions, query_positions)
 
     def room(self) -> int | Tensor:
         """See `Quota.room`."""
@@ -145,9 +145,9 @@ class HeadQuota(Quota):
         super().__init__(asked)
         self._allocator = allocator
 
-    def check(self, kv_heads: int, share: HeadShare) -> None:
+    def check(self, kv_heads: int, local_heads: LocalHeads) -> None:
         """See `Quota.check`."""
-        if share.processes(kv_heads) > 1:
+        if local_heads.processes(kv_heads) > 1:
             raise ValueError(
                 f"The allocator {self._allocator.name!r} compares all KV heads of a layer, and tensor parallelism "
                 "gave some to other processes, which would have to make room for what is decided here. Use "

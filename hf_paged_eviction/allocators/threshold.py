@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..integration.heads import HeadShare
+from ..integration.heads import LocalHeads
 from ..policies import EvictionPolicy
 from ..table.budget import BlockBudget
 from ..table.ranking import DROP, KEEP
@@ -192,9 +192,9 @@ class ThresholdQuota(Quota):
         super().__init__(asked)
         self._threshold, self._place = threshold, place
 
-    def check(self, kv_heads: int, share: HeadShare) -> None:
+    def check(self, kv_heads: int, local_heads: LocalHeads) -> None:
         """See `Quota.check`."""
-        if share.processes(kv_heads) > 1:
+        if local_heads.processes(kv_heads) > 1:
             raise ValueError(
                 "The allocator 'global' compares all KV heads of all layers, and tensor parallelism gave some to other "
                 "processes, which would have to make room for what is decided here. Use allocator='uniform' or one "

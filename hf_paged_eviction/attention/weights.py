@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ..integration.heads import WHOLE, HeadShare
+from ..integration.heads import WHOLE, LocalHeads
 from ..integration.rotary import Rotary
 
 
@@ -34,7 +34,7 @@ class Attention:
         query_positions: `[batch, q]` int64, -1 where a query does not count (a pad, or one observed before).
         key_positions: `[batch, kv_heads, tokens]` int64, -1 for a pad.
         logits: scaling and the like.
-        share: where the layer's other KV heads are, for `all_heads`.
+        local_heads: where the layer's other KV heads are, for `all_heads`.
         rotary: the layer's rotation, for policies that need it (`Needs.rotary`); None where the layer does not rotate.
     """
 
@@ -43,7 +43,7 @@ class Attention:
     query_positions: Tensor
     key_positions: Tensor
     logits: Logits
-    share: HeadShare = WHOLE
+    local_heads: LocalHeads = WHOLE
     rotary: Rotary | None = None
     # Worked out once, when first asked for. (A `cached_property` takes a lock, which `torch.compile` cannot trace.)
     _visible: Tensor | None = field(default=None, init=False, repr=False)
@@ -51,7 +51,7 @@ class Attention:
 
     def all_heads(self, numbers: Tensor) -> Tensor:
         """Numbers `[batch, all KV heads of the layer, ...]` from those of these heads `[batch, kv_heads, ...]`."""
-        return self.share.gather(numbers)
+        return self.local_heads.gather(numbers)
 
     @property
     def counts(self) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..attention.parts import Part, Read
-from ..integration.heads import HeadShare
+from ..integration.heads import LocalHeads
 from ..naming import Named
 from ..parts import Snapshot
 from ..policies import EvictionPolicy
@@ -73,14 +73,14 @@ class Site:
     Attributes:
         store: where keys and values lie. Its tensors are replaced as it grows: ask for them anew.
         heads: whether the KV heads choose together.
-        share: which of the layer's KV heads this process holds.
+        local_heads: which of the layer's KV heads this process holds.
         sizes: in tokens; how many the layer may hold may change.
         absolute_noise: of the policy's scores, see `Needs`.
     """
 
     store: Store
     heads: Heads
-    share: HeadShare
+    local_heads: LocalHeads
     sizes: BlockBudget
     absolute_noise: bool = False
 

@@ -1,4 +1,4 @@
-"""Tensor parallelism: each process holds a share of a layer's KV heads, and all have to evict the same tokens."""
+"""Tensor parallelism: each process holds some of a layer's KV heads, and all have to evict the same tokens."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +11,7 @@ from ..masks.models import is_latent_attention
 
 
 @dataclass(frozen=True)
-class HeadShare:
+class LocalHeads:
     """Which of a layer's KV heads this process holds, told from how many there are in the whole model.
 
     Attributes:
@@ -24,7 +24,7 @@ class HeadShare:
     latent: bool = False
 
     @classmethod
-    def of(cls, config: Any, layer_idx: int) -> "HeadShare":
+    def of(cls, config: Any, layer_idx: int) -> "LocalHeads":
         """The layer's heads as the configuration counts them."""
         return cls(_kv_heads(config.get_text_config(decoder=True), layer_idx), is_latent_attention(config))
 
@@ -79,7 +79,7 @@ class HeadShare:
 
 
 #: All heads are here.
-WHOLE = HeadShare()
+WHOLE = LocalHeads()
 
 
 def _kv_heads(config: Any, layer_idx: int) -> int | None:

@@ -13,7 +13,7 @@ from ..allocators.cutoff import CutoffQuota
 from ..allocators.quota import HeadQuota, MakeQuota, Quota, RowQuota
 from ..allocators.sharing import Sharing
 from ..allocators.threshold import Global, Threshold, ThresholdQuota
-from ..integration.heads import HeadShare
+from ..integration.heads import LocalHeads
 from ..integration.model_rotary import UnknownRotaryError, layer_rotaries
 from ..integration.rotary import Rotary
 from ..masks.models import is_latent_attention, is_paged
@@ -55,7 +55,9 @@ class LayerBuilder:
             self.sharing = Threshold(options.sizes)
         self._memory: MemoryPlan | None = None
 
-    def _codecs(self, config: Any, index: int, share: HeadShare, rotary: Rotary | None) -> tuple[Codec, Codec] | None:
+    def _codecs(
+        self, config: Any, index: int, local_heads: LocalHeads, rotary: Rotary | None
+    ) -> tuple[Codec, Codec] | None:
         """Of keys and of values of one layer; `rotary` turns the keys, or the rotary part of latents."""
         precision = self._options.precision
         if precision is None:
@@ -65,14 +67,14 @@ class LayerBuilder:
             plain = Codec(keys, True, centred=True), Codec(values, True, centred=True, rotary=rotary)
         else:
             plain = Codec(keys, True, centred=True, rotary=rotary), Codec(values, True)
-        return precision.codecs(index, plain, share)
+        return precision.codecs(index, plain, local_heads)
 
     def _make(
         self,
         budget: BlockBudget,
         index: int,
         padding: Padding,
-        share: HeadShare,
+        local_heads: LocalHeads,
         rotary: Rotary | None,
         turning: Turning | None,
         codecs: tuple[Codec, Codec] | None,
@@ -89,7 +91,7 @@ class LayerBuilder:
         elif options.policy.needs.cutoff is not None:
             quota = partial(CutoffQuota, cutoff=options.policy.needs.cutoff)
         layer = PagedLayer(
-            *(budget, options.policy, options.heads, index, padding, share, rotary),
+            *(budget, options.policy, options.heads, index, padding, local_heads, rotary),
             masks_itself=not options.uniform,
             static=options.static,
             disposal=options.disposal,
@@ -122,9 +124,9 @@ class LayerBuilder:
         layers = []
         for index, layer in enumerate(plan):
             if index in budgets:
-                share, rotary = HeadShare.of(config, index), rotaries.get(index)
-                codecs = self._codecs(config, index, share, turns.get(index))
-                made = self._make(budgets[index], index, padding, share, rotary, turnings.get(index), codecs)
+                local_heads, rotary = LocalHeads.of(config, index), rotaries.get(index)
+                codecs = self._codecs(config, index, local_heads, turns.get(index))
+                made = self._make(budgets[index], index, padding, local_heads, rotary, turnings.get(index), codecs)
                 layers.append(made if layer is None else HybridLayer(made, layer))
             else:
                 layers.append(static_layer(layer, index) if self._options.static else layer)

@@ -135,10 +135,10 @@ class Contents:
         if other.table is None or self.outlet.picks_blocks or not self.known.alike(other.table):
             return False
         mine, theirs = self.store.tensors, other.store.tensors
-        share, its_share = self._scorer.share, other._scorer.share
-        return (mine[0].shape, mine[1].shape, mine[0].device, share) == (
+        local, its_local = self._scorer.local_heads, other._scorer.local_heads
+        return (mine[0].shape, mine[1].shape, mine[0].device, local) == (
             *(theirs[0].shape, theirs[1].shape, theirs[0].device),
-            its_share,
+            its_local,
         )
 
     def stats(self, layer_idx: int) -> LayerStats:
@@ -292,11 +292,11 @@ class Contents:
             )
         if self.table is None:
             return PagedSnapshot()
-        share = self._scorer.share
+        local = self._scorer.local_heads
         return PagedSnapshot(
             tokens=self.quota.budget.tokens,
-            processes=share.processes(self.heads),
-            first_head=share.first_head(self.heads),
+            processes=local.processes(self.heads),
+            first_head=local.first_head(self.heads),
             store=self.store.snapshot(self.table.held),
             table=self.table.snapshot(),
             observer=None if self.listener is None else self.listener.observer.snapshot(),

@@ -11,7 +11,7 @@ from transformers.cache_utils import CacheLayerMixin
 from ..allocators.quota import MakeQuota, Quota
 from ..attention.parts import Part, Read
 from ..disposals import Asked, Disposal, Drop, Site
-from ..integration.heads import WHOLE, HeadShare
+from ..integration.heads import WHOLE, LocalHeads
 from ..integration.rotary import Rotary
 from ..learned.gates.marks import Marks
 from ..masks.padding import Padding
@@ -69,7 +69,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         heads: "shared" = all KV heads of the layer evict the same tokens, "separate" = each its own.
         layer_idx: index in the model.
         padding: what is known of the batch's pads; shared by the layers of a cache.
-        share: which of the layer's KV heads this process holds.
+        local_heads: which of the layer's KV heads this process holds.
         rotary: how the layer turns keys by position, where the policy asks for it; None = it does not.
         masks_itself: the model's own mask does not fit this layer, whose number of tokens is not that of the others.
         static: take single tokens without a branch or a counter, see `StaticSteps`. A single token then gets the whole
@@ -92,7 +92,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         heads: Heads = "shared",
         layer_idx: int = 0,
         padding: Padding | None = None,
-        share: HeadShare = WHOLE,
+        local_heads: LocalHeads = WHOLE,
         rotary: Rotary | None = None,
         *,
         masks_itself: bool = False,
@@ -110,12 +110,14 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.needs = needs = policy.needs
         self.heads: Heads = heads
         self.layer_idx = layer_idx
-        self.share, self.rotary = share, rotary
+        self.local_heads, self.rotary = local_heads, rotary
         self.padding = padding if padding is not None else Padding()
         self.quota = quota(budget)
         unequal = self.quota.unequal and (disposal is None or isinstance(disposal, Drop))
         self.store = make_store(budget, static, turning, codecs, heads == "separate", unequal)
-        self.outlet = (disposal or Drop()).outlet(Site(self.store, heads, share, budget, policy.needs.absolute_noise))
+        self.outlet = (disposal or Drop()).outlet(
+            Site(self.store, heads, local_heads, budget, policy.needs.absolute_noise)
+        )
         if self.store.rounds and not self.outlet.takes_form and (self.outlet.plans or self.outlet.reads):
             raise ValueError(
                 f"bits= keeps tokens in few bits, and the disposal {(disposal or Drop()).label!r} moves or reads them "
@@ -124,9 +126,9 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.listener: Listener | None = None
         self.masks_itself = masks_itself
         if needs.queries or masks_itself or self.outlet.reads:
-            self.listener = Listener(Observer(policy, budget.block_size, share, rotary))
-        scorer = Scorer(policy, heads, layer_idx, share, rotary)
-        self.marks = Marks(needs.gates, policy.label, layer_idx, share, static) if needs.gates else None
+            self.listener = Listener(Observer(policy, budget.block_size, local_heads, rotary))
+        scorer = Scorer(policy, heads, layer_idx, local_heads, rotary)
+        self.marks = Marks(needs.gates, policy.label, layer_idx, local_heads, static) if needs.gates else None
         self.contents = Contents(self.store, self.quota, self.outlet, self.listener, scorer, self.marks)
         self.scores = Scores(scorer, self.contents)
         self.takeback = Takeback(self.contents, self.scores, self.padding)
@@ -371,7 +373,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def _start(self, keys: Tensor, values: Tensor) -> BlockTable:
         """The first tokens are about to come: make the table."""
-        self.quota.check(keys.shape[1], self.share)
+        self.quota.check(keys.shape[1], self.local_heads)
         self.store.dtype, self.store.device = keys.dtype, keys.device
         self._measure(keys, values)
         table = self.contents.start(keys, values)
@@ -433,7 +435,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         quota = self.quota
         if quota.decides and listener.queries is not None:
             positions = table.positions_with(listener.positions).expand(-1, keys.shape[1], -1)
-            if quota.decide(self.held, self.share, listener.queries, positions, listener.positions):
+            if quota.decide(self.held, self.local_heads, listener.queries, positions, listener.positions):
                 self._fit_others()
         elif quota.common:
             for other in self._others:

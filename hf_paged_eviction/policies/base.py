@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..attention.weights import Attention
-from ..integration.heads import WHOLE, HeadShare
+from ..integration.heads import WHOLE, LocalHeads
 from ..integration.rotary import Rotary
 from ..naming import Named
 from .needs import Needs
@@ -57,7 +57,7 @@ class ScoreContext:
             observed.
         first_head: index in the layer of the first of these KV heads, where the layer has more of them.
         observed: queries observed, by row; None where the policy observes nothing.
-        share: where the layer's other KV heads are, for `all_heads`.
+        local_heads: where the layer's other KV heads are, for `all_heads`.
         budget: tokens that the layer may hold per KV head, 0 where that is not known; int64 `[batch, 1, 1]` where an
             allocator decides it row by row. Under an allocator that shares out among heads: their mean.
         rotary: the layer's rotation, for policies that need it (`Needs.rotary`); None where the layer does not rotate
@@ -74,7 +74,7 @@ class ScoreContext:
     statistics: Mapping[str, Tensor] = field(default_factory=dict)
     first_head: int = 0
     observed: QueryCount | None = None
-    share: HeadShare = WHOLE
+    local_heads: LocalHeads = WHOLE
     budget: int | Tensor = 0
     rotary: Rotary | None = None
     marks: Tensor | None = None
@@ -102,7 +102,7 @@ class ScoreContext:
 
         For scores that compare heads: where the layer has more heads than are given here, these are added.
         """
-        return self.share.gather(numbers)
+        return self.local_heads.gather(numbers)
 
     @property
     def valid(self) -> Tensor:

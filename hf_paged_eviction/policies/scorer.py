@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 from torch import Tensor
 
-from ..integration.heads import WHOLE, HeadShare
+from ..integration.heads import WHOLE, LocalHeads
 from ..integration.rotary import Rotary
 from . import EvictionPolicy, QueryCount, ScoreContext
 from .needs import Heads
@@ -19,7 +19,7 @@ class Scorer:
     policy: EvictionPolicy
     heads: Heads
     layer_idx: int
-    share: HeadShare = WHOLE
+    local_heads: LocalHeads = WHOLE
     rotary: Rotary | None = None
 
     def sets(self, kv_heads: int) -> int:
@@ -30,7 +30,7 @@ class Scorer:
         """
         if self.heads == "separate":
             return kv_heads
-        self.share.check(kv_heads)
+        self.local_heads.check(kv_heads)
         return 1
 
     def __call__(
@@ -60,9 +60,9 @@ class Scorer:
             ValueError: the policy returned another shape than it was given.
         """
         positions = positions.expand(-1, keys.shape[1], -1)
-        first, layer = self.share.first_head(keys.shape[1]), self.layer_idx
+        first, layer = self.local_heads.first_head(keys.shape[1]), self.layer_idx
         context = ScoreContext(
-            *(keys, values, positions, seen, layer, statistics, first, observed, self.share, budget, self.rotary),
+            *(keys, values, positions, seen, layer, statistics, first, observed, self.local_heads, budget, self.rotary),
             marks=marks,
         )
         scores = self.policy.score(context)
@@ -72,4 +72,4 @@ class Scorer:
                 f"{tuple(positions.shape)}, got {tuple(scores.shape)}."
             )
         scores = scores.float()
-        return self.share.gather(scores).mean(1, keepdim=True) if self.heads == "shared" else scores
+        return self.local_heads.gather(scores).mean(1, keepdim=True) if self.heads == "shared" else scores

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from ..integration.heads import HeadShare
+from ..integration.heads import LocalHeads
 from ..naming import Kind, Named, Registry
 from .codec import Codec, check_bits
 
@@ -26,13 +26,13 @@ class Precision(Named):
             ValueError: with the reason and the way out.
         """
 
-    def codecs(self, index: int, plain: Codecs, share: HeadShare) -> Codecs:
+    def codecs(self, index: int, plain: Codecs, local_heads: LocalHeads) -> Codecs:
         """Of keys and of values of one layer.
 
         Args:
             index: of the layer in the model.
             plain: those that round numbers as `rounding` says, and nothing else.
-            share: the KV heads of this process.
+            local_heads: the KV heads of this process.
         """
         return plain
 

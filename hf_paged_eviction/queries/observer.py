@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..attention.weights import Attention, Logits
-from ..integration.heads import WHOLE, HeadShare
+from ..integration.heads import WHOLE, LocalHeads
 from ..integration.rotary import Rotary
 from ..parts import Snapshot, map_tensors, persistent
 from ..policies import EvictionPolicy, QueryCount, Statistics
@@ -82,7 +82,7 @@ def fold(
     key_positions: Tensor,
     query_positions: Tensor,
     window: int | None = None,
-    share: HeadShare = WHOLE,
+    local_heads: LocalHeads = WHOLE,
     rotary: Rotary | None = None,
     weights: bool = True,
 ) -> Statistics:
@@ -92,13 +92,13 @@ def fold(
         key_positions: `[B, kv_heads, tokens]`.
         query_positions: `[B, q]`, -1 for queries that do not count.
         window: how many of the last queries are shown; None = all.
-        share: which of the layer's KV heads these are.
+        local_heads: which of the layer's KV heads these are.
         rotary: the layer's rotation, where `observe` asks for it.
         weights: whether `observe` asks for attention weights, for which pieces are smaller.
     """
     key = queries.key.detach()
     for query, positions in _pieces(window, queries, query_positions, weights):
-        seen = Attention(query, key, positions, key_positions, queries.logits, share, rotary)
+        seen = Attention(query, key, positions, key_positions, queries.logits, local_heads, rotary)
         found = observe(found, seen)
     return found
 
@@ -131,18 +131,18 @@ class Observer:
     Args:
         policy: makes statistics of attention.
         block_size: `P`.
-        share: which of the layer's KV heads this process holds.
+        local_heads: which of the layer's KV heads this process holds.
         rotary: the layer's rotation, where the policy asks for it.
     """
 
     def __init__(
-        self, policy: EvictionPolicy, block_size: int, share: HeadShare = WHOLE, rotary: Rotary | None = None
+        self, policy: EvictionPolicy, block_size: int, local_heads: LocalHeads = WHOLE, rotary: Rotary | None = None
     ) -> None:
         self.policy = policy
         self.observe: Observe = policy.observe
         self._needs = policy.needs
         self.block_size = block_size
-        self.share = share
+        self.local_heads = local_heads
         self.rotary = rotary
         self.columns = Columns(Room(zeroed=True))
         self.clear()
@@ -251,7 +251,7 @@ class Observer:
         query = torch.cat(self._kept, dim=2)
         asked = self._kept_positions(seen, query.shape[2])
         asked = asked.masked_fill((asked < self.until[:, None]) | ~due[:, None], -1)
-        attention = Attention(query, key.detach(), asked, positions, self._logits, self.share, self.rotary)
+        attention = Attention(query, key.detach(), asked, positions, self._logits, self.local_heads, self.rotary)
         return self.observe(found, attention)
 
     def _drop_kept(self, count: int) -> None:
@@ -296,7 +296,7 @@ class Observer:
         needs = self._needs
         found = fold(
             *(self.observe, found, queries, key_positions, query_positions),
-            *(needs.window, self.share, self.rotary, needs.reads_weights),
+            *(needs.window, self.local_heads, self.rotary, needs.reads_weights),
         )
         self.columns.use(*[found[name] for name in self._needs.token_statistics])
         self._rows = {name: found[name] for name in self._needs.row_statistics}

@@ -61,7 +61,10 @@ def check_paged(saved: PagedSnapshot, layer: PagedLayer, rows: int, seen: int) -
     known = layer.quota.unequal or layer.budget.tokens in (None, capacity)
     _need(known, f"its budget is {capacity}, and the settings make it {layer.budget.tokens}")
     heads = _check_store(saved.store, layer, rows, capacity)
-    here, there = (layer.share.processes(heads), layer.share.first_head(heads)), (saved.processes, saved.first_head)
+    here, there = (
+        (layer.local_heads.processes(heads), layer.local_heads.first_head(heads)),
+        (saved.processes, saved.first_head),
+    )
     _need(
         here == there,
         f"it was saved by a process with head {there[1]} and the next, one of {there[0]}; this one has head {here[1]} "
@@ -118,7 +121,7 @@ def _check_store(store: HeldSnapshot, layer: PagedLayer, rows: int, capacity: in
     _need(keys.dtype == values.dtype and keys.dtype.is_floating_point, f"keys are {keys.dtype}, values {values.dtype}")
     heads, held = keys.shape[1], keys.shape[2]
     _need(heads > 0 and held <= store.slots <= capacity, f"{held} tokens, {store.slots} slots, a budget of {capacity}")
-    layer.quota.check(heads, layer.share)
+    layer.quota.check(heads, layer.local_heads)
     return heads
 
 
@@ -133,7 +136,7 @@ def _check_ragged(store: RaggedSnapshot, layer: PagedLayer, rows: int, capacity:
     )
     _need(keys.dtype == values.dtype and keys.dtype.is_floating_point, f"keys are {keys.dtype}, values {values.dtype}")
     _need(lengths.shape[1] > 0 and store.slots == capacity, f"{store.slots} slots, a budget of {capacity}")
-    layer.quota.check(lengths.shape[1], layer.share)
+    layer.quota.check(lengths.shape[1], layer.local_heads)
     return lengths.shape[1]
 
 
@@ -155,7 +158,7 @@ def _check_coded(saved: HeldSnapshot, layer: PagedLayer, rows: int, capacity: in
     _need((saved.coded <= saved.count).all(), "more tokens are encoded than came")
     _need(0 <= saved.waiting < layer.budget.block_size, f"{saved.waiting} tokens wait for their codes")
     _need(saved.means.isfinite().all(), "the mean of its keys is no number")
-    layer.quota.check(heads, layer.share)
+    layer.quota.check(heads, layer.local_heads)
     return heads
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 import models
 import modes
 from hf_paged_eviction import EvictionPolicy, Needs, PagedEvictionCache, ScoreContext, make_policy
-from hf_paged_eviction.integration.heads import HeadShare
+from hf_paged_eviction.integration.heads import LocalHeads
 from hf_paged_eviction.learned.calibration import load_calibration
 from hf_paged_eviction.learned.calibration.files import FILE_NAME, find_file
 from hf_paged_eviction.queries.attention import PAGED_EVICTION, _additive
@@ -130,7 +130,7 @@ def test_heads_of_layers_that_differ() -> None:
     def share(layer: int, **values: Any) -> int | None:
         config = SimpleNamespace(**values)
         config.get_text_config = lambda decoder: config
-        return HeadShare.of(config, layer).total
+        return LocalHeads.of(config, layer).total
 
     each = [SimpleNamespace(num_key_value_heads=2), SimpleNamespace(num_key_value_heads=4)]
     assert [share(layer, per_layer_config=each, num_key_value_heads=8) for layer in range(3)] == [2, 4, 8]

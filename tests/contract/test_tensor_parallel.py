@@ -19,7 +19,7 @@ import models
 import tensor_parallel
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.attention.weights import Logits
-from hf_paged_eviction.integration.heads import HeadShare
+from hf_paged_eviction.integration.heads import LocalHeads
 from hf_paged_eviction.queries.observer import Queries
 
 pytestmark = [
@@ -153,9 +153,9 @@ def test_layers_with_fewer_heads_than_the_rest_send_nothing(world: Any) -> None:
         )
     except ValueError:
         pytest.skip("gemma4 came with a later transformers")
-    share = HeadShare.of(config, 1)
+    share = LocalHeads.of(config, 1)
     assert share.processes(2) == 1
-    assert HeadShare.of(config, 0).total in (None, 4)
+    assert LocalHeads.of(config, 0).total in (None, 4)
 
 
 def test_tensor_parallelism_within_copies_is_refused_where_decisions_are_shared(world: Any) -> None:
@@ -193,7 +193,7 @@ def test_shares_among_heads_are_refused(world: Any, allocator: str, policy: str)
 def test_later_heads_know_their_number(world: Any) -> None:
     config = SimpleNamespace(num_key_value_heads=4, kv_lora_rank=None)
     config.get_text_config = lambda **_: config
-    share = HeadShare.of(config, 0)
+    share = LocalHeads.of(config, 0)
     found = []
     for rank in range(4):
         world(4, rank)

@@ -238,7 +238,7 @@ class RecallOutlet(Outlet):
             return self.leader.said(frames.ids)
         sizes, scores = self.site.sizes, archive.summaries.scores(asked.queries.query)
         if self.site.heads == "shared":
-            scores = self.site.share.gather(scores).mean(1, keepdim=True)
+            scores = self.site.local_heads.gather(scores).mean(1, keepdim=True)
         blocks = torch.arange(scores.shape[-1], device=scores.device)
         recent = (frames.count // sizes.block_size - sizes.recent_blocks)[:, None, None]
         there = (blocks < archive.stored[:, None, None]) & (blocks < recent) & (blocks >= sizes.protected_blocks)

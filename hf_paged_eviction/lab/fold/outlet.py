@@ -53,7 +53,7 @@ class FoldOutlet(Outlet):
         if self.layer_idx is None:
             raise RuntimeError("fold: this layer is not part of a cache, so its kernels are not known.")
         whole = self.kernels.layer(self.layer_idx)
-        first, group = self.site.share.first_head(heads), whole.query_heads // whole.kv_heads
+        first, group = self.site.local_heads.first_head(heads), whole.query_heads // whole.kv_heads
         if first + heads > whole.kv_heads or dim != whole.key_dim:
             raise ValueError(
                 f"These kernels were fitted to a layer {self.layer_idx} with {whole.kv_heads} KV heads of "

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...integration.heads import HeadShare
+from ...integration.heads import LocalHeads
 from ...precision.codec import Codec, Codes
 
 
@@ -64,15 +64,15 @@ class RankCodec(Codec):
         axes: of all KV heads of the layer.
         rank: how many directions.
         bits: of a coefficient; None = the states' own type.
-        share: which of the heads are here.
+        local_heads: which of the heads are here.
     """
 
     readable = False
 
-    def __init__(self, axes: Axes, rank: int, bits: int | None, share: HeadShare) -> None:
-        # Coefficients differ in size, the first are the largest: mixed, they share levels fairly.
+    def __init__(self, axes: Axes, rank: int, bits: int | None, local_heads: LocalHeads) -> None:
+        # Coefficients differ in size, the first are the largest: mixed, they local_heads levels fairly.
         super().__init__(bits, turned=True)
-        self._axes, self.rank, self._share = axes, rank, share
+        self._axes, self.rank, self._share = axes, rank, local_heads
         self._placed: dict[tuple[int, torch.dtype, torch.device], tuple[Tensor, Tensor, Tensor]] = {}
 
     def __repr__(self) -> str:

@@ -5,7 +5,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ...integration.heads import HeadShare
+from ...integration.heads import LocalHeads
 from ...masks.models import is_latent_attention
 from ...naming.of_files import quoted
 from ...precision.base import Codecs, Precision
@@ -63,12 +63,12 @@ class LowRank(Precision):
             raise ValueError("low_rank: this model caches latents (MLA), which are of low rank already. Use bits=4.")
         self.basis.check_model(config)
 
-    def codecs(self, index: int, plain: Codecs, share: HeadShare) -> Codecs:
+    def codecs(self, index: int, plain: Codecs, local_heads: LocalHeads) -> Codecs:
         ranks = check_rank(self.rank)
         found = self.basis.layer(index, ranks)
         pairs = zip((found.keys, found.values), ranks, plain, strict=True)
         keys, values = (
-            codec if rank is None else RankCodec(axes, rank, codec.bits, share) for axes, rank, codec in pairs
+            codec if rank is None else RankCodec(axes, rank, codec.bits, local_heads) for axes, rank, codec in pairs
         )
         return keys, values
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from ...integration.heads import HeadShare
+from ...integration.heads import LocalHeads
 from ...parts import persistent
 from ...store.columns import Columns
 from ...store.room import Room
@@ -25,14 +25,14 @@ class Marks:
         gates: see the attribute.
         label: of the policy, for messages.
         layer_idx: index in the model.
-        share: which of the layer's KV heads this process holds.
+        local_heads: which of the layer's KV heads this process holds.
         static: whether the tensor stays where it is, for compiled steps.
     """
 
-    def __init__(self, gates: str, label: str, layer_idx: int, share: HeadShare, static: bool) -> None:
+    def __init__(self, gates: str, label: str, layer_idx: int, local_heads: LocalHeads, static: bool) -> None:
         self.gates = gates
         self.columns = Columns(Room(static, zeroed=True))
-        self._label, self._layer_idx, self._share = label, layer_idx, share
+        self._label, self._layer_idx, self._local_heads = label, layer_idx, local_heads
         self._arrived: Tensor | None = None
         self._coming: Tensor | None = None  # [B, H, n] of the tokens that are being taken in
 
@@ -57,14 +57,14 @@ class Marks:
                 "forward, and leave them installed for as long as the cache is fed."
             )
         heads = keys.shape[1]
-        first = self._share.first_head(heads)
+        first = self._local_heads.first_head(heads)
         own = marks[:, first : first + heads]
-        if own.shape != keys.shape[:3] or marks.shape[1] != heads * self._share.processes(heads):
+        if own.shape != keys.shape[:3] or marks.shape[1] != heads * self._local_heads.processes(heads):
             raise ValueError(
                 f"Gates told layer {self._layer_idx} of {marks.shape[0]} rows, {marks.shape[1]} KV heads and "
                 f"{marks.shape[2]} tokens, and keys of {keys.shape[0]} rows, "
-                f"{heads * self._share.processes(heads)} KV heads and {keys.shape[2]} tokens came. These are gates of "
-                "another model."
+                f"{heads * self._local_heads.processes(heads)} KV heads and {keys.shape[2]} tokens came. These are "
+                "gates of another model."
             )
         return own.to(keys.device)
 
