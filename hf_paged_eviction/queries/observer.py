@@ -350,13 +350,9 @@ class Observer:
     def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
         """Apply an indexing of dimension 0 to everything."""
         self.columns.map_rows(change)
-        self._rows = {name: change(values) for name, values in self._rows.items()}
+        self._rows, self._count, self._kept_real = map_tensors(change, (self._rows, self._count, self._kept_real))
         if self._kept:
             self._kept = list(change(torch.cat(self._kept, dim=2)).split(1, dim=2))
-            self._kept_real = [None if real is None else change(real) for real in self._kept_real]
-        count = self._count
-        if count is not None:
-            self._count = QueryCount(change(count.until), change(count.since), change(count.passing))
 
     # ---- saving ---------------------------------------------------------------------------------------------------
 

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from ..parts import map_tensors
+
 
 @dataclass(frozen=True)
 class Pending:
@@ -34,5 +36,4 @@ class Pending:
 
     def map_rows(self, change: Callable[[Tensor], Tensor]) -> "Pending":
         """The same tokens with the rows indexed."""
-        real, marks = (None if part is None else change(part) for part in (self.real, self.marks))
-        return Pending(change(self.keys), change(self.values), real, marks)
+        return map_tensors(change, self)
