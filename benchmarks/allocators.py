@@ -13,8 +13,8 @@ import torch
 from common import interleaved, ratio, save
 
 from hf_paged_eviction import PagedEvictionCache
-from hf_paged_eviction_eval.models import load_model
-from hf_paged_eviction_eval.settings import Settings
+from hf_paged_eviction_eval.models.loading import load_model
+from hf_paged_eviction_eval.options.settings import Settings
 
 EQUAL = "uniform"
 

@@ -32,12 +32,12 @@ from hf_paged_eviction.learned.calibration import load_calibration
 from hf_paged_eviction.learned.calibration.shelf import find_calibration
 from hf_paged_eviction.precision.codec import Codec
 from hf_paged_eviction.recipes.procedures.probe import REPEAT
-from hf_paged_eviction_eval.prompting.chat_template import end_of_turn
-from hf_paged_eviction_eval.prompting.prompts import encode
-from hf_paged_eviction_eval.prompting.suites import is_generated, load_samples, score
+from hf_paged_eviction_eval.data.prompting.chat_template import end_of_turn
+from hf_paged_eviction_eval.data.prompting.prompts import encode
+from hf_paged_eviction_eval.data.prompting.suites import is_generated, load_samples, score
+from hf_paged_eviction_eval.options.settings import TaskSettings
 from hf_paged_eviction_eval.running.agreement import divergence
 from hf_paged_eviction_eval.running.generation import end_tokens
-from hf_paged_eviction_eval.settings import TaskSettings
 
 ROOT = Path("results/attention_matching")
 NEEDLES = (

@@ -9,8 +9,8 @@ import torch
 from common import save
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from hf_paged_eviction_eval.bench.precision import BITS, WAYS, PrecisionSettings, measure_all
 from hf_paged_eviction_eval.bench.shapes import SHAPES
+from hf_paged_eviction_eval.bench.steps.precision import BITS, WAYS, PrecisionSettings, measure_all
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ from transformers import LlamaConfig, PreTrainedConfig
 
 from hf_paged_eviction_eval.bench import timing
 from hf_paged_eviction_eval.bench.shapes import SHAPES
-from hf_paged_eviction_eval.environment import timed_on
+from hf_paged_eviction_eval.models.environment import timed_on
 
 RESULTS = Path(__file__).parent / "results"
 

@@ -197,7 +197,7 @@ def verify_families(target: Path, device: str) -> bool:
 def facts(folder: Path, device: str, dry: bool) -> dict[str, Any]:
     """The machine, the versions, and the commit."""
     sys.path[:0] = _environment(folder)["PYTHONPATH"].split(os.pathsep)
-    from hf_paged_eviction_eval.environment import commit, hardware, versions
+    from hf_paged_eviction_eval.models.environment import commit, hardware, versions
 
     return {"device": device, "dry_run": dry, "commit": commit(), "hardware": hardware(1), "versions": versions()}
 

@@ -22,11 +22,11 @@ from results_page import replace_section
 from torch import Tensor
 from transformers import DynamicCache
 
-from hf_paged_eviction_eval.environment import timed_on
-from hf_paged_eviction_eval.models import load
-from hf_paged_eviction_eval.settings import TaskSettings
-from hf_paged_eviction_eval.summaries.plot_style import COLOURS, finish, make_panels, policy_styles, save
-from hf_paged_eviction_eval.texts import read_texts
+from hf_paged_eviction_eval.data.texts import read_texts
+from hf_paged_eviction_eval.models.environment import timed_on
+from hf_paged_eviction_eval.models.loading import load
+from hf_paged_eviction_eval.options.settings import TaskSettings
+from hf_paged_eviction_eval.store.summaries.plot_style import COLOURS, finish, make_panels, policy_styles, save
 
 IMAGES, PAGE, NUMBERS = Path("notebooks/images"), Path("docs/real_models.md"), RESULTS / "look.json"
 #: Newest tokens, over whose attention is summed.

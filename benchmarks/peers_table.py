@@ -33,11 +33,11 @@ from transformers import DynamicCache
 from hf_paged_eviction import PagedEvictionCache, make_policy
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
 from hf_paged_eviction_eval import embedded
+from hf_paged_eviction_eval.data.prompting.prompts import Prompt, make_batches
+from hf_paged_eviction_eval.data.prompting.suites import score
 from hf_paged_eviction_eval.options.cache import CacheOptions
-from hf_paged_eviction_eval.prompting.prompts import Prompt, make_batches
-from hf_paged_eviction_eval.prompting.suites import score
+from hf_paged_eviction_eval.options.settings import TaskSettings
 from hf_paged_eviction_eval.running.generation import Generator, until_end
-from hf_paged_eviction_eval.settings import TaskSettings
 from hf_paged_eviction_eval.tasks import TASK_GROUPS
 
 #: Our policy -> the press, at its own defaults.

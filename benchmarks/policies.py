@@ -23,16 +23,16 @@ from regret import ALL_TASKS, RANDOM, Share, shares
 
 from hf_paged_eviction import available_policies
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
-from hf_paged_eviction_eval.budgets import FULL, ORACLE
-from hf_paged_eviction_eval.environment import timed_on
+from hf_paged_eviction_eval.caches.budgets import FULL, ORACLE
+from hf_paged_eviction_eval.caches.policy_names import needs_queries
 from hf_paged_eviction_eval.errors import UserError
-from hf_paged_eviction_eval.evaluation import evaluate_tasks
-from hf_paged_eviction_eval.policy_names import needs_queries
+from hf_paged_eviction_eval.models.environment import timed_on
+from hf_paged_eviction_eval.options.settings import TaskSettings
+from hf_paged_eviction_eval.running.evaluation import evaluate_tasks
 from hf_paged_eviction_eval.running.variants import row_key
-from hf_paged_eviction_eval.settings import TaskSettings
 from hf_paged_eviction_eval.store.completion import Progress
 from hf_paged_eviction_eval.store.results import Row, read_rows
-from hf_paged_eviction_eval.summaries.summary import Cell, over_tasks, summarise
+from hf_paged_eviction_eval.store.summaries.summary import Cell, over_tasks, summarise
 from hf_paged_eviction_eval.tasks import TASK_GROUPS
 
 #: Policies with a file, policies around policies, and budgets shared out among layers and heads.

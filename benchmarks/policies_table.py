@@ -12,7 +12,7 @@ from common import RESULTS
 from results_page import PAGE, replace_section
 from tables import table
 
-from hf_paged_eviction_eval.budgets import FULL
+from hf_paged_eviction_eval.caches.budgets import FULL
 
 BLOCK, BUDGETS, BLOCKS = 16, ("6%", "12.5%", "25%", "50%"), (1, 8, 32)
 

@@ -91,7 +91,7 @@ def write_texts(folder: Path, count: int = 8, prose: Path | None = None) -> list
     """Documentation, code and, from a folder of LongBench records, prose: files of JSON lines."""
     from pydoc_data.topics import topics
 
-    from hf_paged_eviction_eval.texts import read_texts
+    from hf_paged_eviction_eval.data.texts import read_texts
 
     pages = [topics[name] for name in sorted(topics) if len(topics[name]) > 9000]
     kinds = {"documentation": pages, "code": [text.content for text in read_texts(()) if len(text.content) > 12000]}

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from hf_paged_eviction_eval.budgets import FULL, ORACLE
+from hf_paged_eviction_eval.caches.budgets import FULL, ORACLE
 from hf_paged_eviction_eval.store.results import Row
-from hf_paged_eviction_eval.summaries.summary import share_of
+from hf_paged_eviction_eval.store.summaries.summary import share_of
 
 RANDOM = "random"
 ALL_TASKS = "all tasks"

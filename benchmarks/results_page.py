@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from hf_paged_eviction_eval.errors import UserError
-from hf_paged_eviction_eval.summaries.formats import to_markdown
-from hf_paged_eviction_eval.summaries.grids import accuracy_grids, perplexity_grid
-from hf_paged_eviction_eval.summaries.summary import Cell, Curve
+from hf_paged_eviction_eval.store.summaries.formats import to_markdown
+from hf_paged_eviction_eval.store.summaries.grids import accuracy_grids, perplexity_grid
+from hf_paged_eviction_eval.store.summaries.summary import Cell, Curve
 
 PAGE = Path("docs/results.md")
 IMAGES = Path("notebooks/images")

@@ -11,7 +11,7 @@ import torch
 from common import ratio, save
 
 from hf_paged_eviction.policies import available_policies, make_policy
-from hf_paged_eviction_eval.bench.update import BUDGET, CONTEXT, time_updates
+from hf_paged_eviction_eval.bench.steps.update import BUDGET, CONTEXT, time_updates
 from hf_paged_eviction_eval.bench.variants import FULL
 
 

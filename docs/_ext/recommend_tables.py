@@ -7,7 +7,7 @@ from typing import Any
 from measured import RESULTS, experiment, load
 from myst_text import table
 
-from hf_paged_eviction_eval.bench.prefill_tables import (
+from hf_paged_eviction_eval.bench.prefill.tables import (
     best_chunk,
     compared,
     heads,

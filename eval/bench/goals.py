@@ -8,8 +8,8 @@ from typing import Any
 
 from ..store.results import Row
 from .rows import DECODE, MEASURED, THROUGHPUT, UPDATE, measured
+from .steps.update import BUDGET, CONTEXT
 from .timing import ratio
-from .update import BUDGET, CONTEXT
 from .variants import FLOOR, FLOOR_COMPILED, FULL, PAGED, STATIC
 
 MET, MISSED, NOT_MEASURED = "met", "missed", "not measured"

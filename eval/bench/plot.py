@@ -9,9 +9,18 @@ from typing import Any
 from matplotlib.ticker import NullLocator
 
 from ..store.results import Row
-from ..summaries.plot_style import COLOURS, MARKERS, finish, logarithmic, make_panels, save
+from ..store.summaries.plot_style import COLOURS, MARKERS, finish, logarithmic, make_panels, save
 from .rows import DECODE, MEASURED
-from .variants import FLOOR, FLOOR_COMPILED, FULL, FULL_COMPILED, KVPRESS, PAGED, PAGED_STATIC, PAGED_STATIC_OWN
+from .variants import (
+    FLOOR,
+    FLOOR_COMPILED,
+    FULL,
+    FULL_COMPILED,
+    KVPRESS,
+    PAGED,
+    PAGED_STATIC,
+    PAGED_STATIC_OWN,
+)
 
 _COLUMNS = 2
 _PANEL = (5.2, 3.9)

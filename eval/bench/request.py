@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from ..caches import empty_cache
+from ..caches.making import empty_cache
 from ..errors import UserError
-from ..models import load_config
+from ..models.loading import load_config
 from ..options.base import flag
 from ..options.bench import BenchOptions, StepOptions, ThroughputOptions
-from ..settings import Settings
-from ..summaries.formats import to_terminal
-from ..terminal import progress, say
+from ..options.settings import Settings
+from ..running.terminal import progress, say
+from ..store.summaries.formats import to_terminal
 from .goals import H200
 from .plot import plot_steps
 from .plot_methods import plot_methods

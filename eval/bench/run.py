@@ -11,19 +11,19 @@ from typing import Any
 
 import torch
 
-from ..environment import commit, hardware, model_facts, versions
+from ..models.environment import commit, hardware, model_facts, versions
 from ..store.completion import Progress, Watch
 from ..store.lock import held
 from ..store.results import SUMMARY, ResultFolder, Row, make_folder, read_meta, read_rows, refuse_other_settings
-from .decoding import Group, decode_keys, ticks
 from .goals import COMMANDS, Verdict, judge
 from .rows import MISSING, BenchKey, make_row, row_key
 from .settings import BenchSettings
 from .shapes import make_model
+from .steps.decoding import Group, decode_keys, ticks
+from .steps.trace import write_trace
+from .steps.traffic import copy_bandwidth
+from .steps.update import UPDATE_KEYS, measure_update
 from .throughput import TICKS, measure_throughput, throughput_keys
-from .trace import write_trace
-from .traffic import copy_bandwidth
-from .update import UPDATE_KEYS, measure_update
 
 
 @dataclass(frozen=True)

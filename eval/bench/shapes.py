@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from ..environment import best_device
 from ..errors import UserError
-from ..models import load
+from ..models.environment import best_device
+from ..models.loading import load
 from ..options.model import Loading
-from ..settings import EMBEDDED, Settings
+from ..options.settings import EMBEDDED, Settings
 
 _NAMES = (
     "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads "

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from ..environment import timed_on
 from ..errors import UserError
+from ..models.environment import timed_on
 from ..options.base import flag
 from ..options.bench import BenchOptions
 from ..store.results import SUMMARY

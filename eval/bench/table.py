@@ -8,7 +8,7 @@ from typing import Any
 from hf_paged_eviction.naming.sizes import readable_bytes
 
 from ..store.results import Row
-from ..summaries.table import Table, simple_table, without_empty
+from ..store.summaries.table import Table, simple_table, without_empty
 from .goals import Verdict, beside, step_ratio
 from .methods import PUBLISHED_WHERE, published
 from .rows import DECODE, MEASURED, MISSING, THROUGHPUT, UPDATE

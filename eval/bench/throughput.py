@@ -14,13 +14,22 @@ from ..errors import UserError
 from ..running.efficiency import Stopwatch
 from ..running.memory import free_memory, is_out_of_memory
 from ..store.results import Row
-from .compiling import room_for_graphs
-from .filling import layer_shapes
-from .largest import fits, largest
 from .methods import METHODS
 from .rows import FAILED, MEASURED, THROUGHPUT, UNAVAILABLE, BenchKey, make_row, reason_of
 from .settings import BenchSettings, Throughput, as_published
-from .variants import FULL, FULL_COMPILED, PAGED, PAGED_STATIC_OWN, STATIC, Unavailable, own_attention, paged_cache
+from .steps.compiling import room_for_graphs
+from .steps.filling import layer_shapes
+from .steps.largest import fits, largest
+from .variants import (
+    FULL,
+    FULL_COMPILED,
+    PAGED,
+    PAGED_STATIC_OWN,
+    STATIC,
+    Unavailable,
+    own_attention,
+    paged_cache,
+)
 
 VARIANTS_OF_THROUGHPUT = (FULL, FULL_COMPILED, PAGED, *STATIC, *METHODS)
 #: Tokens of the answer before the clock runs: kernels are chosen, graphs are made.

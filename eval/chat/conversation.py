@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, StoppingCriteriaList
 
-from ..caches import policy_of
+from ..caches.making import policy_of
 from ..errors import UserError
 from ..options.chat import ChatOptions
 from ..running.efficiency import kv_bytes

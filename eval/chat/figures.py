@@ -10,7 +10,7 @@ from rich.text import Text
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.naming.sizes import readable_bytes
 
-from ..summaries.table import Table, simple_table
+from ..store.summaries.table import Table, simple_table
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,13 @@ from rich.table import Table
 
 from hf_paged_eviction.naming.sizes import readable_bytes
 
+from ..data.prompting.chat_template import has_template
 from ..errors import UserError
-from ..models import load
+from ..models.loading import load
 from ..options.chat import ChatOptions
 from ..options.evaluate import whole_number
-from ..prompting.chat_template import has_template
-from ..requests import model_settings
-from ..summaries.formats import to_terminal
+from ..options.requests import model_settings
+from ..store.summaries.formats import to_terminal
 from .answering import Interrupt
 from .blocks import BlockMap, block_list
 from .conversation import Answer, Conversation

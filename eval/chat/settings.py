@@ -12,18 +12,18 @@ from hf_paged_eviction.naming.sizes import parse_bytes
 from hf_paged_eviction.options.cache_options import AUTO
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
 
-from ..caches import make_paged_cache
-from ..contexts import context_policy, open_context
-from ..defaults import one_cache
-from ..distributed import launched
+from ..caches.contexts import context_policy, open_context
+from ..caches.defaults import one_cache
+from ..caches.making import make_paged_cache
+from ..caches.policy_names import needs_queries
+from ..caches.sizes import tokens_of_memory
 from ..errors import UserError
 from ..options.base import flag
 from ..options.cache import OneCacheOptions
 from ..options.chat import ANSWER, BUDGET, EMBEDDED_ANSWER, EMBEDDED_BUDGET, ChatOptions
-from ..policy_names import needs_queries
-from ..requests import device_for
+from ..options.requests import device_for
 from ..running.prefill import input_device
-from ..sizes import tokens_of_memory
+from ..running.processes.distributed import launched
 from .figures import Footprint
 
 #: What cannot be said beside --context, and why.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ..data.prompting.chat_template import has_template
 from ..errors import UserError
-from ..prompting.chat_template import has_template
 
 #: Stands for an answer to find out what a template writes after it. No text has it in it.
 _ANSWER = "qzx3answer7xzq"

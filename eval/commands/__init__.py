@@ -9,7 +9,7 @@ import typer
 
 import hf_paged_eviction
 
-from ..plugins import load_plugins
+from ..caches.plugins import load_plugins
 from . import (
     bench,
     calibrate,

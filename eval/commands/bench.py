@@ -92,11 +92,11 @@ def bench(options: BenchOptions) -> bool:
 
         return run_preset(options, output)
     if options.preset == "bits":
-        from ..bench.precision import run as run_precisions
+        from ..bench.steps.precision import run as run_precisions
 
         return run_precisions(options, output)
     if options.preset == "prefill":
-        from ..bench.prefill import run as run_prefill
+        from ..bench.prefill.run import run as run_prefill
 
         return run_prefill(options, output)
     from ..bench.request import read, run, run_paper

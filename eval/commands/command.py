@@ -60,7 +60,7 @@ def read(options: type[O], given: dict[str, Any]) -> O:
     """
     given = options.without_memory(given)
     if given.get("config") is not None:
-        from ..run_file import read_run_file
+        from ..options.run_file import read_run_file
 
         given = {**read_run_file(given["config"], options), **given}
     try:
@@ -113,7 +113,7 @@ def plain_errors() -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        from ..distributed import speaker
+        from ..running.processes.distributed import speaker
 
         who = speaker()
         if who is not None:

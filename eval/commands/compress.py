@@ -26,6 +26,6 @@ def compress(options: CompressOptions) -> None:
 
     A policy that needs no question, such as keydiff, keeps what any question may ask for.
     """
-    from ..contexts import run_compress
+    from ..caches.contexts import run_compress
 
     run_compress(options)

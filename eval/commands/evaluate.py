@@ -80,10 +80,11 @@ def evaluate(options: EvalOptions) -> bool:
 
 def run(options: EvalOptions) -> bool:
     """Everything that was asked for; False if rows are missing."""
-    from .. import requests, terminal
+    from ..options import requests
+    from ..running import terminal
 
     if options.log_to:
-        from ..tracking import load_tracker
+        from ..store.tracking import load_tracker
 
         load_tracker(options.log_to)
     if options.text:

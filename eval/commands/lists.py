@@ -7,13 +7,13 @@ from rich.console import Console
 
 def tasks() -> None:
     """List the tasks and the groups that --tasks may name."""
-    from ..catalogue import task_tables
+    from .catalogue import task_tables
 
     Console().print(task_tables())
 
 
 def policies() -> None:
     """List the eviction policies, their papers, and what they keep."""
-    from ..catalogue import policy_tables
+    from .catalogue import policy_tables
 
     Console().print(policy_tables())

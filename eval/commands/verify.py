@@ -73,8 +73,8 @@ def verify(options: VerifyOptions) -> bool:
 
     A few checks that find most; all of them with --thorough.
     """
-    from ..requests import model_settings
-    from ..verifying import run_verify
+    from ..models.verifying import run_verify
+    from ..options.requests import model_settings
 
     asked = {name: getattr(options, name) for name in ("budget", "policy", "disposal", "seed", "thorough")}
     return run_verify(model_settings(options), options.json_file, options.text, **asked).ok

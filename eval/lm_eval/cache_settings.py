@@ -18,9 +18,9 @@ from hf_paged_eviction.options.cache_options import AUTO
 from hf_paged_eviction.options.checked import first_tokens
 from hf_paged_eviction.table.budget import BlockBudget
 
+from ..caches.policy_names import shown_queries
+from ..caches.sizes import measured
 from ..errors import UserError
-from ..policy_names import shown_queries
-from ..sizes import measured
 
 
 @dataclass(frozen=True)

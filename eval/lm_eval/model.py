@@ -18,12 +18,12 @@ from hf_paged_eviction.integration.feeding import feed
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
 
 from .. import embedded
+from ..caches.gating import install_named
 from ..errors import UserError
-from ..gating import install_named
-from ..gguf import gguf_arguments, is_gguf
-from ..grouping import grouped
-from ..models import source
-from ..settings import EMBEDDED
+from ..models.gguf import gguf_arguments, is_gguf
+from ..models.loading import source
+from ..options.settings import EMBEDDED
+from ..store.grouping import grouped
 from .cache_settings import OURS, CacheSettings
 from .likelihood import Answer, Forward, Row, score
 

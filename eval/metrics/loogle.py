@@ -106,7 +106,7 @@ def _scorer() -> Any:
     library = import_extra("bert_score", "bertscore", "scores by BERTScore")
     from huggingface_hub import constants, try_to_load_from_cache
 
-    from ..longbench.hub import is_offline, reachable
+    from ..data.longbench.hub import is_offline, reachable
 
     way_out = (
         f"bring the model {_ENGLISH_MODEL} into the cache ({constants.HF_HUB_CACHE}) from a machine with network, or "

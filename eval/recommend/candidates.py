@@ -11,11 +11,11 @@ from hf_paged_eviction.allocators import Global, HeadAllocator, make_allocator
 from hf_paged_eviction.disposals.registry import make_disposal
 from hf_paged_eviction.options.defaults import AUTO, defaults
 
-from ..budgets import FULL, ORACLE
+from ..caches.budgets import FULL, ORACLE
+from ..caches.policy_names import ALL, UNIFORM, choose_policies, needs_queries, split_list, split_name
 from ..errors import UserError
 from ..options.cache import CacheOptions
 from ..options.recommend import GridOptions, precisions
-from ..policy_names import ALL, UNIFORM, choose_policies, needs_queries, split_list, split_name
 
 DROP, TEXT = "drop", "text"
 

@@ -9,12 +9,12 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+from ..data.prompting.prompts import encode
+from ..data.task_files import TaskFile
+from ..data.texts import Text, read_texts
 from ..errors import UserError
 from ..options.evaluate import TaskFileOptions
 from ..options.recommend import RecommendOptions
-from ..prompting.prompts import encode
-from ..task_files import TaskFile
-from ..texts import Text, read_texts
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..summaries.plot_style import COLOURS, finish, logarithmic, make_panels, save
+from ..store.summaries.plot_style import COLOURS, finish, logarithmic, make_panels, save
 from .ranking import Found
 
 _PANEL = (5.0, 3.8)

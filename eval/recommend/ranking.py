@@ -8,7 +8,7 @@ from math import isfinite, sqrt
 from statistics import median, stdev
 from typing import Any
 
-from ..budgets import FULL
+from ..caches.budgets import FULL
 from ..store.results import Row
 from .halving import mean
 from .search import decides

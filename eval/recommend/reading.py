@@ -20,9 +20,9 @@ from transformers import DynamicCache
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.integration.feeding import feed
 
-from ..perplexity import SAID
 from ..running.agreement import divergence
 from ..running.efficiency import Stopwatch
+from ..running.perplexity import SAID
 from ..running.prefill import input_device
 from .passages import Passage
 

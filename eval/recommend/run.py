@@ -13,23 +13,23 @@ from hf_paged_eviction.masks.models import why_not_ours
 from hf_paged_eviction.naming.sizes import readable_bytes
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
 
-from .. import models
-from ..budgets import FULL, Budget, parse_budgets
-from ..environment import timed_on
+from ..caches.budgets import FULL, Budget, parse_budgets
+from ..caches.sizes import tokens_held
 from ..errors import UserError
+from ..models import loading as models
+from ..models.environment import timed_on
 from ..options.base import flag
 from ..options.model import ModelOptions
 from ..options.recommend import GridOptions, RecommendOptions
-from ..requests import model_settings
-from ..run_file import NAME as RUN_FILE
-from ..run_file import written
+from ..options.requests import model_settings
+from ..options.run_file import NAME as RUN_FILE
+from ..options.run_file import written
+from ..options.settings import Settings
 from ..running.generation import end_tokens
 from ..running.memory import free_memory
-from ..settings import Settings
-from ..sizes import tokens_held
+from ..running.terminal import progress, say
 from ..store.results import SUMMARY, ResultFolder
-from ..summaries.formats import to_terminal
-from ..terminal import progress, say
+from ..store.summaries.formats import to_terminal
 from .candidates import Candidate, grid, with_defaults
 from .passages import Passage, digest, make_texts, task_passages, text_passages
 from .plot import plot_front

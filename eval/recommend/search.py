@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from ..budgets import FULL
+from ..caches.budgets import FULL
 from ..errors import UserError
 from ..options.model import EMBEDDED
 from ..options.recommend import RecommendOptions

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from hf_paged_eviction.naming.sizes import readable_bytes
 
 from ..options.recommend import RecommendOptions
-from ..summaries.table import Table, simple_table
+from ..store.summaries.table import Table, simple_table
 from .candidates import DROP
 from .ranking import Cost, Found
 from .sizes import Entry, LeftOut

@@ -8,11 +8,11 @@ from typing import Any
 
 from hf_paged_eviction import PagedEvictionCache
 
-from ..budgets import Budget
-from ..caches import make_paged_cache
+from ..caches.budgets import Budget
+from ..caches.making import make_paged_cache
+from ..caches.sizes import tokens_held
 from ..errors import UserError
 from ..options.cache import CacheOptions
-from ..sizes import tokens_held
 from .candidates import DROP, Candidate
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from ..store.results import Row
-from ..summaries.table import Column, Table, Value
+from ..store.summaries.table import Column, Table, Value
 from .runs import Run, Variant
 from .scores import Line, lines_of, table_of_lines
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
-from ..summaries.table import Column, Table, Value
+from ..store.summaries.table import Column, Table, Value
 from .runs import Run, Variant
 
 #: Parts of `run_meta.json` that say how a run went, not what it was.

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from ..budgets import FULL
+from ..caches.budgets import FULL
 from ..store.results import Row
-from ..summaries.table import Column, Table, Value, without_empty
+from ..store.summaries.table import Column, Table, Value, without_empty
 from .comparison import flat
 from .runs import Run, Source, Variant
 

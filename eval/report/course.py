@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
-from ..summaries.table import Column, Table, Value
+from ..store.summaries.table import Column, Table, Value
 from .runs import Run
 from .scores import Line, lines_of, table_of_lines
 

@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from ..store.results import Row
-from ..summaries.table import Column, Table, Value
+from ..store.summaries.table import Column, Table, Value
 from .runs import Run, Variant, prompts_of
 from .scores import Line, lines_of, table_of_lines
 

@@ -11,12 +11,12 @@ from typing import Any
 
 from matplotlib.ticker import MaxNLocator
 
-from ..budgets import FULL
-from ..longbench.tasks import TASKS
-from ..summaries.aggregates import BUCKETS
-from ..summaries.plot import SINGLE, TOKEN_AXIS, accuracy_panels, budget_axis, score_axis
-from ..summaries.plot_style import COLUMNS, FULL_STYLE, finish, make_panels, policy_styles, titled
-from ..summaries.summary import Cell, held_tokens, over_tasks
+from ..caches.budgets import FULL
+from ..data.longbench.tasks import TASKS
+from ..store.summaries.aggregates import BUCKETS
+from ..store.summaries.plot import SINGLE, TOKEN_AXIS, accuracy_panels, budget_axis, score_axis
+from ..store.summaries.plot_style import COLUMNS, FULL_STYLE, finish, make_panels, policy_styles, titled
+from ..store.summaries.summary import Cell, held_tokens, over_tasks
 from .agreement import Agreement, agreement_at
 from .efficiency import MIB, Cost, cost_at, lengths_of, scaled
 from .hits import rates_at

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from ..grouping import grouped
+from ..store.grouping import grouped
 
 #: What is said first.
 _FIRST = ("model", "question_aware")

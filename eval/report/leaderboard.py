@@ -8,9 +8,9 @@ from statistics import fmean
 
 from hf_paged_eviction.naming.sizes import readable_bytes
 
-from ..budgets import FULL
-from ..summaries.summary import held_tokens, share_of, standard_error
-from ..summaries.table import Column, Spread, Table, Value, find_best, find_shades
+from ..caches.budgets import FULL
+from ..store.summaries.summary import held_tokens, share_of, standard_error
+from ..store.summaries.table import Column, Spread, Table, Value, find_best, find_shades
 from .efficiency import MIB, cost_of, scaled
 from .runs import Run, Variant
 from .scores import Line, lines_of, table_of_lines

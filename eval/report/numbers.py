@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..longbench.tasks import TASKS
-from ..longbench.v2 import NAME as V2
-from ..summaries.aggregates import aggregates, task_score
-from ..summaries.summary import curves
+from ..data.longbench.tasks import TASKS
+from ..data.longbench.v2 import NAME as V2
+from ..store.summaries.aggregates import aggregates, task_score
+from ..store.summaries.summary import curves
 from .runs import Run, Variant
 from .scores import buckets_of, v1_scores, v2_of
 

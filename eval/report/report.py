@@ -12,16 +12,16 @@ from rich.console import Console
 
 from ..errors import UserError
 from ..store.results import finite
-from ..summaries.formats import markdown, to_csv, to_latex, to_markdown
-from ..summaries.plot_style import save
+from ..store.summaries.formats import markdown, to_csv, to_latex, to_markdown
+from ..store.summaries.plot_style import save
 from .comparison import flat
-from .contents import sections
 from .counts import unfinished
-from .examples import Example, examples
 from .figures import Plot
-from .headline import headlines
 from .numbers import as_json
-from .page import Page, Picture, Section, render
+from .pages.contents import sections
+from .pages.examples import Example, examples
+from .pages.headline import headlines
+from .pages.page import Page, Picture, Section, render
 from .rules import rules
 from .runs import Run, load_runs
 

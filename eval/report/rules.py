@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..longbench.tasks import TASKS
-from ..longbench.v2 import NAME as V2
+from ..data.longbench.tasks import TASKS
+from ..data.longbench.v2 import NAME as V2
 from .figures import needle_tasks
 from .runs import Run
 

@@ -8,9 +8,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ..budgets import FULL
+from ..caches.budgets import FULL
 from ..errors import UserError
-from ..grouping import grouped
+from ..store.grouping import grouped
 from ..store.results import META, PARTS, ROWS, Row, finite, read_meta, read_rows
 from .labels import labels
 from .rows import row_key

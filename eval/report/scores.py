@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from ..budgets import FULL
-from ..longbench.tasks import TASKS
-from ..longbench.v2 import NAME as V2
+from ..caches.budgets import FULL
+from ..data.longbench.tasks import TASKS
+from ..data.longbench.v2 import NAME as V2
 from ..store.results import Row
-from ..summaries.aggregates import BUCKETS, V2_GROUPS, aggregates, bucket, bucket_scores, task_score, v2_scores
-from ..summaries.summary import Cell, summarise
-from ..summaries.table import Column, Table, Value, find_best, find_shades, without_empty
+from ..store.summaries.aggregates import BUCKETS, V2_GROUPS, aggregates, bucket, bucket_scores, task_score, v2_scores
+from ..store.summaries.summary import Cell, summarise
+from ..store.summaries.table import Column, Table, Value, find_best, find_shades, without_empty
 from .runs import Run, Variant, prompts_of
 
 

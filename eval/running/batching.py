@@ -9,7 +9,7 @@ import torch
 
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
 
-from ..settings import TaskSettings
+from ..options.settings import TaskSettings
 
 #: No more rows than this, however small the model; and on a CPU, which is no faster with more of a larger one, so many
 #: that rows are soon written.

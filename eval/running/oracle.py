@@ -14,7 +14,7 @@ from hf_paged_eviction import EvictionPolicy, ScoreContext
 from hf_paged_eviction.attention.weights import Attention
 from hf_paged_eviction.queries.observer import Queries
 
-from ..budgets import ORACLE
+from ..caches.budgets import ORACLE
 from ..errors import UserError
 from .decoding import decode
 from .prefill import Inputs

@@ -12,11 +12,10 @@ from transformers import DynamicCache
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.disposals import make_disposal
 
-from ..grouping import grouped
-from ..prompting.prompts import Batch
-from ..settings import TaskSettings
+from ..data.prompting.prompts import Batch
+from ..options.settings import TaskSettings
+from ..store.grouping import grouped
 from ..store.results import Row
-from ..workers import Reading, tell
 from .agreement import FullAnswer, identical_share, mean_kl
 from .decoding import Decoding, decode, follow
 from .efficiency import PeakMemory
@@ -24,6 +23,7 @@ from .generation import Generator
 from .hits import Hits, hit_rates
 from .oracle import Oracle, look_ahead
 from .prefill import Inputs, can_share, input_device
+from .processes.workers import Reading, tell
 from .recording import shows_queries
 from .remembering import Memory
 from .rows import finished_row

@@ -15,7 +15,7 @@ from hf_paged_eviction.integration import feeding
 from hf_paged_eviction.layer.paged import PagedLayer
 from hf_paged_eviction.queries.observer import Queries
 
-from ..prompting.prompts import Prompt
+from ..data.prompting.prompts import Prompt
 
 Ids = tuple[int, ...]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
-from ..prompting.prompts import Batch, Prompt
-from ..prompting.suites import score
-from ..settings import TaskSettings
+from ..data.prompting.prompts import Batch, Prompt
+from ..data.prompting.suites import score
+from ..options.settings import TaskSettings
 from ..store.results import Row
 from .variants import Variant
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Set
 from typing import Any
 
+from ..data.prompting.prompts import Batch
 from ..errors import RowsFailed, UserError
-from ..grouping import grouped
-from ..prompting.prompts import Batch
-from ..settings import TaskSettings
+from ..options.settings import TaskSettings
+from ..store.grouping import grouped
 from ..store.results import Row
 from .memory import free_memory, is_out_of_memory
 from .part import Part

@@ -15,9 +15,9 @@ from hf_paged_eviction.layer.paged import PagedLayer
 from hf_paged_eviction.queries.observer import Queries
 from hf_paged_eviction.recipes.procedures.probe import REPEAT, compress_by_probe
 
-from ..prompting.chat_template import end_of_turn
-from ..prompting.prompts import Prompt
-from ..settings import TaskSettings
+from ..data.prompting.chat_template import end_of_turn
+from ..data.prompting.prompts import Prompt
+from ..options.settings import TaskSettings
 from .agreement import recorded_logits
 from .efficiency import Stopwatch, timed_updates
 from .generation import Generator

@@ -11,13 +11,13 @@ from transformers import DynamicCache
 from hf_paged_eviction import EvictionPolicy, make_policy
 from hf_paged_eviction.options.defaults import AUTO
 
-from ..budgets import FULL, IN_CACHE, ORACLE, Budget
-from ..caches import make_paged_cache
+from ..caches.budgets import FULL, IN_CACHE, ORACLE, Budget
+from ..caches.making import make_paged_cache
+from ..caches.policy_names import needs_queries, split_name
+from ..caches.sizes import tokens_held
+from ..data.prompting.prompts import Batch, Prompt
 from ..errors import UserError
-from ..policy_names import needs_queries, split_name
-from ..prompting.prompts import Batch, Prompt
-from ..settings import Settings, TaskSettings
-from ..sizes import tokens_held
+from ..options.settings import Settings, TaskSettings
 from ..store.results import Row
 
 

@@ -13,10 +13,10 @@ from types import FrameType
 from typing import Any
 
 from ..errors import UserError
-from ..models import load_config, load_model, load_tokenizer
+from ..models.loading import load_config, load_model, load_tokenizer
+from ..options.requests import model_settings
 from ..options.serve import ServeOptions
-from ..requests import model_settings
-from ..settings import Settings
+from ..options.settings import Settings
 
 NEEDS = "fastapi, uvicorn and prometheus_client are needed: pip install 'hf_paged_eviction[eval,serve]'"
 #: Longest prompt where neither the model nor the user says how long it may be.

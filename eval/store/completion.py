@@ -8,15 +8,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..distributed import Team
-from ..environment import model_facts
 from ..errors import RowsFailed, UserError
-from ..growth import describe
-from ..models import load
-from ..run_file import NAME, as_run_file
-from ..settings import Settings
-from ..workers import LISTENER, Reading, RunJob, Workers, default_workers
+from ..models.environment import model_facts
+from ..models.loading import load
+from ..options.run_file import NAME, as_run_file
+from ..options.settings import Settings
+from ..running.processes.distributed import Team
+from ..running.processes.workers import LISTENER, Reading, RunJob, Workers, default_workers
 from .facts import cost_facts, place_facts
+from .growth import describe
 from .results import KeyOf, ResultFolder, Row
 
 Key = tuple[Any, ...]

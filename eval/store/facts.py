@@ -7,13 +7,13 @@ from array import array
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ..environment import commit, hardware, versions
-from ..grouping import grouped
-from ..perplexity import TextJob
-from ..plugins import plugin_facts
-from ..prompting.prompts import Batch, Prompt
-from ..prompting.suites import digests
-from ..settings import TaskSettings
+from ..caches.plugins import plugin_facts
+from ..data.prompting.prompts import Batch, Prompt
+from ..data.prompting.suites import digests
+from ..models.environment import commit, hardware, versions
+from ..options.settings import TaskSettings
+from ..running.perplexity import TextJob
+from .grouping import grouped
 from .results import Row
 
 #: Sums over rows; every row counts what the batch it ran in took, shared out over the rows of that batch.

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..data.longbench.records import refuse_gzip
+from ..data.longbench.tasks import TASKS, LongBenchTask
 from ..errors import UserError
-from ..grouping import grouped
-from ..longbench.records import refuse_gzip
-from ..longbench.tasks import TASKS, LongBenchTask
+from .grouping import grouped
 from .results import PARTS, ROWS
 
 _BOM = b"\xef\xbb\xbf"

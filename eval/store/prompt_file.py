@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # brings torch, which a report does without
-    from ..prompting.prompts import Batch
+    from ..data.prompting.prompts import Batch
 
 PROMPTS = "prompts.jsonl"
 

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..prompting.chat_template import render, takes_turns
+from ..data.prompting.chat_template import render, takes_turns
 from . import haystack
 from .sample import Sample
 from .words import Words

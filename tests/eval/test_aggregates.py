@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from hf_paged_eviction_eval.longbench.tasks import PRESETS
-from hf_paged_eviction_eval.summaries.aggregates import (
+from hf_paged_eviction_eval.data.longbench.tasks import PRESETS
+from hf_paged_eviction_eval.store.summaries.aggregates import (
     BUCKETS,
     V2_GROUPS,
     aggregates,
@@ -81,7 +81,7 @@ def test_aggregates_without_a_task_say_which_one() -> None:
 def test_the_macro_mean_reproduces_the_official_readme() -> None:
     # ChatGLM3-6B-32k, English: 48.5 out of the means of its categories.
     means = {"single_doc_qa": 40.3, "multi_doc_qa": 46.6, "summarization": 29.5, "few_shot": 68.1, "synthetic": 50.5}
-    from hf_paged_eviction_eval.longbench.tasks import TASKS
+    from hf_paged_eviction_eval.data.longbench.tasks import TASKS
 
     scores = {task: means.get(TASKS[task].category, 56.2) for task in PRESETS["en16"]}
     value = {one.name: one.value for one in aggregates(scores)}[MACRO_EN]

@@ -12,9 +12,9 @@ from transformers import DynamicCache
 from batches import all_rows, make_batch, without_costs
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction_eval.errors import UserError
+from hf_paged_eviction_eval.options.settings import TaskSettings
 from hf_paged_eviction_eval.running.agreement import FullAnswer, divergence, identical_share, recorded_logits
 from hf_paged_eviction_eval.running.runner import batch_keys, run_batch
-from hf_paged_eviction_eval.settings import TaskSettings
 
 SETTINGS = TaskSettings(
     policies=("paged_eviction", "keydiff"),

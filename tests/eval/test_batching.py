@@ -10,6 +10,7 @@ import torch
 from transformers import LlamaConfig, MixtralConfig
 
 from hf_paged_eviction_eval import embedded
+from hf_paged_eviction_eval.options.settings import TaskSettings
 from hf_paged_eviction_eval.running import batching
 from hf_paged_eviction_eval.running.batching import (
     kv_numbers_per_token,
@@ -17,7 +18,6 @@ from hf_paged_eviction_eval.running.batching import (
     start_size,
     weight_count,
 )
-from hf_paged_eviction_eval.settings import TaskSettings
 
 GIB = 1 << 30
 LLAMA_8B = LlamaConfig(

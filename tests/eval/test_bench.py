@@ -16,15 +16,16 @@ from transformers import DynamicCache
 from typer.testing import CliRunner
 
 from hf_paged_eviction import PagedEvictionCache
-from hf_paged_eviction_eval.bench import decoding, run, throughput, variants
-from hf_paged_eviction_eval.bench import precision as precisions
-from hf_paged_eviction_eval.bench.decoder import Decoder
+from hf_paged_eviction_eval.bench import run, throughput, variants
 from hf_paged_eviction_eval.bench.methods import published
 from hf_paged_eviction_eval.bench.request import read
 from hf_paged_eviction_eval.bench.settings import as_published
 from hf_paged_eviction_eval.bench.shapes import SHAPES, config_of
+from hf_paged_eviction_eval.bench.steps import decoding
+from hf_paged_eviction_eval.bench.steps import precision as precisions
+from hf_paged_eviction_eval.bench.steps.decoder import Decoder
 from hf_paged_eviction_eval.commands import app
-from hf_paged_eviction_eval.environment import versions
+from hf_paged_eviction_eval.models.environment import versions
 from hf_paged_eviction_eval.options.bench import BenchOptions
 from hf_paged_eviction_eval.options.cache import precision
 

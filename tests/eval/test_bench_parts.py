@@ -9,17 +9,17 @@ import torch
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, StaticCache
 
 from hf_paged_eviction import PagedEvictionCache
-from hf_paged_eviction_eval.bench import largest as module
-from hf_paged_eviction_eval.bench.decoder import Decoder
-from hf_paged_eviction_eval.bench.filling import LayerShape, fill, layer_shapes
 from hf_paged_eviction_eval.bench.goals import CPU, GOALS, H200, judge
-from hf_paged_eviction_eval.bench.largest import fits, largest
-from hf_paged_eviction_eval.bench.peak import growth
 from hf_paged_eviction_eval.bench.rows import DECODE, FAILED, MEASURED, THROUGHPUT, UPDATE, BenchKey, make_row
 from hf_paged_eviction_eval.bench.settings import BenchSettings
 from hf_paged_eviction_eval.bench.shapes import SHAPES, config_of
+from hf_paged_eviction_eval.bench.steps import largest as module
+from hf_paged_eviction_eval.bench.steps.decoder import Decoder
+from hf_paged_eviction_eval.bench.steps.filling import LayerShape, fill, layer_shapes
+from hf_paged_eviction_eval.bench.steps.largest import fits, largest
+from hf_paged_eviction_eval.bench.steps.peak import growth
+from hf_paged_eviction_eval.bench.steps.traffic import copy_bandwidth, share_of_limit, state_bytes, weight_bytes
 from hf_paged_eviction_eval.bench.timing import interleaved, ratio
-from hf_paged_eviction_eval.bench.traffic import copy_bandwidth, share_of_limit, state_bytes, weight_bytes
 from hf_paged_eviction_eval.bench.variants import VARIANTS, Held, make_cache
 from hf_paged_eviction_eval.store.results import Row
 

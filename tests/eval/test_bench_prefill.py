@@ -12,8 +12,9 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from typer.testing import CliRunner
 
 from hf_paged_eviction import PagedEvictionCache
-from hf_paged_eviction_eval.bench import prefill, prefill_tables
-from hf_paged_eviction_eval.bench.prefill import Case, PrefillSettings, cases, read_prompt
+from hf_paged_eviction_eval.bench.prefill import run as prefill
+from hf_paged_eviction_eval.bench.prefill import tables as prefill_tables
+from hf_paged_eviction_eval.bench.prefill.run import Case, PrefillSettings, cases, read_prompt
 from hf_paged_eviction_eval.bench.shapes import SHAPES
 from hf_paged_eviction_eval.commands import app
 

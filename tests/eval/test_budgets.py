@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hf_paged_eviction_eval.budgets import parse_budget, parse_budgets, rounding_notes
+from hf_paged_eviction_eval.caches.budgets import parse_budget, parse_budgets, rounding_notes
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.options.cache import CacheOptions
 

@@ -11,12 +11,12 @@ from typer.testing import CliRunner
 
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction_eval import embedded
+from hf_paged_eviction_eval.caches.contexts import open_context
 from hf_paged_eviction_eval.chat import session as session_module
 from hf_paged_eviction_eval.chat.answering import Interrupt, Listener
 from hf_paged_eviction_eval.chat.conversation import Conversation
 from hf_paged_eviction_eval.chat.settings import chat_settings
 from hf_paged_eviction_eval.commands import app
-from hf_paged_eviction_eval.contexts import open_context
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.options.chat import ChatOptions
 from hf_paged_eviction_eval.tasks import make_samples

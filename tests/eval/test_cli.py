@@ -12,10 +12,12 @@ import pytest
 from typer.testing import CliRunner
 
 from hf_paged_eviction import available_policies
-from hf_paged_eviction_eval import cli, evaluation, presets, requests
+from hf_paged_eviction_eval import cli
 from hf_paged_eviction_eval.commands import app
 from hf_paged_eviction_eval.errors import RowsFailed
+from hf_paged_eviction_eval.options import presets, requests
 from hf_paged_eviction_eval.options.evaluate import EvalOptions
+from hf_paged_eviction_eval.running import evaluation
 from hf_paged_eviction_eval.running.runner import run_batch
 from hf_paged_eviction_eval.running.variants import row_key
 from hf_paged_eviction_eval.store.results import Row

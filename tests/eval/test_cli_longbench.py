@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from hf_paged_eviction_eval import embedded
 from hf_paged_eviction_eval.commands import app
-from hf_paged_eviction_eval.longbench import PRESETS, TASKS
+from hf_paged_eviction_eval.data.longbench import PRESETS, TASKS
 from hf_paged_eviction_eval.metrics import score_sample
 from longbench_files import longbench_record, write_longbench, write_longbench_v2, write_longbench_zip, write_records
 from processes import rows_of

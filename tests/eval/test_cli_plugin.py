@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from hf_paged_eviction.policies import registry
-from hf_paged_eviction_eval import plugins
+from hf_paged_eviction_eval.caches import plugins
 from hf_paged_eviction_eval.commands import app
 from hf_paged_eviction_eval.errors import UserError
 from processes import rows_of

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction_eval import embedded
+from hf_paged_eviction_eval.caches.contexts import open_context, text_ids
 from hf_paged_eviction_eval.commands import app
-from hf_paged_eviction_eval.contexts import open_context, text_ids
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.tasks import make_samples
 

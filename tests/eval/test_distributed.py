@@ -13,11 +13,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from hf_paged_eviction_eval.distributed import Team, join, speaker
+from hf_paged_eviction_eval.data.prompting.prompts import Batch
 from hf_paged_eviction_eval.errors import UserError
-from hf_paged_eviction_eval.evaluation import share_batches
-from hf_paged_eviction_eval.prompting.prompts import Batch
-from hf_paged_eviction_eval.settings import TaskSettings
+from hf_paged_eviction_eval.options.settings import TaskSettings
+from hf_paged_eviction_eval.running.evaluation import share_batches
+from hf_paged_eviction_eval.running.processes.distributed import Team, join, speaker
 from processes import Child, Commands, rows_of, wait_for
 
 SECOND = "results.2-of-2.jsonl"

@@ -11,8 +11,8 @@ from transformers import DynamicCache
 
 from batches import all_rows, make_batch
 from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction_eval.options.settings import TaskSettings
 from hf_paged_eviction_eval.running.efficiency import PeakMemory, Stopwatch, evictions, kv_bytes, timed_updates
-from hf_paged_eviction_eval.settings import TaskSettings
 
 CPU = torch.device("cpu")
 SETTINGS = TaskSettings(

@@ -10,8 +10,8 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from hf_paged_eviction_eval import encoding
-from hf_paged_eviction_eval.encoding import encode
+from hf_paged_eviction_eval.models import encoding
+from hf_paged_eviction_eval.models.encoding import encode
 
 RNG = Random(0)
 WORDS = [

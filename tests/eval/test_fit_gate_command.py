@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 from hf_paged_eviction import PagedEvictionCache, install_gates, make_policy
 from hf_paged_eviction.learned.gates import load_gates
 from hf_paged_eviction_eval import embedded
+from hf_paged_eviction_eval.caches.gating import install_named
+from hf_paged_eviction_eval.caches.policy_names import needs_queries, split_list
 from hf_paged_eviction_eval.commands import app
 from hf_paged_eviction_eval.errors import UserError
-from hf_paged_eviction_eval.gating import install_named
-from hf_paged_eviction_eval.policy_names import needs_queries, split_list
 from hf_paged_eviction_eval.tasks import get_task, library, make_samples
 
 

@@ -14,10 +14,11 @@ from typer.testing import CliRunner
 pytest.importorskip("gguf", reason="the extra `gguf` is not installed")
 
 from gguf_files import HEADS, KV_HEADS, LAYERS, TEMPLATE, WIDTH, write_gguf
-from hf_paged_eviction_eval import gguf, models
 from hf_paged_eviction_eval.commands import app
 from hf_paged_eviction_eval.errors import UserError
-from hf_paged_eviction_eval.settings import TaskSettings
+from hf_paged_eviction_eval.models import gguf
+from hf_paged_eviction_eval.models import loading as models
+from hf_paged_eviction_eval.options.settings import TaskSettings
 
 
 @pytest.fixture(scope="module")

@@ -78,8 +78,10 @@ def test_every_benchmark_takes_its_options(tmp_path: Path, monkeypatch: pytest.M
     """Every `paged-eviction bench` of the list is understood, as it is and in a dry run; nothing is measured."""
     from typer.testing import CliRunner
 
-    from hf_paged_eviction_eval.bench import precision, prefill, request
+    from hf_paged_eviction_eval.bench import request
+    from hf_paged_eviction_eval.bench.prefill import run as prefill
     from hf_paged_eviction_eval.bench.serving import preset as serving
+    from hf_paged_eviction_eval.bench.steps import precision
     from hf_paged_eviction_eval.commands import app
 
     asked: list[Any] = []

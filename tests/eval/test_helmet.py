@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 import helmet_files
+from hf_paged_eviction_eval.data.prompting import suites
+from hf_paged_eviction_eval.data.published import GROUPS, TASKS
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.metrics import score_sample
-from hf_paged_eviction_eval.prompting import suites
-from hf_paged_eviction_eval.published import GROUPS, TASKS
-from hf_paged_eviction_eval.settings import TaskSettings
+from hf_paged_eviction_eval.options.settings import TaskSettings
 
 OFFICIAL: dict[str, list[dict[str, Any]]] = json.loads(
     (Path(__file__).parents[1] / "data/helmet.json").read_text("utf-8")

@@ -12,13 +12,14 @@ import torch
 from batches import all_rows, make_batch, without_costs
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
-from hf_paged_eviction_eval import embedded, requests
+from hf_paged_eviction_eval import embedded
+from hf_paged_eviction_eval.data.prompting.prompts import Prompt
+from hf_paged_eviction_eval.options import requests
 from hf_paged_eviction_eval.options.evaluate import EvalOptions
-from hf_paged_eviction_eval.prompting.prompts import Prompt
+from hf_paged_eviction_eval.options.settings import TaskSettings
 from hf_paged_eviction_eval.report.figures import hits_over_layers
 from hf_paged_eviction_eval.report.hits import hit_table
 from hf_paged_eviction_eval.report.runs import load_runs
-from hf_paged_eviction_eval.settings import TaskSettings
 from report_rows import FULL, make_row, write_run
 
 MOST = 12

@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
+from hf_paged_eviction_eval.data.longbench import data_digest, hub, load_samples
+from hf_paged_eviction_eval.data.longbench.data import REVISION
 from hf_paged_eviction_eval.errors import UserError
-from hf_paged_eviction_eval.longbench import data_digest, hub, load_samples
-from hf_paged_eviction_eval.longbench.data import REVISION
-from hf_paged_eviction_eval.settings import TaskSettings
+from hf_paged_eviction_eval.options.settings import TaskSettings
 from longbench_files import longbench_record, write_longbench, write_longbench_zip, write_records
 
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy")
@@ -145,8 +145,8 @@ def server(tmp_path: Path) -> Iterator[str]:
 def test_the_archive_is_fetched_at_the_pinned_revision(server: str, tmp_path: Path) -> None:
     """In a process of its own: the address of the Hub is read when its client is imported."""
     code = (
-        "from hf_paged_eviction_eval.longbench import load_samples\n"
-        "from hf_paged_eviction_eval.settings import TaskSettings\n"
+        "from hf_paged_eviction_eval.data.longbench import load_samples\n"
+        "from hf_paged_eviction_eval.options.settings import TaskSettings\n"
         "settings = TaskSettings(policies=(), budgets=('full',), tasks=('qasper',))\n"
         "print([sample.id for sample in load_samples('qasper', settings)])\n"
     )

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from hf_paged_eviction_eval.data.longbench import TASKS, data_digest, load_samples
 from hf_paged_eviction_eval.errors import UserError
-from hf_paged_eviction_eval.longbench import TASKS, data_digest, load_samples
-from hf_paged_eviction_eval.settings import TaskSettings
+from hf_paged_eviction_eval.options.settings import TaskSettings
 from longbench_files import (
     longbench_record,
     longbench_v2_record,

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from hf_paged_eviction_eval.longbench import CATEGORIES, PRESETS, PROMPTS, TASKS, prompt_digest
-from hf_paged_eviction_eval.longbench.data import load_records, to_sample
-from hf_paged_eviction_eval.longbench.tasks import LENGTH_FILE, PROMPT_FILE
-from hf_paged_eviction_eval.longbench.v2 import PROMPT as PROMPT_V2
-from hf_paged_eviction_eval.longbench.v2 import to_sample as to_sample_v2
-from hf_paged_eviction_eval.settings import TaskSettings
+from hf_paged_eviction_eval.data.longbench import CATEGORIES, PRESETS, PROMPTS, TASKS, prompt_digest
+from hf_paged_eviction_eval.data.longbench.data import load_records, to_sample
+from hf_paged_eviction_eval.data.longbench.tasks import LENGTH_FILE, PROMPT_FILE
+from hf_paged_eviction_eval.data.longbench.v2 import PROMPT as PROMPT_V2
+from hf_paged_eviction_eval.data.longbench.v2 import to_sample as to_sample_v2
+from hf_paged_eviction_eval.options.settings import TaskSettings
 from longbench_files import longbench_record, longbench_v2_record
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "longbench"

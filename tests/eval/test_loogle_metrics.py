@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from hf_paged_eviction_eval.data.longbench import hub
 from hf_paged_eviction_eval.errors import UserError
-from hf_paged_eviction_eval.longbench import hub
 from hf_paged_eviction_eval.metrics import loogle, score_sample
-from hf_paged_eviction_eval.scoring import run_score, score_files
+from hf_paged_eviction_eval.store.scoring import run_score, score_files
 
 #: Scores of the official `automatic_metrics.py`, METEOR's with WordNet 3.0 and with words in the order of the text.
 VECTORS: list[dict[str, Any]] = json.loads((Path(__file__).parents[1] / "data/loogle_texts.json").read_text("utf-8"))

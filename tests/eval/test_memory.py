@@ -12,9 +12,9 @@ import torch
 from batches import IdTokenizer, all_rows, make_batch, without_costs
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction_eval.errors import RowsFailed
+from hf_paged_eviction_eval.options.settings import TaskSettings
 from hf_paged_eviction_eval.running.memory import is_out_of_memory
 from hf_paged_eviction_eval.running.runner import batch_keys, row_key, run_batch
-from hf_paged_eviction_eval.settings import TaskSettings
 
 SETTINGS = TaskSettings(
     policies=("paged_eviction", "recency"), budgets=("20%", "full"), block_size=4, tasks=("passkey",)

@@ -10,7 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from batches import all_rows, make_batch, said
-from hf_paged_eviction_eval.budgets import parse_budget, parse_budgets
+from hf_paged_eviction_eval.caches.budgets import parse_budget, parse_budgets
+from hf_paged_eviction_eval.caches.sizes import tokens_of_memory
 from hf_paged_eviction_eval.commands import app
 from hf_paged_eviction_eval.commands.command import read
 from hf_paged_eviction_eval.errors import UserError
@@ -20,11 +21,10 @@ from hf_paged_eviction_eval.options.cache import CacheOptions
 from hf_paged_eviction_eval.options.chat import ChatOptions
 from hf_paged_eviction_eval.options.evaluate import EvalOptions
 from hf_paged_eviction_eval.options.recommend import RecommendOptions
+from hf_paged_eviction_eval.options.requests import task_requests, task_settings
+from hf_paged_eviction_eval.options.settings import TaskSettings
 from hf_paged_eviction_eval.report.figures import score_over_bytes
 from hf_paged_eviction_eval.report.runs import load_runs
-from hf_paged_eviction_eval.requests import task_requests, task_settings
-from hf_paged_eviction_eval.settings import TaskSettings
-from hf_paged_eviction_eval.sizes import tokens_of_memory
 
 
 def test_sizes_are_named_by_their_text() -> None:

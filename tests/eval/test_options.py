@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from batches import make_batch
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction_eval.bench.settings import BenchSettings
-from hf_paged_eviction_eval.budgets import parse_budget
+from hf_paged_eviction_eval.caches.budgets import parse_budget
 from hf_paged_eviction_eval.commands import app
 from hf_paged_eviction_eval.commands.command import add_command
 from hf_paged_eviction_eval.errors import UserError
@@ -23,9 +23,9 @@ from hf_paged_eviction_eval.options.base import option
 from hf_paged_eviction_eval.options.cache import CacheOptions
 from hf_paged_eviction_eval.options.chat import ChatOptions
 from hf_paged_eviction_eval.options.evaluate import EvalOptions
-from hf_paged_eviction_eval.requests import task_settings
+from hf_paged_eviction_eval.options.requests import task_settings
+from hf_paged_eviction_eval.options.settings import Settings, TaskSettings
 from hf_paged_eviction_eval.running.variants import Variant, make_cache, row_key
-from hf_paged_eviction_eval.settings import Settings, TaskSettings
 from hf_paged_eviction_eval.store.results import ResultFolder
 
 #: What `--help` of the command below shows at its end.

@@ -14,17 +14,18 @@ import torch
 from batches import IdTokenizer, all_rows, make_batch, said, without_costs
 from hf_paged_eviction import PagedEvictionCache, ScoreContext, available_policies
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
-from hf_paged_eviction_eval import embedded, requests
+from hf_paged_eviction_eval import embedded
+from hf_paged_eviction_eval.caches.policy_names import choose_policies, needs_queries, split_list, split_name
+from hf_paged_eviction_eval.data.prompting.prompts import Batch, encode
 from hf_paged_eviction_eval.errors import UserError
+from hf_paged_eviction_eval.options import requests
 from hf_paged_eviction_eval.options.evaluate import EvalOptions
-from hf_paged_eviction_eval.policy_names import choose_policies, needs_queries, split_list, split_name
-from hf_paged_eviction_eval.prompting.prompts import Batch, encode
+from hf_paged_eviction_eval.options.settings import TaskSettings, TextSettings
 from hf_paged_eviction_eval.running.generation import Generator
 from hf_paged_eviction_eval.running.oracle import Oracle, look_ahead
 from hf_paged_eviction_eval.running.prefill import Inputs
 from hf_paged_eviction_eval.running.start import Reader
 from hf_paged_eviction_eval.running.variants import make_cache, variants
-from hf_paged_eviction_eval.settings import TaskSettings, TextSettings
 from hf_paged_eviction_eval.tasks import make_samples
 
 LENGTHS = (90, 75, 52)

@@ -9,19 +9,20 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from hf_paged_eviction_eval import plugins, task_files
+from hf_paged_eviction_eval.caches import plugins
 from hf_paged_eviction_eval.commands import app
+from hf_paged_eviction_eval.data import task_files
+from hf_paged_eviction_eval.data.longbench import data_note
+from hf_paged_eviction_eval.data.longbench.tasks import TASKS
+from hf_paged_eviction_eval.data.prompting.suites import data_notes
+from hf_paged_eviction_eval.data.task_files import TaskFile, register_task_file
 from hf_paged_eviction_eval.errors import UserError
-from hf_paged_eviction_eval.longbench import data_note
-from hf_paged_eviction_eval.longbench.tasks import TASKS
 from hf_paged_eviction_eval.metrics.library import check_library_metric, library_score
 from hf_paged_eviction_eval.options.evaluate import EvalOptions, TaskFileOptions
-from hf_paged_eviction_eval.prompting.suites import data_notes
+from hf_paged_eviction_eval.options.requests import task_settings
+from hf_paged_eviction_eval.options.settings import TaskSettings
 from hf_paged_eviction_eval.report.counts import unfinished
 from hf_paged_eviction_eval.report.runs import load_runs
-from hf_paged_eviction_eval.requests import task_settings
-from hf_paged_eviction_eval.settings import TaskSettings
-from hf_paged_eviction_eval.task_files import TaskFile, register_task_file
 from longbench_files import longbench_record, write_records
 from processes import rows_of
 
@@ -125,7 +126,7 @@ def test_a_task_of_a_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     (tmp_path / "house.jsonl").write_text("".join(json.dumps(record) + "\n" for record in RECORDS))
     plugin = tmp_path / "tasks_of_ours.py"
     plugin.write_text(
-        "from pathlib import Path\nfrom hf_paged_eviction_eval.task_files import register_task_file\n"
+        "from pathlib import Path\nfrom hf_paged_eviction_eval.data.task_files import register_task_file\n"
         "register_task_file(Path(__file__).parent / 'house.jsonl')\n"
     )
     result = CliRunner().invoke(app, ["--plugin", str(plugin), "tasks"], env={"COLUMNS": "200"})

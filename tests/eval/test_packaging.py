@@ -51,7 +51,7 @@ def test_wheel_holds_both_packages_and_no_other(dist: Path) -> None:
         assert "paged-eviction = hf_paged_eviction_eval.cli:main" in archive.read(entry_points).decode()
     code = {name for name in names if ".dist-info/" not in name}
     assert code == expected_files()
-    for licence in ("licenses/LICENSE", "licenses/eval/longbench/NOTICE"):
+    for licence in ("licenses/LICENSE", "licenses/eval/data/longbench/NOTICE"):
         assert any(name.endswith(licence) for name in names)
 
 

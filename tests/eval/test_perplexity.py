@@ -13,13 +13,13 @@ import torch
 from transformers import DynamicCache, GPT2Config, LlamaConfig
 
 from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction_eval.data.texts import read_texts
 from hf_paged_eviction_eval.errors import RowsFailed, UserError
-from hf_paged_eviction_eval.evaluation import check_positions, long_texts
-from hf_paged_eviction_eval.perplexity import Bins, make_text_jobs, run_texts, stream_logits, token_losses
-from hf_paged_eviction_eval.settings import TextSettings
-from hf_paged_eviction_eval.summaries.summary import BINS, curves
-from hf_paged_eviction_eval.texts import read_texts
-from hf_paged_eviction_eval.workers import LISTENER, Reading
+from hf_paged_eviction_eval.options.settings import TextSettings
+from hf_paged_eviction_eval.running.evaluation import check_positions, long_texts
+from hf_paged_eviction_eval.running.perplexity import Bins, make_text_jobs, run_texts, stream_logits, token_losses
+from hf_paged_eviction_eval.running.processes.workers import LISTENER, Reading
+from hf_paged_eviction_eval.store.summaries.summary import BINS, curves
 
 
 @torch.no_grad()
@@ -204,7 +204,7 @@ def test_a_stream_gives_the_model_nothing_that_grows(model: Any) -> None:
 def test_a_long_text_says_how_far_it_is(
     model: Any, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hf_paged_eviction_eval.perplexity._TELL_SECONDS", -1)
+    monkeypatch.setattr("hf_paged_eviction_eval.running.perplexity._TELL_SECONDS", -1)
     path = tmp_path / "a.txt"
     path.write_text(Path(torch.__file__).read_text("utf-8")[:900], "utf-8")
     settings = text_settings((str(path),), policies=("recency",), budgets=("32",))

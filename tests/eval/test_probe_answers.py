@@ -14,14 +14,14 @@ from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
 from hf_paged_eviction.recipes.procedures.probe import compress_by_probe
 from hf_paged_eviction_eval import embedded
-from hf_paged_eviction_eval.evaluation import evaluate_tasks
-from hf_paged_eviction_eval.prompting.chat_template import end_of_turn, wrap
-from hf_paged_eviction_eval.prompting.prompts import encode
+from hf_paged_eviction_eval.data.prompting.chat_template import end_of_turn, wrap
+from hf_paged_eviction_eval.data.prompting.prompts import encode
+from hf_paged_eviction_eval.options.settings import TaskSettings
 from hf_paged_eviction_eval.running import start
+from hf_paged_eviction_eval.running.evaluation import evaluate_tasks
 from hf_paged_eviction_eval.running.generation import Generator
 from hf_paged_eviction_eval.running.start import Reader
 from hf_paged_eviction_eval.running.variants import row_key
-from hf_paged_eviction_eval.settings import TaskSettings
 from hf_paged_eviction_eval.store.results import read_rows
 from hf_paged_eviction_eval.tasks import get_task, make_samples
 

@@ -12,13 +12,13 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import AutoTokenizer, LlamaConfig, PreTrainedTokenizerFast
 
 from hf_paged_eviction_eval import embedded
+from hf_paged_eviction_eval.data.longbench import TASKS, load_samples
+from hf_paged_eviction_eval.data.longbench.data import to_sample
+from hf_paged_eviction_eval.data.longbench.v2 import to_sample as to_sample_v2
+from hf_paged_eviction_eval.data.prompting.prompts import Prompt, encode, make_batches, pack
+from hf_paged_eviction_eval.data.prompting.suites import load_samples as load_any
 from hf_paged_eviction_eval.errors import UserError
-from hf_paged_eviction_eval.longbench import TASKS, load_samples
-from hf_paged_eviction_eval.longbench.data import to_sample
-from hf_paged_eviction_eval.longbench.v2 import to_sample as to_sample_v2
-from hf_paged_eviction_eval.prompting.prompts import Prompt, encode, make_batches, pack
-from hf_paged_eviction_eval.prompting.suites import load_samples as load_any
-from hf_paged_eviction_eval.settings import TaskSettings
+from hf_paged_eviction_eval.options.settings import TaskSettings
 from hf_paged_eviction_eval.tasks import Sample
 from longbench_files import longbench_record, longbench_v2_record, write_longbench, write_records
 
@@ -128,7 +128,7 @@ def test_v2_keeps_an_odd_token_at_the_end(tokenizers: dict[str, Any]) -> None:
 @pytest.mark.parametrize("task", ["hotpotqa", "gov_report", "trec", "samsum", "vcsum", "lcc", "repobench-p"])
 def test_what_is_left_of_the_question_is_found_again(task: str, kind: str, tokenizers: dict[str, Any]) -> None:
     """The two parts are the truncated text, neither more nor less, and the second one is the question."""
-    from hf_paged_eviction_eval.prompting.truncation import cut_middle
+    from hf_paged_eviction_eval.data.prompting.truncation import cut_middle
 
     tokenizer, sample = tokenizers[kind], sample_of(task)
     length = len(tokenizer(sample.prompt)["input_ids"])

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
+from hf_paged_eviction_eval.data.prompting import suites
+from hf_paged_eviction_eval.data.published import GROUPS, TASKS
+from hf_paged_eviction_eval.data.published.infinitebench import _METRICS
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.metrics import score_sample
 from hf_paged_eviction_eval.options.evaluate import EvalOptions
-from hf_paged_eviction_eval.prompting import suites
-from hf_paged_eviction_eval.published import GROUPS, TASKS
-from hf_paged_eviction_eval.published.infinitebench import _METRICS
-from hf_paged_eviction_eval.requests import task_settings
-from hf_paged_eviction_eval.settings import TaskSettings
+from hf_paged_eviction_eval.options.requests import task_settings
+from hf_paged_eviction_eval.options.settings import TaskSettings
 
 DATA = Path(__file__).parents[1] / "data"
 #: Made with the official scripts of InfiniteBench and LooGLE: scores of predictions, and prompts of records.

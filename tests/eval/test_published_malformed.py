@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from hf_paged_eviction_eval.data.prompting import suites
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.metrics import score_sample
-from hf_paged_eviction_eval.prompting import suites
-from hf_paged_eviction_eval.settings import TaskSettings
+from hf_paged_eviction_eval.options.settings import TaskSettings
 
 DATA = Path(__file__).parents[1] / "data"
 

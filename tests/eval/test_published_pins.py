@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from hf_paged_eviction_eval.data.published import TASKS, task
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.options.evaluate import EvalOptions
-from hf_paged_eviction_eval.published import TASKS, task
-from hf_paged_eviction_eval.requests import task_settings
-from hf_paged_eviction_eval.settings import TaskSettings
+from hf_paged_eviction_eval.options.requests import task_settings
+from hf_paged_eviction_eval.options.settings import TaskSettings
 
 
 def test_every_suite_on_the_hub_is_pinned() -> None:

@@ -21,20 +21,22 @@ from rich.console import Console
 
 import hf_paged_eviction_eval.cli
 from benchmarks import results_page
-from hf_paged_eviction_eval import commands, environment, models
+from hf_paged_eviction_eval import commands
 from hf_paged_eviction_eval.commands.command import plain_errors
+from hf_paged_eviction_eval.data.longbench import hub
 from hf_paged_eviction_eval.errors import UserError
-from hf_paged_eviction_eval.longbench import hub
+from hf_paged_eviction_eval.models import environment
+from hf_paged_eviction_eval.models import loading as models
+from hf_paged_eviction_eval.options.settings import EMBEDDED, TaskSettings
 from hf_paged_eviction_eval.report.rules import _question
 from hf_paged_eviction_eval.running import batching
-from hf_paged_eviction_eval.scoring import score_files
-from hf_paged_eviction_eval.settings import EMBEDDED, TaskSettings
+from hf_paged_eviction_eval.running.terminal import progress, readable_time
 from hf_paged_eviction_eval.store import lock
 from hf_paged_eviction_eval.store.completion import Progress
 from hf_paged_eviction_eval.store.results import RowFile, make_folder, read_lines
+from hf_paged_eviction_eval.store.scoring import score_files
 from hf_paged_eviction_eval.tasks import get_task, library
 from hf_paged_eviction_eval.tasks.ruler import common_words
-from hf_paged_eviction_eval.terminal import progress, readable_time
 
 
 def settings(**changes: Any) -> TaskSettings:
@@ -76,7 +78,7 @@ def test_a_bar_on_a_terminal() -> None:
 def test_the_time_left_is_told_and_how_to_cut_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that were there before count for nothing, those that are begun do."""
     now = 0.0
-    monkeypatch.setattr("hf_paged_eviction_eval.terminal.time.monotonic", lambda: now)
+    monkeypatch.setattr("hf_paged_eviction_eval.running.terminal.time.monotonic", lambda: now)
     for console in (
         Console(file=io.StringIO(), width=100),
         Console(file=io.StringIO(), force_terminal=True, width=100),

@@ -11,11 +11,11 @@ import pytest
 from rich.console import Console
 
 from benchmarks import results_page
-from hf_paged_eviction_eval.summaries.formats import to_markdown, to_terminal
-from hf_paged_eviction_eval.summaries.grids import accuracy_grids, perplexity_grid
-from hf_paged_eviction_eval.summaries.plot import accuracy_by_task, mean_accuracy, perplexity_by_position
-from hf_paged_eviction_eval.summaries.plot_style import save
-from hf_paged_eviction_eval.summaries.summary import Cell, Curve, over_tasks, summarise
+from hf_paged_eviction_eval.store.summaries.formats import to_markdown, to_terminal
+from hf_paged_eviction_eval.store.summaries.grids import accuracy_grids, perplexity_grid
+from hf_paged_eviction_eval.store.summaries.plot import accuracy_by_task, mean_accuracy, perplexity_by_position
+from hf_paged_eviction_eval.store.summaries.plot_style import save
+from hf_paged_eviction_eval.store.summaries.summary import Cell, Curve, over_tasks, summarise
 
 
 def row(task: str, policy: str, budget: str, tokens: int | None, score: float) -> dict[str, Any]:

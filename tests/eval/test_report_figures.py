@@ -18,9 +18,9 @@ from hf_paged_eviction_eval.report.figures import (
     score_over_length,
 )
 from hf_paged_eviction_eval.report.runs import Run, load_runs
-from hf_paged_eviction_eval.summaries.plot import accuracy_by_task
-from hf_paged_eviction_eval.summaries.plot_style import COLOURS, KNOWN, policy_styles
-from hf_paged_eviction_eval.summaries.summary import Cell
+from hf_paged_eviction_eval.store.summaries.plot import accuracy_by_task
+from hf_paged_eviction_eval.store.summaries.plot_style import COLOURS, KNOWN, policy_styles
+from hf_paged_eviction_eval.store.summaries.summary import Cell
 from report_rows import FULL, make_row, make_rows, write_run
 
 RECENT = ("recency", "64")

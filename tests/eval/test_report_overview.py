@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from hf_paged_eviction_eval.report.figures import overview
-from hf_paged_eviction_eval.report.headline import headlines
 from hf_paged_eviction_eval.report.labels import labels
 from hf_paged_eviction_eval.report.leaderboard import leaderboard, model_table, standing, standing_table
+from hf_paged_eviction_eval.report.pages.headline import headlines
 from hf_paged_eviction_eval.report.runs import Run, load_runs, prompts_of
-from hf_paged_eviction_eval.summaries.formats import to_csv, to_latex, to_markdown
-from hf_paged_eviction_eval.summaries.table import Spread
+from hf_paged_eviction_eval.store.summaries.formats import to_csv, to_latex, to_markdown
+from hf_paged_eviction_eval.store.summaries.table import Spread
 from report_rows import FULL, make_row, write_run
 
 #: Two questions of each of two tasks: the mean of full is 75 %, of `near` 72.5 % at 512 and of `far` 30 %.

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from hf_paged_eviction_eval.errors import UserError
+from hf_paged_eviction_eval.options.settings import Settings, TaskSettings, TextSettings
 from hf_paged_eviction_eval.report import run_report
 from hf_paged_eviction_eval.report.labels import labels
 from hf_paged_eviction_eval.report.runs import COVERAGE, load_runs
-from hf_paged_eviction_eval.settings import Settings, TaskSettings, TextSettings
 from report_rows import FULL, VARIANTS, make_row, make_rows, write_run
 
 

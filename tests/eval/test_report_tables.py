@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from hf_paged_eviction_eval.longbench.tasks import PRESETS
+from hf_paged_eviction_eval.data.longbench.tasks import PRESETS
 from hf_paged_eviction_eval.report.agreement import agreement_table
 from hf_paged_eviction_eval.report.comparison import comparison_tables, difference_table
 from hf_paged_eviction_eval.report.counts import count_table, gaps, unfinished
@@ -20,12 +20,12 @@ from hf_paged_eviction_eval.report.course import course_table
 from hf_paged_eviction_eval.report.efficiency import cost_of, efficiency_tables
 from hf_paged_eviction_eval.report.leaderboard import leaderboard, standing_table
 from hf_paged_eviction_eval.report.numbers import as_json
+from hf_paged_eviction_eval.report.pages.texts import text_table
 from hf_paged_eviction_eval.report.runs import Run, load_runs
 from hf_paged_eviction_eval.report.scores import every_score, score_tables
-from hf_paged_eviction_eval.report.texts import text_table
 from hf_paged_eviction_eval.running.rows import repeated
-from hf_paged_eviction_eval.summaries.formats import latex, to_csv, to_latex, to_markdown
-from hf_paged_eviction_eval.summaries.table import Column, Table
+from hf_paged_eviction_eval.store.summaries.formats import latex, to_csv, to_latex, to_markdown
+from hf_paged_eviction_eval.store.summaries.table import Column, Table
 from report_rows import FULL, VARIANTS, make_row, make_rows, write_run
 
 PAGED = ("paged_eviction", "256")

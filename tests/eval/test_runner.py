@@ -13,12 +13,12 @@ from transformers import DynamicCache, Gemma3ForCausalLM, Gemma3TextConfig
 from batches import NEWLINE, IdTokenizer, all_rows, make_batch, said, without_costs
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction_eval import embedded
+from hf_paged_eviction_eval.data.prompting.prompts import Batch, encode
 from hf_paged_eviction_eval.errors import UserError
-from hf_paged_eviction_eval.prompting.prompts import Batch, encode
+from hf_paged_eviction_eval.options.settings import TaskSettings
 from hf_paged_eviction_eval.running.generation import end_tokens, plain_settings, until_end
 from hf_paged_eviction_eval.running.prefill import Inputs, feed, pad_left
 from hf_paged_eviction_eval.running.runner import batch_keys, row_key, run_batch
-from hf_paged_eviction_eval.settings import TaskSettings
 from hf_paged_eviction_eval.tasks import make_samples
 
 #: Those that look at keys and values alone.

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from hf_paged_eviction_eval.data.longbench.tasks import TASKS
 from hf_paged_eviction_eval.errors import UserError
-from hf_paged_eviction_eval.longbench.tasks import TASKS
-from hf_paged_eviction_eval.scoring import TaskScore, means, run_score, score_files
+from hf_paged_eviction_eval.store.scoring import TaskScore, means, run_score, score_files
 
 Rows = list[dict[str, Any]]
 

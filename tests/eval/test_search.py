@@ -140,7 +140,7 @@ def test_a_search_that_was_stopped_goes_on(searched: Path, tmp_path: Path, monke
 
 
 def read_run_file(folder: Path) -> dict[str, Any]:
-    from hf_paged_eviction_eval.run_file import read_run_file
+    from hf_paged_eviction_eval.options.run_file import read_run_file
 
     return read_run_file(folder / "run.yaml", RecommendOptions)
 

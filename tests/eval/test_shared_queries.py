@@ -16,11 +16,11 @@ from hf_paged_eviction.attention.weights import Attention, Logits
 from hf_paged_eviction.policies import H2O
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
 from hf_paged_eviction.queries.observer import Queries
+from hf_paged_eviction_eval.options.settings import TaskSettings
 from hf_paged_eviction_eval.running.prefill import can_share, feed, pad_left, replay
 from hf_paged_eviction_eval.running.recording import RecordingCache, shows_queries
 from hf_paged_eviction_eval.running.remembering import Memory
 from hf_paged_eviction_eval.running.variants import Variant, make_cache, variants
-from hf_paged_eviction_eval.settings import TaskSettings
 
 CURIOUS = tuple(name for name in available_policies() if make_policy(name).needs.queries)
 SETTINGS = TaskSettings(

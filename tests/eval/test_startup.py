@@ -16,10 +16,10 @@ from transformers import AttentionInterface
 
 import hf_paged_eviction
 from hf_paged_eviction import library
+from hf_paged_eviction_eval.caches.policy_table import PATH, make_policy_table, read_policy_table
 from hf_paged_eviction_eval.commands import app
 from hf_paged_eviction_eval.options.base import flag
 from hf_paged_eviction_eval.options.evaluate import EvalOptions
-from hf_paged_eviction_eval.policy_table import PATH, make_policy_table, read_policy_table
 from report_rows import VARIANTS, make_row
 
 #: The last line of its output: which of the heavy packages were imported.
@@ -116,7 +116,7 @@ def test_the_shell_completes_without_torch(typed: str, expected: str) -> None:
 
 
 def test_the_package_alone_imports_no_torch() -> None:
-    imports = "hf_paged_eviction, hf_paged_eviction.layer.stats, hf_paged_eviction_eval.settings"
+    imports = "hf_paged_eviction, hf_paged_eviction.layer.stats, hf_paged_eviction_eval.options.settings"
     done = python(f"import sys, {imports}\n{_HEAVY}")
     assert done.stdout == "heavy\n", done.stderr
 
@@ -136,10 +136,10 @@ def test_every_name_is_there_when_it_is_taken() -> None:
 
 def test_the_table_of_policies_is_that_of_the_registry() -> None:
     assert asdict(read_policy_table()) == asdict(make_policy_table()), (
-        f"{PATH.name} is old: python -m hf_paged_eviction_eval.policy_table writes it anew"
+        f"{PATH.name} is old: python -m hf_paged_eviction_eval.caches.policy_table writes it anew"
     )
 
 
 def test_the_calibration_of_the_embedded_model_is_known_before_the_model_is_loaded() -> None:
-    found = "from hf_paged_eviction_eval.policy_names import needs_queries; print(needs_queries('calibrated:embedded'))"
-    assert python(found).stdout.split() == ["False"]
+    names = "from hf_paged_eviction_eval.caches.policy_names import needs_queries"
+    assert python(f"{names}; print(needs_queries('calibrated:embedded'))").stdout.split() == ["False"]

@@ -7,11 +7,8 @@ from typing import Any
 
 import pytest
 
-from hf_paged_eviction_eval.errors import UserError
-from hf_paged_eviction_eval.longbench import TASKS
-from hf_paged_eviction_eval.models import load_tokenizer
-from hf_paged_eviction_eval.options.evaluate import EvalOptions
-from hf_paged_eviction_eval.prompting.suites import (
+from hf_paged_eviction_eval.data.longbench import TASKS
+from hf_paged_eviction_eval.data.prompting.suites import (
     description,
     digests,
     expand,
@@ -21,8 +18,11 @@ from hf_paged_eviction_eval.prompting.suites import (
     task_groups,
     task_names,
 )
-from hf_paged_eviction_eval.requests import model_settings, task_settings
-from hf_paged_eviction_eval.settings import TaskSettings
+from hf_paged_eviction_eval.errors import UserError
+from hf_paged_eviction_eval.models.loading import load_tokenizer
+from hf_paged_eviction_eval.options.evaluate import EvalOptions
+from hf_paged_eviction_eval.options.requests import model_settings, task_settings
+from hf_paged_eviction_eval.options.settings import TaskSettings
 from hf_paged_eviction_eval.tasks import available_tasks, make_samples, niah
 from longbench_files import write_longbench, write_longbench_v2
 

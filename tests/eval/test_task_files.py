@@ -13,10 +13,10 @@ import yaml
 from typer.testing import CliRunner
 
 from hf_paged_eviction_eval.commands import app
+from hf_paged_eviction_eval.data.task_files import TaskFile
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.options.evaluate import EvalOptions, TaskFileOptions
-from hf_paged_eviction_eval.requests import task_settings
-from hf_paged_eviction_eval.task_files import TaskFile
+from hf_paged_eviction_eval.options.requests import task_settings
 from processes import rows_of
 
 RECORDS = [{"context": f"The code of maple is {word}.", "question": "Which code?", "answer": word} for word in "abc"]

@@ -14,9 +14,9 @@ import pytest
 
 pytest.importorskip("transformers")
 
+from hf_paged_eviction_eval.data.texts import Text, documents, parse_spec, read_dataset, read_texts
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.tasks import held_out_texts
-from hf_paged_eviction_eval.texts import Text, documents, parse_spec, read_dataset, read_texts
 
 
 def write(path: Path, *records: Any) -> str:
@@ -185,7 +185,7 @@ def test_without_network_one_hears_so_at_once(monkeypatch: pytest.MonkeyPatch) -
     def refuse(*_: Any, **__: Any) -> Any:
         raise OSError("no network")
 
-    from hf_paged_eviction_eval.longbench import hub
+    from hf_paged_eviction_eval.data.longbench import hub
 
     assert hub  # its import is not what is timed
     monkeypatch.setattr(socket, "create_connection", refuse)

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from hf_paged_eviction_eval import tracking
 from hf_paged_eviction_eval.commands import evaluate
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.options.evaluate import EvalOptions
+from hf_paged_eviction_eval.store import tracking
 
 
 class Tracker(ModuleType):

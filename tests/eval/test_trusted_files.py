@@ -20,12 +20,12 @@ from typer.testing import CliRunner
 
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.learned.calibration import load_calibration
-from hf_paged_eviction_eval import models
 from hf_paged_eviction_eval.commands import app
+from hf_paged_eviction_eval.data.longbench.sources import dataset_rows
 from hf_paged_eviction_eval.errors import UserError
-from hf_paged_eviction_eval.longbench.sources import dataset_rows
 from hf_paged_eviction_eval.metrics import chinese
-from hf_paged_eviction_eval.settings import TaskSettings
+from hf_paged_eviction_eval.models import loading as models
+from hf_paged_eviction_eval.options.settings import TaskSettings
 
 
 class Bomb:

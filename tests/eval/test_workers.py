@@ -29,7 +29,7 @@ import multiprocessing, os, sys, time
 if __name__ == "__main__":
     sys.path.insert(0, sys.argv[1])
     import for_ever
-    from hf_paged_eviction_eval.worker import begin
+    from hf_paged_eviction_eval.running.processes.worker import begin
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     context.Process(target=begin, args=(theirs,)).start()

@@ -27,7 +27,7 @@ from hf_paged_eviction.policies import (
     registry,
 )
 from hf_paged_eviction_eval import embedded
-from hf_paged_eviction_eval.policy_names import split_list
+from hf_paged_eviction_eval.caches.policy_names import split_list
 
 WRITTEN: list[tuple[str, EvictionPolicy]] = [
     ("h2o", H2O()),

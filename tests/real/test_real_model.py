@@ -23,10 +23,11 @@ pytest.importorskip("typer", reason="the extra `eval` is not installed")
 
 from typer.testing import CliRunner
 
-from hf_paged_eviction_eval import models, texts
 from hf_paged_eviction_eval.chat import session
 from hf_paged_eviction_eval.commands import app
-from hf_paged_eviction_eval.settings import TaskSettings
+from hf_paged_eviction_eval.data import texts
+from hf_paged_eviction_eval.models import loading as models
+from hf_paged_eviction_eval.options.settings import TaskSettings
 
 FILE = os.environ.get(
     "PAGED_EVICTION_REAL_MODEL",

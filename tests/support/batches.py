@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from hf_paged_eviction_eval.prompting.prompts import Batch, Prompt
+from hf_paged_eviction_eval.data.prompting.prompts import Batch, Prompt
+from hf_paged_eviction_eval.options.settings import TaskSettings
 from hf_paged_eviction_eval.running.runner import run_batch
-from hf_paged_eviction_eval.settings import TaskSettings
 from hf_paged_eviction_eval.tasks import Sample
 
 VOCABULARY = 600

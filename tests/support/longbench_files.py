@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from hf_paged_eviction_eval.longbench import TASKS
+from hf_paged_eviction_eval.data.longbench import TASKS
 
 Record = dict[str, Any]
 

@@ -13,10 +13,10 @@ from hf_paged_eviction.serving.contract import check_transformers
 
 from ...errors import UserError
 from ...options.bench import BenchOptions
+from ...running.terminal import say
 from ...store.results import SUMMARY
-from ...summaries.formats import to_terminal
-from ...summaries.table import Table, simple_table
-from ...terminal import say
+from ...store.summaries.formats import to_terminal
+from ...store.summaries.table import Table, simple_table
 from ..shapes import SHAPES, choose_device
 from ..summary import a_shape, in_tokens, measure_once, refuse_others
 from .answering import run_serving

@@ -11,9 +11,9 @@ import pytest
 from transformers import AutoTokenizer
 
 from hf_paged_eviction_eval import embedded
-from hf_paged_eviction_eval.evaluation import evaluate_tasks
+from hf_paged_eviction_eval.options.settings import TaskSettings
+from hf_paged_eviction_eval.running.evaluation import evaluate_tasks
 from hf_paged_eviction_eval.running.variants import row_key
-from hf_paged_eviction_eval.settings import TaskSettings
 from hf_paged_eviction_eval.store.results import read_rows
 from hf_paged_eviction_eval.tasks import get_task, make_samples
 from hf_paged_eviction_eval.tasks.conversation import split_turns

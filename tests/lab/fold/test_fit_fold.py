@@ -20,10 +20,11 @@ from hf_paged_eviction.lab.fold import load_kernels
 from hf_paged_eviction.lab.fold.fit import Plan, answer, fit_layer, fit_layers, paged_indices, silent
 from hf_paged_eviction.lab.fold.lessons import Eviction, Lesson, lessons, spans
 from hf_paged_eviction.recipes.fit.calibration import watched
-from hf_paged_eviction_eval import embedded, fit_fold
+from hf_paged_eviction_eval import embedded
+from hf_paged_eviction_eval.caches.fitting import fold as fit_fold
 from hf_paged_eviction_eval.commands import app
 from hf_paged_eviction_eval.errors import UserError
-from hf_paged_eviction_eval.requests import attention_for
+from hf_paged_eviction_eval.options.requests import attention_for
 from hf_paged_eviction_eval.tasks import library
 from training import corpus
 from training import fold as recipe

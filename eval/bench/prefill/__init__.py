@@ -1,0 +1,1 @@
+"""The time to the first token."""

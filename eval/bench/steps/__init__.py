@@ -1,0 +1,1 @@
+"""Decoded tokens: time, memory and where they go."""

@@ -1,0 +1,104 @@
+"""Budgets as a person writes them ("256", "12.5%", "2MiB", "full") and as a cache takes them (tokens)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+from hf_paged_eviction.naming import sizes
+from hf_paged_eviction.table.budget import BlockBudget
+
+from ..errors import UserError
+from ..options.cache import CacheOptions
+
+FULL = "full"
+#: Evicts what the rest of the full cache's answer attends to least; no policy of the library.
+ORACLE = "oracle"
+#: Behind the name of a policy whose held tokens stand one after the other. Here, since reports need it without torch.
+IN_CACHE = ", positions=cache"
+
+
+@dataclass(frozen=True)
+class Budget:
+    """One budget: a number of tokens, a share of the length, bytes, or none of them (the full cache).
+
+    Attributes:
+        memory: bytes of keys and values that a row may take in all paged layers together.
+    """
+
+    label: str
+    tokens: int | None = None
+    share: Fraction | None = None
+    memory: int | None = None
+
+    @property
+    def is_full(self) -> bool:
+        return self.tokens is None and self.share is None and self.memory is None
+
+    def resolve(self, length: int, options: CacheOptions) -> int | None:
+        """Tokens held at this `length`: rounded up to whole blocks and to the smallest legal budget.
+
+        Raises:
+            ValueError: it is in bytes, which are tokens of a model only; see `sizes.tokens_held`.
+        """
+        if self.is_full:
+            return None
+        if self.memory is not None:
+            raise ValueError(f"{self.label} is in bytes, how many tokens that is depends on the model")
+        wanted = self.tokens if self.share is None else self.share * length
+        blocks = -(-Fraction(wanted or 0) // options.block_size)
+        return max(int(blocks) * int(options.block_size), smallest_budget(options))
+
+
+def smallest_budget(options: CacheOptions) -> int:
+    """What is protected at both ends, and one block that can be evicted."""
+    return BlockBudget.validate("100%", options.block_size, options.sink_tokens, options.recent_tokens).smallest
+
+
+def parse_budget(text: str) -> Budget:
+    """Read one budget; its label is the text without blanks, in the usual letters."""
+    label = "".join(text.lower().split())
+    if label == FULL:
+        return Budget(FULL)
+    try:
+        tokens, _, memory = sizes.parse_budget(label)
+        if memory is not None:
+            return Budget(_unit(label), memory=memory)
+        if tokens is None:
+            return Budget(label, share=sizes.parse_share(label))
+    except ValueError:
+        tokens = 0
+    if not tokens:
+        raise UserError(
+            f"budget {text!r}: write tokens (256), a share of the length up to 100 % (12.5%), bytes (2MiB), or full"
+        )
+    return Budget(label, tokens=tokens)
+
+
+def _unit(label: str) -> str:
+    """2mib as 2MiB, 1.5gb as 1.5GB, 3kb as 3kB."""
+    number = label.rstrip("kmgtib")
+    unit = label[len(number) :]
+    return number + (unit if unit == "kb" else unit.capitalize())[:-1] + "B"
+
+
+def parse_budgets(text: str) -> tuple[Budget, ...]:
+    """Read a comma-separated list, without repetitions, in the order given."""
+    found = {budget.label: budget for budget in map(parse_budget, filter(str.strip, text.split(",")))}
+    if not found:
+        raise UserError("no budget given: for example --budgets 6%,12.5%,25%,50%,full")
+    return tuple(found.values())
+
+
+def rounding_notes(budgets: tuple[Budget, ...], length: int, options: CacheOptions) -> list[str]:
+    """One sentence for every budget that had to be raised to the smallest legal one."""
+    smallest, block_size = smallest_budget(options), options.block_size
+    notes = []
+    for budget in budgets:
+        wanted = budget.tokens if budget.share is None else budget.share * length
+        if wanted is not None and wanted <= smallest - block_size:
+            notes.append(
+                f"{budget.label} of {length} tokens is below the smallest legal budget with blocks of "
+                f"{block_size}: {smallest} tokens are used"
+            )
+    return notes

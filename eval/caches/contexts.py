@@ -1,0 +1,121 @@
+"""Contexts that are read once and answered from many times: what `paged-eviction compress` does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction.naming.sizes import readable_bytes
+from hf_paged_eviction.queries.attention import PAGED_EVICTION
+from hf_paged_eviction.saving import files
+
+from ..errors import UserError
+from ..models import loading as models
+from ..options.compress import CompressOptions
+from ..running.prefill import feed, input_device
+from ..running.terminal import say
+from .defaults import one_cache
+from .fitting.calibrate import check_output, token_bar
+from .gating import install_named
+from .making import make_paged_cache
+from .policy_names import needs_queries
+
+
+def run_compress(options: CompressOptions) -> PagedEvictionCache:
+    """Read a text into a cache, write it to a file, and say what it holds.
+
+    Raises:
+        UserError: the text or the output cannot be used, or model, policy and budget do not go together.
+    """
+    notes = Console(stderr=True)
+    if options.budget is None:
+        raise UserError("how much may be held? --budget TOKENS, or bytes such as --budget 512MiB")
+    check_output(options.output, "a context")
+    text, settings = _read_text(options.text), one_cache(options)
+    model, tokenizer = models.load(settings)
+    (policy,) = settings.policies
+    install_named(model, [policy])
+    ids = text_ids(tokenizer, text).to(input_device(model))
+    size = f"--budget {options.budget}"
+    cache = make_paged_cache(model.config, settings, policy, size, budget=options.size)
+    if not cache.paged_layers:
+        raise UserError("no layer of this model keeps all that it has read, so there is nothing to evict")
+    with token_bar(notes) as bar:
+        task = bar.add_task("reading", total=ids.shape[1])
+        for start in range(0, ids.shape[1], options.prefill_chunk_size):
+            part = ids[:, start : start + options.prefill_chunk_size]
+            try:
+                feed(model, part, torch.ones_like(ids[:, : start + part.shape[1]]), cache)
+            except ValueError as error:
+                raise UserError(f"cannot read {options.text} with {policy} {size}: {error}") from error
+            bar.advance(task, part.shape[1])
+    try:
+        cache.save(options.output, input_ids=ids)
+    except (OSError, ValueError) as error:
+        raise UserError(f"--output {options.output}: {error}") from error
+    stats = cache.stats()
+    evicting = stats.device_bytes - stats.other_bytes
+    say(
+        notes,
+        f"{stats.seen} tokens read, {stats.held} held in a layer at most: {readable_bytes(evicting)}, and "
+        f"{readable_bytes(stats.other_bytes)} in layers that evict nothing; "
+        f"{readable_bytes(options.output.stat().st_size)} written to {options.output}. In Python: "
+        f"PagedEvictionCache.load({str(options.output)!r}, model.config)",
+    )
+    return cache
+
+
+def text_ids(tokenizer: Any, text: str) -> Tensor:
+    """A text as ids `[1, n]`, begun as the model wants it and left open: a question follows."""
+    ids = list(tokenizer(text, verbose=False)["input_ids"])
+    while ids and ids[-1] == tokenizer.eos_token_id:
+        ids.pop()
+    if not ids:
+        raise UserError("the text is empty")
+    return torch.tensor([ids])
+
+
+def open_context(path: Path, model: Any) -> PagedEvictionCache:
+    """A saved context in the model's own device and attention, to go on from.
+
+    `cache.follow_up(ids)` makes what `generate` is to be given of the tokens that come next.
+
+    Raises:
+        UserError: it cannot be read, or belongs to another model.
+    """
+    try:
+        settings = files.read_content(path)["settings"]
+        shares = settings["allocator"] != "uniform" or isinstance(settings["budget"], list)
+        curious = shares or needs_queries(settings["policy"], settings["disposal"])
+        if curious and model.config._attn_implementation != PAGED_EVICTION:
+            model.set_attn_implementation(PAGED_EVICTION)
+        install_named(model, [settings["policy"]])
+        return PagedEvictionCache.load(path, model.config, device=input_device(model))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"cannot use the context {path}: {error}") from error
+
+
+def context_policy(path: Path) -> str:
+    """The policy of a saved context, with an allocator that is not the uniform one.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    try:
+        settings = files.read_content(path)["settings"]
+        policy, allocator = str(settings["policy"]), str(settings["allocator"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"cannot use the context {path}: {error}") from error
+    return policy if allocator == "uniform" else f"{policy}@{allocator}"
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"--text {path}: {error}") from error

@@ -1,0 +1,43 @@
+"""What a command that makes one kind of cache is run with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hf_paged_eviction.masks.models import why_not_ours
+from hf_paged_eviction.options.cache_options import AUTO
+from hf_paged_eviction.options.defaults import defaults
+from hf_paged_eviction.queries.attention import PAGED_EVICTION
+
+from ..models import loading as models
+from ..options.requests import attention_for, model_settings
+from ..options.settings import Settings
+from .policy_names import needs_queries, one_policy
+
+
+def one_cache(options: Any) -> Settings:
+    """Model and cache of a command that makes one cache, and the attention implementation that its policy wants.
+
+    Args:
+        options: `ModelOptions` and `OneCacheOptions`.
+
+    Raises:
+        UserError: policy, attention implementation or device cannot be used.
+    """
+    policy = one_policy(options.policy)
+    attention = attention_for([] if policy == AUTO else [policy], options.attn_implementation, options.disposal)
+    found = {**model_settings(options).model_dump(), "attn_implementation": attention}
+    settings = Settings(**{**found, "policies": (policy,), "budgets": (str(options.budget),)})
+    return settings.but(attn_implementation=attention_of_default(settings)) if policy == AUTO else settings
+
+
+def attention_of_default(settings: Settings) -> str | None:
+    """The attention implementation with which a model's default does best, or the one that was chosen before.
+
+    Raises:
+        UserError: there is no such model.
+    """
+    config = models.load_config(settings)
+    curious = any(needs_queries(each.name) for each in defaults(config))
+    wanted = settings.attn_implementation is None and curious and why_not_ours(config) is None
+    return PAGED_EVICTION if wanted else settings.attn_implementation

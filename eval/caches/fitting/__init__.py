@@ -1,0 +1,1 @@
+"""What is fitted to a model: calibrations, gates, bases and kernels."""

@@ -1,0 +1,56 @@
+"""Caches from the options of a command."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from hf_paged_eviction import EvictionPolicy, PagedEvictionCache
+from hf_paged_eviction.options.defaults import AUTO, Default
+
+from ..errors import UserError
+from ..options.cache import CacheOptions
+from .policy_names import split_name
+
+
+def make_paged_cache(
+    config: Any, options: CacheOptions, name: str, label: str, policy: EvictionPolicy | None = None, **more: Any
+) -> PagedEvictionCache:
+    """An empty cache.
+
+    Args:
+        name: of the policy, with an allocator behind an @ that is not the uniform one; "auto" alone is what a cache
+            takes by itself.
+        label: of the budget, for errors.
+        policy: instead of the one that is named.
+        more: arguments of `PagedEvictionCache` that no option says, or that count instead.
+
+    Raises:
+        UserError: this policy or budget is impossible with this model.
+    """
+    scorer, allocator = split_name(name)
+    try:
+        arguments = {**options.cache_arguments, **more, "allocator": None if name == AUTO else allocator}
+        return PagedEvictionCache(config, policy=scorer if policy is None else policy, **arguments)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{name} {label}: {error}") from error
+
+
+def policy_of(cache: PagedEvictionCache) -> str:
+    """What a cache keeps tokens by, as commands write it: the policy, and an allocator that is not the uniform one."""
+    return Default(cache.policy.label, cache.allocator.label).name
+
+
+def empty_cache(config: Any, dtype: torch.dtype, **arguments: Any) -> PagedEvictionCache:
+    """A cache for one row as wide as a model, without memory behind it: it tells its bytes and its budget.
+
+    Args:
+        config: of the decoder.
+        dtype: of keys and values.
+        arguments: of `PagedEvictionCache`.
+    """
+    cache = PagedEvictionCache(config, **arguments)
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    cache.early_initialization(1, config.num_key_value_heads, width, dtype, torch.device("meta"))
+    return cache

@@ -1,0 +1,116 @@
+"""Modules named with `--plugin`: they register policies, allocators or disposals of their own."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, entry_points, packages_distributions, version
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ..errors import UserError
+
+#: Where the plugins of a process stand, one per line, for the processes that it starts.
+VARIABLE = "PAGED_EVICTION_PLUGINS"
+
+
+def load_plugins(names: Sequence[str]) -> None:
+    """Import modules, or `.py` files, that register policies, allocators or disposals.
+
+    Those that the process was started with are loaded, too: a worker process calls this without names.
+
+    Raises:
+        UserError: there is no such module or file, or it cannot be imported.
+    """
+    places = [str(Path(name).resolve()) if _is_file(name) else name for name in names]
+    wanted = list(dict.fromkeys([*plugin_names(), *places]))
+    for place in wanted:
+        _load(place)
+    if wanted:
+        os.environ[VARIABLE] = "\n".join(wanted)
+
+
+def plugin_names() -> list[str]:
+    """The plugins that this process, and those that it starts, were told of."""
+    return os.environ.get(VARIABLE, "").splitlines()
+
+
+def others_register() -> bool:
+    """Whether there may be more than this package has, its lab included. Loads nothing."""
+    groups = (f"hf_paged_eviction.{kind}" for kind in ("policies", "allocators", "disposals"))
+    found = (entry for group in groups for entry in entry_points(group=group))
+    return bool(plugin_names()) or any(not entry.module.startswith("hf_paged_eviction.") for entry in found)
+
+
+def plugin_facts() -> list[dict[str, Any]]:
+    """What is registered and not of this package, however it came here: module, its package and SHA-256 of its file."""
+    from hf_paged_eviction.allocators.registry import ALLOCATORS
+    from hf_paged_eviction.disposals.registry import DISPOSALS
+    from hf_paged_eviction.policies.registry import POLICIES
+
+    registries: tuple[Any, ...] = (POLICIES, ALLOCATORS, DISPOSALS)
+    classes = [cls for registry in registries for cls in registry.classes.values()]
+    modules = sorted({cls.__module__ for cls in classes if not cls.__module__.startswith("hf_paged_eviction")})
+    return [_facts(name) for name in modules]
+
+
+def _facts(name: str) -> dict[str, Any]:
+    file = getattr(sys.modules.get(name), "__file__", None)
+    digest = hashlib.sha256(Path(file).read_bytes()).hexdigest() if file and Path(file).is_file() else None
+    return {"module": name, "package": _package(name), "sha256": digest}
+
+
+def _package(module: str) -> str | None:
+    """Name and version of the installed package that a module is of."""
+    for name in packages_distributions().get(module.partition(".")[0], ()):
+        try:
+            return f"{name} {version(name)}"
+        except PackageNotFoundError:
+            continue
+    return None
+
+
+def _is_file(name: str) -> bool:
+    return name.endswith(".py") or os.sep in name
+
+
+def _load(name: str) -> None:
+    try:
+        _import_file(Path(name)) if _is_file(name) else _import_module(name)
+    except UserError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise UserError(f"--plugin {name}: {type(error).__name__}: {error}") from error
+
+
+def _import_module(name: str) -> None:
+    here = os.getcwd()
+    if here not in sys.path:  # a module that lies in the folder of the command
+        sys.path.append(here)
+    importlib.import_module(name)
+
+
+def _import_file(file: Path) -> None:
+    if not file.is_file():
+        raise UserError(f"--plugin {file}: there is no such file; give a .py file, or the name of a module")
+    # Two files may have one name; and a file must not take the place of a module.
+    name = f"plugin_{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:8]}"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, file)
+        if spec is None or spec.loader is None:
+            raise UserError(f"--plugin {file}: not a Python file")
+        _execute(spec.loader, importlib.util.module_from_spec(spec))
+
+
+def _execute(loader: Any, module: ModuleType) -> None:
+    sys.modules[module.__name__] = module
+    try:
+        loader.exec_module(module)
+    except BaseException:
+        del sys.modules[module.__name__]
+        raise

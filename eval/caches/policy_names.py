@@ -1,0 +1,107 @@
+"""Policies as a run names them: those of the library, the oracle, and each of them with an allocator."""
+
+from __future__ import annotations
+
+import re
+from difflib import get_close_matches
+
+from hf_paged_eviction import EvictionPolicy, available_policies, make_policy
+from hf_paged_eviction.allocators import Uniform, make_allocator
+from hf_paged_eviction.disposals import make_disposal
+from hf_paged_eviction.options.defaults import AUTO
+
+from .. import embedded  # noqa: F401 (it names the calibration of the embedded model)
+from ..errors import UserError
+from .budgets import FULL, ORACLE
+
+#: All policies of the library.
+ALL = "all"
+UNIFORM = "uniform"
+#: A name, perhaps with parameters in parentheses.
+_ALLOCATOR = re.compile(r"\s*[^\W\d]\w*\s*(\(.*\)\s*)?", re.DOTALL)
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """Policy and allocator: "h2o@ada_kv(floor=0.5)" is ("h2o", "ada_kv(floor=0.5)"), "h2o" is ("h2o", "uniform")."""
+    policy, found, allocator = name.rpartition("@")
+    # An "@" may stand in the path of a calibration, too.
+    return (policy, allocator) if found and _ALLOCATOR.fullmatch(allocator) else (name, UNIFORM)
+
+
+def needs_queries(name: str, disposal: str = "drop") -> bool:
+    """Whether a cache of such a policy and disposal works with the attention implementation "paged_eviction" only.
+
+    "auto" works with any, and takes one threshold over all layers and heads with this one: it counts as needing it.
+
+    Raises:
+        ValueError: there is no such policy, allocator or disposal.
+    """
+    policy, allocator = split_name(name)
+    equal = isinstance(make_allocator(allocator), Uniform)
+    curious = policy in (ORACLE, AUTO) or shown_queries(make_policy(policy)) or not equal
+    return make_disposal(disposal).needs_queries or curious
+
+
+def shown_queries(policy: EvictionPolicy) -> bool:
+    """Whether a policy needs the attention implementation "paged_eviction": for queries, or for shares of its own."""
+    return policy.needs.queries or policy.needs.cutoff is not None
+
+
+def choose_policies(typed: str) -> tuple[str, ...]:
+    """The names in a comma-separated list, each once; "full" and "all" stay what they are.
+
+    Raises:
+        UserError: there are none, or one is no policy.
+    """
+    names = tuple(dict.fromkeys(split_list(typed)))
+    if not names:
+        raise UserError(f"no policy in {typed!r}; choose from {', '.join(_known())}")
+    for name in names:
+        if name not in (FULL, ALL):
+            _check(name)
+    return names
+
+
+def one_policy(typed: str) -> str:
+    """The name of the policy of a single cache, perhaps "auto".
+
+    Raises:
+        UserError: there is none, there are several, or it is none of a cache.
+    """
+    names = choose_policies(typed)
+    if len(names) > 1 or names[0] in (FULL, ALL):
+        raise UserError(f"policy {typed!r}: there is one cache, name one policy")
+    if split_name(names[0])[0] == ORACLE:
+        raise UserError("policy 'oracle': it looks ahead to the answer of a full cache, which only `eval` knows")
+    return names[0]
+
+
+def split_list(typed: str) -> list[str]:
+    """The parts of a comma-separated list; a comma in parentheses or quotes belongs to its part."""
+    parts, depth, quote = [""], 0, ""
+    for piece in re.split(r"([(),'\"])", typed):
+        if piece in ("'", '"') and quote in ("", piece):
+            quote = "" if quote else piece
+        elif not quote:
+            if piece == "," and depth <= 0:
+                parts.append("")
+                continue
+            depth += {"(": 1, ")": -1}.get(piece, 0)
+        parts[-1] += piece
+    return [part.strip() for part in parts if part.strip()]
+
+
+def _check(name: str) -> None:
+    try:
+        needs_queries(name)
+    except (TypeError, ValueError) as error:
+        policy = split_name(name)[0]
+        if not policy.isidentifier() or policy in _known():
+            raise UserError(f"policy {name!r}: {error}") from error
+        close = get_close_matches(policy, _known(), n=1)
+        hint = f", did you mean {close[0]!r}?" if close else ";"
+        raise UserError(f"unknown policy {name}{hint} choose from {', '.join(_known())}") from error
+
+
+def _known() -> list[str]:
+    return [*available_policies(), AUTO, ORACLE, FULL, ALL]

@@ -1,0 +1,85 @@
+"""What the registry of policies knows, in a file: a list of names must not cost the import of torch.
+
+`python -m hf_paged_eviction_eval.caches.policy_table` writes the file anew.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from inspect import getdoc
+from pathlib import Path
+
+PATH = Path(__file__).parent / "policies.json"
+
+
+@dataclass(frozen=True)
+class PolicyTable:
+    """Policies by what they look at, and what may stand around or behind a policy.
+
+    Attributes:
+        sections: by title: name, arXiv id (empty without one) and first sentence of every policy.
+        modifiers, allocators, disposals: their names.
+    """
+
+    sections: dict[str, list[list[str]]]
+    modifiers: list[str]
+    allocators: list[str]
+    disposals: list[str]
+
+
+def read_policy_table() -> PolicyTable:
+    """The table as it stands in the file."""
+    return PolicyTable(**json.loads(PATH.read_text("utf-8")))
+
+
+def make_policy_table() -> PolicyTable:
+    """The table as the registry has it; imports torch."""
+    from hf_paged_eviction import (
+        available_allocators,
+        available_disposals,
+        available_modifiers,
+        available_policies,
+        available_policy_files,
+        make_policy,
+    )
+    from hf_paged_eviction.disposals.registry import DISPOSALS
+    from hf_paged_eviction.policies.registry import POLICIES
+    from hf_paged_eviction.queries.attention import PAGED_EVICTION
+
+    seen: list[list[str]] = []
+    asked: list[list[str]] = []
+    for name in available_policies():
+        try:
+            policy = make_policy(name)
+        except ValueError:  # one of another package, with a parameter that has no default
+            continue
+        (asked if policy.needs.queries else seen).append([name, policy.paper or "", _summary(type(policy))])
+    files = [
+        [f"{start}FILE", kind.paper or "", _summary(kind)]
+        for start in available_policy_files()
+        for kind in [POLICIES.classes[start[:-1]]]
+    ]
+    return PolicyTable(
+        {
+            "by keys, values and positions; with every attention implementation": seen,
+            f"by queries or attention too; with the attention implementation {PAGED_EVICTION}": asked,
+            "fitted to the model at hand, made of a file": files,
+        },
+        list(available_modifiers()),
+        list(available_allocators()),
+        sorted([*available_disposals(), *(f"{start}FILE" for start in DISPOSALS.files())]),
+    )
+
+
+def _summary(kind: type) -> str:
+    return (getdoc(kind) or "").partition("\n\n")[0].replace("\n", " ").replace("`", "")
+
+
+def main() -> None:
+    """Write the file."""
+    PATH.write_text(json.dumps(asdict(make_policy_table()), indent=1, ensure_ascii=False) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""What there is to choose from."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+
+from ..caches.plugins import others_register
+from ..caches.policy_table import make_policy_table, read_policy_table
+from ..data.prompting import suites
+from ..data.task_files import REGISTERED
+
+
+def policy_tables() -> RenderableType:
+    """The policies, for the terminal."""
+    known = make_policy_table() if others_register() else read_policy_table()
+    tables: list[RenderableType] = []
+    for title, lines in known.sections.items():
+        table = _table(title)
+        table.add_column()
+        for name, paper, summary in lines:
+            table.add_row(name, summary, f"arXiv {paper}" if paper else "")
+        tables += [table, ""]
+    notes = (
+        "What has the lowest score goes first. --policies all: all of them; full: the full cache; oracle: a yardstick, "
+        "which evicts what the rest of the full cache's answer will attend to least (for tasks only). Around "
+        f"others: {', '.join(known.modifiers)}, such as caote(h2o). Parameters: snapkv(window=16). Budgets that "
+        f"differ between layers or heads: h2o@cake, with {', '.join(known.allocators)}. What "
+        f"becomes of evicted tokens (disposal= of the cache): {', '.join(known.disposals)}."
+    )
+    return Group(*tables, notes)
+
+
+def task_sections() -> dict[str, dict[str, str]]:
+    """Tasks with a line about each, by section; the first word of a section is the group that names all of it."""
+    groups = suites.task_groups()
+    sections = {
+        "suite: generated, what the embedded model was trained for": groups["suite"],
+        "ruler: generated at any length": groups["ruler"],
+        "niah: generated, a needle at every depth": groups["niah"],
+        "longeval: generated": groups["longeval"],
+        "conversation: generated, topics that come back": groups["conversation"],
+        "all21: LongBench": groups["all21"],
+        "e13: LongBench-E, reported by length": groups["e13"],
+        "v2: LongBench v2": groups["v2"],
+        "ruler_data: RULER's own records": groups["ruler_data"],
+        "infinitebench: InfiniteBench": groups["infinitebench"],
+        "loogle: LooGLE": groups["loogle"],
+        "mathematics: long answers": groups["mathematics"],
+        **({"of plugins": tuple(REGISTERED)} if REGISTERED else {}),
+    }
+    return {title: {task: suites.description(task) for task in tasks} for title, tasks in sections.items()}
+
+
+def task_tables() -> RenderableType:
+    """The tasks, for the terminal, and the groups that are parts of a section."""
+    sections = task_sections()
+    tables: list[RenderableType] = []
+    for title, tasks in sections.items():
+        table = _table(title)
+        for task, description in tasks.items():
+            table.add_row(task, description)
+        tables += [table, ""]
+    rest = _table("more groups")
+    whole = {title.partition(":")[0] for title in sections}
+    for name, members in suites.task_groups().items():
+        if name not in whole:
+            rest.add_row(name, ", ".join(members))
+    return Group(*tables, rest)
+
+
+def _table(title: str) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, show_header=False, pad_edge=False)
+    table.add_column(no_wrap=True, min_width=22)
+    table.add_column()
+    return table

@@ -1,0 +1,1 @@
+"""Records and prompts: published benchmarks, files of the user, texts."""

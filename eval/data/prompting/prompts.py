@@ -1,0 +1,229 @@
+"""Samples as token ids, in batches, and where the compressed part of a prompt ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, Literal
+
+from ...errors import UserError
+from ...options.settings import TaskSettings
+from ...running.batching import start_size
+from ...store.grouping import grouped
+from ...tasks import Sample
+from .chat_template import has_template, render, takes_turns, wrap
+from .suites import is_generated, load_samples
+from .truncation import cut_middle
+
+ChatTemplate = Literal["auto", "always", "never"]
+
+#: Tokens by which a shortened prompt may grow when its text is tokenised again.
+_SLACK = 16
+#: A tokenizer that does not know the model's context says a far greater number.
+_LONGEST_CONTEXT = 10**9
+#: Rows of a batch where there is no configuration of the model to find out.
+_ROWS = 16
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What the model reads of one sample.
+
+    Attributes:
+        sample: the question.
+        context: ids that are read and compressed first: the whole prompt when the question is known by then.
+        question: ids that are fed after compression; empty when there are none.
+        truncated: the prompt lost its middle.
+        chat: it was wrapped in the chat template.
+    """
+
+    sample: Sample
+    context: tuple[int, ...]
+    question: tuple[int, ...]
+    truncated: bool
+    chat: bool
+
+    @property
+    def tokens(self) -> int:
+        """Length of the prompt."""
+        return len(self.context) + len(self.question)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Prompts of one task that run together.
+
+    Attributes:
+        task: name of the task.
+        length: tokens asked for per prompt, to which shares of budgets refer; None: each prompt's own length.
+        prompts: at least one.
+    """
+
+    task: str
+    length: int | None
+    prompts: tuple[Prompt, ...]
+
+
+def encode(
+    sample: Sample, tokenizer: Any, *, question_aware: bool, max_length: int | None, chat_template: ChatTemplate
+) -> Prompt:
+    """The token ids of a sample: first cut to `max_length`, then wrapped in the chat template, then tokenised.
+
+    Args:
+        sample: its prompt is `context + question`.
+        tokenizer: a Hugging Face tokenizer.
+        question_aware: the whole text is tokenised at once. Otherwise the context and the question are tokenised each
+            on its own, so that equal contexts have equal ids. Both have a token at least: a sample without a question
+            has the end of the chat template for one or, without a template, the last token of the context.
+        max_length: tokens kept of a longer prompt, not counting the chat template; None keeps all.
+        chat_template: "auto" wraps the samples that say so, if the tokenizer has a template. The cue of a sample is
+            then the beginning of the answer.
+    """
+    chat = _is_chat(sample, tokenizer, chat_template)
+    context, question, truncated = sample.context, sample.question + ("" if chat else sample.cue), False
+    if max_length is not None:
+        context, question, truncated = cut_middle(
+            context, question, tokenizer, max_length, at_once=sample.metric == "multiple_choice"
+        )
+    if chat:
+        context, question = wrap(context, question, tokenizer, sample.cue)
+    if question_aware:
+        ids = _ids(tokenizer, context + question, special=not chat)
+        if not ids:
+            raise UserError(f"{sample.task}, {sample.id}: the prompt is empty")
+        return Prompt(sample, ids, (), truncated, chat)
+    first, second = _ids(tokenizer, context, special=not chat), _ids(tokenizer, question, special=False)
+    if len(first) + len(second) < 2:
+        raise UserError(f"{sample.task}, {sample.id}: a prompt of one token has no context and question")
+    if not first or not second:
+        both = first + second
+        at = 1 if not first else len(both) - 1
+        first, second = both[:at], both[at:]
+    return Prompt(sample, first, second, truncated, chat)
+
+
+def _is_chat(sample: Sample, tokenizer: Any, chat_template: ChatTemplate) -> bool:
+    """Whether a sample is wrapped; one with a cue for the model's turn, only where the template marks turns."""
+    if sample.cue and chat_template != "never" and has_template(tokenizer):
+        return sample.chat and takes_turns(tokenizer)
+    return chat_template == "always" or (chat_template == "auto" and sample.chat and has_template(tokenizer))
+
+
+_SHARED: dict[int, int] = {}
+
+
+def _ids(tokenizer: Any, text: str, *, special: bool) -> tuple[int, ...]:
+    ids = tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"]
+    # One object per id of the vocabulary: a benchmark has many millions of tokens.
+    return tuple(_SHARED.setdefault(token, token) for token in ids)
+
+
+def make_batches(settings: TaskSettings, tokenizer: Any, config: Any = None) -> list[Batch]:
+    """All batches of a run, in a fixed order: generated tasks by length, then the others.
+
+    Args:
+        settings: what runs.
+        tokenizer: a Hugging Face tokenizer.
+        config: configuration of the model, for the size of "auto" batches and for the longest prompt where
+            `settings.max_length` is None; without it, batches of 16 and the context that the tokenizer knows of.
+    """
+    generated = [(task, length) for length in settings.lengths for task in settings.tasks if is_generated(task)]
+    others = [(task, None) for task in settings.tasks if not is_generated(task)]
+    return [
+        batch for task, length in [*generated, *others] for batch in _batches(settings, tokenizer, config, task, length)
+    ]
+
+
+def _batches(settings: TaskSettings, tokenizer: Any, config: Any, task: str, length: int | None) -> Iterator[Batch]:
+    samples = load_samples(task, settings, tokenizer, length)
+    # Generated samples have the length that was asked for.
+    max_length = None if is_generated(task) else longest_prompt(settings, tokenizer, config, samples[0])
+    prompts = [
+        encode(
+            sample,
+            tokenizer,
+            question_aware=settings.question_aware,
+            max_length=max_length,
+            chat_template=settings.chat_template,
+        )
+        for sample in samples
+    ]
+    size = settings.batch_size
+    if size == "auto":
+        most = max(prompt.tokens + prompt.sample.max_new_tokens for prompt in prompts)
+        size = _ROWS if config is None else start_size(settings, config, most)
+    yield from (Batch(task, length, rows) for rows in pack(prompts, size))
+
+
+def longest_prompt(settings: TaskSettings, tokenizer: Any, config: Any, sample: Sample) -> int | None:
+    """Tokens to keep of a prompt, without the chat template; None keeps all.
+
+    Where `settings.max_length` is None: the model's context minus the answer, minus the chat template and a few tokens
+    that the text may grow by. None if neither the model nor the tokenizer knows the context.
+    """
+    if settings.max_length is not None:
+        return settings.max_length
+    context = longest_context(config, tokenizer)
+    if context is None:
+        return None
+    wrapped = _is_chat(sample, tokenizer, settings.chat_template)
+    around = len(_ids(tokenizer, render("x", tokenizer, sample.cue), special=False)) if wrapped else 0
+    room = context - sample.max_new_tokens - around - _SLACK
+    if room < 2:
+        raise UserError(
+            f"{sample.task}: a context of {context} tokens has no room for a prompt and an answer of "
+            f"{sample.max_new_tokens}; say --max-length to go on nevertheless"
+        )
+    return room
+
+
+def longest_context(config: Any, tokenizer: Any) -> int | None:
+    """Tokens that the model was made for; None if neither it nor the tokenizer knows."""
+    inner = config.get_text_config(decoder=True) if config is not None else None
+    context = getattr(inner, "max_position_embeddings", None) or tokenizer.model_max_length
+    return context if isinstance(context, int) and context <= _LONGEST_CONTEXT else None
+
+
+def refuse_long(batches: Sequence[Batch], context: int | None) -> None:
+    """Refuse prompts that lost their middle, or that do not fit into the model's context with their answer.
+
+    Raises:
+        UserError: how many of which tasks.
+    """
+
+    def too_long(each: Prompt) -> bool:
+        return each.truncated or (context is not None and each.tokens + each.sample.max_new_tokens > context)
+
+    tasks = grouped(((batch.task, too_long(each)) for batch in batches for each in batch.prompts), lambda pair: pair[0])
+    counts = [(sum(long for _, long in pairs), len(pairs), task) for task, pairs in tasks.items()]
+    found = [f"{long} of {count} prompts of {task}" for long, count, task in counts if long]
+    if found:
+        raise UserError(
+            f"--over-long refuse: {', '.join(found)} exceed --max-length, or the model's context"
+            + (f" of {context} tokens" if context is not None else "")
+            + " with their answer; leave these tasks out, take --over-long truncate, or shorter ones (--length)"
+        )
+
+
+def pack(prompts: Sequence[Prompt], size: int) -> Iterator[tuple[Prompt, ...]]:
+    """Batches of at most `size` prompts, the longest first and as equal in length as can be.
+
+    Prompts that are fed a question each after the same context are in one batch, if they fit into one.
+    """
+    first: dict[tuple[int, ...], int] = {}
+    for index, prompt in enumerate(prompts):
+        first.setdefault(prompt.context, index)
+    ordered = sorted(prompts, key=lambda prompt: (-len(prompt.context), first[prompt.context]))
+    rows: list[Prompt] = []
+    for _, same in groupby(ordered, key=lambda prompt: first[prompt.context]):
+        group = list(same)
+        if rows and len(rows) + len(group) > size >= len(group):
+            yield tuple(rows)
+            rows = []
+        rows += group
+        while len(rows) >= size:
+            yield tuple(rows[:size])
+            rows = rows[size:]
+    if rows:
+        yield tuple(rows)

@@ -1,0 +1,194 @@
+"""Real texts to predict: files, a dataset, or modules of the standard library that the embedded model never saw."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from ..errors import UserError
+
+#: Fields of a JSON-lines record or columns of a dataset that hold its text, the first one found counts.
+FIELDS = ("context", "text")
+#: Where the texts are when a dataset has several splits and none was named.
+SPLITS = ("test", "validation", "train")
+
+_READERS = {".parquet": "parquet", ".csv": "csv", ".tsv": "csv", ".arrow": "arrow"}
+
+
+@dataclass(frozen=True)
+class Text:
+    """One document."""
+
+    name: str
+    content: str
+
+
+def documents(files: Sequence[str], dataset: str | None = None, revision: str | None = None) -> Iterable[Text]:
+    """The documents of a dataset if one is named, else of these files, else the held-out modules."""
+    return read_dataset(dataset, revision) if dataset else read_texts(files)
+
+
+def read_texts(files: Sequence[str]) -> list[Text]:
+    """The documents of these files in turns, so that the first few come from all of them.
+
+    Without files, the held-out modules of the standard library.
+
+    Raises:
+        UserError: a file cannot be read, or a record of it holds no text; names file and line.
+    """
+    if not files:
+        from ..tasks import held_out_texts
+
+        return [Text(name, content) for name, content in held_out_texts().items()]
+    turns = zip_longest(*(_read_file(Path(name)) for name in files))
+    return [text for turn in turns for text in turn if text is not None]
+
+
+def documentation() -> str:
+    """Python's own documentation of the language: prose, examples and tables, on every machine that runs this."""
+    from pydoc_data.topics import topics
+
+    return "\n\n".join(topics[name] for name in sorted(topics))
+
+
+def _read_file(path: Path) -> Iterator[Text]:
+    try:
+        if path.suffix == ".jsonl":
+            with path.open("rb") as file:
+                for number, line in enumerate(file, 1):
+                    if line.strip():
+                        yield _parse_record(path, number, line)
+        else:
+            content = path.read_bytes()
+            yield Text(str(path), _decode(path, 1, content))
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from error
+
+
+def _decode(path: Path, number: int, content: bytes) -> str:
+    """Text that begins in line `number`, without a byte order mark."""
+    try:
+        text = content.decode("utf-8-sig" if number == 1 else "utf-8")
+    except UnicodeDecodeError as error:
+        line = number + content.count(b"\n", 0, error.start)
+        raise UserError(f"{path}, line {line}: not a text in UTF-8 ({error.reason})") from error
+    return text.replace("\r\n", "\n")
+
+
+def _parse_record(path: Path, number: int, line: bytes) -> Text:
+    name = f"{path}, line {number}"
+    try:
+        record: Any = json.loads(_decode(path, number, line))
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{name}: not JSON ({getattr(error, 'msg', error)})") from error
+    return Text(f"{path}:{number}", _text_of(record, name, "field"))
+
+
+def _text_of(record: Any, name: str, part: str) -> str:
+    """The text of a record of which messages speak as `name`, and of its `part`s."""
+    if not isinstance(record, dict):
+        raise UserError(f"{name}: {type(record).__name__} instead of an object with a {part} {_EITHER}")
+    texts = [record[field] for field in FIELDS if isinstance(record.get(field), str)]
+    if not texts:
+        has = ", ".join(f"{key!r} ({type(value).__name__})" for key, value in list(record.items())[:8]) or "nothing"
+        raise UserError(f"{name}: no {part} {_EITHER} with a text; it has {has}")
+    if any("\ud800" <= char <= "\udfff" for char in texts[0]):
+        raise UserError(f"{name}: half of a surrogate pair is no text, write the whole character")
+    return str(texts[0])
+
+
+_EITHER = " or ".join(map(repr, FIELDS))
+
+
+def read_dataset(spec: str, revision: str | None = None) -> Iterator[Text]:
+    """The documents of a dataset, row by row, without waiting for the rest of it. No code of it is ever run.
+
+    Args:
+        spec: `ID`, `ID:CONFIG` or `ID:CONFIG:SPLIT` (`ID::SPLIT` where there is one configuration only). An id is a
+            name on the Hugging Face Hub, a folder, or a file (JSON lines, plain text, Parquet, CSV, Arrow).
+        revision: of the Hub; None is the newest.
+
+    Raises:
+        UserError: the dataset, the configuration or the split does not exist, there is no network, or a row has no
+            column `context` or `text` with a text.
+    """
+    name, config, split = parse_spec(spec)
+    path = Path(name)
+    if path.is_file() and (config or split):
+        raise UserError(f"--dataset {spec}: the file {name} has no configurations or splits")
+    if path.is_file() and path.suffix not in _READERS:
+        yield from _read_file(path)
+        return
+    rows, split = _open_dataset(name, config, split, revision)
+    number = 0
+    try:
+        for row in rows:
+            number += 1
+            yield Text(f"{name}:{split}:{number}", _text_of(row, f"--dataset {spec}, row {number}", "column"))
+    except UserError:
+        raise
+    except Exception as error:  # whatever its reader for this kind of file raises
+        for file in sorted(path.rglob("*.jsonl")):
+            deque(_read_file(file), maxlen=0)  # says in which line
+        raise UserError(f"--dataset {spec}: cannot read what comes after row {number}: {error}") from error
+
+
+def parse_spec(spec: str) -> tuple[str, str | None, str | None]:
+    """Id, configuration and split. A path may hold colons itself."""
+    parts = spec.split(":")
+    at = next((end for end in range(len(parts), 0, -1) if _exists(":".join(parts[:end]))), 1)
+    name, rest = ":".join(parts[:at]), parts[at:]
+    if not name or len(rest) > 2:
+        raise UserError(f"--dataset {spec!r}: write ID, ID:CONFIG or ID:CONFIG:SPLIT")
+    config, split = [part or None for part in (*rest, "", "")[:2]]
+    return name, config, split
+
+
+def _exists(path: str) -> bool:
+    return bool(path) and Path(path).exists()
+
+
+def _open_dataset(name: str, config: str | None, split: str | None, revision: str | None) -> tuple[Iterable[Any], str]:
+    """The rows of one split, and its name."""
+    what = repr(name) + (f", configuration {config!r}" if config else "")
+    from_cache = not _exists(name) and _is_offline(name)
+    import datasets
+
+    try:
+        # What is in the cache of the Hub's datasets is whole already, and cannot be streamed.
+        if Path(name).is_file():
+            found = datasets.load_dataset(_READERS[Path(name).suffix], data_files=name, streaming=True)
+        else:
+            found = datasets.load_dataset(name, config, revision=revision, streaming=not from_cache)
+    except Exception as error:  # there is one class for each way to be wrong
+        raise UserError(f"cannot load the dataset {what} (--dataset ID:CONFIG:SPLIT): {error}") from error
+    if split is None:
+        split = next((each for each in SPLITS if each in found), next(iter(found)))
+    if split not in found:
+        raise UserError(f"the dataset {what} has no split {split!r}, it has {', '.join(found)} (--dataset)")
+    return found[split], split
+
+
+def _is_offline(name: str) -> bool:
+    """Whether a dataset of the Hub is to come from the cache.
+
+    Without network, say at once what the Hub's client says after many seconds of trying.
+    """
+    from huggingface_hub import constants
+
+    from .longbench.hub import is_offline, reachable
+
+    if is_offline():
+        return True
+    if reachable(constants.ENDPOINT):
+        return False
+    raise UserError(
+        f"there is no file or folder {name}, and {constants.ENDPOINT} with the datasets of that name is out of reach; "
+        "give --dataset a local folder, JSON lines, Parquet or CSV, name a mirror in HF_ENDPOINT, or bring the cache "
+        "from a machine with network and set HF_HUB_OFFLINE=1"
+    )

@@ -1,0 +1,1 @@
+"""Models and tokenizers, and the machine that they run on."""

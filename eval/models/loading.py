@@ -1,0 +1,179 @@
+"""Load the model and the tokenizer that a run names."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.utils.logging import disable_progress_bar
+
+from ..caches.gating import install_named
+from ..errors import UserError
+from ..options.settings import EMBEDDED, Settings
+from .gguf import forget_gguf, gguf_arguments, is_gguf
+
+_EXPECTED = "expected: a folder or a GGUF file that exists, or a name on the Hugging Face Hub and a network"
+
+
+def load(settings: Settings) -> tuple[Any, Any]:
+    """The model, in evaluation mode on its devices, and its tokenizer.
+
+    Raises:
+        UserError: there is no such model, it does not fit, or it brings code or pickles that are not allowed.
+    """
+    tokenizer = load_tokenizer(settings)
+    return load_model(settings), tokenizer
+
+
+def load_model(settings: Settings, kind: Any = AutoModelForCausalLM) -> Any:
+    """The model alone, in evaluation mode on its devices.
+
+    Args:
+        kind: an auto class of transformers.
+
+    Raises:
+        UserError: there is no such model, it does not fit, or it brings code or pickles that are not allowed.
+    """
+    # Where a model on the Hub has no safetensors, transformers would ask a service to write them, for all to see.
+    os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "1")
+    # Its bars would be drawn over the progress of the run.
+    disable_progress_bar()
+    _check_adapter(settings)
+    file = gguf_arguments(settings.model)
+    try:
+        model = kind.from_pretrained(source(settings.model), **_arguments(settings), **file)
+        # A model that is split is where it belongs, and must not be moved.
+        if not (settings.device_map or settings.tensor_parallel):
+            model = model.to(settings.device)
+    except torch.OutOfMemoryError as error:
+        raise UserError(
+            f"the model {settings.model!r} does not fit on {settings.device}: --dtype bfloat16 halves it, "
+            "--device-map auto splits it over all devices"
+        ) from error
+    except (OSError, ValueError, ImportError) as error:
+        raise _model_error(settings, error) from error
+    except UnpicklingError as error:
+        raise UserError(f"the weights of {settings.model!r} hold more than tensors, and are not read") from error
+    if file:
+        forget_gguf(model)
+        model.config._name_or_path = settings.model  # not the folder: that has many
+    install_named(model, getattr(settings, "policies", ()))
+    return model.eval()
+
+
+def _arguments(settings: Settings) -> dict[str, Any]:
+    wanted = {
+        "dtype": resolve_dtype(settings),
+        "revision": settings.revision,
+        "trust_remote_code": settings.trust_remote_code,
+        "use_safetensors": None if settings.allow_pickle else True,
+        "weights_only": True,
+        "attn_implementation": settings.attn_implementation,
+        "device_map": settings.device_map,
+        **(_tensor_parallel() if settings.tensor_parallel else {}),
+    }
+    return {name: value for name, value in wanted.items() if value is not None}
+
+
+def _tensor_parallel() -> dict[str, Any]:
+    """The plan that comes with the model, under the name that this version of transformers has for it."""
+    try:
+        from transformers.distributed import DistributedConfig
+    except ImportError:
+        return {"tp_plan": "auto"}
+    if "tp_plan" not in inspect.signature(DistributedConfig).parameters:
+        return {"tp_plan": "auto"}
+    return {"distributed_config": DistributedConfig(tp_plan="auto")}
+
+
+def load_config(settings: Settings) -> Any:
+    """The configuration alone."""
+    others = {"revision": settings.revision} if settings.revision else {}
+    others |= gguf_arguments(settings.model)
+    try:
+        config = AutoConfig.from_pretrained(
+            source(settings.model), trust_remote_code=settings.trust_remote_code, **others
+        )
+    except (OSError, ValueError, ImportError) as error:
+        raise _model_error(settings, error) from error
+    if is_gguf(settings.model):
+        config._name_or_path = settings.model
+    return config
+
+
+def load_tokenizer(settings: Settings) -> Any:
+    """The tokenizer alone."""
+    name = settings.tokenizer or settings.model
+    others = {"revision": settings.revision} if settings.revision and not settings.tokenizer else {}
+    others |= gguf_arguments(name)
+    try:
+        return AutoTokenizer.from_pretrained(source(name), trust_remote_code=settings.trust_remote_code, **others)
+    except (OSError, ValueError, ImportError) as error:
+        if _wants_code(settings, error):
+            raise _brings_code(f"the tokenizer of {name!r}") from error
+        raise UserError(f"cannot load a tokenizer from {name!r} ({_EXPECTED}): {error}") from error
+
+
+def _check_adapter(settings: Settings) -> None:
+    """transformers reads the weights of an adapter (PEFT) whatever their format is."""
+    pickled, safe = (Path(settings.model) / f"adapter_model.{kind}" for kind in ("bin", "safetensors"))
+    if pickled.exists() and not safe.exists() and not settings.allow_pickle:
+        raise _only_pickles(f"the adapter in {settings.model!r}")
+
+
+def _model_error(settings: Settings, error: Exception) -> UserError:
+    name = f"the model {settings.model!r}"
+    if _wants_code(settings, error):
+        return _brings_code(name)
+    if _wants_pickle(settings, error):
+        return _only_pickles(name)
+    return UserError(f"cannot load {name} ({_EXPECTED}): {error}")
+
+
+def _only_pickles(name: str) -> UserError:
+    return UserError(
+        f"{name} has no weights in safetensors: others are pickles, which can hold code. Convert it "
+        "(in transformers: from_pretrained, then save_pretrained), or add --allow-pickle, which reads tensors only"
+    )
+
+
+def _wants_code(settings: Settings, error: Exception) -> bool:
+    return not settings.trust_remote_code and "trust_remote_code" in str(error)
+
+
+def _brings_code(what: str) -> UserError:
+    return UserError(
+        f"{what} brings Python files, which would run with all your rights, and are not run unasked: read them, "
+        "then add --trust-remote-code"
+    )
+
+
+def _wants_pickle(settings: Settings, error: Exception) -> bool:
+    if settings.allow_pickle or not isinstance(error, OSError) or "safetensors" not in str(error):
+        return False
+    folder = Path(settings.model)
+    return not folder.is_dir() or any(folder.glob("*.bin"))
+
+
+def source(name: str) -> str:
+    """What `from_pretrained` takes for the name of a model: of a GGUF file, the folder that it lies in."""
+    if is_gguf(name):
+        return str(Path(name).parent)
+    if name != EMBEDDED:
+        return name
+    from .. import embedded
+
+    return str(embedded.path())
+
+
+def resolve_dtype(settings: Settings) -> torch.dtype | str:
+    """`auto` is float32 on a CPU, and the checkpoint's own precision elsewhere."""
+    if settings.dtype != "auto":
+        return getattr(torch, settings.dtype)  # type: ignore[no-any-return]
+    # The embedded model's file is half precision to be small, not to be computed in.
+    return torch.float32 if settings.device == "cpu" or settings.model == EMBEDDED else "auto"

@@ -1,0 +1,104 @@
+"""Whether the cache is right for a model: what `paged-eviction verify` does."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoModelForSeq2SeqLM
+
+from hf_paged_eviction import Verification, verify
+
+from ..errors import UserError
+from ..options.settings import AUTO, Settings
+from ..running.terminal import progress, say
+from ..store.completion import Progress
+from . import loading as models
+
+#: Tokens of a text that are read.
+_MOST = 256
+_WEIGHTS = ("*.safetensors", "*.bin", "*.safetensors.index.json")
+
+
+def run_verify(settings: Settings, output: Path | None, text: Path | None = None, **asked: Any) -> Verification:
+    """Verify a model, print the table, and write it to `output`.
+
+    Args:
+        settings: which model, and where it runs.
+        text: a file in which few bits are measured; None = random tokens.
+        asked: as for `verify`.
+
+    Raises:
+        UserError: the text cannot be read, the model not be loaded, the budget or the policy not be used, or the file
+            not be written.
+    """
+    notes = Console(stderr=True)
+    if output is not None and (output.is_dir() or not output.parent.is_dir()):
+        raise UserError(f"--json {output}: {output if output.is_dir() else output.parent} is no place for a file")
+    say(notes, f"loading {settings.model}")
+    ids = None if text is None else _ids(settings, text)
+    model = load(settings, notes)
+    try:
+        with progress(notes, "checks") as watch:
+            report = verify(model, **asked, text=ids, progress=lambda done, total: watch(Progress(done, total)))
+    except torch.OutOfMemoryError as error:
+        raise UserError(
+            f"the model {settings.model!r} leaves no room on {settings.device}: --dtype bfloat16 or --device-map auto"
+        ) from error
+    except (ValueError, TypeError) as error:
+        raise UserError(str(error)) from error
+    say(Console(), str(report))
+    if not asked.get("thorough", True):
+        say(notes, f"{len(report.checks)} checks that find most; every setting under each question: --thorough")
+    if output is not None:
+        output.write_text(json.dumps({**asdict(report), "ok": report.ok}, indent=1) + "\n", "utf-8")
+    return report
+
+
+def _ids(settings: Settings, text: Path) -> torch.Tensor:
+    """The first tokens of a file, `[1, n]`."""
+    try:
+        read = text.read_text("utf-8")
+    except (OSError, ValueError) as error:
+        raise UserError(f"--text {text}: {error}") from error
+    ids: torch.Tensor = models.load_tokenizer(settings)(read, return_tensors="pt").input_ids
+    return ids[:, :_MOST]
+
+
+def load(settings: Settings, notes: Console) -> Any:
+    """The model, with random weights where its folder holds a configuration alone.
+
+    Raises:
+        UserError: there is no such model, or it does not fit.
+    """
+    config = models.load_config(settings)
+    if not _without_weights(models.source(settings.model)):
+        return models.load_model(settings, _kind(config))
+    say(notes, f"{settings.model} holds no weights: random ones are used")
+    wanted: dict[str, Any] = {"trust_remote_code": settings.trust_remote_code}
+    if settings.attn_implementation is not None:
+        wanted["attn_implementation"] = settings.attn_implementation
+    dtype = models.resolve_dtype(settings)
+    try:
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            model = _kind(config).from_config(config, **wanted)
+    except (ValueError, ImportError) as error:
+        raise UserError(f"cannot make the model {settings.model!r}: {error}") from error
+    return model.to(device=settings.device, dtype=None if dtype == AUTO else dtype).eval()
+
+
+def _without_weights(source: str) -> bool:
+    folder = Path(source)
+    return folder.is_dir() and not any(any(folder.glob(pattern)) for pattern in _WEIGHTS)
+
+
+def _kind(config: Any) -> Any:
+    """The auto class that makes a model with this configuration speak."""
+    kinds = [AutoModelForCausalLM, AutoModelForImageTextToText, AutoModelForSeq2SeqLM]
+    ordered = kinds[::-1] if config.is_encoder_decoder else kinds
+    return next((kind for kind in ordered if type(config) in kind._model_mapping), AutoModelForCausalLM)

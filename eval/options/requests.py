@@ -1,0 +1,220 @@
+"""What was asked for, checked and turned into settings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import torch
+
+from hf_paged_eviction import available_policies, make_disposal
+from hf_paged_eviction.queries.attention import PAGED_EVICTION
+
+from ..caches.budgets import FULL, ORACLE, Budget, parse_budgets
+from ..caches.policy_names import ALL, choose_policies, needs_queries, split_name
+from ..data import published
+from ..data.prompting.haystack_files import read_haystack
+from ..data.prompting.suites import NIAH, expand, is_generated, is_on_hub, own_names
+from ..data.task_files import TaskFile
+from ..errors import UserError
+from ..metrics.library import check_library_metric, is_library_metric
+from ..models.environment import best_device
+from .base import flag, words
+from .evaluate import EvalOptions, TaskFileOptions, whole_number
+from .model import ModelOptions
+from .presets import get_preset
+from .settings import EMBEDDED, Settings, TaskSettings, TextSettings
+
+LENGTH, TEXT_LENGTH, TEXT_LIMIT = 1024, 2048, 8
+S_co = TypeVar("S_co", bound=Settings, covariant=True)
+
+
+@dataclass(frozen=True)
+class Request(Generic[S_co]):
+    """One run: its settings and its folder."""
+
+    settings: S_co
+    output: Path
+
+
+def task_requests(options: EvalOptions) -> list[Request[TaskSettings]]:
+    """One run over tasks per model."""
+    output = options.output or Path("results") / (options.preset or "eval")
+    if options.preset is None:
+        return [Request(task_settings(options), output)]
+    preset, given = get_preset(options.preset), options.model_fields_set
+    runs = preset.runs(given)
+    models = [] if "model" in given else preset.models
+    return [
+        Request(task_settings(options.but(**found, **more)), output / model.rpartition("/")[2] / part)
+        for model, more in ([(name, {"model": name}) for name in models] or [("", {})])
+        for part, found in runs.items()
+    ]
+
+
+def task_settings(options: EvalOptions) -> TaskSettings:
+    """A run over tasks."""
+    files = [TaskFile.read(path, options) for path in options.task_file or ()]
+    own = own_names(files)
+    for file in files:
+        if is_library_metric(file.metric):
+            check_library_metric(str(file.metric), options.trust_remote_code)
+    listed = words(options.tasks) if not own or "tasks" in options.model_fields_set else []
+    tasks = tuple(dict.fromkeys([*expand([name for name in listed if name not in own], options.data_dir), *own]))
+    if not tasks:
+        raise UserError(f"no task given (--tasks {options.tasks!r}): for example --tasks suite")
+    given = {name for name in TaskFileOptions.model_fields if getattr(options, name) is not None}
+    if any(task in published.TASKS and published.TASKS[task].long_answers for task in tasks):
+        given.discard("max_new_tokens")
+    if given and not own:
+        raise UserError(f"{', '.join(map(flag, sorted(given)))}: about records of your own, say --task-file")
+    if options.dataset_revision and not (options.dataset or any(map(is_on_hub, tasks))):
+        raise UserError("--dataset-revision goes with --dataset, or with tasks whose records are on the Hub")
+    generated = [task for task in tasks if is_generated(task)]
+    if options.length and not generated:
+        raise UserError("--length is about generated tasks; the prompts of LongBench have their own: --max-length")
+    if options.haystack:
+        if NIAH not in tasks:
+            raise UserError(f"--haystack is about the task {NIAH}: add it to --tasks")
+        read_haystack(list(map(str, options.haystack)))
+    if "," in options.positions:
+        raise UserError(
+            f"--positions {options.positions}: both in one run is for --text; with tasks write text or cache, and run "
+            "the other into another --output"
+        )
+    shared = shared_settings(options)
+    if options.teacher_forced and not options.agreement:
+        raise UserError("--teacher-forced follows the full cache's answers: add --agreement")
+    found = {
+        **options.common(TaskSettings),
+        **shared,
+        "tasks": tasks,
+        "task_file": tuple(map(str, options.task_file or ())),
+        "haystack": tuple(map(str, options.haystack or ())),
+        "lengths": lengths(options.length or str(LENGTH)) if generated else (),
+        # Chunks are compressed one after the other: no two caches see the same.
+        "share_prefill": options.share_prefill and options.prefill_chunk_size is None,
+    }
+    return TaskSettings(**found)
+
+
+def text_request(options: EvalOptions) -> Request[TextSettings]:
+    """A run over texts."""
+    files = [str(file) for file in options.files or ()]
+    if files and options.dataset:
+        raise UserError(f"give files or --dataset {options.dataset}, not both")
+    if options.dataset_revision and not options.dataset:
+        raise UserError("--dataset-revision goes with --dataset")
+    missing = [name for name in files if not Path(name).is_file()]
+    if missing:
+        raise UserError(f"no such file: {', '.join(missing)}")
+    shared = shared_settings(options)
+    if any(split_name(name)[0] == ORACLE for name in shared["policies"]):
+        raise UserError("oracle: it looks ahead to the answer of the full cache, which only tasks have; leave it out")
+    found = {
+        **options.common(TextSettings),
+        **shared,
+        "files": tuple(files),
+        "limit": options.limit or TEXT_LIMIT,
+        "length": length_of(options.length or str(TEXT_LENGTH)),
+    }
+    return Request(TextSettings(**found), options.output or Path("results/text"))
+
+
+def shared_settings(options: EvalOptions) -> dict[str, Any]:
+    """Settings that are not what was typed, and that tasks and texts have in common."""
+    if options.tensor_parallel and options.device_map:
+        raise UserError("--tensor-parallel and --device-map both split the model: choose one")
+    policies, budgets = choose_caches(options.policies, parse_budgets(options.budgets))
+    if options.agreement and not any(budget.is_full for budget in budgets):
+        raise UserError(f"--agreement compares with the full cache: add full to --budgets {options.budgets}")
+    return {
+        "device": device_for(options),
+        "attn_implementation": attention_for(
+            policies, options.attn_implementation, options.disposal, "" if options.hit_rate is None else "--hit-rate"
+        ),
+        "policies": policies,
+        "budgets": tuple(budget.label for budget in budgets),
+    }
+
+
+def model_settings(options: ModelOptions) -> Settings:
+    """Which model runs where, without a cache.
+
+    Raises:
+        UserError: the device cannot be used, or the model has no such tokenizer or revision.
+    """
+    found = {**options.common(Settings), "device": device_for(options), "policies": (), "budgets": (FULL,)}
+    return Settings(**found)
+
+
+def device_for(options: ModelOptions) -> str:
+    """The device that was named; else the accelerator if there is one, and the CPU for the embedded model."""
+    if options.model != EMBEDDED:
+        return check_device(options.device or best_device())
+    for name in ("tokenizer", "revision"):
+        if getattr(options, name):
+            raise UserError(f"the embedded model has its own {name}: leave out --{name}, or name a --model")
+    return check_device(options.device or "cpu")
+
+
+def choose_caches(policies: str, budgets: Sequence[Budget]) -> tuple[tuple[str, ...], list[Budget]]:
+    """Policies without the full cache, and budgets; "full" in either list adds the full cache, once."""
+    names = choose_policies(policies)
+    every = available_policies() if ALL in names else ()
+    chosen = tuple(dict.fromkeys([*every, *(name for name in names if name not in (FULL, ALL))]))
+    found = list(budgets)
+    if FULL in names:
+        found = [each for each in found if chosen and not each.is_full] + list(parse_budgets(FULL))
+    if all(each.is_full for each in found):
+        chosen = ()
+    return chosen, found
+
+
+def attention_for(policies: Sequence[str], typed: str | None, disposal: str = "drop", also: str = "") -> str | None:
+    """The attention implementation that these policies, the disposal or what is asked besides (`also`) need, or the one
+    typed; None for the model's default.
+
+    Raises:
+        UserError: another one was typed, or there is no such disposal.
+    """
+    curious = [name for name in (*policies, also) if name and (name == also or needs_queries(name))]
+    try:
+        if policies and make_disposal(disposal).needs_queries:
+            curious.append(f"--disposal {disposal}")
+    except (TypeError, ValueError) as error:
+        raise UserError(f"--disposal {disposal}: {error}") from error
+    if curious and typed not in (None, PAGED_EVICTION):
+        raise UserError(
+            f"{', '.join(curious)}: needs to see queries, which --attn-implementation {typed} does not show; "
+            f"leave it out, or write {PAGED_EVICTION} (which computes as sdpa does)"
+        )
+    return PAGED_EVICTION if curious else typed
+
+
+def lengths(typed: str) -> tuple[int, ...]:
+    """Numbers of tokens, each once."""
+    found = tuple(dict.fromkeys(map(length_of, words(typed))))
+    if not found:
+        raise UserError(f"length {typed!r}: write numbers of tokens, such as 512,1024")
+    return found
+
+
+def length_of(typed: str) -> int:
+    """A number of tokens."""
+    found = whole_number(typed)
+    if found is None:
+        raise UserError(f"length {typed!r}: write a number of tokens, such as 1024")
+    return found
+
+
+def check_device(name: str) -> str:
+    """The name, if torch can run there."""
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:  # torch asserts when it was built without CUDA
+        reason = str(error).splitlines()[0]
+        raise UserError(f"device {name!r} cannot be used: {reason}") from error
+    return name

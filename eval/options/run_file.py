@@ -1,0 +1,99 @@
+"""A run in one YAML file: the options of `paged-eviction eval` by name."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from ..errors import UserError
+from .base import OLD_SIZES, Options, problem
+from .cache import GONE
+from .settings import Settings, TextSettings
+
+NAME = "run.yaml"
+
+
+def read_run_file(path: Path, options: type[Options]) -> dict[str, Any]:
+    """Options by name; those without a value are left out.
+
+    Args:
+        path: a YAML file with a mapping.
+        options: those that it may have, but `config`.
+
+    Raises:
+        UserError: the file cannot be read, a key is unknown or there twice, or a value cannot be used.
+    """
+    known = [name.replace("_", "-") for name in options.offered() if name != "config"]
+    gone = [name.replace("_", "-") for name in (*GONE, *([OLD_SIZES] if options.sizes else []))]
+    typed = {key.replace("-", "_"): value for key, value in _read(path, known, gone).items()}
+    if other := [name for name in GONE if typed.pop(name, GONE[name]) != GONE[name]]:
+        raise UserError(f"{path}: {other[0].replace('_', '-')} is no option any more: see sink-tokens and bits")
+    found = options.without_memory({name: value for name, value in typed.items() if value is not None})
+    try:
+        options.model_validate(found, strict=True)
+    except ValidationError as error:
+        name, value, expected = problem(options, error)
+        raise UserError(f"{path}: {name.replace('_', '-')}: {value!r} cannot be used: {expected}") from error
+    return found
+
+
+def _read(path: Path, known: Collection[str], gone: Collection[str]) -> dict[str, Any]:
+    import yaml
+
+    try:
+        text = path.read_bytes().decode("utf-8")
+        node = yaml.compose(text, yaml.SafeLoader)
+        content = yaml.safe_load(text)
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror} (--config)") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not a text in UTF-8 (--config)") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise UserError(f"{path} is not YAML (--config): {' '.join(str(error).split())}") from error
+    if not isinstance(content, dict) or not isinstance(node, yaml.MappingNode):
+        raise UserError(f"{path} has no options in it: write one in each line, such as `limit: 10` (--config)")
+    names: set[str] = set()
+    for key, _ in node.value:
+        name, line = str(key.value).replace("_", "-"), key.start_mark.line + 1
+        if name not in known and name not in gone:
+            raise UserError(f"{path}, line {line}: unknown option {key.value!r}{_nearest(name, known)}")
+        if name in names:
+            raise UserError(f"{path}, line {line}: {key.value!r} is there twice")
+        names.add(name)
+    return content
+
+
+def _nearest(name: str, known: Collection[str]) -> str:
+    close = get_close_matches(name, known, n=1, cutoff=0.5)
+    return f", did you mean {close[0]!r}?" if close else f"; the options are {', '.join(sorted(known))}"
+
+
+def as_run_file(settings: Settings, output: Path) -> str:
+    """The YAML that `--config` reads back as the same settings and the same folder."""
+    options: dict[str, Any] = {}
+    if isinstance(settings, TextSettings):
+        options["text"] = True
+    for name, value in settings.as_json().items():
+        if value is not None and value != []:
+            options[_OPTIONS.get(name, name)] = value
+    options.setdefault("policies", ["full"])
+    options["output"] = str(output)
+    head = f"All settings of a run: `paged-eviction eval --config {output / NAME}` repeats or continues it."
+    return written(head, options)
+
+
+def written(head: str, options: Mapping[str, Any]) -> str:
+    """Options in YAML, below a comment."""
+    import yaml
+
+    named = {name.replace("_", "-"): value for name, value in options.items()}
+    content: str = yaml.safe_dump(named, sort_keys=False, allow_unicode=True, width=110)
+    return f"# {head}\n{content}"
+
+
+#: Settings whose option has another name.
+_OPTIONS = {"lengths": "length"}

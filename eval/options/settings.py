@@ -1,0 +1,62 @@
+"""What a run was asked to do: everything that decides its numbers, and nothing else."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from ..caches.budgets import Budget, parse_budget
+from .cache import CacheOptions
+from .evaluate import MetricOptions, PositionNames, RunOptions, TaskOptions, TextOptions
+from .model import EMBEDDED as EMBEDDED
+from .model import ModelOptions
+
+AUTO: Literal["auto"] = "auto"
+
+
+class Settings(ModelOptions, CacheOptions, RunOptions):
+    """The model and the caches that a run compares: options of these names, and what others come to.
+
+    Attributes:
+        device: where the tokens go, and the model if it is on one device.
+        policies: without the full cache; empty if that is all that runs.
+        budgets: as typed, "full" among them if the full cache runs.
+    """
+
+    device: str = "cpu"
+    policies: tuple[str, ...]
+    budgets: tuple[str, ...]
+
+    @property
+    def parsed_budgets(self) -> tuple[Budget, ...]:
+        return tuple(map(parse_budget, self.budgets))
+
+
+class TaskSettings(Settings, TaskOptions, MetricOptions):
+    """A run over tasks: every policy and budget answers the same questions.
+
+    Attributes:
+        tasks: names, groups already expanded.
+        lengths: tokens per prompt of the generated tasks; the others have their own.
+        task_file: files with tasks of the user.
+        haystack: files and folders with texts for the task niah.
+    """
+
+    tasks: tuple[str, ...]
+    lengths: tuple[int, ...] = (1024,)
+    task_file: tuple[str, ...] = ()
+    haystack: tuple[str, ...] = ()
+
+
+class TextSettings(Settings, TextOptions):
+    """A run over texts: every policy and budget predicts the same tokens.
+
+    Attributes:
+        files: plain texts and JSON lines; empty for the held-out texts, or for `dataset`.
+        length: most tokens per text.
+        positions: where held tokens stand, both ways with a comma; every policy runs at each.
+    """
+
+    files: tuple[str, ...]
+    limit: int | None = 8
+    length: int = 2048
+    positions: PositionNames = "text"

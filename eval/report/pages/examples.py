@@ -1,0 +1,97 @@
+"""A few predictions to look at: where a policy lost most against the full cache, and where it won."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ...caches.budgets import FULL
+from ...store.prompt_file import read_prompts
+from ...store.results import Row
+from ..runs import Run
+
+#: Characters of a text that are shown.
+CUT = 400
+WORST, BEST = 2, 1
+
+
+@dataclass(frozen=True)
+class Example:
+    """One prediction beside the full cache's; `full` and `full_score` are None if that did not run, `prompt` if it was
+    not logged."""
+
+    kind: str
+    id: str
+    policy: str
+    budget: str
+    score: float
+    prediction: str
+    answers: str
+    full: str | None
+    full_score: float | None
+    prompt: str | None = None
+
+
+def examples(run: Run, task: str) -> list[Example]:
+    """The largest losses and gains of a task, no question twice; without a full cache the lowest and highest scores."""
+    rows = [row for row in run.rows if row["task"] == task and row.get("prediction") is not None]
+    others = [row for row in rows if row["policy"] != FULL]
+    full = {(row["length"], row["id"]): row for row in rows if others and row["policy"] == FULL}
+    others = others or rows
+
+    def gain(row: Row) -> float:
+        other = full.get((row["length"], row["id"]))
+        return float(row["score"]) - (float(other["score"]) if other else 0.0)
+
+    ranked = sorted(others, key=lambda row: (gain(row), row["policy"], row["budget"], row["id"]))
+    losses = [row for row in ranked if gain(row) < 0 or not full]
+    gains = [row for row in reversed(ranked) if gain(row) > 0]
+    worst = _distinct(losses, WORST, set())
+    best = _distinct(gains, BEST, {row["id"] for row in worst})
+    picked = [("worst", row) for row in worst] + [("best", row) for row in best]
+    picked = picked or [("as the full cache", row) for row in others[:1]]
+    prompts = {key: text for source in run.sources for key, text in read_prompts(source.folder).items()}
+    return [
+        replace(
+            _example(kind, row, full.get((row["length"], row["id"]))),
+            prompt=ends(prompts.get((row["task"], row["length"], row["id"]))),
+        )
+        for kind, row in picked
+    ]
+
+
+def _distinct(rows: Sequence[Row], count: int, seen: set[str]) -> list[Row]:
+    found: list[Row] = []
+    for row in rows:
+        if len(found) < count and row["id"] not in seen:
+            seen = seen | {row["id"]}
+            found.append(row)
+    return found
+
+
+def _example(kind: str, row: Row, full: Row | None) -> Example:
+    answers = " | ".join(map(str, row.get("answers") or ()))
+    return Example(
+        kind,
+        row["id"],
+        row["policy"],
+        row["budget"],
+        row["score"],
+        cut(row["prediction"]),
+        cut(answers),
+        cut(full["prediction"]) if full else None,
+        full["score"] if full else None,
+    )
+
+
+def ends(text: str | None, most: int = CUT) -> str | None:
+    """The beginning and the end of a prompt: the question stands at its end."""
+    if text is None or len(text) <= 3 * most:
+        return text
+    return f"{text[:most]}\n… ({len(text)} characters) …\n{text[-2 * most :]}"
+
+
+def cut(text: str, most: int = CUT) -> str:
+    """The beginning of a text."""
+    text = str(text).strip()
+    return text if len(text) <= most else f"{text[:most]} … ({len(text)} characters)"

@@ -1,0 +1,124 @@
+"""What a run found, in a sentence out of its numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import hypot
+
+from hf_paged_eviction.naming.sizes import readable_bytes
+
+from ...caches.budgets import FULL
+from ...store.summaries.summary import curves
+from ...store.summaries.table import Spread
+from ..leaderboard import Standing, standings
+from ..runs import Run, Variant
+
+#: Percent of the full cache's score that count as having kept it, and percent of perplexity that may be added.
+KEPT, ADDED = 95.0, 5.0
+
+
+def headlines(runs: Sequence[Run]) -> list[tuple[str, str]]:
+    """Sentences under the label of their run."""
+    return [(run.label, sentence) for run in runs for sentence in (_scores(run), _texts(run)) if sentence]
+
+
+def _scores(run: Run) -> str:
+    found = standings(run)
+    full = next((one for (policy, _), one in found.items() if policy == FULL), None)
+    kept = {variant: one.kept for variant, one in found.items() if one.kept is not None}
+    if not kept:
+        means = {variant: one.mean for variant, one in found.items() if variant[0] != FULL}
+        return _without_share(found, means, full)
+    budgets = list(dict.fromkeys(budget for _, budget in kept))
+    best = {budget: _of(kept, budget)[0][1] for budget in budgets}
+    enough = next((budget for budget in budgets if best[budget] >= KEPT), None)
+    budget = enough or max(budgets, key=lambda one: best[one])
+    here = _of(kept, budget)
+    sentence = _first(here, "keeps", "keep", " of the full cache's score", _at(found, budget))
+    if enough is None:
+        sentence = f"No policy keeps {KEPT:.0f} % of the full cache's score: {sentence}, the best of all"
+    worst, value = here[-1]
+    if worst not in _tied(here):
+        sentence += f"; {worst}, the last of {len(here)}, {value:.0f} %"
+    if budget != budgets[0]:
+        smallest = _of(kept, budgets[0])
+        sentence += f". At {_at(found, budgets[0])} the best, {_names(_tied(smallest))}, "
+        sentence += f"{'keep' if len(_tied(smallest)) > 1 else 'keeps'} {_percent(smallest)}"
+    return f"{sentence}."
+
+
+Ranked = Sequence[tuple[str, Spread]]
+
+
+def _of(numbers: Mapping[Variant, Spread], budget: str) -> Ranked:
+    """Policies at a budget, the best first."""
+    return sorted(((name, value) for (name, at), value in numbers.items() if at == budget), key=lambda it: -it[1])
+
+
+def _tied(ranked: Ranked) -> list[str]:
+    """The best, and those that are not seen to be worse: by at most two standard errors, or by less than 1 in 200."""
+    best = ranked[0][1]
+    return [name for name, value in ranked if best - value <= max(2 * hypot(best.error, value.error), 0.5)]
+
+
+def _percent(ranked: Ranked) -> str:
+    """The number of the best, or of the first to the last that tie with it."""
+    best, last = ranked[0][1], ranked[len(_tied(ranked)) - 1][1]
+    numbers = f"{best:.0f}" if round(best) == round(last) else f"{last:.0f} to {best:.0f}"
+    return f"{numbers} %" + (f" (± {best.error:.0f})" if best.error >= 0.5 else "")
+
+
+def _first(ranked: Ranked, one: str, many: str, of: str, at: str) -> str:
+    names = _tied(ranked)
+    sentence = f"{_names(names)} {many if len(names) > 1 else one} {_percent(ranked)}{of} at {at}"
+    return sentence + (", no difference seen between them" if len(names) > 1 else "")
+
+
+def _at(found: Mapping[Variant, Standing], budget: str) -> str:
+    """The budget in tokens, and the bytes that a row holds at it."""
+    here = [one for (_, other), one in found.items() if other == budget]
+    tokens = max((one.tokens for one in here if one.tokens), default=None)
+    sizes = [one.bytes for one in here if one.bytes]
+    more = [f"{tokens:,} tokens"] if tokens and not budget.isdecimal() else []
+    more += [f"{readable_bytes(round(max(sizes)))} a row"] if sizes else []
+    return _budget(budget) + (f" ({', '.join(more)})" if more else "")
+
+
+def _without_share(found: Mapping[Variant, Standing], means: Mapping[Variant, Spread], full: Standing | None) -> str:
+    """What can be said where there is no full cache, or where it knows too little itself."""
+    if full is not None:
+        return (
+            f"The full cache itself scores {full.mean:.1f} ± {full.mean.error:.1f} %: too near to nothing to judge "
+            "a policy by these questions on this model. Take easier tasks, more of them (--limit), or another model."
+        )
+    if not means:
+        return ""
+    budget = max(means, key=lambda variant: means[variant])[1]
+    sentence = _first(_of(means, budget), "has", "have", " as the highest mean score", _at(found, budget))
+    return f"{sentence}; no full cache ran beside it."
+
+
+def _texts(run: Run) -> str:
+    found = {(curve.policy, curve.budget): curve for curve in curves(run.texts)}
+    full = next((curve for (policy, _), curve in found.items() if policy == FULL), None)
+    others = sorted((curve for curve in found.values() if curve.policy != FULL), key=lambda it: it.tokens or 0)
+    if full is None or not others:
+        return ""
+    more = {(it.policy, it.budget): 100 * (it.perplexity / full.perplexity - 1) for it in others}
+    smallest = next((budget for (_, budget), value in more.items() if value <= ADDED), None)
+    here = {key: value for key, value in more.items() if smallest is None or key[1] == smallest}
+    policy, budget = min(here, key=lambda key: here[key])
+    value = here[policy, budget]
+    change = f"{abs(value):.1f} % {'more' if value >= 0 else 'less'} perplexity than the full cache"
+    return f"{policy} reads the texts with {change} at {_budget(budget)}."
+
+
+def _names(policies: Sequence[str]) -> str:
+    shown = [*policies[:3], *([f"{len(policies) - 3} more"] if len(policies) > 3 else [])]
+    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
+
+
+def _budget(budget: str) -> str:
+    if budget.endswith("%"):
+        return f"a budget of {budget[:-1]} %"
+    return f"a budget of {budget} tokens" if budget.isdecimal() else f"a budget of {budget}"

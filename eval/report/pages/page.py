@@ -1,0 +1,117 @@
+"""One HTML page with everything in it: no script, no network."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...store.summaries.table import Table
+from ..figures import Plot
+from ..runs import Run
+from .examples import Example
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
+
+
+_TEMPLATES = Path(__file__).parent / "templates"
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A plot as the page shows it.
+
+    Attributes:
+        svg: the file's content.
+        panels: side by side; many ask for more width.
+    """
+
+    name: str
+    caption: str
+    svg: bytes
+    panels: int
+
+    @property
+    def source(self) -> str:
+        """The address of the picture: the picture itself."""
+        return "data:image/svg+xml;base64," + b64encode(self.svg).decode("ascii")
+
+
+MakePlots = Callable[[Run], Iterable[Plot | None]]
+MakeJointPlots = Callable[[Sequence[Run]], Iterable[Plot | None]]
+
+
+@dataclass(frozen=True)
+class Section:
+    """One part of the page.
+
+    Attributes:
+        name: its anchor.
+        folded: tables that open on demand.
+        plots: draws the plots of one run, one after the other, so that few figures are alive at a time.
+        joint: draws those of all runs together, which stand before the tables.
+        leading, pictures: all that was drawn, as files; before the tables and behind them.
+    """
+
+    name: str
+    title: str
+    tables: tuple[Table, ...] = ()
+    folded: tuple[Table, ...] = ()
+    plots: MakePlots = lambda run: ()
+    joint: MakeJointPlots = lambda runs: ()
+    text: str = ""
+    leading: tuple[Picture, ...] = ()
+    pictures: tuple[Picture, ...] = ()
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.tables or self.folded or self.text or self.leading or self.pictures)
+
+
+@dataclass(frozen=True)
+class Page:
+    """What the template fills in.
+
+    Attributes:
+        headlines: what was found, label of the run and sentence.
+        facts: short name and value, at the top.
+        warnings: what is missing or odd.
+        examples: per heading of a task.
+        rules: how to read the numbers, term and explanation.
+        metadata: per run, name and value of everything in its `run_meta.json`.
+    """
+
+    title: str
+    headlines: Sequence[tuple[str, str]]
+    facts: Sequence[tuple[str, str]]
+    warnings: Sequence[str]
+    sections: Sequence[Section]
+    examples: Sequence[tuple[str, Sequence[Example]]]
+    rules: Sequence[tuple[str, str]]
+    metadata: Sequence[tuple[str, Sequence[tuple[str, str]]]]
+
+
+def _breakable(text: str) -> Markup:
+    """A name that may go on in the next line after each underscore."""
+    from markupsafe import Markup, escape
+
+    return Markup("_<wbr>").join(escape(part) for part in text.split("_"))
+
+
+def render(page: Page) -> str:
+    """The page; whatever stands in the results is shown as text."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader(_TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["breakable"] = _breakable
+    values: dict[str, Any] = {"page": page, "style": (_TEMPLATES / "style.css").read_text("utf-8")}
+    return environment.get_template("page.html").render(values)

@@ -1,0 +1,291 @@
+"""How well a text is predicted, by position, while it streams through a cache in chunks."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from array import array
+from collections.abc import Iterator, Sequence, Set
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from transformers import DynamicCache
+
+from hf_paged_eviction.integration.feeding import feed
+from hf_paged_eviction.integration.window import trained_window
+
+from ..caches.sizes import tokens_held
+from ..data.texts import documents
+from ..errors import RowsFailed, UserError
+from ..models.encoding import encode
+from ..options.settings import TextSettings
+from ..store.results import Row
+from ..store.summaries.summary import BINS
+from .agreement import divergence
+from .memory import free_memory, is_out_of_memory
+from .prefill import input_device
+from .processes.workers import Reading, tell
+from .variants import Variant, make_cache, variants
+
+S = TypeVar("S")
+#: A text must fill one bin at least.
+SHORTEST = 32
+#: Texts per batch where nobody says; where memory runs out, a batch is halved.
+_ROWS = 8
+#: Seconds between two words on how far a text is.
+_TELL_SECONDS = 0.5
+#: Warnings of caches that say what was said of the whole run before it began, or that there may be pads.
+SAID = "Attention now reaches further|A batch of several rows arrived"
+
+
+class TextKey(NamedTuple):
+    """What a row is about; a run that is continued skips the rows it finds."""
+
+    text: str
+    policy: str
+    budget: str
+
+
+@dataclass(frozen=True)
+class TextJob:
+    """Texts that run together, under some policies and budgets one after the other.
+
+    Attributes:
+        names: one per text.
+        tokens: their ids, in 32 bits each.
+        length: tokens of the longest text of the run, what shares refer to.
+        variants: policies and budgets.
+    """
+
+    names: tuple[str, ...]
+    tokens: tuple[array[int], ...]
+    length: int
+    variants: tuple[Variant, ...]
+
+    def keys(self) -> list[TextKey]:
+        """The rows that it yields, in order."""
+        return [self.key(variant, index) for variant in self.variants for index in range(len(self.names))]
+
+    def key(self, variant: Variant, index: int) -> TextKey:
+        """The row of one text, given by its index."""
+        return TextKey(self.names[index], variant.name, variant.budget.label)
+
+
+def make_text_jobs(settings: TextSettings, tokenizer: Any) -> list[TextJob]:
+    """The first `limit` texts that are long enough, cut to `length` tokens, longest first."""
+    found: list[tuple[str, array[int]]] = []
+    for text in documents(settings.files, settings.dataset, settings.dataset_revision):
+        if len(found) == settings.limit:
+            break
+        ids = encode(tokenizer, text.content, settings.length)
+        if len(ids) >= SHORTEST:
+            found.append((text.name, ids))
+    if not found:
+        source = settings.dataset or ", ".join(settings.files)
+        raise UserError(f"no text of at least {SHORTEST} tokens in {source}")
+    found.sort(key=lambda item: -len(item[1]))
+    length = len(found[0][1])
+    # To be compared with, all that the full cache says of a text is kept: so many numbers per token as there are words.
+    size = (1 if settings.agreement else _ROWS) if settings.batch_size == "auto" else settings.batch_size
+    groups = [found[at : at + size] for at in range(0, len(found), size)]
+    listed = text_variants(settings)
+    return [
+        TextJob(tuple(name for name, _ in group), tuple(ids for _, ids in group), length, variants)
+        for group in groups
+        for variants in ([tuple(listed)] if settings.agreement else [(variant,) for variant in listed])
+    ]
+
+
+def text_variants(settings: TextSettings) -> list[Variant]:
+    """The full cache if it is asked for, then every policy at every budget, at each of the `positions`."""
+    modes = settings.positions.split(",")
+    return [
+        replace(variant, positions=mode)
+        for variant in variants(settings)
+        for mode in (modes[:1] if variant.budget.is_full else modes)
+    ]
+
+
+@torch.inference_mode()
+def stream_logits(model: Any, ids: Tensor, cache: DynamicCache, chunk: int) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """A text in forwards of `chunk` tokens, of which nothing is kept but the cache.
+
+    Args:
+        ids: `[rows, tokens]`, no left padding; on any device.
+        cache: empty; what it evicts after one chunk is gone for the next.
+
+    Yields:
+        The position of the first token predicted; logits `[rows, chunk, vocabulary]` of the tokens from there on (fewer
+        at the end), in the model's precision; and these tokens, `[rows, chunk]`.
+    """
+    device = input_device(model)
+    for start in range(0, ids.shape[1] - 1, chunk):
+        part = ids[:, start : start + chunk + 1].to(device)
+        # Without a mask, which would be as long as all of the text so far: there are no pads on the left.
+        positions = torch.arange(start, start + part.shape[1] - 1, device=device).expand(len(part), -1)
+        yield start + 1, feed(model, part[:, :-1], None, cache, positions=positions, keep=0), part[:, 1:]
+
+
+def losses_of(logits: Tensor, tokens: Tensor) -> Tensor:
+    """Negative log-likelihoods in nats of tokens `[rows, n]`, float32, from logits `[rows, n, vocabulary]`."""
+    return cross_entropy(logits.float().transpose(1, 2), tokens, reduction="none")
+
+
+def token_losses(model: Any, ids: Tensor, cache: DynamicCache, chunk: int) -> Tensor:
+    """Negative log-likelihood in nats of every token but the first, `[rows, tokens - 1]`, float32.
+
+    Args:
+        ids: `[rows, tokens]`, no left padding.
+        cache: empty; what it evicts after one chunk is gone for the next.
+        chunk: tokens per forward.
+    """
+    return torch.cat([losses_of(logits, said) for _, logits, said in stream_logits(model, ids, cache, chunk)], dim=1)
+
+
+def run_texts(
+    model: Any, tokenizer: Any, settings: TextSettings, job: TextJob, done: Set[TextKey]
+) -> Iterator[list[Row]]:
+    """The missing rows of one job. Where memory runs out it is halved.
+
+    Raises:
+        RowsFailed: after all other rows, which texts did not fit alone.
+    """
+    failed: list[TextKey] = []
+    reason = ""
+    beside = Beside() if settings.agreement else None
+    waiting = [(variant, texts) for variant in job.variants if (texts := _missing(job, variant, settings, done))]
+    while waiting:
+        variant, texts = waiting.pop(0)
+        try:
+            rows = _text_rows(model, settings, job, variant, texts, beside)
+            yield [row for row in rows if text_row_key(row) not in done]
+            continue
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            reason = str(error) or type(error).__name__
+        free_memory()
+        if len(texts) > 1:
+            half = len(texts) // 2
+            waiting[:0] = [(variant, texts[:half]), (variant, texts[half:])]
+        else:
+            failed.append(job.key(variant, texts[0]))
+    if failed:
+        raise RowsFailed(tuple(failed), reason)
+
+
+def _missing(job: TextJob, variant: Variant, settings: TextSettings, done: Set[TextKey]) -> list[int]:
+    """Texts that a variant has to read; the full cache also those that others are compared on."""
+    compared = (job.variants if settings.agreement and variant.budget.is_full else ()) or (variant,)
+    return [i for i in range(len(job.names)) if any(job.key(other, i) not in done for other in compared)]
+
+
+class Beside:
+    """What the full cache said of the texts of one job."""
+
+    def __init__(self) -> None:
+        self._logits: dict[tuple[int, int], Tensor] = {}
+
+    def kept(self, texts: Sequence[int], start: int, logits: Tensor) -> Tensor:
+        """Keep logits `[rows, n, vocabulary]` of these texts from a position on; no divergence, `[rows, n]`."""
+        self._logits |= {(text, start): row for text, row in zip(texts, logits.cpu(), strict=True)}
+        return torch.zeros(logits.shape[:2])
+
+    def divergence(self, texts: Sequence[int], start: int, logits: Tensor) -> Tensor:
+        """KL divergence in nats, `[rows, n]` float32, of another cache's from what was kept."""
+        full = torch.stack([self._logits[text, start] for text in texts]).to(logits.device)
+        return divergence(full.flatten(0, 1), logits.flatten(0, 1)).view(logits.shape[:2])
+
+
+def _text_rows(
+    model: Any, settings: TextSettings, job: TextJob, variant: Variant, texts: Sequence[int], beside: Beside | None
+) -> list[Row]:
+    """The rows of some texts of a job, given by their index."""
+    chosen = [job.tokens[index] for index in texts]
+    # Texts end at different places: padded on the right, where causal attention never looks.
+    ids = torch.zeros(len(chosen), max(map(len, chosen)), dtype=torch.int64)
+    for line, tokens in zip(ids, chosen, strict=True):
+        line[: len(tokens)] = torch.tensor(tokens)
+    held = tokens_held(variant.budget, model, settings, variant.policy, job.length)
+    cache = make_cache(model, settings, variant, held, None)
+    losses, apart = ([Bins(job.length) for _ in chosen] for _ in range(2))
+    told = time.monotonic()
+    for start, logits, said in _quietly(model, stream_logits(model, ids, cache, settings.chunk)):
+        _add(losses, losses_of(logits, said), start, chosen)
+        if beside is not None:
+            compare = beside.kept if variant.budget.is_full else beside.divergence
+            _add(apart, compare(texts, start, logits), start, chosen)
+        if time.monotonic() - told > _TELL_SECONDS:
+            told = time.monotonic()
+            keys = tuple(job.key(variant, index) for index in texts)
+            tell(Reading(keys, start + said.shape[1], ids.shape[1], f"{variant.name} {variant.budget.label}"))
+    return [
+        {
+            "text": job.names[index],
+            "tokens": len(tokens),
+            "length": job.length,
+            "policy": variant.name,
+            "budget": variant.budget.label,
+            "budget_tokens": held,
+            "block_size": settings.block_size,
+            "loss": loss.sums(),
+            "count": loss.counts(),
+            **({} if beside is None else {"kl": kl.sums()}),
+        }
+        for index, tokens, loss, kl in zip(texts, chosen, losses, apart, strict=True)
+    ]
+
+
+def _add(bins: Sequence[Bins], numbers: Tensor, start: int, texts: Sequence[array[int]]) -> None:
+    """Add numbers `[rows, n]` from a position on to the bins of each text, pads left out."""
+    for mine, line, tokens in zip(bins, numbers.cpu(), texts, strict=True):
+        mine.add(line[: max(len(tokens) - start, 0)], start)
+
+
+def _quietly(model: Any, stream: Iterator[S]) -> Iterator[S]:
+    """The same without `SAID`; a text that a table of positions is too short for is a mistake of the user."""
+    try:
+        while True:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message=SAID)
+                try:
+                    found = next(stream)
+                except StopIteration:
+                    return
+            yield found
+    except IndexError as error:  # positions are looked up in a table
+        raise UserError(
+            f"this {model.config.model_type} model has no position for so long a text ({error}): choose a --length of "
+            f"at most {trained_window(model.config)}"
+        ) from error
+
+
+class Bins:
+    """Sums and numbers of values per position bin of a text of `length` tokens, however long it is."""
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+        self._sum = torch.zeros(BINS, dtype=torch.float64)
+        self._count = torch.zeros(BINS, dtype=torch.int64)
+
+    def add(self, values: Tensor, start: int) -> None:
+        """Take in values `[tokens]`, the first of them at position `start`."""
+        bins = torch.arange(start, start + len(values)) * BINS // self._length
+        self._sum.index_add_(0, bins, values.double())
+        self._count += bins.bincount(minlength=BINS)
+
+    def sums(self) -> list[float]:
+        """Per bin."""
+        return [round(value, 6) for value in self._sum.tolist()]
+
+    def counts(self) -> list[int]:
+        """Per bin."""
+        return self._count.tolist()
+
+
+def text_row_key(row: Row) -> TextKey:
+    """The identity of a finished row."""
+    return TextKey(*(row[name] for name in TextKey._fields))

@@ -1,0 +1,208 @@
+"""What a person sees while a run is on, and after it; in a run of several processes, from the main one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from ..caches.budgets import rounding_notes
+from ..options.requests import Request
+from ..options.settings import Settings, TaskSettings, TextSettings
+from ..store.completion import Outcome, Watch
+from ..store.completion import Progress as State
+from ..store.summaries.formats import to_terminal
+from ..store.summaries.grids import accuracy_grids, perplexity_grid
+from ..store.summaries.summary import Cell
+from ..store.tracking import log_run
+from .evaluation import evaluate_tasks, evaluate_texts
+from .processes.distributed import is_main_process, leave
+
+#: Seconds between two lines about progress where there is no terminal to draw a bar on.
+LINE_SECONDS = 15.0
+#: A run is known after so many seconds, and one of more than so many is worth a word on how to cut it.
+KNOWN_SECONDS, LONG_SECONDS = 20.0, 600.0
+
+
+def run_tasks(
+    requests: Sequence[Request[TaskSettings]],
+    workers: int | None,
+    log_to: str | None = None,
+    log_samples: bool = False,
+    shard: str | None = None,
+) -> bool:
+    """Runs over tasks, one after the other, each with a progress bar and tables; whether all rows are there.
+
+    Args:
+        requests: the runs.
+        workers: processes that this one starts; None chooses.
+        log_to: a tracker of experiments that is told of each finished run, see `tracking.log_run`.
+        log_samples: write the exact prompts, too.
+        shard: which of the questions are this process's, such as "3/8".
+    """
+    complete = True
+    for request in requests:
+        notes = _notes()
+        if len(requests) > 1:
+            say(notes, f"{request.settings.model}: {request.output}")
+        for length in request.settings.lengths:
+            _say_rounding(notes, request.settings, length)
+        with progress(notes, "answers", "--limit 8, fewer --tasks, --policies or --budgets") as watch:
+            found = evaluate_tasks(
+                request.settings, request.output, workers, watch, partial(_note, notes), log_samples, shard
+            )
+        if found is not None:
+            outcome, cells = found
+            outcome.notes.extend(cut_prompts(cells))
+            complete &= _show(notes, outcome, [to_terminal(*each) for each in accuracy_grids(cells)])
+            if log_to and not outcome.others:
+                log_run(log_to, request.settings, outcome, cells)
+    leave()
+    return complete
+
+
+def run_texts(
+    request: Request[TextSettings], workers: int | None, log_to: str | None = None, shard: str | None = None
+) -> bool:
+    """A run over texts with a progress bar and a table; whether all rows are there. Arguments as of `run_tasks`."""
+    notes, complete = _notes(), True
+    _say_rounding(notes, request.settings, request.settings.length)
+    with progress(notes, "texts", "a smaller --limit or --length, fewer --policies or --budgets") as watch:
+        found = evaluate_texts(request.settings, request.output, workers, watch, partial(_note, notes), shard)
+    if found is not None:
+        outcome, curves = found
+        complete = _show(notes, outcome, [to_terminal(perplexity_grid(curves))] if curves else [])
+        if log_to and not outcome.others:
+            log_run(log_to, request.settings, outcome, curves)
+    leave()
+    return complete
+
+
+def cut_prompts(cells: Sequence[Cell]) -> list[str]:
+    """A sentence on prompts that lost their middle, with the tasks they are of."""
+    tasks = {cell.task: (cell.truncated, cell.samples) for cell in cells if cell.truncated}
+    if not tasks:
+        return []
+    shown = ", ".join(f"{task} {cut} of {count}" for task, (cut, count) in tasks.items())
+    return [f"prompts that were too long and lost their middle: {shown} (--max-length)"]
+
+
+def _notes() -> Console:
+    return Console(stderr=True, quiet=not is_main_process())
+
+
+def say(console: Console, text: str) -> None:
+    """One line, just as it is."""
+    console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)
+
+
+def _note(notes: Console, text: str) -> None:
+    say(notes, f"note: {text}")
+
+
+def _say_rounding(notes: Console, settings: Settings, length: int) -> None:
+    for note in rounding_notes(settings.parsed_budgets, length, settings):
+        _note(notes, note)
+
+
+def _show(notes: Console, outcome: Outcome, tables: Sequence[RenderableType]) -> bool:
+    for table in tables:
+        Console().print(table)
+    for note in outcome.notes:
+        _note(notes, note)
+    path = outcome.folder.path
+    if outcome.others:
+        say(notes, f"{outcome.others} rows are those of other shards; the last one to end shows the tables")
+    else:
+        say(notes, f"written to {path}: results.jsonl, run_meta.json, run.yaml, summary.json and plots")
+        say(notes, f"tables and plots of everything: paged-eviction report {path}")
+    if outcome.missing:
+        reasons = "".join(f"\n  {count} rows: {reason}" for reason, count in outcome.failures)
+        say(notes, f"{outcome.missing} rows are missing:{reasons}\nthe same command tries them again")
+    return not outcome.missing
+
+
+class Clock:
+    """How long a run still takes, by what it has done since it began."""
+
+    def __init__(self) -> None:
+        self.started = time.monotonic()
+        self._before: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.started
+
+    def left(self, state: State) -> float | None:
+        """Seconds; None while nothing is known."""
+        done = state.finished + state.begun
+        if self._before is None:
+            self._before, self.started = done, time.monotonic()
+        gained = done - self._before
+        return self.seconds * (state.total - done) / gained if gained > 0 else None
+
+
+def readable_time(seconds: float) -> str:
+    """As a person says it: 40 s, 12 min, 3 h 20 min."""
+    minutes = round(seconds / 60)
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
+
+
+@contextmanager
+def progress(console: Console, unit: str, cuts: str = "") -> Iterator[Watch]:
+    """Shows how far a run is, from the first call of the function that is told: a bar, or lines in a log.
+
+    Args:
+        cuts: what makes a long run shorter; said once, as soon as it is known how long it takes.
+    """
+    clock, told = Clock(), not cuts
+    columns = (
+        f"{unit} ",
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[left]}"),
+        TextColumn("{task.fields[last]}", markup=False),
+    )
+    bar = Progress(*columns, console=console, disable=not console.is_terminal)
+    task = bar.add_task(unit, total=None, last="", left="")
+    line = _lines(console, unit, clock)
+
+    def watch(state: State) -> None:
+        nonlocal told
+        left = clock.left(state)
+        if left is not None and not told and clock.seconds > KNOWN_SECONDS:
+            told = True
+            if left > LONG_SECONDS:
+                say(console, f"note: about {readable_time(left)} left for {state.total:,} {unit}. Shorter: {cuts}")
+        if not console.is_terminal:
+            line(state, left)
+            return
+        bar.start()
+        shown = "" if left is None else f"{readable_time(left)} left"
+        bar.update(task, completed=state.finished + state.begun, total=state.total, last=state.last, left=shown)
+
+    try:
+        yield watch
+    finally:
+        bar.stop()
+
+
+def _lines(console: Console, unit: str, clock: Clock) -> Callable[[State, float | None], None]:
+    shown = -LINE_SECONDS
+
+    def line(state: State, left: float | None) -> None:
+        nonlocal shown
+        seconds = clock.seconds
+        if seconds - shown >= LINE_SECONDS or (state.finished == state.total and not state.last):
+            shown = seconds
+            rest = "" if not left else f", {readable_time(left)} left"
+            say(console, f"{state.finished}/{state.total} {unit}, {seconds:.0f} s{rest} {state.last}".rstrip())
+
+    return line

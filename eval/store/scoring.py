@@ -1,0 +1,310 @@
+"""`paged-eviction score`: files of predictions are scored (again), without a model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from ..data.longbench import TASKS
+from ..errors import UserError
+from ..metrics import METRICS, first_line_of, score_sample
+from ..tasks import Sample, get_task
+from .predictions import Group, Prediction, read_groups, runs
+from .summaries.aggregates import Aggregate, aggregates, bucket_scores, task_score, v2_scores
+from .summaries.formats import to_terminal
+from .summaries.table import Table, simple_table
+
+_CHOICE = "multiple_choice"  # the metric of LongBench v2, reported by difficulty and length
+
+
+@dataclass(frozen=True)
+class TaskScore:
+    """The score of one task; in rows of this package, of one length, policy and budget of it.
+
+    Attributes:
+        source: the file, or the folder of a run.
+        metric: see `metrics.score_sample`; None: the task scores its own answers.
+        samples: number of predictions.
+        score: in percent, two digits, as LongBench rounds; None for LongBench-E, which has one per bucket only.
+        groups: per bucket of LongBench-E or group of LongBench v2 in percent; None where nothing is in it.
+        recorded: `score` out of the scores that stood in the rows; None in files of LongBench's `pred.py`.
+        repeated: lines equal to an earlier one, which are counted, as the official code does.
+        left_out: lines of later runs, with `keep_first_run`.
+        differing: rows whose recorded score is another one; `differs` is the place of the first.
+    """
+
+    source: str
+    task: str
+    length: int | None
+    policy: str | None
+    budget: str | None
+    metric: str | None
+    samples: int
+    score: float | None
+    groups: dict[str, float | None] | None
+    recorded: float | None
+    repeated: int
+    left_out: int
+    differing: int
+    differs: str | None
+
+
+@dataclass(frozen=True)
+class Mean:
+    """One number for several tasks of one run: of one folder, policy and budget."""
+
+    source: str
+    policy: str | None
+    budget: str | None
+    name: str
+    value: float
+
+
+def score_files(
+    paths: Iterable[Path],
+    *,
+    longbench_e: bool = False,
+    edit_similarity: str = "difflib",
+    rouge: str = "official",
+    keep_first_run: bool = False,
+    metrics: Sequence[str] = (),
+    problems: list[str] | None = None,
+) -> list[TaskScore]:
+    """Score predictions of this package (`results.jsonl`), of LongBench's `pred.py` (`<task>.jsonl`) or of OpenCompass.
+
+    Args:
+        paths: files, folders that hold them, or trees of such folders, one per model.
+        longbench_e: score by LongBench-E's buckets of length. Tasks whose name ends in `_e`, and files of `pred.py` in
+            a folder `pred_e`, are scored so anyway.
+        edit_similarity: as for `metrics.score_sample`, and so is `rouge`.
+        keep_first_run: see `read_groups`.
+        metrics: names in `METRICS`, each of which gives a score; empty: the metric of each task.
+        problems: takes what is wrong with a file, and the others are scored; None raises.
+
+    Returns:
+        One score per file of `pred.py`; of rows of this package, one per task, length, policy and budget.
+
+    Raises:
+        UserError: a file is absent, empty or damaged, has repeated rows, or its task is unknown.
+    """
+    found: list[TaskScore] = []
+    for files in (files for path in paths for files in runs(path)):
+        try:
+            groups = read_groups(files, longbench_e, keep_first_run)
+            found += [_score_group(group, edit_similarity, rouge) for group in _measured(groups, metrics)]
+        except UserError as error:
+            if problems is None:
+                raise
+            problems.append(str(error))
+    return found
+
+
+def _measured(groups: Iterable[Group], metrics: Sequence[str]) -> Iterator[Group]:
+    """The groups; with `metrics` each once per metric, without the scores that were recorded for another one."""
+    for group in groups:
+        if not metrics:
+            yield group
+        for metric in metrics:
+            others = (replace(each, metric=metric, recorded=None) for each in group.predictions)
+            yield replace(group, predictions=tuple(others))
+
+
+def _score_group(group: Group, edit_similarity: str, rouge: str) -> TaskScore:
+    scores = [_score(group, prediction, edit_similarity, rouge) for prediction in group.predictions]
+    recorded = [prediction.recorded for prediction in group.predictions if prediction.recorded is not None]
+    pairs = zip(group.predictions, scores, strict=True)
+    differing = [each.place for each, score in pairs if each.recorded is not None and abs(each.recorded - score) > 1e-6]
+    whole, groups = _official_numbers(group, scores)
+    return TaskScore(
+        source=str(group.source),
+        task=group.task,
+        length=group.length,
+        policy=group.policy,
+        budget=group.budget,
+        metric=group.predictions[0].metric,
+        samples=len(scores),
+        score=whole,
+        groups=groups,
+        recorded=None if whole is None else task_score(recorded),
+        repeated=group.repeated,
+        left_out=group.left_out,
+        differing=len(differing),
+        differs=differing[0] if differing else None,
+    )
+
+
+def _score(group: Group, prediction: Prediction, edit_similarity: str, rouge: str) -> float:
+    first_line = group.longbench is not None and group.longbench.first_line
+    text = first_line_of(prediction.text) if first_line else prediction.text
+    try:
+        if prediction.metric is None:
+            sample = Sample("", group.task, "", "", prediction.answers, 0, metadata=prediction.metadata)
+            return get_task(group.task).score(sample, text)
+        return score_sample(
+            prediction.metric,
+            text,
+            prediction.answers,
+            prediction.all_classes,
+            edit_similarity=edit_similarity,
+            rouge=rouge,
+        )
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{prediction.place}: {error}") from error
+
+
+def _official_numbers(group: Group, scores: Sequence[float]) -> tuple[float | None, dict[str, float | None] | None]:
+    """The number of the whole task, and those of its groups, where there are any."""
+    if group.longbench is not None and group.longbench.is_e:
+        return None, bucket_scores(zip(_words(group), scores, strict=True))
+    if group.predictions[0].metric != _CHOICE:
+        return task_score(scores), None
+    kinds = [(_kind(item, "difficulty"), _kind(item, "length")) for item in group.predictions]
+    groups = v2_scores((*kind, score) for kind, score in zip(kinds, scores, strict=True))
+    return task_score(scores), groups
+
+
+def _words(group: Group) -> Iterable[int]:
+    for prediction in group.predictions:
+        if prediction.words is None:
+            raise UserError(f"{prediction.place} has no length of the record, which decides the bucket of LongBench-E")
+        yield prediction.words
+
+
+def _kind(prediction: Prediction, name: str) -> str:
+    if not isinstance(kind := prediction.metadata.get(name), str):
+        raise UserError(f"{prediction.place}: its metadata has no {name!r}, which LongBench v2 is reported by")
+    return kind
+
+
+def means(scores: Iterable[TaskScore]) -> list[Mean]:
+    """The official aggregates of every run that has all the tasks they are over, each by the metric of the task."""
+    runs: dict[tuple[str, str | None, str | None], dict[str, float | None]] = {}
+    for score in scores:
+        if score.task in TASKS and score.metric != TASKS[score.task].metric:
+            continue
+        runs.setdefault((_run(score), score.policy, score.budget), {})[score.task] = score.score
+    found: list[tuple[tuple[str, str | None, str | None], Aggregate]] = []
+    for run, numbers in runs.items():
+        found += [(run, aggregate) for aggregate in aggregates(numbers)]
+    return [Mean(*run, it.name, it.value) for run, it in found if it.value is not None]
+
+
+def _run(score: TaskScore) -> str:
+    """The folder of a run: `pred.py` writes a file per task into it."""
+    return str(Path(score.source).parent) if score.policy is None else score.source
+
+
+def run_score(
+    paths: Sequence[Path],
+    longbench_e: bool,
+    edit_similarity: str,
+    rouge: str,
+    output: Path | None,
+    keep_first_run: bool = False,
+    metrics: Sequence[str] = (),
+) -> bool:
+    """Print the scores of files of predictions; write them as JSON too if `output` is given; whether all were scored.
+
+    Raises:
+        UserError: none could be.
+    """
+    problems: list[str] = []
+    backends = {"edit_similarity": edit_similarity, "rouge": rouge}
+    _refuse_unknown(metrics)
+    scores = score_files(
+        paths,
+        longbench_e=longbench_e,
+        keep_first_run=keep_first_run,
+        metrics=metrics,
+        problems=problems,
+        **backends,
+    )
+    if not scores:
+        raise UserError(problems[0])
+    console = Console()
+    console.print(to_terminal(score_table(scores)))
+    for mean in means(scores):
+        name = ", ".join(part for part in (mean.source, mean.policy, mean.budget, mean.name) if part)
+        console.print(f"{name}: {mean.value:.2f}", highlight=False, markup=False, soft_wrap=True)
+    notes = [note for score in scores for note in _notes(score)] + [f"not scored: {each}" for each in problems]
+    if output is not None:
+        write_scores(output, scores, backends)
+        notes.append(f"written to {output}")
+    for note in notes:
+        Console(stderr=True).print(note, highlight=False, markup=False, soft_wrap=True)
+    return not problems
+
+
+def _refuse_unknown(metrics: Sequence[str]) -> None:
+    for name in metrics:
+        if name not in METRICS:
+            raise UserError(f"unknown metric {name!r} (--metric); choose from {', '.join(METRICS)}")
+
+
+def _notes(score: TaskScore) -> Iterator[str]:
+    if score.repeated:
+        yield f"note: {score.source}: {score.repeated} lines are equal to an earlier one; they are counted"
+    if score.left_out:
+        yield f"note: {score.source}: {score.left_out} lines after the first {score.samples} were left out"
+    if score.differs:
+        yield (
+            f"note: {score.source}: {score.differing} of {score.samples} rows of {score.task} have another score than "
+            f"the one that is recorded, first {score.differs}"
+        )
+
+
+def write_scores(path: Path, scores: Sequence[TaskScore], backends: dict[str, str]) -> None:
+    """Write strict JSON: what has no number is null.
+
+    Args:
+        path: the file; folders above it are made.
+        scores: of `score_files`.
+        backends: the `edit_similarity` and `rouge` they were computed with.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    content = {
+        "backends": backends,
+        "scores": [asdict(score) for score in scores],
+        "means": [asdict(mean) for mean in means(scores)],
+    }
+    text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, "utf-8")
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or error}; choose another --output") from error
+
+
+def score_table(scores: Sequence[TaskScore]) -> Table:
+    """A line per score, in percent; columns that would be empty are left out."""
+    lines = [_cells(score) for score in scores]
+    columns = list(dict.fromkeys(name for line in lines for name, text in line.items() if text))
+    if len({_run(score) for score in scores}) < 2:
+        columns.remove("source")
+    rows = ([line.get(name, "") for name in columns] for line in lines)
+    return simple_table("", columns, rows, head=columns.index("samples"))
+
+
+def _cells(score: TaskScore) -> dict[str, str]:
+    def number(value: Any) -> str:
+        return "" if value is None else str(value)
+
+    cells = {
+        "source": score.source,
+        "task": score.task,
+        "length": number(score.length),
+        "policy": score.policy or "",
+        "budget": score.budget or "",
+        "metric": score.metric or "",
+        "samples": str(score.samples),
+        "score": "" if score.score is None else f"{score.score:.2f}",
+        "recorded": "" if score.recorded is None else f"{score.recorded:.2f}",
+    }
+    return cells | {name: "-" if value is None else f"{value:.2f}" for name, value in (score.groups or {}).items()}

@@ -1,0 +1,133 @@
+"""One look for all plots: legible, and told apart without colours too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from textwrap import wrap
+from typing import IO, Any
+from zlib import crc32
+
+import matplotlib
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+from ...caches.budgets import IN_CACHE
+
+#: Okabe and Ito's palette without its yellow, which is too light for a line.
+COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+FULL_STYLE: dict[str, Any] = {"color": "#555555", "linestyle": "--", "linewidth": 1.5, "label": "full cache"}
+PANEL = (3.1, 2.7)
+COLUMNS = 4
+
+#: These always look the same; other policies get what their name decides.
+KNOWN = ("paged_eviction", "streaming_llm", "key_norm", "keydiff", "value_norm", "recency", "random")
+#: Dotted and dash-dotted lines are left to the others: never mistaken for one of `KNOWN`, nor for the full cache.
+_OTHERS: tuple[dict[str, Any], ...] = tuple(
+    {"color": colour, "marker": MARKERS[(index + shift) % len(MARKERS)], "linestyle": line}
+    for shift, line in ((1, ":"), (2, "-."), (3, (0, (5, 1, 1, 1, 1, 1))), (4, (0, (1, 3))))
+    for index, colour in enumerate(COLOURS)
+)
+
+
+def policy_styles(policies: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """A line style per policy; the same policy looks the same in every plot (two that clash: the second moves on).
+
+    Where held tokens stand one after the other, it is that of the policy with hollow markers on a dashed line.
+    """
+    styles: dict[str, dict[str, Any]] = {}
+    taken: set[int] = set()
+    names = sorted(set(policies))  # in this order: a legend must not differ from run to run
+    for name in sorted({name.removesuffix(IN_CACHE) for name in names}):
+        if name in KNOWN:
+            index = KNOWN.index(name)
+            style: dict[str, Any] = {"color": COLOURS[index], "marker": MARKERS[index], "linestyle": "-"}
+        else:
+            free = [slot for slot in range(len(_OTHERS)) if slot not in taken] or list(range(len(_OTHERS)))
+            wanted = crc32(name.encode()) % len(_OTHERS)
+            slot = min(free, key=lambda slot: (slot - wanted) % len(_OTHERS))
+            taken.add(slot)
+            style = dict(_OTHERS[slot])
+        styles[name] = style | {"markersize": 5, "linewidth": 1.6}
+    moved = {"markerfacecolor": "white", "linestyle": "--"}
+    return {name: styles[name.removesuffix(IN_CACHE)] | (moved if name.endswith(IN_CACHE) else {}) for name in names}
+
+
+def make_panels(
+    count: int, columns: int, panel: tuple[float, float] = PANEL, share_y: bool = False
+) -> tuple[Any, list[Any]]:
+    """A figure of `count` axes, `panel` inches each."""
+    rows = -(-count // columns)
+    # Not through pyplot: plots are files, and whether a program opens windows is not ours to settle.
+    figure = Figure(figsize=(panel[0] * columns, panel[1] * rows))
+    grid = figure.subplots(rows, columns, squeeze=False, sharey=share_y)
+    for axes in grid.flat[count:]:
+        axes.remove()
+    return figure, list(grid.flat[:count])
+
+
+def titled(axes: Any, title: str, inches: float, size: int = 11) -> None:
+    """A title in lines as wide as its panel, so that neighbours do not overlap."""
+    longest = max(8, int(inches * 72 / (0.58 * size)))
+    axes.set_title("\n".join(part for line in title.splitlines() for part in wrap(line, longest)), fontsize=size)
+
+
+def logarithmic(axis: Any) -> None:
+    """Ticks at 1, 2, 5, 10, ... on a logarithmic axis, as plain numbers."""
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_locator(NullLocator())
+
+
+def finish(figure: Any, panels: Sequence[Any], columns: int, x_name: str, y_name: str = "") -> Any:
+    """Names of the axes at the edges only, and one legend above all panels."""
+    for index, axes in enumerate(panels):
+        axes.grid(color="#dddddd", linewidth=0.6)
+        axes.spines[["top", "right"]].set_visible(False)
+        if index + columns >= len(panels):
+            axes.set_xlabel(x_name)
+        if y_name and index % columns == 0:
+            axes.set_ylabel(y_name)
+    lines: dict[str, Any] = {}
+    for axes in panels:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            lines.setdefault(label, handle)
+    _literal(figure)
+    figure.tight_layout()
+    if lines:
+        figure.legend(
+            lines.values(),
+            lines.keys(),
+            loc="lower center",
+            bbox_to_anchor=(0.5, 1.0),
+            ncols=max(2, min(len(lines), 4, columns + 1)),
+            frameon=False,
+        )
+    return figure
+
+
+def _literal(figure: Any) -> None:
+    """Names are names, whatever dollar signs are in them."""
+    for text in figure.findobj(matplotlib.text.Text):
+        text.set_parse_math(False)
+
+
+def save(figure: Any, *targets: Path | IO[bytes]) -> None:
+    """Write the figure, as PNG into a path and as SVG into a stream."""
+    _literal(figure)
+    # Measured once, not once per file: that takes as long as drawing.
+    figure.set_layout_engine(None)
+    extent = figure.get_tightbbox().padded(0.1)
+    for target in targets:
+        kind = "png" if isinstance(target, Path) else "svg"
+        # Without a date and with fixed ids the same numbers give the same file.
+        with matplotlib.rc_context({"svg.hashsalt": "figure", "svg.fonttype": "none"}):
+            figure.savefig(
+                target,
+                format=kind,
+                dpi=150,
+                bbox_inches=extent,
+                facecolor="white",
+                metadata={"Date": None} if kind == "svg" else None,
+            )

@@ -1,0 +1,138 @@
+"""Rows averaged into what tables and plots show."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import exp, sqrt
+from statistics import fmean
+from typing import Any
+
+from ..grouping import grouped
+from ..results import Row
+
+#: Position bins of a run over texts: enough for a curve, few enough to average over.
+BINS = 16
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Accuracy of one policy at one budget on one task.
+
+    Attributes:
+        length: tokens of the prompts; None where every prompt has its own.
+        tokens: held per layer and row (the rounded mean, if prompts differ); None for the full cache.
+        accuracy: mean score, 0 to 1.
+        error: standard error of that mean.
+        samples: number of questions.
+        truncated: how many of their prompts lost their middle.
+    """
+
+    task: str
+    length: int | None
+    policy: str
+    budget: str
+    tokens: int | None
+    accuracy: float
+    error: float
+    samples: int
+    truncated: int = 0
+
+
+def summarise(rows: Iterable[Row]) -> list[Cell]:
+    """One cell per task, length, policy and budget, in the order of first appearance."""
+    groups = grouped(rows, lambda row: (row["task"], row["length"], row["policy"], row["budget"]))
+    return [_cell(key, group) for key, group in groups.items()]
+
+
+def _cell(key: tuple[str, int | None, str, str], rows: Sequence[Row]) -> Cell:
+    scores = [row["score"] for row in rows]
+    tokens = held_tokens(row["budget_tokens"] for row in rows)
+    truncated = sum(bool(row.get("truncated")) for row in rows)
+    return Cell(*key, tokens, fmean(scores), standard_error([scores]), len(scores), truncated)
+
+
+def held_tokens(tokens: Iterable[int | None]) -> int | None:
+    """The rounded mean of budgets in tokens; None if there is none."""
+    known = [count for count in tokens if count is not None]
+    return round(fmean(known)) if known else None
+
+
+def standard_error(groups: Iterable[Sequence[float]]) -> float:
+    """Of the mean over groups of their means, which are independent."""
+    variances = []
+    for values in groups:
+        mean = fmean(values)
+        spread = sum((value - mean) ** 2 for value in values)
+        variances.append(spread / max(len(values) - 1, 1) / len(values))
+    return sqrt(sum(variances)) / len(variances)
+
+
+def share_of(tasks: Mapping[Any, Sequence[tuple[float, float]]]) -> tuple[float, float | None, float | None, int]:
+    """What share of something is reached, each task counting the same.
+
+    Args:
+        tasks: by task, what was reached and what there is, by sample.
+
+    Returns:
+        What there is in the mean; the share of it and its standard error, None where it is not above zero by more than
+        two standard errors; the number of samples.
+    """
+    count = sum(map(len, tasks.values()))
+    gain = fmean(fmean(own for own, _ in pairs) for pairs in tasks.values())
+    distance = fmean(fmean(most for _, most in pairs) for pairs in tasks.values())
+    noise = standard_error([[most for _, most in pairs] for pairs in tasks.values()])
+    if distance <= 2 * noise or distance <= 0:
+        return distance, None, None, count
+    share = gain / distance
+    rest = [[own - share * most for own, most in pairs] for pairs in tasks.values()]
+    return distance, share, standard_error(rest) / distance, count
+
+
+def over_tasks(cells: Sequence[Cell]) -> list[Cell]:
+    """The mean over tasks, each counting the same; its error assumes independent tasks."""
+    groups = grouped(cells, lambda cell: (cell.length, cell.policy, cell.budget))
+    return [
+        Cell(
+            "all tasks",
+            *key,
+            held_tokens(cell.tokens for cell in group),
+            fmean(cell.accuracy for cell in group),
+            sqrt(sum(cell.error**2 for cell in group)) / len(group),
+            sum(cell.samples for cell in group),
+            sum(cell.truncated for cell in group),
+        )
+        for key, group in groups.items()
+    ]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Perplexity of one policy at one budget.
+
+    Attributes:
+        tokens: held per layer and row; None for the full cache.
+        perplexity: over all tokens of all texts.
+        by_position: per position bin; None where no text reaches.
+        predicted: number of predicted tokens.
+    """
+
+    policy: str
+    budget: str
+    tokens: int | None
+    perplexity: float
+    by_position: list[float | None]
+    predicted: int
+
+
+def curves(rows: Iterable[Row]) -> list[Curve]:
+    """One curve per policy and budget, in the order of first appearance."""
+    groups = grouped(rows, lambda row: (row["policy"], row["budget"], row["budget_tokens"]))
+    return [_curve(key, group) for key, group in groups.items()]
+
+
+def _curve(key: tuple[str, str, int | None], rows: Sequence[Row]) -> Curve:
+    losses = [sum(column) for column in zip(*(row["loss"] for row in rows), strict=True)]
+    counts = [sum(column) for column in zip(*(row["count"] for row in rows), strict=True)]
+    bins = [exp(loss / count) if count else None for loss, count in zip(losses, counts, strict=True)]
+    return Curve(*key, exp(sum(losses) / sum(counts)), bins, sum(counts))
