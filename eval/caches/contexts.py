@@ -20,7 +20,7 @@ from ..options.compress import CompressOptions
 from ..running.prefill import feed, input_device
 from ..running.terminal import say
 from .defaults import one_cache
-from .fitting.calibrate import check_output, token_bar
+from .fitting.reading import check_output, token_bar
 from .gating import install_named
 from .making import make_paged_cache
 from .policy_names import needs_queries

@@ -34,7 +34,8 @@ def calibrate(options: CalibrateOptions) -> None:
     Without --text the model reads the documentation of Python. A model of 135 million parameters takes about two
     minutes of processor time.
     """
-    from ..caches.fitting.calibrate import run_calibrate, text_settings
+    from ..caches.fitting.calibrate import run_calibrate
+    from ..caches.fitting.reading import text_settings
 
     settings = text_settings(options.read, options.window, options, needed=False)
     run_calibrate(settings, options.output, options.tokens)

@@ -29,7 +29,7 @@ class FitBasisOptions(FitOptions, ModelOptions):
 def fit_basis(options: FitBasisOptions) -> None:
     """Fit a basis of keys and values to a model, for caches of low rank. Broken off, the same command continues."""
     from ..caches.fitting.basis import run_fit_basis
-    from ..caches.fitting.calibrate import text_settings
+    from ..caches.fitting.reading import text_settings
 
     settings = text_settings(options.read, options.window, options)
     run_fit_basis(settings, options.output, options.tokens)

@@ -24,8 +24,8 @@ done: the same command goes on behind them.
 
 def fit_fold(options: FoldOptions) -> None:
     """Fit the kernels of --disposal fold:FILE to a model: a small state that stands for the tokens a policy lets go."""
-    from ..caches.fitting.calibrate import text_settings
     from ..caches.fitting.fold import make_plan, run_fit_fold
+    from ..caches.fitting.reading import text_settings
 
     settings = text_settings(options.read, options.window, options)
     run_fit_fold(settings, options.output, options.tokens, make_plan(options))

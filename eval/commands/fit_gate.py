@@ -76,8 +76,8 @@ def fit_gate(options: FitGateOptions) -> None:
     from hf_paged_eviction.lab.attention_gate.straight_through import StraightThrough
     from hf_paged_eviction.recipes.fit.gates import Training
 
-    from ..caches.fitting.calibrate import text_settings
     from ..caches.fitting.gates import Ways, run_fit_gate
+    from ..caches.fitting.reading import text_settings
 
     own = {"regression": "target", "straight_through": "keep"}
     for loss, name in own.items():

@@ -14,13 +14,14 @@ from typer.testing import CliRunner
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.learned.calibration import find_calibration, load_calibration, shelf, shelf_name
 from hf_paged_eviction_eval import embedded
-from hf_paged_eviction_eval.caches.fitting.calibrate import SHORTEST, cut, text_settings
-from hf_paged_eviction_eval.chat.settings import chat_settings, model_settings
+from hf_paged_eviction_eval.caches.fitting.reading import SHORTEST, cut, text_settings
+from hf_paged_eviction_eval.chat.settings import chat_settings
 from hf_paged_eviction_eval.commands import app
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.models import loading as models
 from hf_paged_eviction_eval.options.chat import ChatOptions
 from hf_paged_eviction_eval.options.model import ModelOptions
+from hf_paged_eviction_eval.options.requests import model_settings
 from hf_paged_eviction_eval.recommend.candidates import Candidate, with_defaults
 from hf_paged_eviction_eval.tasks import library
 

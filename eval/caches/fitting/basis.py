@@ -24,7 +24,7 @@ from ...options.settings import TextSettings
 from ...running.terminal import say
 from ...store.summaries.formats import to_terminal
 from ...store.summaries.table import Table, simple_table
-from .calibrate import check_output, read_windows, token_bar
+from .reading import check_output, read_windows, token_bar
 
 #: Seconds between two writings of what was found so far.
 _EVERY = 20.0

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from hf_paged_eviction import make_policy
 from hf_paged_eviction.lab.fold import Kernels, load_kernels, save_kernels
@@ -29,7 +28,7 @@ from ...options.settings import TextSettings
 from ...running.terminal import say
 from ...store.summaries.formats import to_terminal
 from ...store.summaries.table import Table, simple_table
-from .calibrate import check_output, read_windows
+from .reading import check_output, read_windows, token_bar
 
 
 def make_plan(options: FoldOptions) -> Plan:
@@ -74,7 +73,7 @@ def run_fit_fold(settings: TextSettings, output: Path, tokens: int, plan: Plan) 
         if done:
             notes.print(f"going on behind {len(done)} of {len(layers)} layers in {partial}", highlight=False)
         left = [index for index in layers if index not in {each.index for each in done}]
-        with progress_bar(notes) as bar:
+        with token_bar(notes, "steps") as bar:
             task = bar.add_task("reading", total=units(plan, len(left), len(windows)))
 
             def advance(what: str) -> None:
@@ -126,12 +125,6 @@ def read_partial(path: Path, model: torch.nn.Module, plan: Plan, facts: dict[str
             "anew."
         )
     return [FittedLayer(index, layer, *errors[str(index)]) for index, layer in kernels.layers.items()]
-
-
-def progress_bar(console: Console) -> Progress:
-    """Progress in windows and epochs."""
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
-    return Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console)
 
 
 def report_table(fitted: Sequence[FittedLayer]) -> Table:

@@ -22,7 +22,7 @@ from ...options.settings import TextSettings
 from ...running.terminal import say
 from ...store.summaries.formats import to_terminal
 from ...store.summaries.table import Table, simple_table
-from .calibrate import check_output, read_windows, token_bar
+from .reading import check_output, read_windows, token_bar
 
 #: Either way of training.
 Ways = Training | StraightThrough

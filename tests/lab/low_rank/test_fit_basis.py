@@ -17,7 +17,7 @@ from hf_paged_eviction.lab.low_rank.basis import load_basis
 from hf_paged_eviction.lab.low_rank.fit import Sums, add_windows, solve
 from hf_paged_eviction.recipes.fit.calibration import Window
 from hf_paged_eviction_eval.caches.fitting import basis as command
-from hf_paged_eviction_eval.caches.fitting.calibrate import text_settings
+from hf_paged_eviction_eval.caches.fitting.reading import text_settings
 from hf_paged_eviction_eval.commands.fit_basis import FitBasisOptions
 from hf_paged_eviction_eval.errors import UserError
 
