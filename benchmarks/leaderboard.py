@@ -20,7 +20,7 @@ from real_tables import KEPT, answer_tables, text_tables
 PAGE = Path("docs/leaderboard.md")
 #: Settings that change no number, or that the rows tell by themselves.
 _PASSED_OVER = frozenset(
-    "agreement allow_pickle attn_implementation batch_size budgets data_dir device device_map files haystack "
+    "agreement allow_pickle attn_implementation batch_size budgets data_dir device device_map files haystack hit_rate "
     "limit model policies share_prefill task_file tasks tensor_parallel tokenizer trust_remote_code".split()
 )
 _HEAD = """# Leaderboard of real models

@@ -178,9 +178,15 @@ def needle_tables(rows: list[dict[str, Any]]) -> str:
         (policy, names.get(budget, budget)): cell([row["agreement"]["kl"] for row in group], 2)
         for (policy, budget), group in found.items()
     }
+    held = {
+        (policy, names.get(budget, budget)): cell([100 * row["hit_rate"] for row in group if "hit_rate" in row], 0)
+        for (policy, budget), group in found.items()
+        if any("hit_rate" in row for row in group)
+    }
+    hits = f"\n\nHit rate, %:\n\n{grid(held, order)}" if held else ""
     return (
         f"The full cache answers {sum(row['policy'] == 'full' for row in right)} prompts ({listed}). Of these, in %:"
-        f"\n\n{grid(score, order)}\n\nKL divergence along its answers, nats per token:\n\n{grid(apart, order)}"
+        f"\n\n{grid(score, order)}\n\nKL divergence along its answers, nats per token:\n\n{grid(apart, order)}{hits}"
     )
 
 
