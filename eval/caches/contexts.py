@@ -17,6 +17,7 @@ from hf_paged_eviction.saving import files
 from ..errors import UserError
 from ..models import loading as models
 from ..options.compress import CompressOptions
+from ..options.files import read_text
 from ..running.prefill import feed, input_device
 from ..running.terminal import say
 from .defaults import one_cache
@@ -36,7 +37,7 @@ def run_compress(options: CompressOptions) -> PagedEvictionCache:
     if options.budget is None:
         raise UserError("how much may be held? --budget TOKENS, or bytes such as --budget 512MiB")
     check_output(options.output, "a context")
-    text, settings = _read_text(options.text), one_cache(options)
+    text, settings = read_text("--text", options.text), one_cache(options)
     model, tokenizer = models.load(settings)
     (policy,) = settings.policies
     install_named(model, [policy])
@@ -112,10 +113,3 @@ def context_policy(path: Path) -> str:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"cannot use the context {path}: {error}") from error
     return policy if allocator == "uniform" else f"{policy}@{allocator}"
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"--text {path}: {error}") from error

@@ -16,6 +16,7 @@ from ..errors import UserError
 from ..models.loading import load
 from ..options.chat import ChatOptions
 from ..options.evaluate import whole_number
+from ..options.files import text_or_file
 from ..options.requests import model_settings
 from ..store.summaries.formats import to_terminal
 from .answering import Interrupt
@@ -24,7 +25,7 @@ from .conversation import Answer, Conversation
 from .demo import demo_turns
 from .figures import Footprint, layer_table
 from .screen import Answering, Screen
-from .settings import chat_settings, text_or_file
+from .settings import chat_settings
 
 _PROMPT = "you> "
 

@@ -21,6 +21,7 @@ from ..errors import UserError
 from ..options.base import flag
 from ..options.cache import OneCacheOptions
 from ..options.chat import ANSWER, BUDGET, EMBEDDED_ANSWER, EMBEDDED_BUDGET, ChatOptions
+from ..options.files import text_or_file
 from ..options.requests import device_for
 from ..running.prefill import input_device
 from ..running.processes.distributed import launched
@@ -59,21 +60,6 @@ def chat_settings(options: ChatOptions) -> ChatOptions:
     )
     chosen = one_cache(found)
     return found.but(policy=chosen.policies[0], attn_implementation=chosen.attn_implementation)
-
-
-def text_or_file(option: str, typed: str) -> str:
-    """The text itself, or what stands in the file after an @.
-
-    Raises:
-        UserError: the file cannot be read as UTF-8.
-    """
-    if not typed.startswith("@"):
-        return typed
-    try:
-        return Path(typed[1:]).expanduser().read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise UserError(f"{option}: cannot read {typed[1:]!r}: {reason}") from error
 
 
 def make_cache(model: Any, options: ChatOptions, system: int) -> PagedEvictionCache:

@@ -18,6 +18,7 @@ from ..errors import UserError
 from ..metrics.library import is_library_metric
 from ..metrics.score import METRICS
 from ..options.evaluate import TaskFileOptions
+from ..options.files import text_or_file
 from ..tasks import Sample
 from .longbench.records import Record, parse
 from .longbench.sources import Source, dataset_rows
@@ -169,12 +170,8 @@ def register_task_file(path: str | Path) -> None:
 
 
 def _typed_template(typed: str) -> str:
-    if typed.startswith("@"):
-        try:
-            return Path(typed[1:]).expanduser().read_text("utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"--template {typed}: cannot be read: {error}") from error
-    return typed.replace("\\n", "\n")
+    text = text_or_file("--template", typed)
+    return text if typed.startswith("@") else text.replace("\\n", "\n")
 
 
 def _from_yaml(path: Path) -> TaskFile:

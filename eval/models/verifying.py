@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, Auto
 from hf_paged_eviction import Verification, verify
 
 from ..errors import UserError
+from ..options.files import read_text
 from ..options.settings import AUTO, Settings
 from ..running.terminal import progress, say
 from ..store.completion import Progress
@@ -61,10 +62,7 @@ def run_verify(settings: Settings, output: Path | None, text: Path | None = None
 
 def _ids(settings: Settings, text: Path) -> torch.Tensor:
     """The first tokens of a file, `[1, n]`."""
-    try:
-        read = text.read_text("utf-8")
-    except (OSError, ValueError) as error:
-        raise UserError(f"--text {text}: {error}") from error
+    read = read_text("--text", text)
     ids: torch.Tensor = models.load_tokenizer(settings)(read, return_tensors="pt").input_ids
     return ids[:, :_MOST]
 

@@ -58,7 +58,7 @@ def test_needles_in_texts_of_the_user(tmp_path: Path) -> None:
     [
         ("nowhere", "niah", "no such file or folder"),
         ("empty", "niah", "no text in there"),
-        ("latin.txt", "niah", "cannot be read as UTF-8 text"),
+        ("latin.txt", "niah", "cannot be read: it is no text in UTF-8"),
         ("empty", "passkey", "about the task niah"),
     ],
 )

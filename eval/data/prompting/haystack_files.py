@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ...errors import UserError
+from ...options.files import read_text
 
 
 def read_haystack(places: Sequence[str]) -> list[str]:
@@ -15,12 +16,7 @@ def read_haystack(places: Sequence[str]) -> list[str]:
     Raises:
         UserError: there is no such file, one cannot be read, or there is no word in any of them.
     """
-    texts = []
-    for path in _files(places):
-        try:
-            texts.append(path.read_text("utf-8"))
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"--haystack {path}: cannot be read as UTF-8 text: {error}") from error
+    texts = [read_text("--haystack", path) for path in _files(places)]
     if not any(text.strip() for text in texts):
         raise UserError(f"--haystack {', '.join(places)}: no text in there (.txt and .md files of a folder are read)")
     return [text for text in texts if text.strip()]

@@ -1,0 +1,25 @@
+"""Texts that are given as files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..errors import UserError
+
+
+def read_text(option: str, path: Path) -> str:
+    """The text of a file.
+
+    Raises:
+        UserError: it cannot be read as UTF-8; names the option.
+    """
+    try:
+        return path.expanduser().read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no text in UTF-8"
+        raise UserError(f"{option} {path}: cannot be read: {reason}") from error
+
+
+def text_or_file(option: str, typed: str) -> str:
+    """What was typed, or the text of the file that stands behind an @."""
+    return read_text(option, Path(typed[1:])) if typed.startswith("@") else typed
