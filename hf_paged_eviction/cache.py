@@ -40,6 +40,7 @@ from .static.steps import refusal
 from .store.pool import StoragePool
 from .store.tensors import byte_count
 from .table.cohort import Cohorts
+from .table.spans import Spans, of_rows
 from .table.takeback import columns_to_remove, crop_all_or_none
 
 
@@ -54,8 +55,8 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
 
     Args:
         config: `model.config`; the text part of a multimodal config is found by itself.
-        budget, block_size, policy, heads, sink_tokens, recent_tokens, allocator, disposal, positions, bits, static: see
-            `CacheOptions`.
+        budget, block_size, policy, heads, sink_tokens, recent_tokens, protect, allocator, disposal, positions, bits,
+            static: see `CacheOptions`.
         attention_mask: `[rows, length]`, nonzero = real token. Normally learned from the model by itself; if given,
             it wins for the columns it covers. `rows` may divide the batch (beams). `reset` forgets it.
         pool: where storage comes from and `release` brings it back to; for services that make a cache per request.
@@ -318,7 +319,47 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             self._seen_ids.keep(self.get_seq_length())
             self._states.taken_back()
 
-    # ---- shrinking ------------------------------------------------------------------------------------------------
+    # ---- protecting, shrinking ------------------------------------------------------------------------------------
+
+    def protect(self, spans: Spans | Sequence[Spans] | None) -> None:
+        """Protect these tokens from now on, in place of all spans given before; `sink_tokens` stay protected.
+
+        Between turns: what the user said last, not what was said before. Give a span before its tokens come: those
+        that have been evicted do not come back, and a warning says how many. Blocks are cut anew, as at the end of a
+        prompt. Tokens that wait for `crop` are taken in first. `reset` keeps the new spans.
+
+        Args:
+            spans: see `CacheOptions.protect`; None or an empty list = none.
+
+        Raises:
+            TypeError, ValueError: spans that the constructor would refuse, a budget too small for them, or a static
+                cache that has seen a token. Nothing has changed then.
+        """
+        present = self.budget
+        options = self._options.protecting(spans, present)
+        if self._steps is not None and self.get_seq_length():
+            raise refusal("protect other tokens once it has seen some, because blocks would have to be cut anew")
+        rows = self._evicting[0].table.rows if self.get_seq_length() and self._evicting else 0
+        given = options.sizes.spans
+        of_rows(given, rows)
+        for layer in self._evicting:
+            layer.commit()
+        if self._sharing is not None:
+            self._sharing.protect(given)
+        for layer in self._evicting:
+            layer.protect(given)
+        for layer in self._evicting:
+            layer.member.offer()
+        for layer in self._evicting:
+            layer.cut_anew()
+        self._options = options
+        gone = max((layer.protected_gone for layer in self._evicting), default=0)
+        if gone:
+            warnings.warn(
+                f"{gone} of the tokens to protect have been evicted already, in the layer, row and head that lacks "
+                "most of them, and do not come back. Give spans before their tokens come.",
+                stacklevel=2,
+            )
 
     def shrink(self, budget: int | Sequence[int]) -> None:
         """Become a cache of a smaller budget, evicting at once what is too much in all paged layers.
@@ -421,6 +462,8 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             raise ValueError("What the encoder has read is in another cache, so this one would be of no use in a file.")
         recording = any(getattr(layer, "record_past", False) for layer in self.layers)
         settings = {**self._options.settings(self.budget), "record_past": recording}
+        if len(self._options.sizes.spans) > 1:  # as the rows are now
+            settings["protect"] = self._evicting[0].table.spans
         snapshot = context.snapshot(self.layers, self._padding, self._sharing)
         context.save(path, self._attention.config, settings, snapshot, input_ids)
 

@@ -10,6 +10,7 @@ from ..integration.heads import LocalHeads
 from ..parts import map_tensors, persistent
 from ..queries.observer import Queries, fold
 from ..table.budget import BlockBudget
+from ..table.spans import Spans
 from .base import FixedAllocator, LayerAllocator
 from .share import share_out
 from .sharing import Sharing, SharingSnapshot
@@ -74,6 +75,12 @@ class Cascade(Sharing):
         self._real = real
         self._share_out(real)
         return True
+
+    def protect(self, spans: tuple[Spans, ...]) -> None:
+        """See `Sharing.protect`: decide anew."""
+        super().protect(spans)
+        if self._real is not None:
+            self._share_out(self._real)
 
     def shrink(self, budget: BlockBudget) -> None:
         """See `Sharing.shrink`: decide anew."""

@@ -29,13 +29,13 @@ class CutoffQuota(Quota):
         """See `Quota.room`."""
         return self.asked.capacity
 
-    def limits(self, pinned: Tensor, positions: Tensor) -> Tensor | None:
+    def limits(self, pinned: Tensor, positions: Tensor, least: Tensor) -> Tensor | None:
         """See `Quota.limits`. Protected tokens stay in any case."""
         asked = self.asked
         size = asked.block_size
         staying = (pinned > self._cutoff.above).sum(-1) + self._cutoff.room
         blocks = torch.div(staying + size - 1, size, rounding_mode="floor")
-        return blocks.clamp(asked.smallest // size, asked.capacity // size) * size
+        return blocks.maximum(least[:, None] // size).clamp_max(asked.capacity // size) * size
 
 
 def check_cutoff(sizes: BlockBudget, policy: EvictionPolicy, allocator: BudgetAllocator, static: bool) -> None:

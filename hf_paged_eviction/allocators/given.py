@@ -27,5 +27,5 @@ class Given(BudgetAllocator):
                 f"{len(self.tokens)} budgets were given for the {layers} layers of this model that are paged. Give one "
                 "for each, or a single number for all."
             )
-        rest = (sizes.block_size, sizes.protected, sizes.recent)
+        rest = (sizes.block_size, sizes.protected, sizes.recent, sizes.spans)
         return [BlockBudget.validate(tokens, *rest) for tokens in self.tokens]

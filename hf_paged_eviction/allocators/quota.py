@@ -1,6 +1,7 @@
 """How many tokens one layer may hold: as many as it was given, or a number of its own in each row or KV head."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -8,6 +9,7 @@ from torch import Tensor
 from ..integration.heads import LocalHeads
 from ..queries.observer import Queries
 from ..table.budget import BlockBudget
+from ..table.spans import Spans
 from .base import HeadAllocator
 from .cascade import Cascade
 from .share import share_out
@@ -42,6 +44,10 @@ class Quota:
         """Another budget from now on."""
         self.asked = self.budget = budget
 
+    def protect(self, spans: tuple[Spans, ...]) -> None:
+        """Other spans are protected from now on, see `BlockBudget`."""
+        self.asked, self.budget = replace(self.asked, spans=spans), replace(self.budget, spans=spans)
+
     def resize(self, tokens: int) -> None:
         """The longest row and head may hold so many now."""
         self.budget = self.budget.of(tokens)
@@ -69,8 +75,9 @@ class Quota:
         """Whether what the layer holds was offered as it is now, or need not be."""
         return True
 
-    def offer(self, ranks: Tensor) -> None:
-        """What the layer could keep, where it is compared with other layers: `[B, S, tokens]`, see `Survivors`."""
+    def offer(self, ranks: Tensor, least: Tensor) -> None:
+        """What the layer could keep, where it is compared with other layers: `[B, S, tokens]`, see `Survivors`; `least`
+        `[B]` tokens stay in each set."""
 
     def crowded(self, came: int) -> bool:
         """Whether the other layers have to fit now what was offered: `came` tokens were taken in by this one."""
@@ -80,12 +87,13 @@ class Quota:
         """Tokens that the layer may hold, as policies are told: see `ScoreContext.budget`."""
         return self.asked.tokens or self.budget.capacity
 
-    def limits(self, pinned: Tensor, positions: Tensor) -> Tensor | None:
+    def limits(self, pinned: Tensor, positions: Tensor, least: Tensor) -> Tensor | None:
         """`[B, S]` tokens that each set may hold from now on; None = all the same.
 
         Args:
             pinned: `[B, S, tokens]` scores; inf = protected, -inf = a pad.
             positions: `[B, S, tokens]`.
+            least: `[B]` tokens that each set has to have room for, in whole blocks.
         """
         return None
 
@@ -124,7 +132,7 @@ class RowQuota(Quota):
         share = self._cascade.share(self._place)
         return self.budget.capacity if share is None else share[..., None]
 
-    def limits(self, pinned: Tensor, positions: Tensor) -> Tensor | None:
+    def limits(self, pinned: Tensor, positions: Tensor, least: Tensor) -> Tensor | None:
         """See `Quota.limits`."""
         share = self._cascade.share(self._place)
         mean = torch.full((positions.shape[0], 1), self.budget.capacity, device=positions.device)
@@ -158,11 +166,11 @@ class HeadQuota(Quota):
         """See `Quota.room`."""
         return self.asked.capacity
 
-    def limits(self, pinned: Tensor, positions: Tensor) -> Tensor | None:
+    def limits(self, pinned: Tensor, positions: Tensor, least: Tensor) -> Tensor | None:
         """See `Quota.limits`."""
         asked = self.asked
         size, sets = asked.block_size, positions.shape[1]
         weights = self._allocator.weights(pinned, asked.capacity)
         most = -(-(positions[:, 0] >= 0).sum(-1) // size)
-        blocks = share_out(weights, asked.capacity // size * sets, asked.smallest // size, most)
+        blocks = share_out(weights, asked.capacity // size * sets, least // size, most)
         return blocks.to(positions.device) * size

@@ -7,13 +7,13 @@ from torch import Tensor
 _NOISE = 1e-9
 
 
-def share_out(weights: Tensor, total: int, least: int, most: Tensor | None = None) -> Tensor:
+def share_out(weights: Tensor, total: int, least: int | Tensor, most: Tensor | None = None) -> Tensor:
     """Split `total` blocks in proportion to `weights`, exactly.
 
     Args:
         weights: `[rows, shares]`, not negative; a row of zeros counts as equal weights.
         total: blocks per row, at least `least * shares`.
-        least: blocks that every share gets.
+        least: blocks that every share gets; `[rows]` where rows differ.
         most: `[rows]` blocks beyond which a share is of no use. What is left when all shares have as much is spread
             evenly.
 
@@ -24,13 +24,14 @@ def share_out(weights: Tensor, total: int, least: int, most: Tensor | None = Non
     weights = weights.detach().double().cpu()
     rows, count = weights.shape
     limits = torch.full((rows, 1), total) if most is None else most.cpu().view(rows, 1)
+    floor = torch.as_tensor(least).cpu().view(-1, 1)
     equal = torch.full_like(weights, total / count)
     weights = weights.where(weights.sum(-1, keepdim=True) > 0, 1.0)
-    shares = _between(weights, total, least, limits.clamp_min(least).double())
+    shares = _between(weights, total, floor.double(), limits.maximum(floor).double())
     return _whole(equal.where(limits * count <= total, shares), total)
 
 
-def _between(weights: Tensor, total: int, least: int, most: Tensor) -> Tensor:
+def _between(weights: Tensor, total: int, least: Tensor, most: Tensor) -> Tensor:
     """Proportional to `weights` but for the shares that meet a bound.
 
     As the factor rises, the sum of the shares rises in straight lines that bend where a share meets a bound. So the
@@ -39,7 +40,7 @@ def _between(weights: Tensor, total: int, least: int, most: Tensor) -> Tensor:
     bends = torch.cat([least / weights, most / weights], dim=-1)
     bends = bends.where(bends.isfinite(), 0.0).sort(dim=-1).values  # weights of zero grow when all others have the most
     one = torch.ones_like(weights)[:, None]
-    lowest, highest = one * least, one * most[..., None]
+    lowest, highest = one * least[..., None], one * most[..., None]
     shares = (bends[..., None] * weights[:, None]).maximum(lowest).minimum(highest)
     shares = torch.cat([lowest, shares, highest], dim=1)
     sums = shares.sum(-1)  # [rows, bends + 2]

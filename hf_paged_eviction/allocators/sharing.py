@@ -1,13 +1,14 @@
 """What the layers of one cache may hold, where they share one budget."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from ..parts import Snapshot, map_tensors, persistent
 from ..table.budget import BlockBudget
+from ..table.spans import Spans
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,10 @@ class Sharing:
     def begin(self, budget: BlockBudget) -> None:
         """Nothing was shared out yet, and the mean share is known."""
         self.budget = budget
+
+    def protect(self, spans: tuple[Spans, ...]) -> None:
+        """Other spans are protected from now on. The layers follow when they are told."""
+        self._asked, self.budget = replace(self._asked, spans=spans), replace(self.budget, spans=spans)
 
     def shrink(self, budget: BlockBudget) -> None:
         """Another mean share. The layers follow when they are asked to shrink."""

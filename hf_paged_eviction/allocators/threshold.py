@@ -5,11 +5,13 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ..integration.heads import LocalHeads
 from ..policies import EvictionPolicy
 from ..table.budget import BlockBudget
 from ..table.ranking import DROP, KEEP
+from ..table.spans import Spans
 from .base import BudgetAllocator
 from .quota import Quota
 from .registry import register_allocator
@@ -75,15 +77,17 @@ class Threshold(Sharing):
         """Whether this layer has offered what it holds."""
         return place in self._offered
 
-    def offer(self, place: int, ranks: Tensor) -> None:
+    def offer(self, place: int, ranks: Tensor, least: Tensor) -> None:
         """What a layer could keep.
 
         Args:
             ranks: `[B, sets, tokens]` int64, comparable over layers; `KEEP` for protected tokens, `DROP` for none.
+            least: `[B]` tokens that each set has room for in any case, also where it does not have so many.
         """
-        ranks = ranks.sort(dim=-1, descending=True).values
-        least = torch.arange(ranks.shape[-1], device=ranks.device) < self.budget.fewest
-        self._offered[place] = ranks.masked_fill(least & (ranks > DROP), KEEP)
+        missing = max(int(least.max()) - ranks.shape[-1], 0)
+        ranks = pad(ranks.sort(dim=-1, descending=True).values, (0, missing), value=DROP)
+        certain = torch.arange(ranks.shape[-1], device=ranks.device) < least[:, None, None]
+        self._offered[place] = ranks.masked_fill(certain, KEEP)
         self._decided = False
 
     def forget(self, place: int) -> None:
@@ -118,6 +122,11 @@ class Threshold(Sharing):
         surplus = torch.stack([each.to(device) for each in much]).sum(0)  # [B]
         return int(surplus.amax()) > max(came * sets, self.budget.capacity * self.layers * sets // 20)
 
+    def protect(self, spans: tuple[Spans, ...]) -> None:
+        """See `Sharing.protect`. Layers offer anew what they hold."""
+        super().protect(spans)
+        self._offered, self._decided = {}, True
+
     def shrink(self, budget: BlockBudget) -> None:
         """See `Sharing.shrink`."""
         super().shrink(budget)
@@ -133,7 +142,7 @@ class Threshold(Sharing):
         if len(places) == self.layers:  # the others have not said what they need
             spare = (mean * sets - torch.cat(counts, dim=1).sum(-1, keepdim=True)).clamp_min(0) // sets
         for place, count in zip(places, counts, strict=True):
-            share = torch.where(most <= mean, mean, (count + spare).clamp_min(self.budget.fewest))
+            share = torch.where(most <= mean, mean, count + spare)
             offered = self._offered[place]
             beyond = torch.arange(offered.shape[-1], device=device) >= share.to(offered.device)[..., None]
             self._offered[place] = offered.masked_fill(beyond, DROP)[..., : int(share.max())]
@@ -211,11 +220,11 @@ class ThresholdQuota(Quota):
         """See `Quota.offered`."""
         return self.scores is not None and self._threshold.knows(self._place)
 
-    def offer(self, ranks: Tensor) -> None:
+    def offer(self, ranks: Tensor, least: Tensor) -> None:
         """See `Quota.offer`."""
         if self._threshold.budget.tokens is None:
             self._threshold.begin(self.budget)
-        self._threshold.offer(self._place, ranks)
+        self._threshold.offer(self._place, ranks, least)
 
     def crowded(self, came: int) -> bool:
         """See `Quota.crowded`."""
@@ -225,7 +234,7 @@ class ThresholdQuota(Quota):
         """See `Quota.room`."""
         return self._threshold.budget.tokens or self.budget.capacity
 
-    def limits(self, pinned: Tensor, positions: Tensor) -> Tensor | None:
+    def limits(self, pinned: Tensor, positions: Tensor, least: Tensor) -> Tensor | None:
         """See `Quota.limits`."""
         share = self._threshold.fitted(self._place)
         mean = torch.full(pinned.shape[:2], self.room(), device=positions.device)

@@ -49,14 +49,14 @@ class Overflow:
         self._keep_best(Held(full_k, full_v, positions), scores, count, real)
         return attended
 
-    def fit(self) -> None:
-        """Bring tokens and storage in line with the quota, which has changed."""
+    def fit(self, *, anew: bool = False) -> None:
+        """Bring tokens and storage in line with the quota, which has changed; `anew`: cut blocks in any case."""
         self._scores.encode()
         contents, capacity = self._contents, self._contents.quota.budget.capacity
         table, store = contents.known, contents.store
         if contents.quota.unequal:
-            self._fit_unequal(table)
-        elif table.capacity == capacity:
+            self._fit_unequal(table, anew)
+        elif table.capacity == capacity and not anew:
             return
         elif table.held >= capacity:
             table.refresh_scores(self._scores.in_slots)
@@ -67,11 +67,11 @@ class Overflow:
             table.resize(capacity)
             contents.settle(None)
 
-    def _fit_unequal(self, table: BlockTable) -> None:
+    def _fit_unequal(self, table: BlockTable, anew: bool) -> None:
         quota, positions = self._contents.quota, table.positions
         scores = self._judged(positions)
         limits = self._survivors.limits(scores, positions)
-        if limits is not None and (table.limits is None or not torch.equal(limits, table.limits)):
+        if limits is not None and (anew or table.limits is None or not torch.equal(limits, table.limits)):
             self._keep_best(Held(*self._contents.store.read(table.held), positions), scores, 0, None)
         quota.resize(table.capacity)
 

@@ -29,6 +29,7 @@ from ..store.turning import Turning
 from ..table.budget import BlockBudget
 from ..table.cohort import Cohorts
 from ..table.memory import MemoryPlan
+from ..table.spans import Spans
 from ..table.table import BlockTable
 from ..table.takeback import columns_to_remove
 from .contents import Contents, PagedSnapshot
@@ -387,7 +388,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             store, (beside, passing) = self.store, self.outlet.most_bytes(keys, values)
             beside += store.fixed_bytes(keys, values)
             token_bytes = self.outlet.slot_bytes(store.token_bytes(keys, values))
-            self.memory.begin(self.layer_idx, token_bytes, keys.shape[0], beside, passing)
+            self.memory.begin(self.layer_idx, token_bytes, keys.shape[0], beside, passing, self.quota.budget.spans)
 
     def commit(self) -> None:
         """Take in the tokens that wait for `crop` or for attention, evicting as needed."""
@@ -581,7 +582,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         if self.listener is not None:
             self.listener.observe_passing(self.table, self.contents.pending)
 
-    # ---- another budget -------------------------------------------------------------------------------------------
+    # ---- another budget, other spans ------------------------------------------------------------------------------
 
     def shrink(self, budget: BlockBudget) -> None:
         """Hold at most `budget` tokens from now on: evict at once what is too much, and give up the storage for it.
@@ -599,6 +600,34 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self._overflow.fit()
         if self.listener is not None:
             self.listener.observer.delay()
+
+    def protect(self, spans: tuple[Spans, ...]) -> None:
+        """Protect these spans from now on, and no others beside the start; `cut_anew` must follow."""
+        self.quota.protect(spans)
+        if self.contents.table is not None:
+            self.contents.table.protect(self.budget)
+
+    def cut_anew(self) -> None:
+        """Cut what is held into blocks anew, and let shares change.
+
+        The block that was being overwritten may hold a token that has to stay.
+        """
+        if self.contents.table is None or not self.contents.table.full:
+            return
+        self.store.prefetch()
+        self._overflow.fit(anew=True)
+        if self.listener is not None:
+            self.listener.observer.delay()
+
+    @property
+    def protected_gone(self) -> int:
+        """Protected tokens that came and are not held, in the row and head that lacks most. Reads tensors."""
+        table = self.contents.table
+        if table is None or self.outlet.picks_blocks:  # they come back
+            return 0
+        came = table.protected(torch.arange(table.seen, device=table.device).expand(table.rows, -1))
+        came &= torch.arange(table.seen, device=table.device) < (table.seen - table.pads)[:, None]
+        return int((came.sum(-1, keepdim=True) - table.protected(table.positions).sum(-1)).max())
 
     # ---- taking back ----------------------------------------------------------------------------------------------
 

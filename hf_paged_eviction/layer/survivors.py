@@ -1,5 +1,6 @@
 """Which tokens stay where more were held and came than may stay."""
 
+import torch
 from torch import Tensor
 
 from ..table.ranking import (
@@ -27,7 +28,7 @@ class Survivors:
 
     def __init__(self, contents: Contents, absolute_noise: bool) -> None:
         self._quota, self._outlet = contents.quota, contents.outlet
-        self._absolute_noise = absolute_noise
+        self._contents, self._absolute_noise = contents, absolute_noise
 
     def judged(self, scores: Tensor, positions: Tensor) -> Tensor:
         """Scores `[B, S, tokens]` as they are to be compared: rounded at once where other layers' are looked at."""
@@ -38,14 +39,16 @@ class Survivors:
     def offer(self, scores: Tensor, positions: Tensor) -> None:
         """Say what could stay of the tokens with these judged scores, where other layers' count as well."""
         if self._quota.common:
-            self._quota.offer(self._rank(scores, positions))
+            least = self._contents.known.least(self._quota.budget.fewest_of)
+            self._quota.offer(self._rank(scores, positions), least)
 
     def limits(self, scores: Tensor, positions: Tensor) -> Tensor | None:
         """`[B, S]` how many of the tokens with these scores `[B, S, tokens]` may stay; None = equally many of all."""
         if not self._quota.unequal:
             return None
         pinned = scores.masked_fill(self._protected(positions), float("inf"))
-        return self._quota.limits(pinned.masked_fill(positions < 0, float("-inf")), positions)
+        pinned = pinned.masked_fill(positions < 0, float("-inf"))
+        return self._quota.limits(pinned, positions, self._contents.known.least(self._quota.budget.smallest_of))
 
     def choose(self, scores: Tensor, positions: Tensor, limits: Tensor | None, columns: int) -> tuple[Tensor, Tensor]:
         """Indices of the tokens that stay, and their positions, both `[B, S, C]` in slot order.
@@ -61,7 +64,9 @@ class Survivors:
         if self._outlet.picks_blocks:
             size = budget.block_size
             rank = rank_whole_blocks(scores, positions, columns // size + 1, size, self._absolute_noise)
-            kept = best_blocks(rank, positions.expand_as(scores), budget)
+            blocks = torch.arange(rank.shape[-1], device=rank.device).expand_as(rank)
+            safe = self._contents.known.protected_blocks(blocks)
+            kept = best_blocks(rank, positions.expand_as(scores), safe, budget)
         else:
             kept = best_tokens(self._rank(scores, positions), positions, budget.capacity)
         return kept, positions.gather(-1, kept)
@@ -76,7 +81,6 @@ class Survivors:
         return rank.masked_fill(self._protected(positions), KEEP)
 
     def _protected(self, positions: Tensor) -> Tensor:
-        """The row's first real tokens and its newest."""
-        budget = self._quota.budget
-        newest = positions.amax(-1, keepdim=True) - budget.recent
-        return (positions >= 0) & ((positions < budget.protected) | (positions > newest))
+        """The row's newest tokens, and those in protected spans, of which its beginning is one."""
+        newest = positions.amax(-1, keepdim=True) - self._quota.budget.recent
+        return self._contents.known.protected(positions) | ((positions >= 0) & (positions > newest))

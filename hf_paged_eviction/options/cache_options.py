@@ -62,6 +62,20 @@ def read_size(given: Any) -> int | str:
     return tokens or str(given)
 
 
+def read_protect(given: Any) -> Any:
+    """Spans of tokens as they are typed, "0:64,100:120".
+
+    Raises:
+        ValueError: a text that is none.
+    """
+    if not isinstance(given, str):
+        return given
+    spans = [each.split(":") for each in given.split(",")]
+    if not all(len(span) == 2 and all(at.strip().isdecimal() for at in span) for span in spans):
+        raise ValueError("protect has the form START:END,START:END, in tokens: 0:64,100:120.")
+    return [(int(start), int(end)) for start, end in spans]
+
+
 def _typed(help: str, kind: Any = str, **more: Any) -> dict[str, Typed]:
     return {"typed": Typed(help, kind, **more)}
 
@@ -93,6 +107,12 @@ class CacheOptions:
             budget where policy="auto" found a calibration). Exact to the token where a prompt, chunk or turn
             overflows, and in `shrink`. While single tokens come, whole blocks go: any that holds one of these tokens
             stays, and so does the newest block, even if this is less than a block.
+        protect: parts of the text that are never evicted wherever they stand, such as instructions: a list of pairs
+            `(start, end)`, the tokens from `start` up to `end`, which is the first one behind it. Each row counts its
+            own real tokens from 0 on, so pads change nothing. A list of such lists has one for each row; beams count as
+            one. A span may lie in what is still to come. `spans_of_roles` makes spans of a chat's messages;
+            `cache.protect` gives others later. A block in which a protected token stands stays as a whole while single
+            tokens come, and a budget that is too small for that is refused.
         allocator: how the budget of all layers together is shared out among layers and KV heads; a name from
             `available_allocators()`, perhaps with parameters, or a `BudgetAllocator`. All but "uniform" need the
             attention implementation "paged_eviction". None = "uniform"; of policy="auto" what goes with it.
@@ -152,6 +172,16 @@ class CacheOptions:
         default=None,
         kw_only=True,
         metadata=_typed("Newest tokens that are never evicted.", int, at_least=0, shown="one block"),
+    )
+    protect: "Sequence[tuple[int, int]] | Sequence[Sequence[tuple[int, int]]] | None" = field(
+        default=None,
+        kw_only=True,
+        metadata=_typed(
+            "Tokens that are never evicted wherever they stand: START:END,START:END.",
+            metavar="SPANS",
+            shown="none",
+            read=read_protect,
+        ),
     )
     allocator: "str | BudgetAllocator | None" = field(
         default=None,

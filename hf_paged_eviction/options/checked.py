@@ -7,7 +7,15 @@ from typing import Any, cast
 from torch.nn import Module
 from transformers import PretrainedConfig
 
-from ..allocators import BudgetAllocator, Given, HeadAllocator, LayerAllocator, Uniform, make_allocator
+from ..allocators import (
+    BudgetAllocator,
+    FixedAllocator,
+    Given,
+    HeadAllocator,
+    LayerAllocator,
+    Uniform,
+    make_allocator,
+)
 from ..allocators.budgets import given_shares
 from ..allocators.cutoff import check_cutoff
 from ..allocators.threshold import Global, check_common_unit
@@ -136,7 +144,7 @@ class CheckedOptions:
         if prefix:
             sinks = max(first_tokens(sinks, policy, asked.block_size), prefix)
         recent = with_share(asked.recent_tokens, default.recent, budget, asked.block_size)
-        sizes = BlockBudget.validate(budget, asked.block_size, sinks, recent)
+        sizes = BlockBudget.validate(budget, asked.block_size, sinks, recent, asked.protect)
         if sizes.tokens is None and asked.recent_tokens is None:
             sizes = replace(sizes, recent_share=default.recent)
         heads = chosen_heads(asked.heads, policy, shares, config)
@@ -175,6 +183,7 @@ class CheckedOptions:
         """
         allocator = self.allocator
         check_cutoff(self.sizes, self.policy, allocator, self.static)
+        self._check_spans(self.sizes)
         if self.sizes.keep_ratio is not None and not (self.uniform or isinstance(allocator, Global)):
             raise ValueError(f"The allocator {allocator.name!r} needs budget= in tokens, not as a share of the prompt.")
         if self.sizes.memory is not None and not self._bounded_in_bytes:
@@ -191,6 +200,15 @@ class CheckedOptions:
             )
         if isinstance(allocator, Global):
             check_common_unit(self.policy)
+
+    def _check_spans(self, sizes: BlockBudget) -> None:
+        shared = isinstance(self.allocator, LayerAllocator | FixedAllocator) and not isinstance(self.allocator, Uniform)
+        if shared and len(sizes.spans) > 1:
+            raise ValueError(
+                f"protect= has spans for {len(sizes.spans)} rows, and the allocator {self.allocator.name!r} shares out "
+                "among layers what rows with other spans could not use. Give one list of pairs for all rows, or use "
+                "allocator='uniform'."
+            )
 
     @property
     def _bounded_in_bytes(self) -> bool:
@@ -244,7 +262,26 @@ class CheckedOptions:
             f"or load the model with attn_implementation={PAGED_EVICTION!r}."
         )
 
-    # ---- another budget -------------------------------------------------------------------------------------------
+    # ---- other spans, another budget ------------------------------------------------------------------------------
+
+    def protecting(self, protect: object, present: int | None) -> "CheckedOptions":
+        """The same with other spans.
+
+        Args:
+            protect: see `CacheOptions`.
+            present: the budget, once known.
+
+        Raises:
+            TypeError, ValueError: see `BlockBudget.validate`, or the budget is too small for them.
+        """
+        sizes = self.sizes if present is None else self.sizes.of(present)
+        if isinstance(self.allocator, Given):  # the smallest of them
+            sizes = self.sizes
+        protecting = sizes.protecting(protect)
+        self._check_spans(protecting)
+        if protecting.tokens is not None:
+            self.disposal.check_sizes(protecting)
+        return replace(self, sizes=replace(self.sizes, spans=protecting.spans))
 
     def shrunk(self, budget: int | Sequence[int], present: int | None) -> "CheckedOptions":
         """The same with a smaller budget.
@@ -275,7 +312,7 @@ class CheckedOptions:
     def _sizes(self, budget: int) -> BlockBudget:
         size = self.sizes.block_size
         recent = with_share(self.recent_tokens, self.recent_share, budget, size)
-        return BlockBudget.validate(budget, size, self.sink_tokens, recent)
+        return BlockBudget.validate(budget, size, self.sink_tokens, recent, self.sizes.spans)
 
     def _shrunk_list(self, budgets: Sequence[int]) -> "CheckedOptions":
         if not isinstance(self.allocator, Given):
@@ -314,6 +351,7 @@ class CheckedOptions:
             heads=self.heads,
             sink_tokens=None if sinks is None else int(sinks),
             recent_tokens=None if recent is None else int(recent),
+            protect=self.sizes.spans or None,
             allocator=self.allocator.label if given is None else "uniform",
             disposal=self.disposal.label,
             positions=self.positions,

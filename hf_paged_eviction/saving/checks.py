@@ -175,6 +175,8 @@ def _check_phase(phase: Phase, counters: Counters, shape: tuple[int, int, int], 
     rows, sets, capacity = shape
     _shape("pads", phase.pads, (rows,), torch.int64)
     _range("pads", phase.pads, 0, counters.seen)
+    _shape("bounds", phase.bounds, (rows, phase.bounds.shape[-1]), torch.int64)
+    _need((phase.bounds.diff(dim=-1) >= 0).all() and not phase.bounds.shape[-1] % 2, "bounds are none of spans")
     _shape("full_at", phase.full_at, (rows, sets), torch.int64)
     _range("full_at", phase.full_at, 0, _LONGEST)
     values = counters.full_at_values

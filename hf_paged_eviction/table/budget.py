@@ -5,6 +5,7 @@ from math import ceil
 from numbers import Integral
 
 from ..naming.sizes import parse_budget, readable_bytes, share_text
+from .spans import Spans, blocks_of, merged, read_spans
 
 
 def whole_number(name: str, value: object, least: int) -> int:
@@ -32,6 +33,7 @@ class BlockBudget:
         keep_ratio: share of the first prompt to hold, where that was asked for.
         memory: bytes of all layers and rows, where that was asked for; see `MemoryPlan`.
         recent_share: share of `tokens`, once they are known, that `recent` then is, in whole blocks; None = as it is.
+        spans: other tokens that are never evicted, by row; one entry goes for all rows.
     """
 
     tokens: int | None
@@ -41,15 +43,22 @@ class BlockBudget:
     keep_ratio: float | None = None
     memory: int | None = None
     recent_share: float | None = None
+    spans: tuple[Spans, ...] = ()
 
     @classmethod
     def validate(
-        cls, budget: int | str | None, block_size: int, sink_tokens: int | None, recent_tokens: int | None = None
+        cls,
+        budget: int | str | None,
+        block_size: int,
+        sink_tokens: int | None,
+        recent_tokens: int | None = None,
+        protect: object = None,
     ) -> "BlockBudget":
         """Check what the user asked for.
 
         Args:
             budget: tokens, a share of the first prompt ("25%") or bytes of all layers and rows ("2GiB").
+            protect: see `CacheOptions`.
 
         Raises:
             TypeError: a size is not a whole number.
@@ -58,6 +67,7 @@ class BlockBudget:
         block_size = whole_number("block_size", block_size, 1)
         protected = block_size if sink_tokens is None else whole_number("sink_tokens", sink_tokens, 0)
         recent = block_size if recent_tokens is None else whole_number("recent_tokens", recent_tokens, 0)
+        spans = read_spans(protect)
         if budget is None:
             raise ValueError(
                 "budget= says how much is held and is needed: tokens (1024), a share of the first prompt ('25%') or "
@@ -65,8 +75,8 @@ class BlockBudget:
             )
         tokens, keep_ratio, memory = parse_budget(budget) if isinstance(budget, str) else (budget, None, None)
         if tokens is None:
-            return cls(None, block_size, protected, recent, keep_ratio, memory)
-        sizes = cls(whole_number("budget", tokens, 1), block_size, protected, recent)
+            return cls(None, block_size, protected, recent, keep_ratio, memory, spans=spans)
+        sizes = cls(whole_number("budget", tokens, 1), block_size, protected, recent, spans=spans)
         sizes._check_budget()
         return sizes
 
@@ -83,15 +93,25 @@ class BlockBudget:
             start, recent = self.protected_blocks, self.recent_blocks
             raise ValueError(
                 f"budget={tokens} leaves no block to evict. In blocks of {self.block_size} tokens, the protected start "
-                f"(sink_tokens={self.protected}) takes {start}, the newest tokens "
+                f"(sink_tokens={self.protected}){self._spans_text} takes {start}, the newest tokens "
                 f"(recent_tokens={self.recent}) take {recent}, and 1 more is needed: ({start} + {recent} + 1) * "
                 f"{self.block_size}. Smallest legal budget: {self.smallest}."
             )
 
     @property
+    def _spans_text(self) -> str:
+        longest = max(self.spans, key=lambda spans: blocks_of(spans, self.block_size), default=())
+        count = sum(end - start for start, end in longest)
+        return f" with the {count} tokens of protect={list(longest)}" if count else ""
+
+    def start_and(self, spans: Spans) -> Spans:
+        """Spans with the protected start among them."""
+        return merged([(0, self.protected), *spans])
+
+    @property
     def protected_blocks(self) -> int:
-        """Blocks that hold at least one protected token."""
-        return ceil(self.protected / self.block_size)
+        """Blocks that hold at least one protected token, at most, in the row that has most of them."""
+        return max(blocks_of(self.start_and(spans), self.block_size) for spans in self.spans or ((),))
 
     @property
     def recent_blocks(self) -> int:
@@ -104,14 +124,29 @@ class BlockBudget:
         """Fewest tokens that leave one block to evict beside the protected ones and the newest."""
         return (self.protected_blocks + self.recent_blocks + 1) * self.block_size
 
-    @property
-    def fewest(self) -> int:
-        """As `smallest`, where a set need not hold whole blocks: what is protected at the start has no more company."""
-        return self.protected + (self.recent_blocks + 1) * self.block_size
+    def smallest_of(self, spans: Spans) -> int:
+        """As `smallest`, of a row with these spans, which have the start in them."""
+        return (blocks_of(spans, self.block_size) + self.recent_blocks + 1) * self.block_size
+
+    def fewest_of(self, spans: Spans) -> int:
+        """As `smallest_of`, where a set need not hold whole blocks: the protected start has no more company."""
+        alone = -sum(end for start, end in spans if start == 0) % self.block_size
+        return self.smallest_of(spans) - alone
 
     def of(self, tokens: int) -> "BlockBudget":
         """The same with another number of tokens, a multiple of the block size."""
         return replace(self, tokens=tokens, keep_ratio=None, memory=None)
+
+    def protecting(self, protect: object) -> "BlockBudget":
+        """The same with other spans.
+
+        Raises:
+            TypeError, ValueError: see `validate`.
+        """
+        sizes = replace(self, spans=read_spans(protect))
+        if sizes.tokens is not None:
+            sizes._check_budget()
+        return sizes
 
     def settled(self, tokens: int) -> "BlockBudget":
         """As `of`, where a share or bytes have turned out to be so many tokens: the newest get their share of them."""
@@ -121,11 +156,21 @@ class BlockBudget:
         return replace(self.of(tokens), recent=recent, recent_share=None)
 
     def resolve(self, prompt_length: int) -> "BlockBudget":
-        """Turn a `keep_ratio` into tokens: rounded up to a block, never below the smallest legal budget."""
+        """Turn a `keep_ratio` into tokens: rounded up to a block, never below the smallest legal budget.
+
+        Raises:
+            ValueError: it is below, and spans are the reason.
+        """
         if self.keep_ratio is None:
             return self
-        blocks = ceil(self.keep_ratio * prompt_length / self.block_size)
-        return self.settled(max(blocks * self.block_size, self.smallest))
+        tokens = ceil(self.keep_ratio * prompt_length / self.block_size) * self.block_size
+        if self.spans and tokens < self.smallest:
+            raise ValueError(
+                f"budget={self.text!r} of {prompt_length} tokens is {tokens}, too small{self._spans_text}: with the "
+                "protected start, the newest tokens and a block to evict, the smallest legal budget is "
+                f"{self.smallest} tokens. Give a larger share, or tokens."
+            )
+        return self.settled(max(tokens, self.smallest))
 
     @property
     def capacity(self) -> int:

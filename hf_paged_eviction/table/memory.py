@@ -1,9 +1,11 @@
 """Budgets in bytes: how many tokens they are once rows, widths and precision are known."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
 from .budget import BlockBudget
+from .spans import Spans
 
 
 class Measured(Protocol):
@@ -37,7 +39,15 @@ class MemoryPlan:
         """One more layer, in the order of the model."""
         self._layers.append(layer)
 
-    def begin(self, layer_idx: int, token_bytes: int, rows: int, beside: int = 0, passing: int = 0) -> None:
+    def begin(
+        self,
+        layer_idx: int,
+        token_bytes: int,
+        rows: int,
+        beside: int = 0,
+        passing: int = 0,
+        spans: tuple[Spans, ...] = (),
+    ) -> None:
         """A layer meets its first tokens.
 
         Args:
@@ -46,12 +56,14 @@ class MemoryPlan:
             rows: of the batch, for the message.
             beside: what all rows of a layer take besides, however many tokens they hold.
             passing: what they take for a moment, one layer after the other.
+            spans: that are protected, see `BlockBudget`.
 
         Raises:
             ValueError: the memory holds too few tokens, or this layer needs more per token than the first one did.
         """
         if not any(each.seen for each in self._layers):
             self._token_bytes = token_bytes
+            self._sizes = replace(self._sizes, spans=spans)
             sizes = self._sizes.settled(self._tokens(token_bytes, rows, beside, passing))
             for each in self._layers:
                 each.grant(sizes)

@@ -148,7 +148,7 @@ def rank_whole_blocks(scores: Tensor, positions: Tensor, blocks: int, size: int,
     return rank_keys(means, firsts.expand_as(means), count == size, absolute_noise)
 
 
-def best_blocks(keys: Tensor, positions: Tensor, budget: BlockBudget) -> Tensor:
+def best_blocks(keys: Tensor, positions: Tensor, protected: Tensor, budget: BlockBudget) -> Tensor:
     """As `best_tokens`, but whole blocks: a block is the tokens at positions `n * size` and after.
 
     Keep what single tokens would have left: whole blocks, and in the last block the newest tokens, followed by the end
@@ -157,6 +157,7 @@ def best_blocks(keys: Tensor, positions: Tensor, budget: BlockBudget) -> Tensor:
     Args:
         keys: `[batch, heads, blocks]` int64, distinct, the lowest goes first; `DROP` for blocks that are not whole.
         positions: `[batch, heads, candidates]`, -1 for pads.
+        protected: `[batch, 1, blocks]` bool.
         budget: sizes; `count` is its capacity, `size` its block size.
 
     Returns:
@@ -167,7 +168,7 @@ def best_blocks(keys: Tensor, positions: Tensor, budget: BlockBudget) -> Tensor:
     seen = positions.amax(-1, keepdim=True) + 1
     blocks = torch.arange(keys.shape[-1], device=keys.device)
     newest = seen // size  # the one that is being filled
-    keys = keys.masked_fill((blocks < budget.protected_blocks) | (blocks >= newest - budget.recent_blocks), KEEP)
+    keys = keys.masked_fill(protected | (blocks >= newest - budget.recent_blocks), KEEP)
     order = keys.argsort(dim=-1, stable=True).argsort(dim=-1)
     order = order.masked_fill(blocks >= newest, 2 * keys.shape[-1])
     block, place = positions.clamp_min(0) // size, positions.clamp_min(0) % size

@@ -38,10 +38,12 @@ class Phase:
         full_at: `[B, S]` int64, columns seen at which the set holds as many real tokens as it may.
         limits: `[B, S]` int64, slots that a set may use, the others are dead; None = all of them.
         order: `[B, S, C]` int64, slot of each logical place; None where they are the same.
+        bounds: `[B, n]` int64, which tokens are protected wherever the row is, see `bounds`.
     """
 
     pads: Tensor
     full_at: Tensor
+    bounds: Tensor
     limits: Tensor | None = None
     order: Tensor | None = None
 
@@ -76,14 +78,15 @@ class TableState:
 
     @classmethod
     def empty(
-        cls, rows: int, sets: int, slots: int, block_size: int, ahead: int, device: torch.device, shifting: bool = False
+        cls, bounds: Tensor, sets: int, slots: int, block_size: int, ahead: int, shifting: bool = False
     ) -> "TableState":
-        """Nothing has been seen."""
+        """Nothing has been seen; `bounds`, see `Phase`, tell the rows and the device."""
+        rows, device = bounds.shape[0], bounds.device
         none = torch.zeros(rows, dtype=torch.int64, device=device)
         block = torch.zeros(rows, sets, dtype=torch.int64, device=device)
         return cls(
             empty_tokens(rows, sets, slots, device, shifting),
-            Phase(none, torch.full_like(block, slots)),
+            Phase(none, torch.full_like(block, slots), bounds),
             Choice(block, _repeated(block, block_size), _repeated(block, ahead), block, block, none),
         )
 

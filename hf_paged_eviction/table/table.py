@@ -16,9 +16,11 @@ import torch
 from torch import Tensor
 
 from ..parts import Snapshot, map_tensors, persistent
+from .bounds import bounds_of, inside, reach_into, spans_in
 from .budget import BlockBudget
 from .gaps import shifts_without_gaps
 from .ranking import KEEP, rank_keys
+from .spans import Spans
 from .state import Choice, Counters, Phase, TableState, Tokens, empty_tokens
 
 ScoreSlots = Callable[[Tensor | None], Tensor]
@@ -67,13 +69,14 @@ class BlockTable:
         self.capacity = budget.capacity
         self.block_size = budget.block_size
         self.device = device
-        self._protected, self._recent = budget.protected, budget.recent
+        self._sizes = budget
         self._token_local = token_local
         self._absolute_noise = absolute_noise
         self.blocks_ahead = max(1, interval // self.block_size)
         self.counters = Counters()
         self.counters.know({self.capacity}, self.block_size)
-        self.give(TableState.empty(rows, sets, self.capacity, self.block_size, self.blocks_ahead, device, shifting))
+        bounds = bounds_of(budget.spans, budget.protected, rows, device)
+        self.give(TableState.empty(bounds, sets, self.capacity, self.block_size, self.blocks_ahead, shifting))
 
     @property
     def state(self) -> TableState:
@@ -139,6 +142,31 @@ class BlockTable:
         """Know what another table of this size knew."""
         self.give(map_tensors(lambda tensor: persistent(tensor.to(self.device)), saved.state))
         self.counters = replace(saved.counters)
+
+    # ---- protection ----------------------------------------------------------------------------------------------
+
+    def protect(self, budget: BlockBudget) -> None:
+        """From now on these spans are protected, and no others. Blocks have to be cut anew then, see `replace`."""
+        self._sizes = budget
+        bounds = bounds_of(budget.spans, budget.protected, self.rows, self.device)
+        self.phase = replace(self.phase, bounds=bounds)
+
+    def protected(self, positions: Tensor) -> Tensor:
+        """Bool, which of these tokens `[B, ...]` lie in a protected span, the start of the text being one."""
+        return inside(self.phase.bounds, positions)
+
+    def protected_blocks(self, blocks: Tensor) -> Tensor:
+        """Bool, which blocks of the text `[B, ...]` have such tokens: block `n` is the tokens from `n * P` on."""
+        return reach_into(self.phase.bounds, blocks, self.block_size)
+
+    @property
+    def spans(self) -> list[Spans]:
+        """What is protected in each row, its beginning included. Reads a tensor."""
+        return spans_in(self.phase.bounds)
+
+    def least(self, count: Callable[[Spans], int]) -> Tensor:
+        """`[B]` what `count` says of the spans of each row. Reads a tensor."""
+        return torch.tensor([count(spans) for spans in self.spans], device=self.device)
 
     # ---- growing -------------------------------------------------------------------------------------------------
 
@@ -269,12 +297,13 @@ class BlockTable:
         """Whether some row finds its next victim by score now, not among those that were chosen together before.
 
         Reads no tensor: how many are chosen together follows from the sizes alone, unless rows or heads hold different
-        numbers or more than the newest block is protected. Then it counts as true.
+        numbers, or more than the start and the newest block is protected. Then it counts as true.
         """
-        if self.blocks_ahead == 1 or self.limits is not None or self._recent > self.block_size:
+        more = self._sizes.recent > self.block_size or self._sizes.spans
+        if self.blocks_ahead == 1 or self.limits is not None or more:
             return True
         blocks, seen = self.capacity // self.block_size, self.counters.seen
-        free = blocks - -(-self._protected // self.block_size) - 1
+        free = blocks - self._sizes.protected_blocks - 1
         together = max(1, min(free // 2, self.blocks_ahead, blocks)) * self.block_size
         return any(seen >= full_at and (seen - full_at) % together == 0 for full_at in self.counters.full_at_values)
 
@@ -592,9 +621,9 @@ class BlockTable:
         blocks = torch.arange(keys.shape[-1], device=self.device)
         missing = self._missing
         start = blocks * self.block_size - (missing if isinstance(missing, int) else missing[..., None])
-        safe = (start < self._protected) | (start < 0) | (blocks == self.choice.block[..., None])
-        if self._recent > self.block_size:  # fewer lie in the newest block
-            first = (self.seen - self.pads)[:, None, None] - self._recent
+        safe = self.protected(positions).any(-1) | (start < 0) | (blocks == self.choice.block[..., None])
+        if self._sizes.recent > self.block_size:  # fewer lie in the newest block
+            first = (self.seen - self.pads)[:, None, None] - self._sizes.recent
             safe |= positions[..., -1] >= first  # the newest token of a block is its last
         if self.limits is not None:
             safe |= blocks * self.block_size >= self.limits[..., None]

@@ -63,6 +63,9 @@ def _sizes(random: Random) -> dict[str, Any]:
     protected = sizes.get("sink_tokens", block)
     recent = max(1, ceil(sizes.get("recent_tokens", block) / block))
     smallest = (ceil(protected / block) + recent + 1) * block
+    if random.random() < 0.25:
+        sizes["protect"] = spans = _spans(random)
+        smallest += sum((end - start + block - 2) // block + 2 for start, end in spans) * block
     budget = smallest + block * random.choice((0, 0, 1, 1, 2, 3))
     kind = random.random()
     if kind < 0.06:
@@ -74,6 +77,11 @@ def _sizes(random: Random) -> dict[str, Any]:
     if kind < 0.22:
         budget = ceil(80 / block) * block
     return {**sizes, "budget": budget}
+
+
+def _spans(random: Random) -> list[tuple[int, int]]:
+    starts = [random.randint(0, 40) for _ in range(random.choice((0, 1, 1, 2)))]
+    return [(start, start + random.randint(1, 6)) for start in starts]
 
 
 def _what(random: Random, family: str) -> dict[str, Any]:
@@ -153,9 +161,10 @@ def _calls(random: Random, family: str, options: dict[str, Any], budget: int) ->
         "anew": lambda: (random.choice(("reset", "release")),),
         "gradient": lambda: ("gradient", random.randint(1, 4)),
         "alone": lambda: ("alone",),
+        "protect": lambda: ("protect", _spans(random)),
     }
     weights = {"steps": 9, "feed": 4, "crop": 3, "order": 3, "save": 2, "copy": 2, "shrink": 1, "fail": 1}
-    weights |= {"anew": 1, "gradient": 1, "alone": 1}
+    weights |= {"anew": 1, "gradient": 1, "alone": 1, "protect": 2}
     if options.get("record_past"):
         weights["crop"] = 8
     names = random.choices(list(weights), list(weights.values()), k=random.randint(2, 6))

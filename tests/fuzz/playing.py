@@ -303,6 +303,16 @@ class Game:
         self.slow.shrink(smaller)
         self.slow.check(self.cache)
 
+    def protect(self, spans: list[tuple[int, int]]) -> None:
+        """Other tokens stay from now on, unless the budget is too small for them."""
+        try:
+            self.cache.protect(spans)
+        except ValueError as error:
+            _refusal(error)
+            return
+        self.slow.protect(spans)
+        self.slow.check(self.cache)
+
     def gradient(self, count: int) -> None:
         """Begin anew, with two forwards whose gradients are asked for together: right, or refused."""
         self.reset()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from random_calls import CALLS, SIZES, Play, play
+from random_calls import CALLS, SIZES, SPANS, Play, by_row, play
 from reference import SLOW_POLICIES
 
 COMMON = settings(
@@ -23,8 +23,13 @@ ANY_GAME = given(
     compared=st.booleans(),
     closing=st.booleans(),
     seed=st.integers(0, 10_000),
+    spans=SPANS,
     calls=CALLS,
 )
+
+
+def fitting(spans: list[Any], rows: int) -> list[Any]:
+    return spans if rows % max(len(by_row(spans)), 1) == 0 else []
 
 
 @COMMON
@@ -37,9 +42,11 @@ def test_any_calls(
     compared: bool,
     closing: bool,
     seed: int,
+    spans: list[Any],
     calls: list[Any],
 ) -> None:
-    play(Play(rows, heads, *sizes, separate, compared, closing=closing, seed=seed), calls)
+    spans = fitting(spans, rows)
+    play(Play(rows, heads, *sizes, separate, compared, closing=closing, seed=seed, spans=spans), calls)
 
 
 @COMMON
@@ -52,9 +59,11 @@ def test_any_calls_while_recording(
     compared: bool,
     closing: bool,
     seed: int,
+    spans: list[Any],
     calls: list[Any],
 ) -> None:
-    play(Play(rows, heads, *sizes, separate, compared, recording=True, closing=closing, seed=seed), calls)
+    spans = fitting(spans, rows)
+    play(Play(rows, heads, *sizes, separate, compared, recording=True, closing=closing, seed=seed, spans=spans), calls)
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -22,6 +22,7 @@ import models
 from hf_paged_eviction import EvictionPolicy, Needs, ScoreContext
 from hf_paged_eviction.integration.rotary import Rotary
 from hf_paged_eviction.store.turning import Turning
+from hf_paged_eviction.table.budget import BlockBudget
 from reference import SLOW_POLICIES, SlowLayer, Vector
 
 LAYERS = 2
@@ -79,7 +80,10 @@ class Play:
         closing: bool = False,
         seed: int = 0,
         disposal: Any = "drop",
+        spans: Any = None,
     ) -> None:
+        smallest = BlockBudget.validate("1%", block_size, sink_tokens, recent, spans).smallest
+        budget = max(budget, smallest)  # the bound itself is played
         own = ComparedFirstValue() if compared else FirstValue()
         self.exact_scores = policy is None
         self.cache = models.paged(
@@ -92,10 +96,12 @@ class Play:
             recent_tokens=recent,
             record_past=recording,
             disposal=disposal,
+            protect=spans,
         )
         score = SLOW_POLICIES[policy] if policy else slow_first_value
         self.slow = [
-            SlowLayer(budget, block_size, sink_tokens, score, not separate, layer, recent) for layer in range(LAYERS)
+            SlowLayer(budget, block_size, sink_tokens, score, not separate, layer, recent, by_row(spans))
+            for layer in range(LAYERS)
         ]
         for layer in self.slow:
             layer.recording = recording
@@ -206,9 +212,22 @@ class Play:
             layer.reorder(index.tolist())
         self.mask, self.rows = self.mask[index], len(index)
 
+    def protect(self, spans: list[Any]) -> None:
+        spans = spans if self.rows % max(len(by_row(spans)), 1) == 0 else []
+        try:
+            self.cache.protect(spans)
+        except ValueError as error:
+            assert "Smallest legal budget" in str(error)
+            return
+        for layer in self.slow:
+            layer.protect(by_row(spans))
+
     def reset(self) -> None:
+        rows = len(self.slow[0].spans)
         self.cache.reset()
         self._empty()
+        if self.rows % max(rows, 1):  # the next batch is another
+            self.protect([])
 
     def _empty(self) -> None:
         for layer in self.slow:
@@ -261,19 +280,30 @@ class Play:
         assert scores[row, head, : len(filled)].tolist() == pytest.approx(filled, rel=1e-4, abs=1e-5)
 
 
+def by_row(spans: Any) -> list[list[tuple[int, int]]]:
+    """Spans for all rows as one entry; none as no entry."""
+    if not spans:
+        return []
+    return [spans] if isinstance(spans[0], tuple) else spans
+
+
 def _as_set(keys: list[list[float]]) -> set[tuple[float, ...]]:
     rows = [tuple(key) for key in keys]
     assert len(rows) == len(set(rows))
     return set(rows)
 
 
+SPAN = st.tuples(st.integers(0, 60), st.integers(1, 7)).map(lambda span: (span[0], sum(span)))
+#: For all rows, or for each of one, two or three.
+SPANS = st.one_of(st.just([]), st.lists(SPAN, max_size=3), st.lists(st.lists(SPAN, max_size=2), max_size=3))
 FEED = st.tuples(st.just("feed"), st.integers(1, 20), st.sampled_from(["none", "left", "any"]))
 DECODE = st.tuples(st.just("decode"), st.integers(1, 14), st.sampled_from(["none", "none", "none", "any"]))
 CROP = st.tuples(st.just("crop"), st.integers(0, 6), st.booleans())
 ROWS = st.tuples(st.just("rows"), st.sampled_from(["reorder", "select", "repeat"]))
 RESET = st.tuples(st.just("reset"))
 COPY = st.tuples(st.just("copy"))
-CALLS = st.lists(st.one_of(FEED, DECODE, DECODE, CROP, ROWS, RESET, COPY), min_size=1, max_size=9)
+PROTECT = st.tuples(st.just("protect"), SPANS)
+CALLS = st.lists(st.one_of(FEED, DECODE, DECODE, CROP, ROWS, RESET, COPY, PROTECT), min_size=1, max_size=9)
 #: Budget, block size, tokens at the start and newest tokens that stay.
 SIZES = st.sampled_from(
     [
@@ -296,6 +326,8 @@ def play(game: Play, calls: list[tuple[Any, ...]]) -> None:
             game.crop(call[1], call[2])
         elif call[0] == "rows":
             game.reorder(call[1])
+        elif call[0] == "protect":
+            game.protect(call[1])
         elif call[0] == "copy":
             game.cache = copy.deepcopy(game.cache)
         else:

@@ -241,9 +241,15 @@ def check_layer(layer: Any, columns: list[Column], index: int, *, as_they_came: 
             if not layer.record_past:
                 must_hold = set(range(min(sizes.protected, len(real))))
                 must_hold |= set(range(max(0, len(real) - sizes.recent), len(real)))
+                must_hold |= {at for span in common_spans(sizes) for at in range(*span) if at < len(real)}
                 assert must_hold <= set(found), "a protected token was evicted"
     if as_they_came and any(own):
         _check_states(layer, columns, index, own)
+
+
+def common_spans(sizes: Any) -> Any:
+    """Those that go for every row."""
+    return sizes.spans[0] if len(sizes.spans) == 1 else ()
 
 
 def _check_states(layer: Any, columns: list[Column], index: int, own: list[list[int]]) -> None:
@@ -469,6 +475,11 @@ class Group:
     victim: int | None = None  # logical block that is being overwritten
     used: int = 0  # slots of it that are overwritten
     left: list[tuple[int, Token]] = field(default_factory=list)  # which have left, with the columns seen by then
+    spans: list[tuple[int, int]] = field(default_factory=list)  # tokens that never leave
+
+    def stays(self, token: Token) -> bool:
+        """Whether it lies in a protected span."""
+        return any(start <= token.position < end for start, end in self.spans)
 
     def close_gaps(self, following: int, leaving: Token | None = None) -> None:
         """All that stay stand one after the other, right before the position that follows."""
@@ -529,7 +540,9 @@ class SlowLayer:
         shared: bool,
         layer_idx: int = 0,
         recent: int | None = None,
+        spans: list[list[tuple[int, int]]] | None = None,
     ) -> None:
+        self.spans = spans or []  # one entry for each row, or for several that follow each other; none = no spans
         self.budget, self.block_size, self.protected = budget, block_size, protected
         self.recent = block_size if recent is None else recent
         self.score, self.shared, self.layer_idx = score, shared, layer_idx
@@ -544,6 +557,7 @@ class SlowLayer:
         if not self.rows:
             split = [list(range(heads))] if self.shared else [[head] for head in range(heads)]
             self.rows = [SlowRow([Group(list(own)) for own in split]) for _ in range(rows)]
+            self._hand_out_spans()
         self.commit(0)
         for index, row in enumerate(self.rows):
             for column in range(count):
@@ -558,6 +572,20 @@ class SlowLayer:
                 row.pending.append(token)
         if not self.recording:
             self.commit(0)
+
+    def _hand_out_spans(self) -> None:
+        for index, row in enumerate(self.rows):
+            for group in row.groups:
+                group.spans = self.spans[index * len(self.spans) // len(self.rows)] if self.spans else []
+
+    def protect(self, spans: list[list[tuple[int, int]]]) -> None:
+        """Other tokens never leave; blocks are cut anew."""
+        self.commit(0)
+        self.spans = spans
+        self._hand_out_spans()
+        for row in self.rows if self.held == self.budget else ():
+            for group in row.groups:
+                self._trim(group, [], len(row.columns), sum(row.columns))
 
     def commit(self, drop: int) -> None:
         """Drop the newest waiting columns and store the others."""
@@ -662,7 +690,10 @@ class SlowLayer:
             block
             for block in range(-(-self.protected // size), blocks)
             if block != newest
-            and all(token.position < seen - self.recent for token in group.tokens[block * size : (block + 1) * size])
+            and all(
+                token.position < seen - self.recent and not group.stays(token)
+                for token in group.tokens[block * size : (block + 1) * size]
+            )
         ]
         return min(candidates, key=keys.__getitem__)
 
@@ -674,7 +705,11 @@ class SlowLayer:
         group.pads -= from_pads
         scores = self._scores(group, tokens)
         last = tokens[-1].position + 1 if tokens else 0
-        candidates = [at for at, token in enumerate(tokens) if self.protected <= token.position < last - self.recent]
+        candidates = [
+            at
+            for at, token in enumerate(tokens)
+            if self.protected <= token.position < last - self.recent and not group.stays(token)
+        ]
         keys = rank(scores, [token.position for token in tokens], self.absolute_noise)
         losers = set(sorted(candidates, key=keys.__getitem__)[: excess - from_pads])
         assert len(losers) == excess - from_pads
@@ -713,12 +748,13 @@ def slow_threshold(held: Held, total: int, budget: int, sizes: Any) -> dict[tupl
     seen = 1 + max(max(scores) for scores in held.values())
     if all(len(scores) <= budget for scores in held.values()):
         return {place: set(scores) for place, scores in held.items()}
-    certain, others = {}, []
+    certain, others, fewest = {}, [], sizes.fewest_of(sizes.start_and(common_spans(sizes)))
     for place, scores in sorted(held.items()):
-        protected = {at for at in scores if at < sizes.protected or at >= seen - sizes.recent}
+        spans = [(0, sizes.protected), *common_spans(sizes), (seen - sizes.recent, seen)]
+        protected = {at for at in scores if any(start <= at < end for start, end in spans)}
         order = sorted(scores, key=lambda at: (at in protected, scores[at], at), reverse=True)
-        certain[place] = set(order[: sizes.fewest])
-        others += [(-scores[at], -at, place) for at in order[sizes.fewest :]]
+        certain[place] = set(order[:fewest])
+        others += [(-scores[at], -at, place) for at in order[fewest:]]
     for _, at, place in sorted(others)[: total - sum(map(len, certain.values()))]:
         certain[place].add(-at)
     return certain

@@ -118,6 +118,8 @@ class SlowCache:
             tuple[int, int, int], tuple[int, set[int]]
         ] = {}  # real tokens, and those held, when last seen
         self.taken_back = 0  # columns that were left after the last crop of tokens that had been evicted for
+        self.spans: list[tuple[int, int]] = list(self.options.get("protect") or [])
+        self._named_at: list[int] = []  # by row, real tokens when the spans were given last; none = none
         self._twin: _Twin | None = None
         self._around: dict[int, Seen] = {}  # per layer, what its queries saw of the past
 
@@ -164,7 +166,8 @@ class SlowCache:
             return None
         heads = self.options.get("heads") or make_policy(self.policy).needs.heads
         shared = heads == "shared"
-        rule = SlowLayer(budget, self.block, self.protected, score, shared, index, self.recent)
+        spans = [self.spans] if self.spans else []
+        rule = SlowLayer(budget, self.block, self.protected, score, shared, index, self.recent, spans)
         rule.recording = self.recording
         return rule
 
@@ -420,6 +423,7 @@ class SlowCache:
         """The batch is made of these rows."""
         self._held_at.clear()
         self.ids, self.real, self.positions = self.ids[index], self.real[index], self.positions[index]
+        self._named_at = [self._named_at[row] for row in index] if self._named_at else []
         for given in self.layers.values():
             given.states = given.states[0][index], given.states[1][index]
             given.rounding = [replace(given.rounding[row]) for row in index]
@@ -427,6 +431,14 @@ class SlowCache:
                 given.rule.reorder(index)
         self.forwards = [one.rows(index) for one in self.forwards]
         self._twin = None
+
+    def protect(self, spans: list[tuple[int, int]]) -> None:
+        """These tokens stay from now on, and no others but the first and the newest."""
+        self.commit(0)
+        self.spans, self._named_at = spans, [int(row.sum()) for row in self.real]
+        for given in self.layers.values():
+            if given.rule is not None:
+                given.rule.protect([spans] if spans else [])
 
     def shrink(self, budget: int) -> None:
         """Every layer holds no more than this."""
@@ -490,6 +502,8 @@ class SlowCache:
         if everything:
             assert len(held) == count, "a token has gone, and the budget would hold all"
         must = {*range(min(self.protected, count)), *range(max(since, count - self.recent), count)}
+        named = self._named_at[row] if self._named_at else 0
+        must |= {at for span in self.spans for at in range(*span) if named <= at < count}
         assert must <= set(held), f"protected tokens {sorted(must - set(held))} have gone"
         if given.rule is not None and given.rule.rows:
             expected = sorted(token.position for token in given.rule.group(row, head).tokens)

@@ -45,7 +45,14 @@ class Frames:
         leaving = ids.masked_fill(~newest, -1).amax(-1).masked_fill((filled == 0)[:, None], -1)
         return cls(ids.masked_fill(newest, -1), newest, leaving, filled, count, away)
 
-    def pinned(self, sizes: BlockBudget) -> Tensor:
+    def present(self, blocks: int) -> Tensor:
+        """`[B, S, blocks]` bool: which of the text's first blocks lie in frames."""
+        there = torch.zeros(*self.ids.shape[:2], blocks, dtype=torch.bool, device=self.ids.device)
+        there = there.scatter(-1, self.ids.clamp_min(0), self.ids >= 0)
+        there[..., 0] |= (self.ids == 0).any(-1)
+        return there
+
+    def pinned(self, sizes: BlockBudget, table: BlockTable) -> Tensor:
         """`[B, S, F]` bool: frames that must not be overwritten, so that the protected and the newest tokens stay."""
         recent = self.count[:, None, None] // sizes.block_size - sizes.recent_blocks
-        return (self.ids < sizes.protected_blocks) | (self.ids >= recent)
+        return (self.ids < 0) | table.protected_blocks(self.ids.clamp_min(0)) | (self.ids >= recent)

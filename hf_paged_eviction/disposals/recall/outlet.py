@@ -196,8 +196,7 @@ class RecallOutlet(Outlet):
             due = due & asked.real[:, 0]
         choice = self._said = self._choose(asked, archive, frames, due)
         chosen, likely, ids = choice.chosen, choice.likely, choice.ids
-        present = torch.zeros_like(chosen).scatter(-1, frames.ids.clamp_min(0), frames.ids >= 0)
-        present[..., 0] |= (frames.ids == 0).any(-1)
+        present = frames.present(chosen.shape[-1])
         in_slots = frames.ids >= 0
         wanted = in_slots & chosen.gather(-1, frames.ids.clamp_min(0))
         resident = past.resident or Resident.empty(frames.ids)
@@ -215,7 +214,7 @@ class RecallOutlet(Outlet):
         heads = asked.queries.key.shape[1]
         places = Places.of(come, heads)
         if len(places):
-            free = in_slots & ~wanted & ~frames.pinned(self.site.sizes)
+            free = in_slots & ~wanted & ~frames.pinned(self.site.sizes, table)
             going = order(self.replacement.ranks(resident, frames.ids, frames.count), frames.ids)
             going = going.masked_fill(~free, KEEP).argsort(dim=-1)
             resident = self.replacement.after(resident, free, missing.sum(-1), frames.count)
@@ -241,12 +240,18 @@ class RecallOutlet(Outlet):
             scores = self.site.local_heads.gather(scores).mean(1, keepdim=True)
         blocks = torch.arange(scores.shape[-1], device=scores.device)
         recent = (frames.count // sizes.block_size - sizes.recent_blocks)[:, None, None]
-        there = (blocks < archive.stored[:, None, None]) & (blocks < recent) & (blocks >= sizes.protected_blocks)
-        there = there.expand_as(scores) & due[:, None, None]
+        there = (blocks < archive.stored[:, None, None]) & (blocks < recent) & due[:, None, None]
+        there = there.expand_as(scores) & ~self._always(asked.table, frames, blocks.expand_as(scores))
         if self._looked is not None:
             later = there.shape[-1] - self._looked.shape[-1]
             there = there & torch.nn.functional.pad(self._looked, (0, later), value=True)[..., : there.shape[-1]]
         return Choice.of(scores, there, int(self.settings.blocks), self.settings.prefetch)
+
+    def _always(self, table: BlockTable, frames: Frames, blocks: Tensor) -> Tensor:
+        """Which of the blocks `[B, S, n]` lie in the slots of every layer in any case, so that nobody has to ask."""
+        if self.settings.layers == 1:
+            return table.protected_blocks(blocks) & frames.present(blocks.shape[-1])
+        return blocks * table.block_size < self.site.sizes.protected  # spans may have left before they were named
 
     def said(self, ids: Tensor) -> Choice:
         """What this step's query asked for, for a layer that follows and has these blocks `[B, S, F]`.

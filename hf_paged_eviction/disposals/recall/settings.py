@@ -13,6 +13,9 @@ class Settings(Protocol):
     def blocks(self) -> int | str: ...
 
     @property
+    def layers(self) -> int: ...
+
+    @property
     def every(self) -> int: ...
 
     @property

@@ -1,0 +1,56 @@
+"""Protected spans as a tensor: where protection begins and ends, by turns, in each row."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .spans import Spans, merged, of_rows
+
+#: No token stands there.
+_NOWHERE = torch.iinfo(torch.int64).max
+
+
+def bounds_of(spans: Sequence[Spans], first: int, rows: int, device: torch.device) -> Tensor:
+    """`[rows, n]` int64, rising: begin and end of each span of a row; behind them numbers of no token.
+
+    Args:
+        spans: by row, or one entry for all.
+        first: tokens at the beginning that are protected besides.
+
+    Raises:
+        ValueError: there are spans for another number of rows.
+    """
+    flat = [[at for span in merged([(0, first), *row]) for at in span] for row in of_rows(spans, rows)]
+    most = max(map(len, flat), default=0)
+    padded = [row + [_NOWHERE] * (most - len(row)) for row in flat]
+    return torch.tensor(padded, dtype=torch.int64, device=device).view(rows, most)
+
+
+def spans_in(bounds: Tensor) -> list[Spans]:
+    """By row. Reads the tensor."""
+    rows = [[at for at in row if at < _NOWHERE] for row in bounds.tolist()]
+    return [tuple(zip(row[::2], row[1::2], strict=True)) for row in rows]
+
+
+def inside(bounds: Tensor, positions: Tensor) -> Tensor:
+    """Bool, which of these tokens are protected; -1 never is.
+
+    Args:
+        bounds: `[rows, n]`.
+        positions: `[rows, ...]` int64.
+    """
+    flat = positions.flatten(1).contiguous()
+    return (torch.searchsorted(bounds, flat, right=True) % 2 == 1).view(positions.shape)
+
+
+def reach_into(bounds: Tensor, blocks: Tensor, size: int) -> Tensor:
+    """Bool, which blocks hold a protected token, where block `n` is the tokens from `n * size` on.
+
+    Args:
+        bounds: `[rows, n]`.
+        blocks: `[rows, ...]` int64, at least 0.
+    """
+    flat = blocks.flatten(1).contiguous() * size
+    before, within = (torch.searchsorted(bounds, flat + last, right=True) for last in (0, size - 1))
+    return ((before % 2 == 1) | (before != within)).view(blocks.shape)

@@ -1,0 +1,99 @@
+"""Parts of the text that are never evicted, as a user gives them: instructions, a system prompt, the last question.
+
+A span is `(start, end)`: the real tokens of a row from `start` up to `end`, which is the first one behind it, counted
+from the row's first real token. Pads count for nothing, so a padded row is told what it would be told alone. A span may
+lie in what is still to come.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import cast
+
+Span = tuple[int, int]
+#: Of one row: in order, apart from each other, none of them empty.
+Spans = tuple[Span, ...]
+
+_FORM = "a list of pairs (start, end), the same for all rows, or a list of such lists, one for each row"
+
+
+def read_spans(given: object) -> tuple[Spans, ...]:
+    """What `protect=` means.
+
+    Returns:
+        Spans by row; one entry that goes for all rows; or nothing.
+
+    Raises:
+        TypeError: it has another form. ValueError: a span begins before the text, or ends before it begins.
+    """
+    if given is None:
+        return ()
+    if not isinstance(given, Sequence) or isinstance(given, str | bytes):
+        raise TypeError(f"protect must be {_FORM}; got {given!r}. `spans_of_roles` makes spans of messages.")
+    if any(_is_span(each) for each in given):
+        return (merged(map(_span, given)),)
+    for row in given:
+        if not isinstance(row, Sequence) or isinstance(row, str | bytes):
+            raise TypeError(f"protect must be {_FORM}; got {row!r} in it. `spans_of_roles` makes spans of messages.")
+    rows = tuple(merged(map(_span, row)) for row in given)
+    return rows if any(rows) else ()
+
+
+def _is_span(given: object) -> bool:
+    return isinstance(given, Sequence) and any(isinstance(each, int) for each in given)
+
+
+def _span(given: object) -> Span:
+    numbers = [each for each in given if isinstance(each, int)] if isinstance(given, Sequence) else []
+    if len(numbers) != 2 or len(cast(Sequence[object], given)) != 2 or bool in map(type, numbers):
+        raise TypeError(f"protect must be {_FORM}; got {given!r} in it.")
+    start, end = numbers
+    if not 0 <= start <= end:
+        raise ValueError(
+            f"protect has the span ({start}, {end}): give the number of its first token, from 0 on, and that of the "
+            "first token behind it."
+        )
+    return start, end
+
+
+def merged(spans: Iterable[Span]) -> Spans:
+    """In order; spans that touch become one, and empty ones go."""
+    found: list[Span] = []
+    for start, end in sorted(span for span in spans if span[0] < span[1]):
+        if found and start <= found[-1][1]:
+            found[-1] = found[-1][0], max(end, found[-1][1])
+        else:
+            found.append((start, end))
+    return tuple(found)
+
+
+def of_rows(spans: Sequence[Spans], rows: int) -> list[Spans]:
+    """One entry for each of so many rows; beams of a row come one after the other.
+
+    Raises:
+        ValueError: there are spans for another number of rows.
+    """
+    if not spans:
+        return [()] * rows
+    if rows % len(spans):
+        raise ValueError(
+            f"protect= has spans for {len(spans)} rows, which does not divide the batch of {rows}. Give one list of "
+            "pairs for each row, or one that goes for all."
+        )
+    return [each for each in spans for _ in range(rows // len(spans))]
+
+
+def blocks_of(spans: Spans, size: int) -> int:
+    """Most blocks of `size` tokens that spans ever reach into.
+
+    Tokens before a span leave, so what is held of the text may be cut anywhere into blocks; the text's beginning always
+    begins a block. New blocks are cut when a forward of several tokens overflows, and if that happens inside a span,
+    this one reaches into one block more. Such a span is held as a whole before the next one begins.
+    """
+    blocks = more = 0
+    for start, end in spans:
+        length = end - start
+        if start == 0:
+            blocks += -(-length // size)
+        else:
+            blocks += (length + size - 2) // size + 1
+            more = more or int(size > 1 and length > 2)
+    return blocks + more
