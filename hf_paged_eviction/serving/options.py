@@ -214,6 +214,7 @@ _UNSERVED = {
     "static": "steps are not compiled",
     "pool": "pages belong to transformers",
     "attention_mask": "requests have no pads",
+    "protect": "spans belong to one text, and each request has its own (sink_tokens= protects the beginning of all)",
 }
 
 

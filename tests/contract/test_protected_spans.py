@@ -201,7 +201,7 @@ def test_what_was_evicted_before_is_told() -> None:
     ids, mask = models.left_pad(models.prompts([40]))
     modes.forward(model, cache, ids, mask, 0, 40)
     with pytest.warns(UserWarning, match="3 of the tokens to protect have been evicted already"):
-        cache.protect([(10, 13), (30, 34)])
+        cache.protect([(9, 12), (30, 34)])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         cache.protect([(30, 34), (90, 94)])

@@ -69,6 +69,7 @@ def _sizes(random: Random) -> dict[str, Any]:
     budget = smallest + block * random.choice((0, 0, 1, 1, 2, 3))
     kind = random.random()
     if kind < 0.06:
+        sizes.pop("protect", None)  # mostly too small for its prompt
         return {**sizes, "budget": random.choice(("30%", "50%", "80%"))}
     if kind < 0.10:
         return {**sizes, "budget": random.choice(("6000B", "12000B", "40000B"))}

@@ -104,6 +104,7 @@ class SlowCache:
         self.bits, self.ranks = _pair(options.get("bits")), _pair(options.get("rank"))
         self.latent = "deepseek" in model.config.model_type
         self.recording = bool(options.get("record_past"))
+        self.spans: list[tuple[int, int]] = list(options.get("protect") or [])
         self.clear()
 
     def clear(self) -> None:
@@ -118,7 +119,6 @@ class SlowCache:
             tuple[int, int, int], tuple[int, set[int]]
         ] = {}  # real tokens, and those held, when last seen
         self.taken_back = 0  # columns that were left after the last crop of tokens that had been evicted for
-        self.spans: list[tuple[int, int]] = list(self.options.get("protect") or [])
         self._named_at: list[int] = []  # by row, real tokens when the spans were given last; none = none
         self._twin: _Twin | None = None
         self._around: dict[int, Seen] = {}  # per layer, what its queries saw of the past
