@@ -1,0 +1,97 @@
+"""Where the messages of a chat stand among its tokens, so that some of them can be protected."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Message = Mapping[str, Any]
+
+#: The user's last message; other roles are those of the messages.
+LAST_USER = "last_user"
+#: What the template writes of the tools that the model may call.
+TOOLS = "tools"
+
+
+def spans_of_roles(
+    tokenizer: Any,
+    messages: Sequence[Message],
+    roles: Sequence[str] = ("system",),
+    *,
+    tools: Sequence[Any] | None = None,
+    **template: Any,
+) -> list[tuple[int, int]]:
+    """Spans of tokens for `PagedEvictionCache(protect=...)` and `cache.protect(...)`.
+
+    >>> cache.protect(spans_of_roles(tokenizer, messages, ("system", "last_user")))  # doctest: +SKIP
+
+    A message's span begins behind the message before it, so that the marks of its turn are protected too. Positions are
+    those in `tokenizer.apply_chat_template(messages, tokenize=True)`; of a padded batch, call it for each row.
+
+    Args:
+        tokenizer: with a chat template; a fast one, which tells where its tokens stand in a text.
+        messages: dictionaries with `role` and `content`.
+        roles: of the messages that are meant, such as "system"; "last_user" = the user's last message, "tools" = what
+            the template writes of `tools`.
+        tools, template: as for `apply_chat_template`.
+
+    Returns:
+        Pairs `(start, end)`, in order; nothing for a role that no message has.
+
+    Raises:
+        TypeError: `roles` is one text. ValueError: the tokenizer cannot tell, or the template does not show a message
+            as it is.
+    """
+    if isinstance(roles, str):
+        raise TypeError(f"roles must be a list such as ['system'], got {roles!r}.")
+    if not getattr(tokenizer, "chat_template", None) or not getattr(tokenizer, "is_fast", False):
+        raise ValueError(
+            "This tokenizer has no chat template, or does not tell where its tokens stand in a text: give spans of "
+            "tokens, protect=[(start, end)]."
+        )
+    text = _render(tokenizer, messages, tools, template)
+    found = [
+        places for name in roles if name == TOOLS and tools for places in _of_tools(tokenizer, messages, tools, text)
+    ]
+    last = max((at for at, message in enumerate(messages) if message["role"] == "user"), default=-1)
+    begin = 0
+    for at, message in enumerate(messages):
+        content = str(message.get("content") or "").strip()
+        start = text.find(content, begin)
+        meant = message["role"] in roles or (at == last and LAST_USER in roles)
+        if start < 0 and meant:
+            raise ValueError(
+                f"The chat template does not show message {at} (role {message['role']!r}) as it is, so its tokens are "
+                "not known: give spans of tokens, protect=[(start, end)]."
+            )
+        if meant:
+            found.append((begin, start + len(content)))
+        begin = max(start + len(content), begin)
+    return _tokens(tokenizer, text, found)
+
+
+def _render(
+    tokenizer: Any, messages: Sequence[Message], tools: Sequence[Any] | None, template: Mapping[str, Any]
+) -> str:
+    given = {"add_generation_prompt": True, **template}
+    text: str = tokenizer.apply_chat_template(list(messages), tools=tools, tokenize=False, **given)
+    return text
+
+
+def _of_tools(tokenizer: Any, messages: Sequence[Message], tools: Sequence[Any], text: str) -> list[tuple[int, int]]:
+    """What the template writes with tools and does not write without."""
+    without = _render(tokenizer, messages, None, {})
+    most = min(len(text), len(without))
+    start = next((at for at in range(most) if text[at] != without[at]), most)
+    end = next((at for at in range(most - start) if text[-1 - at] != without[-1 - at]), most - start)
+    return [(start, len(text) - end)] if start < len(text) - end else []
+
+
+def _tokens(tokenizer: Any, text: str, places: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    offsets = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)["offset_mapping"]
+    spans = []
+    for start, end in sorted(places):
+        inside = [at for at, (first, behind) in enumerate(offsets) if first < end and behind > start]
+        if inside:
+            spans.append((inside[0], inside[-1] + 1))
+    return spans

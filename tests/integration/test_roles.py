@@ -1,0 +1,65 @@
+"""Spans of messages by role, in the chat templates that are in use."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from hf_paged_eviction import spans_of_roles
+
+CHATML = (
+    "{% if tools %}<tools>{{ tools | tojson }}</tools>{% endif %}"
+    "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] | trim }}<end>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+MESSAGES = [
+    {"role": "system", "content": "Be short. "},
+    {"role": "user", "content": "Be short, too"},
+    {"role": "assistant", "content": "ok"},
+    {"role": "user", "content": "ok"},
+]
+
+
+def letters(template: str | None = CHATML) -> PreTrainedTokenizerFast:
+    """A token per character."""
+    alphabet = {chr(code): code - 32 for code in range(32, 127)}
+    made = Tokenizer(models.WordLevel(alphabet, unk_token=" "))
+    made.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made)
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+def text_of(tokenizer: Any, spans: list[tuple[int, int]], **given: Any) -> list[str]:
+    text = tokenizer.apply_chat_template(MESSAGES, tokenize=False, add_generation_prompt=True, **given)
+    return [text[start:end] for start, end in spans]
+
+
+def test_messages_with_the_marks_before_them() -> None:
+    tokenizer = letters()
+    assert text_of(tokenizer, spans_of_roles(tokenizer, MESSAGES)) == ["<|system|>Be short."]
+    found = spans_of_roles(tokenizer, MESSAGES, ("system", "last_user"))
+    assert text_of(tokenizer, found) == ["<|system|>Be short.", "<end><|user|>ok"]
+    found = spans_of_roles(tokenizer, MESSAGES, ("user",))
+    assert text_of(tokenizer, found) == ["<end><|user|>Be short, too", "<end><|user|>ok"]
+    assert spans_of_roles(tokenizer, MESSAGES[1:]) == []
+
+
+def test_tools() -> None:
+    tokenizer, tools = letters(), [{"type": "function", "function": {"name": "add", "parameters": {}}}]
+    (span,) = spans_of_roles(tokenizer, MESSAGES, ("tools",), tools=tools)
+    (text,) = text_of(tokenizer, [span], tools=tools)
+    assert '"add"' in text and "system" not in text
+    assert spans_of_roles(tokenizer, MESSAGES, ("tools",)) == []
+
+
+def test_what_cannot_be_told_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"no chat template.*protect=\[\(start, end\)\]"):
+        spans_of_roles(letters(None), MESSAGES)
+    with pytest.raises(ValueError, match="does not show message 0"):
+        spans_of_roles(letters("{% for m in messages %}{{ m['content'] | upper }}{% endfor %}"), MESSAGES)
+    with pytest.raises(TypeError, match="roles must be a list"):
+        spans_of_roles(letters(), MESSAGES, "system")
