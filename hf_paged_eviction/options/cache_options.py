@@ -63,16 +63,20 @@ def read_size(given: Any) -> int | str:
 
 
 def read_protect(given: Any) -> Any:
-    """Spans of tokens as they are typed, "0:64,100:120".
+    """Spans of tokens as they are typed, "0:64,100:120", as pairs; or roles, "system,last_user", as a list of words, of
+    which a command that knows the messages makes spans. Anything but a text stays as it is.
 
     Raises:
-        ValueError: a text that is none.
+        ValueError: a text that is neither.
     """
     if not isinstance(given, str):
         return given
-    spans = [each.split(":") for each in given.split(",")]
+    words = [each.strip() for each in given.split(",")]
+    if all(word.isidentifier() for word in words):
+        return words
+    spans = [word.split(":") for word in words]
     if not all(len(span) == 2 and all(at.strip().isdecimal() for at in span) for span in spans):
-        raise ValueError("protect has the form START:END,START:END, in tokens: 0:64,100:120.")
+        raise ValueError("write START:END,START:END in tokens, such as 0:64,100:120, or roles of messages: system")
     return [(int(start), int(end)) for start, end in spans]
 
 
@@ -177,7 +181,7 @@ class CacheOptions:
         default=None,
         kw_only=True,
         metadata=_typed(
-            "Tokens that are never evicted wherever they stand: START:END,START:END.",
+            "Tokens that are never evicted, START:END,...; where there are messages, also those of roles: system.",
             metavar="SPANS",
             shown="none",
             read=read_protect,
