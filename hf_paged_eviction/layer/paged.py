@@ -357,7 +357,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             return contents.shown_with(held, key_states, value_states, real)
         if count == 1 or (seen and not key_states.requires_grad and not self.store.rounds):
             attended = self._take(table, keys, values, real, marks)
-            if attended is None and count == 1 and self.as_given and (noted := self._noted(keys, table)) is not None:
+            may_note = attended is None and count == 1 and self.as_given and not key_states.requires_grad
+            if may_note and (noted := self._noted(keys, table)) is not None:
                 return noted, values
             every_slot = held == table.capacity
             return self.store.shown(None if every_slot else table.counters.held) if attended is None else attended
@@ -367,7 +368,10 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         return attended
 
     def _noted(self, keys: Tensor, table: BlockTable) -> Tensor | None:
-        """See `Store.noted`. None also where some slots are not visible, or observers are to be shown all keys."""
+        """See `Store.noted`. None also where some slots are not visible, or observers, or what is attended to beside
+        them, are to be shown all keys."""
+        if self.outlet.reads or (self.store.rounds and self.masks_itself):
+            return None
         if not table.filled or (self.needs.queries and table.may_fill_block):
             return None
         return None if torch.compiler.is_compiling() else self.store.noted(keys)

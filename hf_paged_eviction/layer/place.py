@@ -69,7 +69,7 @@ class Place:
             contents.marks.expect(contents.marks.take_arrived(keys))
             contents.marks.overwrite(slots)
             contents.marks.expect(None)
-        noted = contents.store.noted(keys) if as_given else None
+        noted = contents.store.noted(keys) if as_given and not keys.requires_grad else None
         return contents.store.shown() if noted is None else (noted, values)
 
     # ---- between the steps ----------------------------------------------------------------------------------------

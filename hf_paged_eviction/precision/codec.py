@@ -160,11 +160,7 @@ class Codec:
         if self.bits is None:
             return asked @ codes.packed.to(asked.dtype).mT
         turned = asked @ self.turn(asked.shape[-1], asked.dtype, asked.device) if self.turned else asked
-        found = -self._middle * turned.sum(-1, keepdim=True)
-        for indices in planes_of(codes.packed[:, :, None], self.bits, asked.shape[-1], asked.dtype):
-            pairs = zip(indices, split_channels(turned, len(indices)), strict=True)
-            parts = [index * weight[..., None, :] for index, weight in pairs]
-            found = found + sum(parts[1:], parts[0]).sum(-1)
+        found = self._index_products(turned, codes.packed) - self._middle * turned.sum(-1, keepdim=True)
         found = found * codes.levels.to(asked.dtype)[:, :, None, :, 0]
         if not self.centred:
             return found
@@ -172,15 +168,36 @@ class Codec:
             return found + asked @ mean.to(asked.dtype).mT
         return found + self.rotary.products(asked, mean.to(asked.dtype), positions[..., 0])
 
+    def _index_products(self, turned: Tensor, packed: Tensor) -> Tensor:
+        """Of vectors `[B, H, G, dim]` with the indices of all tokens, `[B, H, G, n]`."""
+        bits, dim = self.bits or 0, turned.shape[-1]
+        if not fuses():
+            return turned @ unpack(packed, bits, dim, turned.dtype).mT
+        sums = []
+        for factor, indices in planes_of(packed[:, :, None], bits, dim):
+            pairs = zip(indices, split_channels(turned * factor, len(indices)), strict=True)
+            parts = [index.to(turned.dtype) * weight[..., None, :] for index, weight in pairs]
+            sums.append(sum(parts[1:], parts[0]).sum(-1))
+        return sum(sums[1:], sums[0])
+
+    def _index_sums(self, steps: Tensor, packed: Tensor, dim: int) -> Tensor:
+        """Of the indices of all tokens by weights `[B, H, G, n]`, `[B, H, G, dim]`."""
+        bits = self.bits or 0
+        if not fuses():
+            return steps @ unpack(packed, bits, dim, steps.dtype)
+        sums = []
+        for factor, indices in planes_of(packed[:, :, None], bits, dim):
+            parts = [(index.to(steps.dtype) * steps[..., None]).sum(-2) for index in indices]
+            sums.append(torch.cat(parts, dim=-1)[..., :dim] * factor)
+        return sum(sums[1:], sums[0])
+
     def weighted(self, weights: Tensor, codes: Codes, dim: int) -> Tensor:
         """Sums of the decoded states by `weights` `[B, H, G, n]`, `[B, H, G, dim]`, without decoding any; of a codec
         that subtracts no mean."""
         if self.bits is None:
             return weights @ codes.packed.to(weights.dtype)
-        steps = (weights * codes.levels.to(weights.dtype)[:, :, None, :, 0])[..., None]
-        found = -self._middle * steps.sum(-2)
-        for indices in planes_of(codes.packed[:, :, None], self.bits, dim, weights.dtype):
-            found = found + torch.cat([(index * steps).sum(-2) for index in indices], dim=-1)[..., :dim]
+        steps = weights * codes.levels.to(weights.dtype)[:, :, None, :, 0]
+        found = self._index_sums(steps, codes.packed, dim) - self._middle * steps.sum(-1, keepdim=True)
         return found @ self.turn(dim, found.dtype, found.device).mT if self.turned else found
 
     def turn(self, dim: int, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -190,6 +207,12 @@ class Codec:
             with torch.inference_mode(False):
                 self._turns[key] = mixing_matrix(dim).to(device=device, dtype=dtype)
         return self._turns[key]
+
+
+def fuses() -> bool:
+    """Whether products are best written as sums of broadcast products, which a compiler fuses with unpacking; else each
+    operation by itself would write all of them down."""
+    return torch.compiler.is_compiling()
 
 
 def packed_width(dim: int, bits: int) -> int:
@@ -212,10 +235,8 @@ def pack(index: Tensor, bits: int) -> Tensor:
 
 def unpack(packed: Tensor, bits: int, dim: int, dtype: torch.dtype) -> Tensor:
     """What `pack` packed, `[..., dim]`, as floating numbers."""
-    if len(_PLANES[bits]) == 1:
-        return _unpack_plane(packed, bits, dim).to(dtype)
-    width = -(-dim * 2 // 8)
-    return (_unpack_plane(packed[..., :width], 2, dim) | (_unpack_plane(packed[..., width:], 1, dim) << 2)).to(dtype)
+    planes = [torch.cat(indices, dim=-1)[..., :dim] * factor for factor, indices in planes_of(packed, bits, dim)]
+    return sum(planes[1:], planes[0]).to(dtype)
 
 
 def _pack_plane(index: Tensor, bits: int) -> Tensor:
@@ -232,22 +253,14 @@ def _pack_plane(index: Tensor, bits: int) -> Tensor:
     return packed
 
 
-def _unpack_plane(packed: Tensor, bits: int, dim: int) -> Tensor:
-    parts = 8 // bits
-    if parts == 1:
-        return packed
-    mask = 2**bits - 1
-    return torch.cat([(packed >> (bits * part)) & mask for part in range(parts)], dim=-1)[..., :dim]
-
-
-def planes_of(packed: Tensor, bits: int, dim: int, dtype: torch.dtype) -> Iterator[list[Tensor]]:
-    """What `pack` packed, plane by plane: of each part of the channels what the plane adds to their indices,
-    `[..., width]`."""
+def planes_of(packed: Tensor, bits: int, dim: int) -> Iterator[tuple[int, list[Tensor]]]:
+    """What `pack` packed, plane by plane: what one in a plane counts, and the plane's indices of each part of the
+    channels, `[..., width]` uint8."""
     start = lower = 0
     for plane in _PLANES[bits]:
         parts = 8 // plane
         held = packed[..., start : start - (-dim // parts)]
-        yield [((held >> (plane * part)) & (2**plane - 1)).to(dtype) * 2**lower for part in range(parts)]
+        yield 2**lower, [(held >> (plane * part)) & (2**plane - 1) if parts > 1 else held for part in range(parts)]
         start, lower = start - (-dim // parts), lower + plane
 
 

@@ -13,7 +13,7 @@ from ..store.tensors import byte_count
 from ..store.turning import Turning
 from .codec import LEVELS, Codec, Codes
 from .exact import Exact, Newest
-from .in_codes import InCodes, reading_pays
+from .in_codes import InCodes
 
 _POSITIONS = torch.int32
 SHIFTS = torch.int32
@@ -334,7 +334,7 @@ class CodedStore(Store):
         """See `Store.noted`; not where keys are turned for attention, nor of latents, which it does not read."""
         coded, values = self._codecs
         readable = coded.readable and values.readable and not values.centred
-        if self.turning is not None or self._kinds is None or not (readable and reading_pays()):
+        if self.turning is not None or self._kinds is None or not readable:
             return None
         noted, dim = keys[:, :, :0], self._kinds[1].dim
         noted.in_codes = InCodes(self._codecs, self.codes, self.tensors[4], self.exact, dim)  # type: ignore[attr-defined]

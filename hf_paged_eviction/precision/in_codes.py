@@ -1,9 +1,10 @@
-"""Attention of single queries to codes where they lie: nothing is decoded.
+"""Attention of single queries to codes where they lie: no key and no value is decoded.
 
 A number is `step * (index - middle)` with one step per token, so both can be taken out of the sums:
 `query . key = step * (query . indices - middle * sum(query))`, and the same for values. Their fixed mixing of channels
-is put on the query, and undone once in the output. All is written as broadcast products and sums, not as products of
-matrices: so a compiler fuses unpacking with them, and what is read are the codes alone.
+is put on the query, and undone once in the output. In compiled code all is written as broadcast products and sums, not
+as products of matrices: so a compiler fuses unpacking with them, and what is read are the codes alone. Elsewhere the
+indices are unpacked, and that is all.
 """
 
 from dataclasses import dataclass
@@ -15,12 +16,6 @@ from ..attention.parts import Read
 from ..attention.weights import Logits
 from .codec import Codec, Codes
 from .exact import Exact
-
-
-def reading_pays() -> bool:
-    """Whether codes are read where they lie: in compiled code alone, since each operation by itself would write all
-    numbers down."""
-    return torch.compiler.is_compiling()
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from closeness import assert_close
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.attention.parts import Part, join, read
 from hf_paged_eviction.attention.weights import Logits
-from hf_paged_eviction.precision import coded
+from hf_paged_eviction.precision import codec
 from hf_paged_eviction.precision.coded import CodedStore
 from hf_paged_eviction.precision.in_codes import InCodes
 
@@ -24,7 +24,6 @@ Reads = list[int]
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> Reads:
-    """Codes are read outside of compiled code, too."""
     found: Reads = []
     original = InCodes.read
 
@@ -32,7 +31,6 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Reads:
         found.append(self.codes[0].levels.shape[2])
         return original(self, *args)
 
-    monkeypatch.setattr(coded, "reading_pays", lambda: True)
     monkeypatch.setattr(InCodes, "read", counting)
     return found
 
@@ -61,11 +59,11 @@ def test_reading_is_decoding(
     visible = (torch.arange(keys.shape[2]) % 3 > 0)[None, None, None].expand(2, 1, 1, -1) if hidden else None
     bias = None if visible is None else torch.where(visible, 0.0, float("-inf"))
     expected = join([read(query, Part(keys, values, bias), logits)], logits)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(coded, "reading_pays", lambda: True)
-        noted: Any = store.noted(keys[:, :, :1])
-    for shown in (visible, bias):
-        found = join([noted.in_codes.read(query, shown, logits)], logits)
+    noted: Any = store.noted(keys[:, :, :1])
+    for fuses, shown in ((False, visible), (True, bias)):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(codec, "fuses", lambda fuses=fuses: fuses)
+            found = join([noted.in_codes.read(query, shown, logits)], logits)
         assert_close(found, expected)
 
 
@@ -94,9 +92,48 @@ def test_static(reads: Reads, budget: int, family: str, bits: Any, policy: str) 
     singles = sum(stop - start == 1 for start, stop in PLAN)
     assert len(reads) % singles == 0 and set(reads) == {budget}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(coded, "reading_pays", lambda: False)
+        patch.setattr(CodedStore, "noted", lambda *_: None)
         expected = says(model, PagedEvictionCache(model.config, static=True, **settings), PLAN)
     assert_close(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [
+        ("llama", {"bits": 3, "policy": "h2o"}),
+        ("gpt_oss", {"bits": (4, 2), "policy": "keydiff", "heads": "separate"}),
+        ("gemma3", {"bits": (None, 8), "policy": "snapkv"}),
+        ("llama", {"bits": 4, "policy": "paged_eviction", "recent_tokens": 0, "sink_tokens": 0}),
+    ],
+)
+def test_eager(reads: Reads, family: str, settings: dict[str, Any]) -> None:
+    """Single tokens read codes once every slot holds a token that all queries see; before that they are decoded."""
+    if reason := models.unavailable(family):
+        pytest.skip(reason)
+    model, plain = models.shared(family, "paged_eviction"), {"budget": 24, "block_size": 4, **settings}
+    found = says(model, PagedEvictionCache(model.config, **plain), PLAN)
+    assert set(reads) == {24}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CodedStore, "noted", lambda *_: None)
+        expected = says(model, PagedEvictionCache(model.config, **plain), PLAN)
+    assert_close(found, expected)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"disposal": "recall(blocks=1)"},
+        {"allocator": "pyramid"},
+        {"record_past": True},
+        {"positions": "cache"},
+    ],
+    ids=str,
+)
+def test_what_needs_keys_gets_them(reads: Reads, settings: dict[str, Any]) -> None:
+    model = models.shared("llama", "paged_eviction")
+    cache = models.paged(model.config, budget=24, block_size=4, policy="keydiff", bits=4, **settings)
+    says(model, cache, PLAN)
+    assert not reads and cache.stats().evicted_tokens > 0
 
 
 @static_only
@@ -112,7 +149,7 @@ def test_another_attention_after_the_prompt_gets_keys(reads: Reads) -> None:
 
 @static_only
 def test_a_compiled_step_reads_codes() -> None:
-    """In one graph, which knows of no attention to keys and values; outside of it they are decoded."""
+    """In one graph, which knows of no attention to keys and values."""
     from transformers import CompileConfig
 
     model, said, graphs = models.build("llama", "paged_eviction").double(), [], []
