@@ -99,17 +99,3 @@ def open_context(path: Path, model: Any) -> PagedEvictionCache:
         return PagedEvictionCache.load(path, model.config, device=input_device(model))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"cannot use the context {path}: {error}") from error
-
-
-def context_policy(path: Path) -> str:
-    """The policy of a saved context, with an allocator that is not the uniform one.
-
-    Raises:
-        UserError: it cannot be read.
-    """
-    try:
-        settings = files.read_content(path)["settings"]
-        policy, allocator = str(settings["policy"]), str(settings["allocator"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"cannot use the context {path}: {error}") from error
-    return policy if allocator == "uniform" else f"{policy}@{allocator}"

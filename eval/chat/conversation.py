@@ -101,7 +101,7 @@ class Conversation:
         if options.context is None:
             self.cache = make_cache(self.model, options, self.turns.prefix() if options.protect_system else 0)
         else:
-            self.cache, self.options = open_cache(self.model, options, options.context)
+            self.cache = open_cache(self.model, options, options.context)
         self.policy = policy_of(self.cache)
         self.context: int = self.cache.get_seq_length()
         self.ids: list[int] = [0] * self.context
@@ -117,6 +117,11 @@ class Conversation:
     def budget(self) -> int:
         """Tokens per layer that the cache may hold, on average."""
         return Footprint.of(self.cache).budget
+
+    @property
+    def block_size(self) -> int:
+        """Tokens per block."""
+        return int(self.cache.paged_layers[0][1].budget.block_size)
 
     def prepare(self, message: str) -> Turn:
         """The turn that this message would be; the conversation is not changed.

@@ -68,7 +68,7 @@ class Session:
         """What kind of chat this is."""
         talk, options = self.conversation, self.conversation.options
         self.screen.say(
-            f"{options.model}, {talk.policy}, budget {talk.budget:,} in blocks of {options.block_size}"
+            f"{options.model}, {talk.policy}, budget {talk.budget:,} in blocks of {talk.block_size}"
             + (f" ({options.budget})" if isinstance(options.size, str) else "")
             + (f", behind {talk.context:,} tokens of {options.context}" if options.context else "")
             + ("; /help lists commands" if helpful else ""),

@@ -12,9 +12,9 @@ from hf_paged_eviction.naming.sizes import parse_bytes
 from hf_paged_eviction.options.cache_options import AUTO
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
 
-from ..caches.contexts import context_policy, open_context
+from ..caches.contexts import open_context
 from ..caches.defaults import one_cache
-from ..caches.making import make_paged_cache
+from ..caches.making import make_paged_cache, policy_of
 from ..caches.policy_names import needs_queries
 from ..caches.sizes import tokens_of_memory
 from ..errors import UserError
@@ -25,7 +25,6 @@ from ..options.files import text_or_file
 from ..options.requests import device_for
 from ..running.prefill import input_device
 from ..running.processes.distributed import launched
-from .figures import Footprint
 
 #: What cannot be said beside --context, and why.
 _AGAINST_A_CONTEXT = {
@@ -86,17 +85,17 @@ def make_cache(model: Any, options: ChatOptions, system: int) -> PagedEvictionCa
     return cache
 
 
-def open_cache(model: Any, options: ChatOptions, path: Path) -> tuple[PagedEvictionCache, ChatOptions]:
-    """The cache of a saved context, and the options that it was made with.
+def open_cache(model: Any, options: ChatOptions, path: Path) -> PagedEvictionCache:
+    """The cache of a saved context.
 
     Raises:
         UserError: it cannot be used here.
     """
     typed = options.attn_implementation
-    cache, policy = open_context(path, model), context_policy(path)
+    cache = open_context(path, model)
     if typed is not None and model.config._attn_implementation != typed:
         raise UserError(
-            f"--attn-implementation {typed} does not go with --context {path}: {policy} needs "
+            f"--attn-implementation {typed} does not go with --context {path}: {policy_of(cache)} needs "
             f"{model.config._attn_implementation}; leave it out"
         )
     try:
@@ -105,5 +104,4 @@ def open_cache(model: Any, options: ChatOptions, path: Path) -> tuple[PagedEvict
         raise UserError(f"--context {path}: a conversation goes on from one text; {error}") from error
     if not row["attention_mask"].all():
         raise UserError(f"--context {path}: its text was read with pads; read it anew without them")
-    sizes = cache.paged_layers[0][1].budget
-    return cache, options.but(policy=policy, budget=str(Footprint.of(cache).budget), block_size=sizes.block_size)
+    return cache
