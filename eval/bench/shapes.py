@@ -11,6 +11,7 @@ from ..errors import UserError
 from ..models.environment import best_device
 from ..models.loading import load
 from ..options.model import Loading
+from ..options.requests import check_device
 from ..options.settings import EMBEDDED, Settings
 
 _NAMES = (
@@ -81,10 +82,4 @@ def choose_device(wanted: str | None, model: str) -> str:
     """
     if wanted is None:
         return "cpu" if model in (EMBEDDED, "100m") else best_device()
-    try:
-        device = torch.device(wanted)
-    except RuntimeError as error:
-        raise UserError(f"--device {wanted}: write cpu, cuda or cuda:1") from error
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise UserError(f"--device {wanted}: this machine has {torch.cuda.device_count()} CUDA devices in sight")
-    return wanted
+    return check_device(wanted)
