@@ -28,14 +28,6 @@ from hf_paged_eviction_eval.tasks import library
 TOKENIZER = embedded.load()[1]
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def run(*arguments: object) -> Any:
     return CliRunner().invoke(app, ["calibrate", *map(str, arguments)])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,8 @@ import torch
 from rich.console import Console
 from rich.text import Text
 from transformers import DynamicCache
-from typer.testing import CliRunner
 
+import invoking
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.learned.calibration import shelf, shelf_name
 from hf_paged_eviction.naming.sizes import readable_bytes
@@ -28,7 +29,6 @@ from hf_paged_eviction_eval.chat.demo import demo_turns
 from hf_paged_eviction_eval.chat.figures import Footprint
 from hf_paged_eviction_eval.chat.screen import Screen
 from hf_paged_eviction_eval.chat.settings import chat_settings
-from hf_paged_eviction_eval.commands import app
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.options.chat import ChatOptions
 from hf_paged_eviction_eval.running.efficiency import kv_bytes
@@ -79,12 +79,7 @@ def say(conversation: Conversation, message: str, listener: Silent | None = None
         return conversation.answer(conversation.prepare(message), listener or Silent(), interrupt)
 
 
-def run(*arguments: str, stdin: str | bytes | None = None, status: int = 0, columns: int = 200) -> Any:
-    result = CliRunner().invoke(app, ["chat", *arguments], input=stdin, env={"COLUMNS": str(columns)})
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == status, result.output
-    return result
+run = partial(invoking.run, "chat")
 
 
 # ---- the conversation -----------------------------------------------------------------------------------------------

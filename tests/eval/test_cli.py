@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from hf_paged_eviction import available_policies
 from hf_paged_eviction_eval import cli
-from hf_paged_eviction_eval.commands import app
 from hf_paged_eviction_eval.errors import RowsFailed
 from hf_paged_eviction_eval.options import presets, requests
 from hf_paged_eviction_eval.options.evaluate import EvalOptions
@@ -21,15 +19,8 @@ from hf_paged_eviction_eval.running import evaluation
 from hf_paged_eviction_eval.running.runner import run_batch
 from hf_paged_eviction_eval.running.variants import row_key
 from hf_paged_eviction_eval.store.results import Row
+from invoking import run
 from processes import rows_of
-
-
-def run(*arguments: str, status: int = 0) -> Any:
-    result = CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200"})
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == status, result.output
-    return result
 
 
 @pytest.fixture

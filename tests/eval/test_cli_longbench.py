@@ -5,27 +5,17 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from hf_paged_eviction_eval import embedded
-from hf_paged_eviction_eval.commands import app
 from hf_paged_eviction_eval.data.longbench import PRESETS, TASKS
 from hf_paged_eviction_eval.metrics import score_sample
+from invoking import run
 from longbench_files import longbench_record, write_longbench, write_longbench_v2, write_longbench_zip, write_records
 from processes import rows_of
 
 ALL21 = PRESETS["all21"]
-
-
-def run(*arguments: str, status: int = 0) -> Any:
-    result = CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200"})
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == status, result.output
-    return result
 
 
 @pytest.mark.skipif(not (embedded.path() / "config.json").exists(), reason="no embedded model in this checkout")

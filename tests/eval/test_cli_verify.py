@@ -15,14 +15,6 @@ from hf_paged_eviction.layer.paged import PagedLayer
 from hf_paged_eviction_eval.commands import app
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def run(*arguments: object, status: int = 0) -> Any:
     result = CliRunner().invoke(app, ["verify", *map(str, arguments)], env={"COLUMNS": "80"})
     assert result.exit_code == status, result.output

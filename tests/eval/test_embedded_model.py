@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
 import torch
@@ -19,14 +18,6 @@ from training.tokenizer import task_words
 
 NEEDLE_TASKS = [name for name in available_tasks() if isinstance(get_task(name), NeedleTask)]
 MODEL, TOKENIZER = embedded.load()
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @settings(max_examples=200, deadline=None)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from typer.testing import CliRunner
 
 from hf_paged_eviction import PagedEvictionCache, install_gates, make_policy
@@ -18,14 +17,6 @@ from hf_paged_eviction_eval.caches.policy_names import needs_queries, split_list
 from hf_paged_eviction_eval.commands import app
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.tasks import get_task, library, make_samples
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def run(*arguments: object) -> Any:

@@ -32,14 +32,6 @@ from training.calibrate import windows as embedded_windows
 HEADS, KEY, VALUE = 2, 5, 3
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @cache
 def embedded_model() -> tuple[Any, Any]:
     return embedded.load(attn_implementation="paged_eviction")

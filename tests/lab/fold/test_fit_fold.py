@@ -33,14 +33,6 @@ EVICTION = Eviction("keydiff", "shared", (24,), 4)
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folding, "_CHUNK", 8)
 
