@@ -17,7 +17,8 @@ _PARENT = """
 import importlib, json, os, sys, traceback
 import torch
 torch.set_num_threads(1)
-from hf_paged_eviction_eval import commands, evaluation, terminal  # what costs seconds
+from hf_paged_eviction_eval import commands
+from hf_paged_eviction_eval.running import evaluation, terminal  # what costs seconds
 for line in sys.stdin:
     job = json.loads(line)
     if "wait" in job:
