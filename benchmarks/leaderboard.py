@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
-from real_tables import KEPT, answer_tables, text_tables
+from real_tables import KEPT, answer_tables, finished, question, text_tables
 
 PAGE = Path("docs/leaderboard.md")
 #: Settings that change no number, or that the rows tell by themselves.
@@ -63,25 +62,7 @@ def tables(folder: Path = KEPT) -> list[tuple[str, dict[str, Any] | None, list[d
 
 def _once(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Rows of the same question, policy and budget in several files count once."""
-    return list({(*_question(row), row["policy"], row["budget"]): row for row in rows}.values())
-
-
-def _question(row: dict[str, Any]) -> tuple[Any, ...]:
-    return (row["text"],) if "text" in row else (row["task"], row["length"], row["id"])
-
-
-def finished(rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Rows of caches that have answered the same questions, as many rows as possible, and the names of the others."""
-    asked: dict[tuple[str, str], set[Any]] = defaultdict(set)
-    for row in rows:
-        asked[row["policy"], row["budget"]].add(_question(row))
-    counts = Counter(question for found in asked.values() for question in found)
-    choices = [{question for question, count in counts.items() if count >= least} for least in set(counts.values())]
-    wanted = max(choices, key=lambda them: len(them) * sum(found >= them for found in asked.values()))
-    whole = {variant for variant, found in asked.items() if found >= wanted}
-    left_out = [f"{policy} at {budget}" for policy, budget in asked if (policy, budget) not in whole]
-    kept = [row for row in rows if (row["policy"], row["budget"]) in whole and _question(row) in wanted]
-    return kept, left_out
+    return list({(*question(row), row["policy"], row["budget"]): row for row in rows}.values())
 
 
 def page(folder: Path = KEPT) -> str:

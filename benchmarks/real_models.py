@@ -22,16 +22,17 @@ from statistics import fmean
 from typing import Any
 
 import leaderboard
-from real_tables import EIGHTH, KEPT, QUARTER, answer_tables, complete_texts, front_table, load, text_tables
+from real_tables import EIGHTH, KEPT, QUARTER, answer_tables, front_table, load, text_tables
 from results_page import replace_section
 
 ROOT = Path("results/real_models")
 PAGE = Path("docs/real_models.md")
 FORCED = "--agreement --teacher-forced"
-FEW = (
-    "auto,auto@uniform,paged_eviction,keydiff,random,recency,streaming_llm,snapkv,tova,expected_attention,"
+OTHERS = (
+    "auto@uniform,paged_eviction,keydiff,random,recency,streaming_llm,snapkv,tova,expected_attention,"
     "expected_attention@global"
 )
+FEW = f"auto,{OTHERS}"
 #: Every policy of the library that needs no file, and one threshold over all layers and heads where scores have a unit.
 EVERY = "auto,auto@uniform,all,expected_attention@global,kvzip@global,self_calibrated@global"
 #: Scores of 2026, and what they stand beside. The file is made where the table is run, by `paged-eviction fit-gate
@@ -60,6 +61,7 @@ def _tables() -> dict[str, str]:
     bytes_ = f"--tasks {NEEDLES} --question-agnostic {FORCED} --budgets 3MiB,6MiB,full --policies auto,keydiff,tova"
     found = {
         "text": f"{texts} --policies {EVERY} --chunk 64 --budgets 25%,full",
+        "text_auto": f"{texts} --policies auto --chunk 64 --budgets 25%,50%,full",
         "text_sizes": f"{texts} --policies {FEW} --chunk 64 --budgets 12.5%,25%,50%,full",
         "text_blocks": f"{texts} --policies auto,paged_eviction,tova --chunk 64 --block-size 4 --budgets 25%,full",
         "tokens": f"{texts} --policies {FEW} --chunk 1 --budgets 25%,full",
@@ -76,11 +78,13 @@ def _tables() -> dict[str, str]:
         asked = f"{flag} {FORCED}"
         needles = f"--tasks {NEEDLES} {asked}"
         found |= {
-            f"needles_{name}": f"{needles} --budgets {EIGHTH},{QUARTER},full --policies {FEW},compactor",
+            f"needles_{name}": f"{needles} --budgets {EIGHTH},{QUARTER},full --policies {OTHERS},compactor",
             f"passkeys_{name}": f"--tasks passkey,kv_recall {asked} --budgets {EIGHTH},{QUARTER},448,full "
             f"--policies {FEW}",
             f"newest_{name}": f"{needles} --budgets {EIGHTH},{QUARTER},full --policies {NEWEST} {HITS}",
-            f"half_{name}": f"{needles} --budgets 448,full --policies auto,auto@uniform,tova,keydiff",
+            f"auto_{name}": f"{needles} --budgets {EIGHTH},{QUARTER},448,full --policies auto",
+            f"self_{name}": f"{needles} --budgets {EIGHTH},{QUARTER},full --policies self_calibrated@global",
+            f"half_{name}": f"{needles} --budgets 448,full --policies auto@uniform,tova,keydiff",
             f"kvzip_{name}": f"{needles} --budgets {EIGHTH},{QUARTER},full --policies kvzip@global,kvzip",
             f"ruler_{name}": f"--tasks {RULER} --length 1024,2048,4096 {asked} --budgets 6%,12.5%,25%,50%,full "
             f"--policies {FEW},compactor,h2o,cake@cake,snapkv@ada_kv,keydiff@ada_kv,snapkv@pyramid",
@@ -172,8 +176,6 @@ def page() -> None:
         section = f"{name}_{table}"
         if f"<!-- {section}:begin -->" in text:
             rows = load(name, table)
-            if not (rows[0].get("task") or complete_texts(rows)):
-                continue  # no text is through yet
             text = replace_section(text, section, text_tables(rows) if "text" in rows[0] else answer_tables(rows))
             print(f"written: {section}")
     PAGE.write_text(text, "utf-8")

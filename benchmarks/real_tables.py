@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from math import sqrt
 from statistics import fmean, stdev
@@ -52,28 +52,29 @@ def by_variant(rows: Iterable[dict[str, Any]]) -> dict[tuple[str, str], list[dic
     return dict(found)
 
 
-def complete(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows of prompts that all caches have answered: a run may still be under way."""
-    answered: dict[tuple[str, str], int] = defaultdict(int)
+def question(row: dict[str, Any]) -> tuple[Any, ...]:
+    """What a row is an answer to."""
+    return (row["text"],) if "text" in row else (row["task"], row.get("length"), row["id"])
+
+
+def finished(rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
+    """Rows of caches that have answered the same questions, as many rows as possible, and the names of the others."""
+    asked: dict[tuple[str, str], set[Any]] = defaultdict(set)
     for row in rows:
-        answered[row["task"], row["id"]] += 1
-    most = max(answered.values(), default=0)
-    return [row for row in rows if answered[row["task"], row["id"]] == most]
+        asked[row["policy"], row["budget"]].add(question(row))
+    counts = Counter(each for found in asked.values() for each in found)
+    choices = [{each for each, count in counts.items() if count >= least} for least in set(counts.values())]
+    wanted = max(choices, key=lambda them: len(them) * sum(found >= them for found in asked.values()), default=set())
+    whole = {variant for variant, found in asked.items() if found >= wanted}
+    left_out = [f"{policy} at {budget}" for policy, budget in asked if (policy, budget) not in whole]
+    kept = [row for row in rows if (row["policy"], row["budget"]) in whole and question(row) in wanted]
+    return kept, left_out
 
 
 def together(rows: list[dict[str, Any]], others: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Rows of the prompts that are in both tables; those of the first if the second has none."""
     prompts = [{(row["task"], row["id"]) for row in table} for table in (rows, others or rows)]
     return [row for row in (*rows, *others) if (row["task"], row["id"]) in prompts[0] & prompts[1]]
-
-
-def complete_texts(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows of texts that all caches have read."""
-    read: dict[tuple[str, str], set[str]] = defaultdict(set)
-    for row in rows:
-        read[row["policy"], row["budget"]].add(row["text"])
-    shared = set.intersection(*read.values()) if read else set()
-    return [row for row in rows if row["text"] in shared]
 
 
 def full_scores(rows: Iterable[dict[str, Any]]) -> dict[str, list[float]]:
@@ -122,7 +123,7 @@ def late(row: dict[str, Any], name: str) -> float:
 
 def text_tables(rows: list[dict[str, Any]]) -> str:
     """What the second half of the texts loses, and how far it diverges: texts that all variants have read."""
-    rows = complete_texts(rows)
+    rows, _ = finished(rows)
     full = {row["text"]: row for row in rows if row["policy"] == "full"}
     found = by_variant(rows)
 
@@ -142,7 +143,7 @@ def text_tables(rows: list[dict[str, Any]]) -> str:
 
 def answer_tables(rows: list[dict[str, Any]]) -> str:
     """Scores and divergences of the tasks that the model is able to do; divergences of the others."""
-    rows = complete(rows)
+    rows, _ = finished(rows)
     if yes_or_no(rows):
         return needle_tables(rows)
     scores = full_scores(rows)
@@ -206,9 +207,7 @@ def _order(found: dict[tuple[str, str], list[dict[str, Any]]]) -> dict[str, floa
 
 def front_table(name: str = "smollm2", tokens: str = QUARTER, share: str = "25%") -> str:
     """One budget, one line per policy: running text, and questions that were not known and known."""
-    texts, more = complete_texts(load(name, "text")), complete_texts(load(name, "text_auto"))
-    shared = {row["text"] for row in texts}
-    texts = [*texts, *(row for row in more if row["policy"] == "auto" and row["text"] in shared)]
+    texts, _ = finished(load(name, "text"))
     full = {row["text"]: row for row in texts if row["policy"] == "full"}
     lost = {
         policy: cell([late(row, "loss") - late(full[row["text"]], "loss") for row in group], 2)
@@ -217,7 +216,7 @@ def front_table(name: str = "smollm2", tokens: str = QUARTER, share: str = "25%"
     }
     columns: list[dict[str, list[dict[str, Any]]]] = []
     for table in ("unknown", "known"):
-        rows = together(complete(load(name, f"needles_{table}")), complete(load(name, f"auto_{table}")))
+        rows = together(finished(load(name, f"needles_{table}"))[0], finished(load(name, f"auto_{table}"))[0])
         found = by_variant(answered(rows))
         columns.append({policy: group for (policy, size), group in found.items() if size == tokens})
     lines = [
