@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, StoppingCriteriaList
 
+from hf_paged_eviction.table.spans import Spans
+
 from ..caches.making import policy_of
 from ..errors import UserError
 from ..options.chat import ChatOptions
@@ -98,14 +100,24 @@ class Conversation:
         """Start anew, with a new cache."""
         options = self.options
         self.turns = Turns(self.tokenizer, options.system, options.chat_template, follows=options.context is not None)
+        self._system_tokens = self.turns.prefix() if "system" in options.protected_roles else 0
+        self.ids: list[int] = []
         if options.context is None:
-            self.cache = make_cache(self.model, options, self.turns.prefix() if options.protect_system else 0)
+            self.cache = make_cache(self.model, options, self._protected())
         else:
             self.cache = open_cache(self.model, options, options.context)
         self.policy = policy_of(self.cache)
         self.context: int = self.cache.get_seq_length()
-        self.ids: list[int] = [0] * self.context
+        self.ids = [0] * self.context
         self._answers = 0
+
+    def _protected(self, turn: Turn | None = None) -> Spans:
+        """Spans of the roles that are never evicted, when this turn comes."""
+        roles, come = self.options.protected_roles, len(self.ids)
+        spans = [(0, self._system_tokens)] if "system" in roles else []
+        if "last_user" in roles and turn is not None:
+            spans.append((come, come + len(turn.ids)))
+        return tuple(spans)
 
     @property
     def seen(self) -> int:
@@ -144,6 +156,11 @@ class Conversation:
             return self._answer(turn, listener, interrupt)
 
     def _answer(self, turn: Turn, listener: Listener, interrupt: Interrupt) -> Answer:
+        if "last_user" in self.options.protected_roles:
+            try:
+                self.cache.protect(self._protected(turn))
+            except ValueError as error:
+                raise UserError(f"--protect last_user: {error}") from error
         self.turns.begin(turn)
         self.ids += turn.ids
         prompt, before = len(self.ids), self.seen

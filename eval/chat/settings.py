@@ -11,6 +11,7 @@ from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.naming.sizes import parse_bytes
 from hf_paged_eviction.options.cache_options import AUTO
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
+from hf_paged_eviction.table.spans import Spans
 
 from ..caches.contexts import open_context
 from ..caches.defaults import one_cache
@@ -31,7 +32,6 @@ _AGAINST_A_CONTEXT = {
     **dict.fromkeys(OneCacheOptions.model_fields, "its cache was made with all of these when the text was read"),
     "full": "a full cache would have to read the text, which is not in the file",
     "system": "the conversation begins with the context",
-    "protect_system": "the conversation begins with the context",
 }
 
 
@@ -49,8 +49,11 @@ def chat_settings(options: ChatOptions) -> ChatOptions:
             f"{flag(name)} does not go with --context {options.context}: {_AGAINST_A_CONTEXT[name]}; leave one of "
             "them out"
         )
-    if options.protect_system and options.system is None:
-        raise UserError("--protect-system protects the system message: give one, --system TEXT or --system @FILE")
+    for role in options.protected_roles:
+        if role not in ("system", "last_user"):
+            raise UserError(f"--protect {role}: of a conversation, write system, last_user or both")
+    if "system" in options.protected_roles and options.system is None:
+        raise UserError("--protect system: there is no system message; give one, --system TEXT or --system @FILE")
     found = options.but(
         device=device_for(options),
         budget=options.budget or str(EMBEDDED_BUDGET if options.on_embedded else BUDGET),
@@ -61,11 +64,11 @@ def chat_settings(options: ChatOptions) -> ChatOptions:
     return found.but(policy=chosen.policies[0], attn_implementation=chosen.attn_implementation)
 
 
-def make_cache(model: Any, options: ChatOptions, system: int) -> PagedEvictionCache:
+def make_cache(model: Any, options: ChatOptions, spans: Spans) -> PagedEvictionCache:
     """An empty cache.
 
     Args:
-        system: tokens of the system message, protected if that is asked for.
+        spans: of tokens that are never evicted.
 
     Raises:
         UserError: policy, budget, protected prefix or model do not go together.
@@ -76,12 +79,10 @@ def make_cache(model: Any, options: ChatOptions, system: int) -> PagedEvictionCa
         model.set_attn_implementation(PAGED_EVICTION)
     if isinstance(budget, str):
         budget = tokens_of_memory(model, options, policy, parse_bytes(budget), f"--budget {budget}")
-    cache = make_paged_cache(model.config, options, policy, label, budget=budget)
+    protect: dict[str, Any] = {"protect": spans} if options.protected_roles else {}
+    cache = make_paged_cache(model.config, options, policy, label, budget=budget, **protect)
     if not cache.paged_layers:
         raise UserError("no layer of this model keeps all that it has read, so there is nothing to evict")
-    if options.protect_system:
-        told = options.but(sink_tokens=max(system, cache.paged_layers[0][1].budget.protected))
-        cache = make_paged_cache(model.config, told, policy, label, budget=budget)
     return cache
 
 

@@ -18,7 +18,7 @@ The same, with a full cache that answers too, and a map of what is held
 
 Another model, with a system prompt that is never evicted
 
-  paged-eviction chat --model Qwen/Qwen3-4B --budget 2048 --policy snapkv --system @rules.txt --protect-system
+  paged-eviction chat --model Qwen/Qwen3-4B --budget 2048 --policy snapkv --system @rules.txt --protect system,last_user
 
 About a text that `paged-eviction compress` has read
 

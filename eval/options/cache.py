@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import create_model
 
-from hf_paged_eviction.options.cache_options import Typed, read_bits, read_size, typed_options
+from hf_paged_eviction.options.cache_options import Typed, read_bits, read_protect, read_size, typed_options
 
 from .base import Numbers, Options, option, readable
 
@@ -39,7 +39,13 @@ class CacheOptions(Options, offered(*SHARED)):  # type: ignore[misc]
     def cache_arguments(self) -> dict[str, Any]:
         """Arguments of `PagedEvictionCache`."""
         given = {name: getattr(self, name) for name in SHARED}
-        return {**given, "bits": read_bits(self.bits)}
+        return {**given, "bits": read_bits(self.bits), "protect": read_protect(self.protect)}
+
+    @property
+    def protected_roles(self) -> tuple[str, ...]:
+        """Roles of messages that are never evicted, see `spans_of_roles`."""
+        found = read_protect(self.protect) or ()
+        return tuple(word for word in found if isinstance(word, str))
 
     if TYPE_CHECKING:  # their names and types stand in the library
 

@@ -56,7 +56,6 @@ class ChatOptions(ModelOptions, OneCacheOptions, SamplingOptions):
         panel="Cache",
     )
     system: str | None = option(None, "The system message.", metavar="TEXT|@FILE")
-    protect_system: bool = option(False, "The system message is never evicted.")
     chat_template: bool = option(
         True,
         "Messages in the tokenizer's chat template, where it has one, or as plain text.",

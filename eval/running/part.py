@@ -189,13 +189,14 @@ class Part:
         # The full cache needs no copy where it can go on in the source and be cut back afterwards.
         if group.is_full and source is not None and source.serves_as(inputs):
             return source.cache
+        spans = inputs.protected if self.settings.protected_roles else None
         if probed:
             size = self.settings.block_size
             room = -(-self.reader.probed(inputs) // size) * size
-            return make_cache(self.model, self.settings, group.variant, room, inputs.context_mask)
+            return make_cache(self.model, self.settings, group.variant, room, inputs.context_mask, protect=spans)
         variant = group.variant
         policy = ahead if variant.is_oracle else None
-        cache = make_cache(self.model, self.settings, variant, group.tokens, inputs.context_mask, policy)
+        cache = make_cache(self.model, self.settings, variant, group.tokens, inputs.context_mask, policy, spans)
         if isinstance(cache, PagedEvictionCache) and source is not None and source.queries and policy is None:
             self._remember(variant, source, cache)
         return cache

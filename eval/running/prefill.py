@@ -14,6 +14,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from hf_paged_eviction.integration import feeding
 from hf_paged_eviction.layer.paged import PagedLayer
 from hf_paged_eviction.queries.observer import Queries
+from hf_paged_eviction.table.spans import Spans
 
 from ..data.prompting.prompts import Prompt
 
@@ -30,6 +31,7 @@ class Inputs:
         context_ids, context_mask: `[contexts, columns]`, the first columns of what the rows read.
         spread: `[rows]` int64, which context belongs to which row; None where the two are the same.
         chat: the first of them is wrapped in the chat template, as are all prompts of a task.
+        protected: of each context, see `Prompt`.
     """
 
     ids: Tensor
@@ -39,6 +41,7 @@ class Inputs:
     context_mask: Tensor
     spread: Tensor | None
     chat: bool = False
+    protected: tuple[Spans, ...] = ()
 
     @classmethod
     def of(cls, prompts: Sequence[Prompt], device: torch.device, *, apart: bool = False) -> Inputs:
@@ -51,6 +54,7 @@ class Inputs:
         # Where the prompt is read as a whole, every row has its own answer from it.
         different = list(dict.fromkeys(contexts)) if prompts[0].question and not apart else contexts
         place = {context: index for index, context in enumerate(different)}
+        protected = {prompt.context: prompt.protected for prompt in prompts}
         spread = None if len(different) == len(contexts) else torch.tensor([place[context] for context in contexts])
         context_ids, context_mask = pad_left(different, device)
         question_ids, question_mask = pad_left([prompt.question for prompt in prompts], device)
@@ -63,6 +67,7 @@ class Inputs:
             context_mask=context_mask,
             spread=spread,
             chat=prompts[0].chat,
+            protected=tuple(protected[context] for context in different),
         )
 
     def extended(self, tokens: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -10,6 +11,7 @@ from transformers import DynamicCache
 
 from hf_paged_eviction import EvictionPolicy, make_policy
 from hf_paged_eviction.options.defaults import AUTO
+from hf_paged_eviction.table.spans import Spans
 
 from ..caches.budgets import FULL, IN_CACHE, ORACLE, Budget
 from ..caches.making import make_paged_cache
@@ -112,6 +114,7 @@ def make_cache(
     tokens: int | None,
     mask: Tensor | None,
     policy: EvictionPolicy | None = None,
+    protect: Sequence[Spans] | None = None,
 ) -> DynamicCache:
     """An empty cache.
 
@@ -119,6 +122,7 @@ def make_cache(
         tokens: held per layer and row; None = all.
         mask: `[rows, columns]`, covers the tokens that it will be given first; None = the model tells, or no pads.
         policy: instead of the one that the variant names.
+        protect: spans by row, instead of what the settings say.
 
     Raises:
         UserError: this policy or budget is impossible with this model.
@@ -129,6 +133,8 @@ def make_cache(
         raise UserError(f"{variant.policy}: it looks ahead to the answer of the full cache, which only tasks have")
     label = f"at {variant.budget.label}"
     more: dict[str, Any] = {"budget": tokens, "attention_mask": mask}
+    if protect is not None:
+        more["protect"] = protect
     if variant.positions is not None:
         more["positions"] = variant.positions
     return make_paged_cache(model.config, settings, variant.policy, label, policy, **more)

@@ -7,6 +7,7 @@ part of the filler text.
 from __future__ import annotations
 
 from .conversation import Conversation
+from .instructions import Instructions, SystemPrompt
 from .library import held_out_texts
 from .longeval import LongEvalLines
 from .next_line import NextLine
@@ -22,6 +23,7 @@ _GROUPS: dict[str, tuple[Task, ...]] = {
     "niah": (NeedleInAHaystack(),),
     "longeval": (LongEvalLines(),),
     "conversation": (Conversation(),),
+    "instructions": (Instructions(), SystemPrompt()),
 }
 _TASKS: dict[str, Task] = {task.name: task for group in _GROUPS.values() for task in group}
 

@@ -27,6 +27,7 @@ class Sample:
         cue: what the answer begins with: the end of a plain prompt; in a chat, behind the mark of the model's turn.
         stop_at_newline: a newline ends the answer, though never before its first token.
         first_line: only the first line of the answer is scored.
+        system: the system message of a chat; in plain text it stands before the context.
     """
 
     id: str
@@ -43,8 +44,14 @@ class Sample:
     cue: str = ""
     stop_at_newline: bool = False
     first_line: bool = False
+    system: str = ""
 
     @property
     def prompt(self) -> str:
         """As plain text."""
-        return self.context + self.question + self.cue
+        return self.opening + self.context + self.question + self.cue
+
+    @property
+    def opening(self) -> str:
+        """The system message as plain text."""
+        return self.system and f"{self.system}\n\n"

@@ -265,7 +265,7 @@ def test_sampling_depends_on_the_seed_and_nothing_else(loaded: tuple[Any, Any]) 
 
 def test_protected_system_message(loaded: tuple[Any, Any]) -> None:
     rules = f"{FACT} The code of walnut is azure."
-    conversation = talk(loaded, system=rules, protect_system=True, policy="recency", budget=96, max_new_tokens=6)
+    conversation = talk(loaded, system=rules, protect="system", policy="recency", budget=96, max_new_tokens=6)
     length = len(loaded[1](f"{rules}\n")["input_ids"])
     assert conversation.turns.prefix() == length > 16
     for turn in list(demo_turns(loaded[1], 3))[1:3]:
@@ -371,7 +371,7 @@ def test_mistakes_after_a_message(loaded: tuple[Any, Any]) -> None:
         ("--policy h2o --attn-implementation sdpa", "needs to see queries"),
         ("--budget 100", "nearest legal: 96 or 112"),
         ("--budget 32", "Smallest legal budget: 48"),
-        ("--protect-system", "--system TEXT"),
+        ("--protect system", "--system TEXT"),
         ("--system @/no/such/file", "No such file"),
         ("--prompt @/no/such/file", "No such file"),
         ("--tokenizer x", "leave out --tokenizer"),
@@ -386,7 +386,7 @@ def test_mistakes_in_options_are_explained(arguments: str, message: str) -> None
 
 def test_protected_system_message_needs_room() -> None:
     words = " ".join(["The code of maple is amber."] * 20)
-    result = run("--system", words, "--protect-system", "--budget", "64", "--prompt", MAPLE, status=2)
+    result = run("--system", words, "--protect", "system", "--budget", "64", "--prompt", MAPLE, status=2)
     assert re.search(r"sink_tokens=\d+.*Smallest legal budget: \d+", result.output)
 
 

@@ -1,9 +1,11 @@
-"""A prompt as a chat of one message, with no system prompt but what the template itself adds."""
+"""A prompt as a chat of one message, with no system message but that of the sample or the template."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+
+from hf_paged_eviction import spans_of_roles
 
 from ...errors import UserError
 
@@ -27,7 +29,7 @@ def takes_turns(tokenizer: Any) -> bool:
     return text.strip() != "a"
 
 
-def wrap(context: str, question: str, tokenizer: Any, cue: str = "") -> tuple[str, str]:
+def wrap(context: str, question: str, tokenizer: Any, cue: str = "", system: str = "") -> tuple[str, str]:
     """The wrapped prompt in two parts: up to the end of the context, and from the question on.
 
     With a cue the answer has begun with it.
@@ -35,9 +37,10 @@ def wrap(context: str, question: str, tokenizer: Any, cue: str = "") -> tuple[st
     The template may strip the message or write before it what it likes. Its special tokens are in the text, so the
     parts are to be tokenised without adding any. The first part depends on the context alone.
     """
-    whole = render(context + question, tokenizer, cue)
+    whole = render(context + question, tokenizer, cue, system)
     # Two other messages that go on differently right after the context share with it what stands up to there.
-    shared = _shared_length([whole, render(f"{context}A", tokenizer, cue), render(f"{context}B", tokenizer, cue)])
+    others = [render(f"{context}{letter}", tokenizer, cue, system) for letter in "AB"]
+    shared = _shared_length([whole, *others])
     return whole[:shared], whole[shared:]
 
 
@@ -47,23 +50,44 @@ def end_of_turn(tokenizer: Any) -> str:
     return whole[len(whole) - _shared_length([whole[::-1], render("B", tokenizer)[::-1]]) :]
 
 
-def render(message: str, tokenizer: Any, cue: str = "") -> str:
+def render(message: str, tokenizer: Any, cue: str = "", system: str = "") -> str:
     """The text that the model reads when a user says `message`, up to the mark of its own turn and the cue."""
     if not has_template(tokenizer):
         raise UserError(
             "--chat-template always: the tokenizer has no chat template; take `auto`, or the tokenizer of an "
             "instruct model (--tokenizer)"
         )
-    chat = [{"role": "user", "content": message}]
-    if cue:
-        chat.append({"role": "assistant", "content": cue.strip()})
     try:
-        text: str = tokenizer.apply_chat_template(
-            chat, tokenize=False, add_generation_prompt=not cue, continue_final_message=bool(cue)
-        )
+        text: str = tokenizer.apply_chat_template(messages(message, cue, system), tokenize=False, **_end(cue))
     except Exception as error:  # a template is a program, it may fail in any way
         raise UserError(f"the chat template of the tokenizer fails (--chat-template never): {error}") from error
     return text
+
+
+def messages(message: str, cue: str = "", system: str = "") -> list[dict[str, str]]:
+    """The chat in which a user says `message`."""
+    chat = [{"role": "system", "content": system}] if system else []
+    chat.append({"role": "user", "content": message})
+    return [*chat, {"role": "assistant", "content": cue.strip()}] if cue else chat
+
+
+def _end(cue: str) -> dict[str, Any]:
+    return {"add_generation_prompt": not cue, "continue_final_message": bool(cue)}
+
+
+def protected_spans(
+    context: str, question: str, tokenizer: Any, cue: str, system: str, roles: Sequence[str]
+) -> tuple[tuple[int, int], ...]:
+    """The tokens of messages of these roles in a wrapped prompt.
+
+    Raises:
+        UserError: the tokenizer does not tell where they are.
+    """
+    try:
+        chat = messages(context + question, cue, system)
+        return tuple(spans_of_roles(tokenizer, chat, roles, **_end(cue)))
+    except ValueError as error:
+        raise UserError(f"--protect {','.join(roles)}: {error}") from error
 
 
 def _shared_length(texts: Sequence[str]) -> int:

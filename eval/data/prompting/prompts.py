@@ -12,7 +12,7 @@ from ...options.settings import TaskSettings
 from ...running.batching import start_size
 from ...store.grouping import grouped
 from ...tasks import Sample
-from .chat_template import has_template, render, takes_turns, wrap
+from .chat_template import has_template, protected_spans, render, takes_turns, wrap
 from .suites import is_generated, load_samples
 from .truncation import cut_middle
 
@@ -36,6 +36,7 @@ class Prompt:
         question: ids that are fed after compression; empty when there are none.
         truncated: the prompt lost its middle.
         chat: it was wrapped in the chat template.
+        protected: spans of tokens that are never evicted, see `protect`.
     """
 
     sample: Sample
@@ -43,6 +44,7 @@ class Prompt:
     question: tuple[int, ...]
     truncated: bool
     chat: bool
+    protected: tuple[tuple[int, int], ...] = ()
 
     @property
     def tokens(self) -> int:
@@ -66,7 +68,13 @@ class Batch:
 
 
 def encode(
-    sample: Sample, tokenizer: Any, *, question_aware: bool, max_length: int | None, chat_template: ChatTemplate
+    sample: Sample,
+    tokenizer: Any,
+    *,
+    question_aware: bool,
+    max_length: int | None,
+    chat_template: ChatTemplate,
+    protect: Sequence[str] = (),
 ) -> Prompt:
     """The token ids of a sample: first cut to `max_length`, then wrapped in the chat template, then tokenised.
 
@@ -79,6 +87,7 @@ def encode(
         max_length: tokens kept of a longer prompt, not counting the chat template; None keeps all.
         chat_template: "auto" wraps the samples that say so, if the tokenizer has a template. The cue of a sample is
             then the beginning of the answer.
+        protect: roles of messages that are never evicted, see `spans_of_roles`; of plain text, "system" alone.
     """
     chat = _is_chat(sample, tokenizer, chat_template)
     context, question, truncated = sample.context, sample.question + ("" if chat else sample.cue), False
@@ -86,13 +95,19 @@ def encode(
         context, question, truncated = cut_middle(
             context, question, tokenizer, max_length, at_once=sample.metric == "multiple_choice"
         )
+    spans: tuple[tuple[int, int], ...] = ()
     if chat:
-        context, question = wrap(context, question, tokenizer, sample.cue)
+        if protect:
+            spans = protected_spans(context, question, tokenizer, sample.cue, sample.system, protect)
+        context, question = wrap(context, question, tokenizer, sample.cue, sample.system)
+    elif sample.system:
+        context = sample.opening + context
+        spans = ((0, len(_ids(tokenizer, sample.opening, special=True))),) if "system" in protect else ()
     if question_aware:
         ids = _ids(tokenizer, context + question, special=not chat)
         if not ids:
             raise UserError(f"{sample.task}, {sample.id}: the prompt is empty")
-        return Prompt(sample, ids, (), truncated, chat)
+        return Prompt(sample, ids, (), truncated, chat, spans)
     first, second = _ids(tokenizer, context, special=not chat), _ids(tokenizer, question, special=False)
     if len(first) + len(second) < 2:
         raise UserError(f"{sample.task}, {sample.id}: a prompt of one token has no context and question")
@@ -100,7 +115,7 @@ def encode(
         both = first + second
         at = 1 if not first else len(both) - 1
         first, second = both[:at], both[at:]
-    return Prompt(sample, first, second, truncated, chat)
+    return Prompt(sample, first, second, truncated, chat, spans)
 
 
 def _is_chat(sample: Sample, tokenizer: Any, chat_template: ChatTemplate) -> bool:
@@ -146,6 +161,7 @@ def _batches(settings: TaskSettings, tokenizer: Any, config: Any, task: str, len
             question_aware=settings.question_aware,
             max_length=max_length,
             chat_template=settings.chat_template,
+            protect=settings.protected_roles,
         )
         for sample in samples
     ]
