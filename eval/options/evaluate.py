@@ -241,8 +241,8 @@ class EvalOptions(ModelOptions, CacheOptions, RunOptions, TaskOptions, MetricOpt
     )
     tasks: Words = option(
         "suite",
-        "Names and groups from `paged-eviction tasks`: suite, ruler, niah, longeval, conversation; LongBench: paper, "
-        "en16, all21, e13, v2.",
+        "Names and groups from `paged-eviction tasks`: suite, ruler, niah, longeval, conversation, instructions; "
+        "LongBench: paper, en16, all21, e13, v2.",
         metavar="A,B,...",
         panel=TASKS,
     )
