@@ -275,6 +275,19 @@ def test_protected_system_message(loaded: tuple[Any, Any]) -> None:
     assert "amber" in say(conversation, MAPLE).text
 
 
+def test_what_the_user_said_last_stays(loaded: tuple[Any, Any]) -> None:
+    conversation = talk(loaded, protect="last_user", policy="recency", budget=96, max_new_tokens=6, block_size=4)
+    message, spans = f"The code of walnut is azure. {FACT} The code of birch is olive. {MAPLE}", list[set[int]]()
+    for _ in range(5):
+        start = len(conversation.ids)
+        spans.append(set(range(start, start + len(conversation.prepare(message).ids))))
+        say(conversation, message)
+        assert spans[-1] <= set(conversation.cache.layers[0].positions[0, 0].tolist())
+    assert not spans[0] <= set(conversation.cache.layers[0].positions[0, 0].tolist())
+    with pytest.raises(UserError, match=r"--protect last_user: budget=96 .*Smallest legal budget: \d+"):
+        say(conversation, message * 9)
+
+
 # ---- as a command ---------------------------------------------------------------------------------------------------
 
 
