@@ -40,6 +40,7 @@ def task_sections() -> dict[str, dict[str, str]]:
         "niah: generated, a needle at every depth": groups["niah"],
         "longeval: generated": groups["longeval"],
         "conversation: generated, topics that come back": groups["conversation"],
+        "system: generated, what a system message asks for": groups["system"],
         "all21: LongBench": groups["all21"],
         "e13: LongBench-E, reported by length": groups["e13"],
         "v2: LongBench v2": groups["v2"],

@@ -241,7 +241,7 @@ class EvalOptions(ModelOptions, CacheOptions, RunOptions, TaskOptions, MetricOpt
     )
     tasks: Words = option(
         "suite",
-        "Names and groups from `paged-eviction tasks`: suite, ruler, niah, longeval, conversation, instructions; "
+        "Names and groups from `paged-eviction tasks`: suite, ruler, niah, longeval, conversation, system; "
         "LongBench: paper, en16, all21, e13, v2.",
         metavar="A,B,...",
         panel=TASKS,

@@ -23,7 +23,7 @@ _GROUPS: dict[str, tuple[Task, ...]] = {
     "niah": (NeedleInAHaystack(),),
     "longeval": (LongEvalLines(),),
     "conversation": (Conversation(),),
-    "instructions": (Instructions(), SystemPrompt()),
+    "system": (Instructions(), SystemPrompt()),
 }
 _TASKS: dict[str, Task] = {task.name: task for group in _GROUPS.values() for task in group}
 

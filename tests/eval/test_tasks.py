@@ -115,7 +115,7 @@ def test_few_shot_queries_are_new_words(tokenizer: Any) -> None:
 
 
 def test_groups_hold_every_task_once() -> None:
-    assert list(TASK_GROUPS) == ["suite", "ruler", "niah", "longeval", "conversation", "instructions"]
+    assert list(TASK_GROUPS) == ["suite", "ruler", "niah", "longeval", "conversation", "system"]
     assert [name for group in TASK_GROUPS.values() for name in group] == available_tasks()
     assert len(set(available_tasks())) == len(available_tasks()) == 7 + 13 + 1 + 1 + 1 + 2
     assert SUITE == (
