@@ -53,10 +53,10 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
     `prefill_chunk_size=n` the peak is `budget + n` tokens. Gradients flow through the tokens of one forward; into
     tokens of earlier ones that gradients belong to, `backward` refuses to go.
 
+    Args not named here, from `budget` to `static`, are the fields of `CacheOptions`.
+
     Args:
         config: `model.config`; the text part of a multimodal config is found by itself.
-        budget, block_size, policy, heads, sink_tokens, recent_tokens, protect, allocator, disposal, positions, bits,
-            static: see `CacheOptions`.
         attention_mask: `[rows, length]`, nonzero = real token. Normally learned from the model by itself; if given,
             it wins for the columns it covers. `rows` may divide the batch (beams). `reset` forgets it.
         pool: where storage comes from and `release` brings it back to; for services that make a cache per request.

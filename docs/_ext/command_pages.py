@@ -25,7 +25,9 @@ def sections(_: str) -> str:
 def _section(name: str, command: Any) -> str:
     context = command.context_class(command, info_name=f"{PROGRAM} {name}")
     arguments = [parameter for parameter in command.params if parameter.param_type_name == "argument"]
-    options = [parameter for parameter in command.params if parameter.param_type_name == "option"]
+    options = [
+        parameter for parameter in command.params if parameter.param_type_name == "option" and not parameter.hidden
+    ]
     usage = [PROGRAM, name, *(["[OPTIONS]"] if options else []), *(_record(each, context)[0] for each in arguments)]
     parts = [f"(command-{name})=", f"## `{PROGRAM} {name}`", f"```text\n{' '.join(usage)}\n```"]
     parts.append(_prose(cleandoc(command.help or "")))
