@@ -307,15 +307,19 @@ def rounded(model: Any, held: list[Held], kept: list[list[Tensor]], bits: int = 
 
 # ---- one prompt under all methods ------------------------------------------------------------------------------------
 
-VALUES, BOTH, BIAS = Fit(values=1.0), Fit(0.01, 1.0, by_share=True), Fit(0.01, by_share=True)
+DROP, VALUES, BOTH = Fit(), Fit(values=1.0), Fit(0.01, 1.0, by_share=True)
 #: By score: what is done with the tokens that it keeps.
 METHODS = {
-    "kvzip": {"drop": Fit(), "values": VALUES, "biases": BIAS, "both": BOTH},
-    "calibrated": {"drop": Fit(), "values": VALUES, "both": BOTH},
-    "kvzip, equal shares": {"drop": Fit(), "values": VALUES, "both": BOTH},
+    "kvzip": {"drop": DROP, "values": VALUES, "both": BOTH},
+    "calibrated": {"drop": DROP, "values": VALUES},
+    "kvzip, equal shares": {"drop": DROP, "both": BOTH},
 }
-#: As many 4-bit tokens as fit into the bytes of the share of unrounded ones.
-IN_BITS = {"kvzip": {"drop": Fit(), "values": VALUES, "both": BOTH}, "calibrated": {"drop": Fit()}}
+#: The same where as many 4-bit tokens are kept as fit into the bytes. Where these are many, there is nothing to fit.
+IN_BITS = {
+    0.125: {"kvzip": {"drop": DROP}, "calibrated": {"drop": DROP}},
+    0.05: {"kvzip": {"drop": DROP, "values": VALUES}, "calibrated": {"drop": DROP}},
+    0.02: {"kvzip": {"drop": DROP, "values": VALUES}},
+}
 
 
 def methods(scores: dict[str, Tensor], tokens: int) -> Iterator[tuple[dict[str, Any], list[list[Tensor]], Fit]]:
@@ -326,7 +330,7 @@ def methods(scores: dict[str, Tensor], tokens: int) -> Iterator[tuple[dict[str, 
             kept = choose(scores[name], int(share * tokens), bool(equal))
             for what, fit in fits.items():
                 yield {"share": share, "score": score_, "method": what, "bits": None}, kept, fit
-        for name, fits in IN_BITS.items():
+        for name, fits in IN_BITS[share].items():
             many = FIRST + (share * tokens - FIRST) * PLAIN / CODED  # the first tokens stay as they came
             kept = choose(scores[name], int(many))
             for what, fit in fits.items():

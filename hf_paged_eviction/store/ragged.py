@@ -127,6 +127,14 @@ class RaggedStore(Store):
         self.columns.use()
         self.columns = FlatColumns(self.room, segments, states)
 
+    def give_values(self, values: Tensor, changed: Tensor) -> None:
+        """See `Store.give_values`."""
+        if self.segments is None:
+            super().give_values(values, changed)
+            return
+        places = self.segments.places(torch.arange(values.shape[2], device=values.device))
+        self.tensors[1][places[changed]] = values[changed]
+
     def give_up(self) -> None:
         """See `Store.give_up`."""
         super().give_up()

@@ -1,7 +1,7 @@
 """Compress what a cache has read by asking the model to repeat it (KVzip, arXiv 2505.23416)."""
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -61,6 +61,27 @@ def compress_by_probe(
         TypeError, ValueError: the cache has no room or is not empty, the policy cannot be probed, ids or mask do not
             fit. Nothing was read then.
     """
+    probe_context(model, cache, budget, input_ids, attention_mask, probe_ids=probe_ids, chunk_size=chunk_size)
+    cache.shrink(budget)
+
+
+@torch.no_grad()
+def probe_context(
+    model: Any,
+    cache: PagedEvictionCache,
+    budget: int,
+    input_ids: Tensor,
+    attention_mask: Tensor | None = None,
+    *,
+    probe_ids: Sequence[int],
+    chunk_size: int,
+    note: Callable[[PagedLayer], None] | None = None,
+) -> None:
+    """All of `compress_by_probe` before the cache is shrunk.
+
+    Args:
+        note: shown every layer after each chunk of the probe, while its tokens wait and its queries are known.
+    """
     mask = _checked_mask(input_ids, attention_mask)
     probe = _checked_probe(probe_ids, chunk_size)
     _check_cache(cache, input_ids.shape[1])
@@ -73,21 +94,29 @@ def compress_by_probe(
         layer.forget_attention()
     for start, stop in chunks:
         ids, real = repeated(probe, input_ids[:, start:stop], mask[:, start:stop])
-        ask(model, cache, ids, torch.cat([mask, real], dim=1))
-    cache.shrink(budget)
+        ask(model, cache, ids, torch.cat([mask, real], dim=1), note)
 
 
 @torch.no_grad()
-def ask(model: Any, cache: PagedEvictionCache, ids: Tensor, mask: Tensor | None) -> None:
+def ask(
+    model: Any,
+    cache: PagedEvictionCache,
+    ids: Tensor,
+    mask: Tensor | None,
+    note: Callable[[PagedLayer], None] | None = None,
+) -> None:
     """Feed tokens whose attention counts for the tokens held, and take them back: they leave no other trace.
 
     Args:
         ids: `[rows, n]`.
         mask: `[rows, seen + n]`, nonzero = real token; None = all are.
+        note: see `probe_context`.
     """
     with _taken_back(cache):
         feed(model, ids, mask, cache)
         for _, layer in cache.paged_layers:
+            if note is not None:
+                note(layer)
             layer.observe_waiting()
             layer.crop(-ids.shape[1])
 
