@@ -450,13 +450,13 @@ def _told(line: dict[str, Any]) -> str:
     text = f"{line['kind']:8} {line['share']:6.1%} {bits:>2} bits {line['score']:20} {line['method']:8}"
     text += f" n={line['prompts']}"
     for number in ("kl", "same", "right"):
-        apart = f"{line[f'{number}_over_drop']:+.3f} ± {line[f'{number}_over_drop_error']:.3f}"
+        apart = f"{line[f'{number}_over_drop']:+.3f} ± {line[f'{number}_over_drop_error'] or math.nan:.3f}"
         text += f"  {number} {line[number]:.3f} ({apart})"
     return f"{text}, full {line['full']:.3f}"
 
 
-def _error(numbers: list[float]) -> float:
-    return round(stdev(numbers) / len(numbers) ** 0.5, 4) if len(numbers) > 1 else math.nan
+def _error(numbers: list[float]) -> float | None:
+    return round(stdev(numbers) / len(numbers) ** 0.5, 4) if len(numbers) > 1 else None
 
 
 def main() -> None:

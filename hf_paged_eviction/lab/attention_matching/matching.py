@@ -27,8 +27,8 @@ class _Asked:
 
     def of(self, row: int, head: int, heads: int) -> Tensor:
         """The real ones of a row's KV head, `[queries, dim]` float32."""
-        found = self.queries[row].unflatten(0, (heads, -1))[head]
-        return (found if self.real is None else found[:, self.real[row]]).flatten(0, 1).float()
+        found: Tensor = self.queries[row].unflatten(0, (heads, -1))[head].float()
+        return (found if self.real is None else found[:, self.real[row]]).flatten(0, 1)
 
 
 @dataclass(frozen=True)
