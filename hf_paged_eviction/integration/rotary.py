@@ -125,18 +125,26 @@ class Rotary:
         """Have what is needed on this device before a graph is compiled."""
         self._on(device)
 
-    def rotate_mean(self, states: Tensor, start: Tensor, count: int) -> Tensor:
-        """The mean of `rotate` over the positions `start .. start + count - 1`.
+    def rotate_mean(self, states: Tensor, positions: Tensor) -> Tensor:
+        """The mean of `rotate` over several positions.
 
         A covariance is rotated by a call for its rows and, transposed, one for its columns.
 
         Args:
             states: `[..., head_dim]`.
-            start: int64, broadcastable to `[...]`.
-            count: at least 1.
+            positions: `[..., n]` int64, broadcastable but for the last.
         """
-        cos, sin = self._waves(start[..., None] + torch.arange(count, device=start.device), states)
+        cos, sin = self._waves(positions, states)
         return self._turn(states, cos.mean(-2), sin.mean(-2), scaled=1)
+
+    def pair_lengths(self, states: Tensor) -> Tensor:
+        """`[..., width]`, for each channel that takes part the length of its pair, of states `[..., head_dim]`."""
+        turning = states[..., : self.width]
+        return (turning.square() + turning.index_select(-1, self._on(states.device)[1]).square()).sqrt()
+
+    def stretch(self, device: torch.device) -> Tensor:
+        """`[width]`, factor on rotated states."""
+        return self._on(device)[3]
 
     def _waves(self, positions: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
         """Cosine and signed sine, `[..., width]`."""

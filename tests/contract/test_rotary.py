@@ -245,7 +245,7 @@ def test_rotations_are_undone_moved_and_averaged(case: str) -> None:
     moved = rotary.rotate_by(rotated, torch.tensor(-7))
     torch.testing.assert_close(moved, rotary.rotate(states, positions - 7), rtol=0, atol=1e-4)
     each = [rotary.rotate(states, positions + step) for step in range(6)]
-    assert_close(rotary.rotate_mean(states, positions, 6), sum(each) / 6, share=4e-6)
+    assert_close(rotary.rotate_mean(states, positions[..., None] + torch.arange(6)), sum(each) / 6, share=4e-6)
     assert torch.equal(rotated[..., rotary.width :], states[..., rotary.width :])
 
 

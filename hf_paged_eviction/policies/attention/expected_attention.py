@@ -118,8 +118,8 @@ class ExpectedAttention(AttentionPolicy):
         """States `[B, ..., D]` as they are on average at the next positions."""
         if context.rotary is None:
             return states
-        start = context.seen.view(-1, *[1] * (states.ndim - 2))
-        return context.rotary.rotate_mean(states, start, self.future)
+        start = context.seen.view(-1, *[1] * (states.ndim - 1))
+        return context.rotary.rotate_mean(states, start + torch.arange(self.future, device=start.device))
 
     def score(self, context: ScoreContext) -> Tensor:
         scores = self.attention(context) + self.epsilon
