@@ -68,7 +68,7 @@ class CacheSettings(CacheOptions):
         sinks, budget = first_tokens(self.sink_tokens, self._scorer, self.block_size), self.budget
         if isinstance(budget, Sequence) and not isinstance(budget, str):
             raise ValueError(f"budget={budget!r}: one number, share or size for all layers is needed here.")
-        return BlockBudget.validate(budget, self.block_size, sinks, self.recent_tokens)
+        return BlockBudget.validate(budget, self.block_size, sinks, self.recent_tokens, self.protect)
 
     @property
     def needs_attention(self) -> bool:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..naming.sizes import parse_budget
+from ..table.spans import read_protect
 
 if TYPE_CHECKING:
     from ..allocators import BudgetAllocator
@@ -62,24 +63,6 @@ def read_size(given: Any) -> int | str:
     return tokens or str(given)
 
 
-def read_protect(given: Any) -> Any:
-    """Spans of tokens as they are typed, "0:64,100:120", as pairs; or roles, "system,last_user", as a list of words, of
-    which a command that knows the messages makes spans. Anything but a text stays as it is.
-
-    Raises:
-        ValueError: a text that is neither.
-    """
-    if not isinstance(given, str):
-        return given
-    words = [each.strip() for each in given.split(",")]
-    if all(word.isidentifier() for word in words):
-        return words
-    spans = [word.split(":") for word in words]
-    if not all(len(span) == 2 and all(at.strip().isdecimal() for at in span) for span in spans):
-        raise ValueError("write START:END,START:END in tokens, such as 0:64,100:120, or roles of messages: system")
-    return [(int(start), int(end)) for start, end in spans]
-
-
 def _typed(help: str, kind: Any = str, **more: Any) -> dict[str, Typed]:
     return {"typed": Typed(help, kind, **more)}
 
@@ -112,11 +95,11 @@ class CacheOptions:
             overflows, and in `shrink`. While single tokens come, whole blocks go: any that holds one of these tokens
             stays, and so does the newest block, even if this is less than a block.
         protect: parts of the text that are never evicted wherever they stand, such as instructions: a list of pairs
-            `(start, end)`, the tokens from `start` up to `end`, which is the first one behind it. Each row counts its
-            own real tokens from 0 on, so pads change nothing. A list of such lists has one for each row; beams count as
-            one. A span may lie in what is still to come. `spans_of_roles` makes spans of a chat's messages;
-            `cache.protect` gives others later. A block in which a protected token stands stays as a whole while single
-            tokens come, and a budget that is too small for that is refused.
+            `(start, end)`, the tokens from `start` up to `end`, which is the first one behind it, or a text
+            ("0:64,100:120"). Each row counts its own real tokens from 0 on, so pads change nothing. A list of such
+            lists has one for each row; beams count as one. A span may lie in what is still to come. `spans_of_roles`
+            makes spans of a chat's messages; `cache.protect` gives others later. A block in which a protected token
+            stands stays as a whole while single tokens come, and a budget that is too small for that is refused.
         allocator: how the budget of all layers together is shared out among layers and KV heads; a name from
             `available_allocators()`, perhaps with parameters, or a `BudgetAllocator`. All but "uniform" need the
             attention implementation "paged_eviction". None = "uniform"; of policy="auto" what goes with it.

@@ -42,8 +42,8 @@ def inside(bounds: Tensor, positions: Tensor) -> Tensor:
     """
     flat = positions.flatten(1).contiguous()
     if bounds.shape[1] == 2:  # one span needs no search
-        start, end = bounds.split(1, dim=1)
-        return ((flat >= start) & (flat < end)).view(positions.shape)
+        found = (flat >= bounds[:, :1]) & (flat < bounds[:, 1:])
+        return found.view(positions.shape)
     return (torch.searchsorted(bounds, flat, right=True) % 2 == 1).view(positions.shape)
 
 

@@ -6,7 +6,7 @@ lie in what is still to come.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import cast
+from typing import Any, cast
 
 Span = tuple[int, int]
 #: Of one row: in order, apart from each other, none of them empty.
@@ -26,7 +26,8 @@ def read_spans(given: object) -> tuple[Spans, ...]:
     """
     if given is None:
         return ()
-    if not isinstance(given, Sequence) or isinstance(given, str | bytes):
+    given = read_protect(given)
+    if not isinstance(given, Sequence) or isinstance(given, bytes):
         raise TypeError(f"protect must be {_FORM}; got {given!r}. `spans_of_roles` makes spans of messages.")
     if any(_is_span(each) for each in given):
         return (merged(map(_span, given)),)
@@ -35,6 +36,24 @@ def read_spans(given: object) -> tuple[Spans, ...]:
             raise TypeError(f"protect must be {_FORM}; got {row!r} in it. `spans_of_roles` makes spans of messages.")
     rows = tuple(merged(map(_span, row)) for row in given)
     return rows if any(rows) else ()
+
+
+def read_protect(given: Any) -> Any:
+    """Spans of tokens as they are typed, "0:64,100:120", as pairs; or roles, "system,last_user", as a list of words, of
+    which a command that knows the messages makes spans. Anything but a text stays as it is.
+
+    Raises:
+        ValueError: a text that is neither.
+    """
+    if not isinstance(given, str):
+        return given
+    words = [each.strip() for each in given.split(",")]
+    if all(word.isidentifier() for word in words):
+        return words
+    spans = [word.split(":") for word in words]
+    if not all(len(span) == 2 and all(at.strip().isdecimal() for at in span) for span in spans):
+        raise ValueError("write START:END,START:END in tokens, such as 0:64,100:120, or roles of messages: system")
+    return [(int(start), int(end)) for start, end in spans]
 
 
 def _is_span(given: object) -> bool:
