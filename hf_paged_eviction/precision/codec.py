@@ -25,9 +25,8 @@ FORMAT = 3
 #: Of the distance: as wide as float32, so that tiny numbers have levels too.
 LEVELS = torch.bfloat16
 
-#: With few levels it pays to cut off the ends: what share of the range the levels cover is chosen per token. The more
-#: channels there are, the farther out is the largest, so that heads of 256 need less of the range than heads of 64.
-_SHARES = {2: (0.85, 0.7, 0.55), 3: (0.9, 0.8, 0.7), 4: (0.95, 0.9, 0.8)}
+#: With few levels it pays to cut off the ends: what share of the range the levels cover is chosen per token.
+_SHARES = {2: (0.85, 0.7), 3: (0.9, 0.8), 4: (0.95, 0.9)}
 #: So that sums and differences stay finite.
 _LARGEST = torch.finfo(LEVELS).max / 8
 

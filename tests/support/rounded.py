@@ -48,7 +48,7 @@ def slow_round(states: Tensor, bits: int | None, turned: bool) -> Tensor:
     numbers, levels = states @ turn, 2**bits - 1
     reach = numbers.abs().max(-1, keepdim=True).values
     best, least = numbers, torch.full_like(reach, math.inf)
-    for share in {2: (1.0, 0.85, 0.7, 0.55), 3: (1.0, 0.9, 0.8, 0.7), 4: (1.0, 0.95, 0.9, 0.8)}.get(bits, (1.0,)):
+    for share in {2: (1.0, 0.85, 0.7), 3: (1.0, 0.9, 0.8), 4: (1.0, 0.95, 0.9)}.get(bits, (1.0,)):
         step = (2 * share * reach / levels).bfloat16().to(states)
         index = torch.nan_to_num(numbers / step, 0.0, 0.0, 0.0).add(levels / 2).round().clamp(0, levels)
         rounded = step * (index - levels / 2)
