@@ -38,6 +38,7 @@ PAGES = (
     "lab/low_rank.md",
     "lab/merge.md",
     "lab/query_memory.md",
+    "lab/triattention.md",
     "policies/calibrated.md",
     "policies/disposals.md",
     "policies/gates.md",
