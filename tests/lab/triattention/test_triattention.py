@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import torch
 
 import models
 from hf_paged_eviction import PagedEvictionCache
-from hf_paged_eviction.lab.triattention import Centres, TriAttention, find_centres, load_centres, save_centres
+from hf_paged_eviction.policies import registry
 from hf_paged_eviction.recipes.fit.calibration import Window
 from hf_paged_eviction_eval import embedded
 from policy_inputs import SPEEDS, STRETCH, heads_of, text, turned
@@ -19,11 +21,19 @@ from policy_inputs import SPEEDS, STRETCH, heads_of, text, turned
 PEERS = Path(__file__).parents[2] / "data" / "peers"
 
 
-def test_kept_tokens_are_the_authors(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Any]:
+    """The module; afterwards its policy has no name any more, because other tests compare the names with a file."""
+    known = dict(registry.POLICIES.classes)
+    yield importlib.import_module("hf_paged_eviction.lab.triattention")
+    registry.POLICIES.classes = known
+
+
+def test_kept_tokens_are_the_authors(lab: Any, tmp_path: Path) -> None:
     model, _ = embedded.load(attn_implementation="paged_eviction")
     ids = torch.tensor([json.loads((PEERS / "kept.json").read_text())["input_ids"]])
-    save_centres(find_centres(model, [Window(ids)]), tmp_path / "c.safetensors")
-    policy = TriAttention(str(tmp_path / "c.safetensors"))
+    lab.save_centres(lab.find_centres(model, [Window(ids)]), tmp_path / "c.safetensors")
+    policy = lab.TriAttention(str(tmp_path / "c.safetensors"))
     cache = PagedEvictionCache(model.config, budget=160, policy=policy, heads="separate", block_size=1, sink_tokens=0)
     with torch.no_grad():
         model(ids, past_key_values=cache)
@@ -34,13 +44,13 @@ def test_kept_tokens_are_the_authors(tmp_path: Path) -> None:
             assert len(set(head) & expected) >= 0.98 * len(expected)
 
 
-def test_the_formula_in_complex_numbers(tmp_path: Path) -> None:
+def test_the_formula_in_complex_numbers(lab: Any, tmp_path: Path) -> None:
     """Two pairs of channels turn and two channels do not; rows have pads, and slots are in no order."""
     generator = torch.Generator().manual_seed(5)
     mean = torch.randn(2, 2, 6, generator=generator)
     length = torch.rand(2, 2, 4, generator=generator)[..., [0, 1, 0, 1]] + 2  # a pair has one
-    save_centres(Centres({1: {"mean": mean, "length": length}}, {}), tmp_path / "c.safetensors")
-    policy = TriAttention(str(tmp_path / "c.safetensors"), farthest=5)
+    lab.save_centres(lab.Centres({1: {"mean": mean, "length": length}}, {}), tmp_path / "c.safetensors")
+    policy = lab.TriAttention(str(tmp_path / "c.safetensors"), farthest=5)
     given = text().shuffled(3)
     found = policy.score(given.context(policy, []))
     for row in range(3):
@@ -65,25 +75,25 @@ def test_the_formula_in_complex_numbers(tmp_path: Path) -> None:
             )
 
 
-def test_padded_windows_have_the_centres_of_their_rows() -> None:
+def test_padded_windows_have_the_centres_of_their_rows(lab: Any) -> None:
     model = models.build("llama")
     rows = models.prompts([40, 25], seed=2)
     ids, mask = models.left_pad(rows)
-    together = find_centres(model, [Window(ids, mask)])
-    apart = find_centres(model, [Window(row[None]) for row in rows])
+    together = lab.find_centres(model, [Window(ids, mask)])
+    apart = lab.find_centres(model, [Window(row[None]) for row in rows])
     for index, parts in apart.layers.items():
         for name, tensor in parts.items():
             torch.testing.assert_close(together.layers[index][name], tensor, rtol=1e-4, atol=1e-5)
 
 
-def test_padded_rows_are_as_alone(tmp_path: Path) -> None:
+def test_padded_rows_are_as_alone(lab: Any, tmp_path: Path) -> None:
     model = models.build("llama")
     rows = models.prompts([60, 41], seed=2)
-    save_centres(find_centres(model, [Window(rows[0][None])]), tmp_path / "c.safetensors")
-    assert load_centres(tmp_path / "c.safetensors").facts == {"tokens": "60"}
+    lab.save_centres(lab.find_centres(model, [Window(rows[0][None])]), tmp_path / "c.safetensors")
+    assert lab.load_centres(tmp_path / "c.safetensors").facts == {"tokens": "60"}
 
     def said(ids: torch.Tensor, mask: torch.Tensor) -> Any:
-        policy = TriAttention(str(tmp_path / "c.safetensors"))
+        policy = lab.TriAttention(str(tmp_path / "c.safetensors"))
         cache = PagedEvictionCache(model.config, budget=24, policy=policy, block_size=4)
         out = model.generate(ids, attention_mask=mask, past_key_values=cache, max_new_tokens=9, do_sample=False)
         return out[:, ids.shape[1] :]
@@ -93,12 +103,12 @@ def test_padded_rows_are_as_alone(tmp_path: Path) -> None:
         assert torch.equal(together[at], said(*models.left_pad([row]))[0])
 
 
-def test_another_model_is_refused(tmp_path: Path) -> None:
+def test_another_model_is_refused(lab: Any, tmp_path: Path) -> None:
     model = models.build("llama")
-    save_centres(find_centres(model, [Window(models.prompts([20])[0][None])]), tmp_path / "c.safetensors")
+    lab.save_centres(lab.find_centres(model, [Window(models.prompts([20])[0][None])]), tmp_path / "c.safetensors")
     with pytest.raises(ValueError, match="These query centres were found for another model"):
-        TriAttention(str(tmp_path / "c.safetensors")).check_model(models.build("gemma3").config)
+        lab.TriAttention(str(tmp_path / "c.safetensors")).check_model(models.build("gemma3").config)
     with pytest.raises(ValueError, match="No query centres"):
-        TriAttention("nowhere")
+        lab.TriAttention("nowhere")
     with pytest.raises(ValueError, match="latents"):
-        find_centres(models.build("deepseek_v3"), [])
+        lab.find_centres(models.build("deepseek_v3"), [])
