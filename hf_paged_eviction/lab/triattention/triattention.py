@@ -23,7 +23,7 @@ class TriAttention(EvictionPolicy):
 
     .. math::
 
-        s_t = \max_{h} z_t \Bigl( \operatorname{mean}_{\delta \in \{1, 2, 4, \dots\}} R_{n + \delta} \bar q_h \cdot k_t
+        s_t = \max_{h} z_t \Bigl( \operatorname{mean}_{\delta \in \{1, 2, 4, \ldots\}} R_{n + \delta} \bar q_h \cdot k_t
         + \sum_f \bigl( \overline{|q_{h,f}|} - |\bar q_{h,f}| \bigr) |k_{t,f}| \Bigr)
 
     For each query head `h` of the group: the mean query before rotation, turned to some positions after the `n` tokens
