@@ -32,6 +32,7 @@ PAGES = (
     "serving.md",
     "migration.md",
     "own_data.md",
+    "lab/attention_matching.md",
     "lab/demote.md",
     "lab/episodes.md",
     "lab/fold.md",

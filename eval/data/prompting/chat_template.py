@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from hf_paged_eviction import spans_of_roles
+from hf_paged_eviction.integration.roles import spans_of_roles
 
 from ...errors import UserError
 
