@@ -10,7 +10,7 @@ from fractions import Fraction
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import models
@@ -60,8 +60,10 @@ def exact_shares(weights: list[float], total: int, least: int, most: int) -> lis
         first, last = next(pair for pair in itertools.pairwise(lines) if sum(pair[0]) <= total < sum(pair[1]))
         way = (total - sum(first)) / (sum(last) - sum(first))
         quota = [low + way * (high - low) for low, high in zip(first, last, strict=True)]
-    whole = [int(share) for share in quota]
-    for place in sorted(range(count), key=lambda place: (whole[place] - quota[place], place))[: total - sum(whole)]:
+    noise = Fraction(1, 10**9)  # of the sums in float64: remainders that differ by less are equal
+    whole = [int(share + noise) for share in quota]
+    levels = [round((share - count) / noise) for share, count in zip(quota, whole, strict=True)]
+    for place in sorted(range(count), key=lambda place: (-levels[place], place))[: total - sum(whole)]:
         whole[place] += 1
     return whole
 
@@ -72,6 +74,7 @@ def exact_shares(weights: list[float], total: int, least: int, most: int) -> lis
     spare=st.integers(1, 200),
     most=st.none() | st.integers(1, 60),
 )
+@example(weights=[1.0, 1.0, 2.0, 2.0, 2.9000000000000004, 3.8, 0.8], least=4, spare=62, most=None)
 def test_shares_are_those_of_exact_numbers(weights: list[float], least: int, spare: int, most: int | None) -> None:
     """Ties included: the first of equal remainders gets the block."""
     total = least * len(weights) + spare
