@@ -58,6 +58,7 @@ block-size: 32
 heads: separate
 sink-tokens: 64
 recent-tokens: 64
+protect: [system]
 disposal: drop
 positions: cache
 bits: 8,4

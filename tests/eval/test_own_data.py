@@ -53,7 +53,7 @@ def metric_at(folder: Path, result: str, kind: str = TEXT, reference: str = TEXT
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(task_files, "REGISTERED", {})
-    for module in ("prompting.suites", "catalogue"):
+    for module in ("data.prompting.suites", "commands.catalogue"):
         monkeypatch.setattr(f"hf_paged_eviction_eval.{module}.REGISTERED", task_files.REGISTERED)
     task_files._dataset.cache_clear()
 
