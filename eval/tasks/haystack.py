@@ -71,6 +71,12 @@ def stream(rng: random.Random, sources: Sequence[Sequence[str]] | None = None) -
         yield from _library_run(rng, sources) if rng.random() < 0.5 else _grammar_run(rng)
 
 
+def sentences(rng: random.Random) -> Iterator[str]:
+    """Endless lines of made-up sentences alone, each with the newline before it."""
+    while True:
+        yield from _grammar_run(rng)
+
+
 def fill(lines: Iterator[str], cost: Cost, budget: int) -> list[str]:
     """Lines that together cost at most `budget`, and nearly as much."""
     taken: list[str] = []

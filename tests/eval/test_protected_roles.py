@@ -8,7 +8,6 @@ import pytest
 
 from hf_paged_eviction_eval.data.prompting.prompts import encode
 from hf_paged_eviction_eval.tasks import get_task, make_samples
-from hf_paged_eviction_eval.tasks.instructions import RULES
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
@@ -37,21 +36,27 @@ def test_the_system_message_is_the_span(
     assert prompt(tokenizer, task, aware, ()).protected == ()
 
 
-def test_rules_are_checked() -> None:
-    task = get_task("instructions")
-    good = {
-        "start": ("K417 it is", "it is K417"),
-        "capitals": ("PARIS.", "Paris."),
-        "word": ("A lantern.", "A lamp."),
-        "name": ("I, Brisco, say", "I say"),
-        "list": ("* a\n* b", "a, b"),
-    }
-    assert good.keys() == RULES.keys()
-    words = {"start": "K417", "word": "lantern", "name": "Brisco"}
-    for name, (kept, broken) in good.items():
-        assert RULES[name].kept(kept, words.get(name, "")) and not RULES[name].kept(broken, words.get(name, ""))
-    (sample,) = make_samples(task, _Letters(), 900, 1)
-    assert task.score(sample, "") == 0.0 and len(sample.answers) == 3
+@pytest.mark.parametrize("task", ["instructions", "system_prompt"])
+@pytest.mark.parametrize("template", [CHATML, None], ids=["chat", "plain"])
+def test_the_text_fills_the_length_and_says_nothing_of_the_answer(
+    tokenizer: Any, monkeypatch: Any, template: Any, task: str
+) -> None:
+    monkeypatch.setattr(tokenizer, "chat_template", template)
+    for sample in make_samples(task, tokenizer, 400, 6, chat=bool(template)):
+        found = encode(sample, tokenizer, question_aware=True, max_length=None, chat_template="auto")
+        assert 0.9 * 400 <= found.tokens + sample.max_new_tokens <= 400
+        told = sample.context + sample.question + sample.cue
+        assert all(answer in sample.system and answer not in told for answer in sample.answers)
+
+
+def test_the_share_of_what_was_to_be_said_is_the_score() -> None:
+    (sample,) = make_samples("instructions", _Letters(), 900, 1)
+    task, (first, second, third) = get_task("instructions"), sample.answers
+    assert task.score(sample, "") == 0.0
+    assert task.score(sample, f"{first.upper()}, then {third}") == pytest.approx(2 / 3)
+    assert task.score(sample, f"{third} {second} {first}") == 1.0
+    (sample,) = make_samples("system_prompt", _Letters(), 900, 1)
+    assert get_task("system_prompt").score(sample, f"It is {sample.answers[0]}.") == 1.0
 
 
 class _Letters:
