@@ -14,10 +14,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,7 @@ HERE = Path(__file__).parents[1]
 EVAL = (sys.executable, "-m", "hf_paged_eviction_eval")
 TESTS = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "addopts=")
 DONE, FAILED, STOPPED = "done", "failed", "stopped"
+_PATIENCE = 10
 #: Families of `verify`: plain, with a window, sinks, latents, and a linear state beside keys and values.
 FAMILIES = ("llama", "gemma3_text", "gpt_oss", "deepseek_v3", "qwen3_next")
 
@@ -38,7 +41,7 @@ class Step:
         says: what it shows.
         command: what runs; `{out}` is the folder of the step and `{device}` the device.
         small: what is put behind the command in a dry run.
-        minutes: after so many it is stopped.
+        minutes: after so many it is stopped; in a dry run, which may have to share a small machine, ten times later.
     """
 
     name: str
@@ -146,18 +149,25 @@ def run(step: Step, folder: Path, device: str, dry: bool) -> Outcome:
     shown = " ".join(words).replace(sys.executable, "python").replace(str(HERE) + "/", "")
     print(f"\n== {step.name}: {step.says}\n   {shown}", flush=True)
     started, log = time.monotonic(), out / "log.txt"
+    limit = 60 * step.minutes * (_PATIENCE if dry else 1)
     with log.open("w", encoding="utf-8") as written:
-        process = subprocess.Popen(words, cwd=HERE, env=_environment(folder), stdout=written, stderr=subprocess.STDOUT)
-        try:
-            state = DONE if process.wait(60 * step.minutes) == 0 else FAILED
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-            state = STOPPED
+        state = _state(words, limit, env=_environment(folder), cwd=HERE, stdout=written, stderr=subprocess.STDOUT)
     lines = _lines(log)[-12:]
     seconds = time.monotonic() - started
     print("\n".join(f"   {line}" for line in lines[-6:]) + f"\n   {state} after {seconds:.0f} s", flush=True)
     return Outcome(state, round(seconds, 1), shown, [] if state == DONE else lines, _result(out, step))
+
+
+def _state(words: Sequence[str], limit: float, **given: Any) -> str:
+    """How a process ended; none that it started outlives it, or this one, unless this one is killed without a word."""
+    with subprocess.Popen(words, start_new_session=True, **given) as process:
+        try:
+            return DONE if process.wait(limit) == 0 else FAILED
+        except subprocess.TimeoutExpired:
+            return STOPPED
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def _environment(folder: Path) -> dict[str, str]:
@@ -249,6 +259,13 @@ def _table(out: Path) -> str:
     return "\n".join(line for line in _lines(out / "log.txt") if not line.lstrip().startswith(noise))[-6000:]
 
 
+def _write(path: Path, text: str) -> None:
+    """All of it or nothing, whenever this process ends."""
+    partial = path.with_suffix(".partial")
+    partial.write_text(text, "utf-8")
+    partial.replace(path)
+
+
 def main(words: Sequence[str] | None = None) -> int:
     """0 if every step is done."""
     asked = _arguments().parse_args(words)
@@ -273,11 +290,11 @@ def main(words: Sequence[str] | None = None) -> int:
             print(f"== {step.name}: done already")
             continue
         known[step.name] = vars(run(step, folder, device, asked.dry_run))
-        state.write_text(json.dumps(known, indent=1) + "\n", "utf-8")
+        _write(state, json.dumps(known, indent=1) + "\n")
         found = {"facts": where, "steps": known}
-        (target / "gpu.json").write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+        _write(target / "gpu.json", json.dumps(found, indent=1) + "\n")
         tables = {each.name: _table(folder / each.name) for each in STEPS if each.name in known}
-        (target / "gpu.md").write_text(page({**found, "tables": tables}), "utf-8")
+        _write(target / "gpu.md", page({**found, "tables": tables}))
     print(f"\n{target / 'gpu.json'}, {target / 'gpu.md'}")
     return 0 if all(known.get(step.name, {}).get("state") == DONE for step in chosen) else 1
 
@@ -294,4 +311,5 @@ def _arguments() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # leaves as an interruption does: with the running step
     sys.exit(main())

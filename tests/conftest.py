@@ -3,6 +3,7 @@
 import gc
 import sys
 from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,13 @@ import tomllib
 sys.path.insert(0, str(Path(__file__).parent / "support"))
 
 from covering import covering_cases
+
+if find_spec("hypothesis"):  # the contract suite goes without
+    from hypothesis import HealthCheck, settings
+
+    # The same examples in every run, however long a busy machine takes for one.
+    settings.register_profile("fixed", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("fixed")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

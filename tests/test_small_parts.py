@@ -21,7 +21,7 @@ from hf_paged_eviction.table.ranking import DROP, KEEP, best_tokens, best_within
 from reference import rank
 
 INF, NAN = math.inf, math.nan
-QUICK = settings(max_examples=60, deadline=None, derandomize=True)
+QUICK = settings(max_examples=60)
 
 # ---- ranks --------------------------------------------------------------------------------------------------------
 

@@ -44,7 +44,7 @@ def test_threads_share_a_model(settings: dict[str, Any], monkeypatch: pytest.Mon
 
     def update_and_wait(cache: PagedEvictionCache, *args: Any, **more: Any) -> Any:
         updated = update(cache, *args, **more)
-        everybody.wait(timeout=10)
+        everybody.wait(timeout=300)
         return updated
 
     monkeypatch.setattr(PagedEvictionCache, "update", update_and_wait)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -21,6 +20,7 @@ from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.attention.weights import Logits
 from hf_paged_eviction.integration.heads import LocalHeads
 from hf_paged_eviction.queries.observer import Queries
+from processes import reserved_port
 
 pytestmark = [
     pytest.mark.contract,
@@ -42,13 +42,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def ranks(folder: Path) -> list[Any]:
     """What the two processes answered."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     # What torchrun would set; the launcher itself would import torch once more.
-    common = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    common = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
     common |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     with ExitStack() as stack:
+        common["MASTER_PORT"] = str(stack.enter_context(reserved_port()))
         running = []
         for rank in range(2):
             process = subprocess.Popen(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 from witness import MOST, Witness, check_all_told
@@ -43,9 +43,7 @@ class Watched(Play):
                         assert outlet.log.values[row, head, token.position].tolist() == list(token.values[head])
 
 
-@settings(
-    max_examples=30, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow], print_blob=False
-)
+@settings(max_examples=30)
 @given(
     rows=st.integers(1, 3),
     sizes=SIZES,

@@ -109,7 +109,7 @@ def following(trace: Trace, block: int, at: int) -> int:
     return next((later for later in range(at + 1, len(trace)) if block in trace[later]), len(trace))
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=25)
 @given(TRACES, st.integers(1, 5))
 def test_against_slow_twins(trace: Trace, frames: int) -> None:
     assert faults(trace, frames, make_replacement("lru")) == slow_lru(trace, frames)
@@ -123,7 +123,7 @@ def test_against_slow_twins(trace: Trace, frames: int) -> None:
         assert faults(trace, frames, make_replacement(name), bits) == best
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=40)
 @given(TRACES, st.integers(2, 5), st.integers(0, 999), st.sampled_from([0.05, 0.3]))
 def test_marking_is_that_of_the_paper(trace: Trace, frames: int, seed: int, share: float) -> None:
     draw = random.Random(seed)

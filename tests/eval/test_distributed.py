@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import socket
+import signal
 import subprocess
 import sys
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,9 +19,11 @@ from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.options.settings import TaskSettings
 from hf_paged_eviction_eval.running.evaluation import share_batches
 from hf_paged_eviction_eval.running.processes.distributed import Team, join, speaker
-from processes import Child, Commands, rows_of, wait_for
+from processes import Child, Commands, reserved_port, rows_of
 
 SECOND = "results.2-of-2.jsonl"
+#: Bytes of rows after which one dies.
+ENOUGH = 8 * 1024
 
 LIMIT = 12
 ROWS = 2 * LIMIT * (1 + 2)
@@ -41,14 +44,23 @@ def expected(commands: Commands, words: list[str], tmp_path_factory: pytest.Temp
     return folder
 
 
-def start(commands: Commands, command: list[str]) -> list[Child]:
-    """Two processes that no launcher watches over."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+@pytest.fixture
+def port() -> Iterator[int]:
+    with reserved_port() as found:
+        yield found
+
+
+def start(commands: Commands, command: list[str], port: int, dies: int | None = None) -> list[Child]:
+    """Two processes that no launcher watches over; one of them may die in the middle of its rows."""
     common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     return [
-        commands.start(command, environment={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(2)
+        commands.start(
+            command,
+            most_bytes=ENOUGH if rank == dies else 0,
+            environment={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            deadly=True,
+        )
+        for rank in range(2)
     ]
 
 
@@ -73,12 +85,10 @@ def test_accelerate_launch_gives_the_rows_of_one_process(words: list[str], expec
 def test_shards_come_and_go_on_their_own(commands: Commands, words: list[str], expected: Path, tmp_path: Path) -> None:
     """One is killed and started again, two run at once, and the last to end shows the tables."""
     command = [*words, "--output", str(tmp_path), "--shard"]
-    first = commands.start([*command, "1/3"])
-    shard = tmp_path / "results.1-of-3.jsonl"
-    wait_for(lambda: shard.exists() and shard.stat().st_size)
+    status, output = commands.run([*command, "1/3"], most_bytes=ENOUGH, deadly=True)
+    assert status == -signal.SIGXFSZ, output
+    assert (tmp_path / "results.1-of-3.jsonl").stat().st_size == ENOUGH
     children = [commands.start([*command, "2/3"]), commands.start([*command, "3/3"])]
-    first.kill()
-    assert first.wait() == -9
     assert [child.wait() for child in children] == [0, 0], [child.output for child in children]
     assert all("rows are those of other shards" in child.output for child in children)
     assert len(rows_of(tmp_path)) < ROWS and not (tmp_path / "summary.json").exists()
@@ -92,35 +102,36 @@ def test_shards_come_and_go_on_their_own(commands: Commands, words: list[str], e
 
 @pytest.mark.parametrize("dies", [0, 1])
 def test_who_is_left_does_its_share(
-    commands: Commands, words: list[str], expected: Path, tmp_path: Path, dies: int
+    commands: Commands, words: list[str], expected: Path, tmp_path: Path, port: int, dies: int
 ) -> None:
     """A launcher ends all when one dies; without one that watches, the others write what is theirs and say why."""
     command = [*words, "--output", str(tmp_path)]
-    children = start(commands, command)
-    second = tmp_path / SECOND
-    wait_for(lambda: second.exists() and second.stat().st_size)
-    children[dies].kill()
-    assert children[dies].wait() == -9
+    children = start(commands, command, port, dies)
+    assert children[dies].wait() == -signal.SIGXFSZ, children[dies].output
     left = children[1 - dies]
     assert left.wait() == 2, left.output
     assert "another process of this run ended early; the same command continues" in left.output
     status, output = commands.run(command)
     assert status == 0, output
-    assert rows_of(tmp_path) == rows_of(expected) and not second.exists()
+    assert rows_of(tmp_path) == rows_of(expected) and not (tmp_path / SECOND).exists()
 
 
-def test_what_the_main_one_refuses_it_says_alone(commands: Commands, words: list[str], expected: Path) -> None:
+def test_what_the_main_one_refuses_it_says_alone(
+    commands: Commands, words: list[str], expected: Path, port: int
+) -> None:
     before = (expected / "results.jsonl").read_bytes()
-    children = start(commands, [*words, "--output", str(expected), "--seed", "1"])
+    children = start(commands, [*words, "--output", str(expected), "--seed", "1"], port)
     assert [child.wait() for child in children] == [2, 2]
     assert "seed: 0 there, 1 now" in children[0].output
     assert "error" not in children[1].output and "Traceback" not in children[1].output
     assert (expected / "results.jsonl").read_bytes() == before
 
 
-def test_a_split_model_writes_once(commands: Commands, words: list[str], expected: Path, tmp_path: Path) -> None:
+def test_a_split_model_writes_once(
+    commands: Commands, words: list[str], expected: Path, tmp_path: Path, port: int
+) -> None:
     changes = ["--policies", "recency", "--limit", "2", "--output", str(tmp_path), "--tensor-parallel"]
-    children = start(commands, [*words, *changes])
+    children = start(commands, [*words, *changes], port)
     assert [child.wait() for child in children] == [0, 0], [child.output for child in children]
     names = {row["id"] for row in rows_of(tmp_path)}
     assert rows_of(tmp_path) == [

@@ -32,7 +32,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(made, "_environment", lambda folder: {"PYTHONPATH": ""})
     steps = tuple(
         made.Step(name, f"whether it is {name}", (sys.executable, "-c", code), minutes=minutes)
-        for name, code, minutes in (("fine", fine, 5), ("broken", broken, 5), ("endless", endless, 0.02))
+        for name, code, minutes in (("fine", fine, 5), ("broken", broken, 5), ("endless", endless, 0.002))
     )
     monkeypatch.setattr(made, "STEPS", steps)
     return made

@@ -49,7 +49,7 @@ def test_rows_come_back_at_once_and_later(tmp_path: Path) -> None:
     assert reopened(tmp_path) == (rows, [])
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(cut=st.integers(0, 200), data=st.data())
 def test_a_file_cut_anywhere_keeps_its_whole_lines(tmp_path: Path, cut: int, data: st.DataObject) -> None:
     path = tmp_path / str(data.draw(st.uuids()))

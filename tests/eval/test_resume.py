@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import random
+import signal
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from processes import Commands, rows_of, wait_for
+from processes import Commands, rows_of
 
 LIMIT = 6
 ROWS = 2 * LIMIT * (1 + 2)
@@ -36,20 +37,17 @@ def expected(commands: Commands, words: list[str], tmp_path_factory: pytest.Temp
 def test_killed_again_and_again(
     commands: Commands, words: list[str], expected: Path, tmp_path: Path, seed: int
 ) -> None:
+    """In the middle of a row, and anywhere: while it loads, repairs, writes."""
     chance, rows = random.Random(seed), tmp_path / "results.jsonl"
-    command = [*words, "--output", str(tmp_path)]
-    sizes = [0]
-    for _ in range(4):
+    command, size = [*words, "--output", str(tmp_path)], (expected / "results.jsonl").stat().st_size
+    for share in (0.4, 0.6, 0.8):
+        status, output = commands.run(command, most_bytes=int(share * size) + chance.randint(0, 400), deadly=True)
+        assert status == -signal.SIGXFSZ, output
         child = commands.start(command)
-        if rows.exists() and chance.random() < 0.3:
-            time.sleep(chance.random())  # anywhere: while it loads, repairs, writes
-        else:
-            wait_for(lambda: rows.exists() and rows.stat().st_size > sizes[-1] + chance.randint(0, 400))
+        time.sleep(chance.random() / 4)
         child.kill()
-        if child.wait() >= 0:
-            break  # it had finished
-        sizes.append(rows.stat().st_size)
-    assert len(sizes) > 2 and sizes[-1] > sizes[0]
+        child.wait()
+    assert 0.7 * size < rows.stat().st_size
     status, output = commands.run(command)
     assert status == 0, output
     assert rows_of(tmp_path) == rows_of(expected)

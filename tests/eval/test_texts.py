@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import socket
-import time
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -182,15 +181,16 @@ def test_tables(tmp_path: Path) -> None:
 
 
 def test_without_network_one_hears_so_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any, **__: Any) -> Any:
+    asked: list[Any] = []
+
+    def refuse(*address: Any, **__: Any) -> Any:
+        asked.append(address)
         raise OSError("no network")
 
     from hf_paged_eviction_eval.data.longbench import hub
 
-    assert hub  # its import is not what is timed
     monkeypatch.setattr(socket, "create_connection", refuse)
     monkeypatch.setattr(hub, "getproxies", dict)
-    start = time.perf_counter()
     with pytest.raises(UserError, match=r"no file or folder no/such.*out of reach.*local folder"):
         list(read_dataset("no/such:en"))
-    assert time.perf_counter() - start < 2
+    assert len(asked) == 1  # and not again and again

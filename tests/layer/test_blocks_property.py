@@ -5,15 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from random_calls import CALLS, SIZES, SPANS, Play, by_row, play
 from reference import SLOW_POLICIES
 
-COMMON = settings(
-    max_examples=120, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow], print_blob=False
-)
+COMMON = settings(max_examples=120)
 
 ANY_GAME = given(
     rows=st.integers(1, 3),

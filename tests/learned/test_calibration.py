@@ -76,7 +76,7 @@ def test_the_normal_equations_are_least_squares_on_everything(penalty: float) ->
         torch.testing.assert_close(found[head], expected, rtol=1e-6, atol=1e-6)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.integers(0, 60), max_size=8))
 def test_portions_do_not_matter(cuts: list[int]) -> None:
     samples, target = random(HEADS, 60, 4) + 3, random(HEADS, 60, seed=1)
@@ -106,7 +106,7 @@ def test_nothing_to_fit_is_refused() -> None:
 # ---- curve ----------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(st.floats(-50, 50), st.floats(0, 1)), min_size=2, max_size=200))
 def test_the_curve_rises(points: list[tuple[float, float]]) -> None:
     scores, target = torch.tensor(points, dtype=torch.float64).T

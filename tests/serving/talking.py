@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from types import SimpleNamespace
@@ -60,22 +60,45 @@ def serving(**options: Any) -> Iterator[Any]:
     ready: list[Any] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "load_model", lambda settings: embedded()[0])
+        patch.setattr(module, "_LAST_FORWARD", 300.0)  # after it a server ends its process: this one
         thread = threading.Thread(target=module.serve, args=(wanted, ready.append), daemon=True)
         thread.start()
         while not (ready and ready[0].started):
             assert thread.is_alive()
             time.sleep(0.02)
-    (listening,) = [socket for server in ready[0].servers for socket in server.sockets][:1]
-    host, port = listening.getsockname()[:2]
-    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=600)
-    with httpx.Client(base_url=url, timeout=600) as http, client:
-        yield SimpleNamespace(
-            url=url, host=host, port=port, client=client, openai=openai, http=http, server=ready[0], thread=thread
-        )
-    if not ready[0].should_exit:
-        ready[0].should_exit = True
-    thread.join()
+        (listening,) = [socket for server in ready[0].servers for socket in server.sockets][:1]
+        host, port = listening.getsockname()[:2]
+        url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=600)
+        with httpx.Client(base_url=url, timeout=600) as http, client:
+            yield SimpleNamespace(
+                url=url, host=host, port=port, client=client, openai=openai, http=http, server=ready[0], thread=thread
+            )
+        if not ready[0].should_exit:
+            ready[0].should_exit = True
+        thread.join()
+
+
+def manager() -> Any:
+    """That of the server that was started last."""
+    return vars(embedded()[0])["init_continuous_batching"].__self__._latest
+
+
+@contextmanager
+def steps(before: Callable[[], Any]) -> Iterator[None]:
+    """This is called before each forward, by the thread that generates."""
+    running = manager()
+    step = running._generation_step
+
+    def waiting_step() -> None:
+        before()
+        step()
+
+    running._generation_step = waiting_step
+    try:
+        yield
+    finally:
+        running._generation_step = step
 
 
 def numbers(served: Any) -> dict[str, float]:

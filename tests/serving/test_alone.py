@@ -60,7 +60,7 @@ def references(options: tuple[Any, ...]) -> list[list[int]]:
     return _REFERENCES[options]
 
 
-@settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@settings(max_examples=4, suppress_health_check=list(HealthCheck))
 @given(
     arrivals=st.lists(st.integers(0, 30), min_size=len(LENGTHS), max_size=len(LENGTHS)),
     pages=st.integers(2, 14),

@@ -11,7 +11,7 @@ from typing import Any
 
 import driving
 import pytest
-from talking import MOST, prompt, serving
+from talking import MOST, prompt, serving, steps
 
 pytest.importorskip("typer", reason="the extra `eval` is not installed")
 
@@ -22,7 +22,8 @@ TEXT: dict[str, Any] = {"model": "embedded", "prompt": prompt(1), "max_tokens": 
 
 def test_queue_and_end() -> None:
     """A full queue is said; told to stop, a server takes nothing on, finishes what is short and ends what is long."""
-    with serving(max_queue=3, grace=1.0) as served:
+    # Forwards of 50 ms: on no machine is an answer of so many complete within the second.
+    with serving(max_queue=3, grace=1.0) as served, steps(lambda: time.sleep(0.05)):
         long = served.client.completions.create(**TEXT | {"max_tokens": MOST, "n": 2}, stream=True)
         next(iter(long))
         with pytest.raises(served.openai.RateLimitError, match="try later") as told:
@@ -34,8 +35,7 @@ def test_queue_and_end() -> None:
         if isinstance(ending.value, served.openai.InternalServerError):
             assert ending.value.response.headers["retry-after"] == "10"
         with pytest.raises(served.openai.APIError, match="stopped before the answer was complete"):
-            for _ in long:
-                time.sleep(0.02)  # a reader that is too slow to reach the end in time
+            list(long)
         served.thread.join()
 
 
@@ -67,12 +67,12 @@ def test_sigterm() -> None:
         assert process.stderr is not None
         said = next(line for line in process.stderr if "running on" in line or not line)
         url = next(word for word in said.split() if word.startswith("http"))
-        body = TEXT | {"max_tokens": 4000, "stream": True}
+        body, impatient = TEXT | {"max_tokens": 4000, "stream": True}, httpx.Timeout(600, read=0.05)
         with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=600) as answer:
             lines = answer.iter_lines()
             next(lines)
             with pytest.raises(httpx.ReadTimeout):
-                httpx.post(f"{url}/v1/completions", json=TEXT | {"prompt": [5] * 4000}, timeout=0.05)
+                httpx.post(f"{url}/v1/completions", json=TEXT | {"prompt": [5] * 4000}, timeout=impatient)
             process.send_signal(signal.SIGTERM)
             ended = [line for line in lines if line][-1]
         assert "stopped before the answer was complete" in ended

@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 _PARENT = """
-import importlib, json, os, sys, traceback
+import importlib, json, os, signal, sys, traceback
 import torch
 torch.set_num_threads(1)
 from hf_paged_eviction_eval import commands
@@ -32,6 +34,9 @@ for line in sys.stdin:
         if job["bytes"]:
             import resource
             resource.setrlimit(resource.RLIMIT_FSIZE, (job["bytes"], job["bytes"]))
+            if job["deadly"]:
+                resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+                signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
         status = 1
         try:
             module, _, name = job["main"].partition(":")
@@ -82,14 +87,17 @@ class Commands:
         most_bytes: int = 0,
         environment: Mapping[str, str] = MappingProxyType({}),
         main: str = "hf_paged_eviction_eval.commands:app",
+        deadly: bool = False,
     ) -> Child:
-        """Start the command, or what `main` names; with `most_bytes`, no file may grow beyond."""
+        """Start the command, or what `main` names; with `most_bytes`, no file may grow beyond: the disk is full, or,
+        if that is `deadly`, the process is killed at that byte."""
         self.started += 1
         log = self.folder / f"log{self.started}"
         job = {
             "arguments": list(arguments),
             "log": str(log),
             "bytes": most_bytes,
+            "deadly": deadly,
             "environment": dict(environment),
             "main": main,
         }
@@ -102,9 +110,9 @@ class Commands:
         self._parent.stdin.flush()
         return int(self._parent.stdout.readline())
 
-    def run(self, arguments: Sequence[str], most_bytes: int = 0) -> tuple[int, str]:
+    def run(self, arguments: Sequence[str], most_bytes: int = 0, deadly: bool = False) -> tuple[int, str]:
         """Exit status and output."""
-        child = self.start(arguments, most_bytes)
+        child = self.start(arguments, most_bytes, deadly=deadly)
         return child.wait(), child.output
 
     def close(self) -> None:
@@ -123,7 +131,16 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: json.dumps(row, sort_keys=True))
 
 
-def wait_for(condition: Any, seconds: float = 60, every: float = 0.005) -> None:
+@contextmanager
+def reserved_port() -> Iterator[int]:
+    """A port that the system gives to nobody else; a process of ours may listen there, until then nobody does."""
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        yield int(held.getsockname()[1])
+
+
+def wait_for(condition: Any, seconds: float = 300, every: float = 0.005) -> None:
     """Wait until this is true."""
     deadline = time.monotonic() + seconds
     while not condition():

@@ -93,10 +93,7 @@ class MergePlay(Play):
 
 GAME = settings(
     max_examples=40,
-    deadline=None,
-    derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-    print_blob=False,
 )
 
 
