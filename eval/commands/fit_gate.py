@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
+from ..errors import UserError
 from ..options.base import Options, option
 from ..options.fit import FitOptions
 from ..options.model import ModelOptions
@@ -20,6 +21,8 @@ EPILOG = """[bold]Examples[/]
   OUTPUT.samples (tokens x hidden size x layers numbers in the model's type). Then each layer's gate is trained by
   itself. A command that was cut off goes on where it was; the folder is removed at the end.
 
+  With --loss straight_through the model computes each window forwards and backwards, and stays as it is.
+
   In Python: install_gates(model, "qwen-gates.safetensors"), then policy="gate:qwen-gates.safetensors". Commands
   install what their policies name.
 """
@@ -30,17 +33,32 @@ class GateOptions(Options):
 
     panel: ClassVar[str] = "The gates"
 
+    loss: Literal["regression", "straight_through"] = option(
+        "regression",
+        "What is learned from: regression foretells what later tokens do with each token, by forward passes only. "
+        "straight_through is Attention-Gate's own: gates shut out tokens in the model's attention and learn from the "
+        "loss of the language model. It needs gradients through the model, so memory for the activations of a window, "
+        "and many times as long.",
+    )
     target: Literal["attention", "kvzip"] = option(
         "attention",
-        "What is foretold: the largest attention that a token gets from afar, or the largest that it gets while the "
-        "model repeats the text (KVzip's score, as KVzap learns it), which takes a second reading.",
+        "What a regression foretells: the largest attention that a token gets from afar, or the largest that it gets "
+        "while the model repeats the text (KVzip's score, as KVzap learns it), which takes a second reading.",
+    )
+    keep: float | None = option(
+        None,
+        "Of straight_through: the share of the tokens that gates are to let through (default: 0.0625).",
     )
     units: int = option(
         64,
-        "Of the layer between hidden state and score; 0 = none, a line, found in closed form.",
+        "Of the layer between hidden state and score; 0 = none, a line (a regression has it in closed form).",
         at_least=0,
     )
-    epochs: int = option(6, "How often each token is looked at.", at_least=1)
+    epochs: int | None = option(
+        None,
+        "How often each token is looked at (default: 6; of straight_through 2).",
+        at_least=1,
+    )
     seed: int = option(0, "Of the first weights and of the order.")
 
 
@@ -55,11 +73,21 @@ def fit_gate(options: FitGateOptions) -> None:
 
     Without --text the model reads the documentation of Python.
     """
+    from hf_paged_eviction.lab.attention_gate.straight_through import StraightThrough
     from hf_paged_eviction.recipes.fit.gates import Training
 
-    from ..caches.fitting.gates import run_fit_gate
+    from ..caches.fitting.gates import Ways, run_fit_gate
     from ..caches.fitting.reading import text_settings
 
-    training = Training(**{name: getattr(options, name) for name in GateOptions.model_fields})
+    own = {"regression": "target", "straight_through": "keep"}
+    for loss, name in own.items():
+        if loss != options.loss and name in options.model_fields_set:
+            raise UserError(f"--{name} is of no meaning with --loss {options.loss}")
+    given = {name: getattr(options, name) for name in ("units", "epochs", "seed", own[options.loss])}
+    chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    try:
+        training: Ways = Training(**chosen) if options.loss == "regression" else StraightThrough(**chosen)
+    except ValueError as error:
+        raise UserError(f"cannot train gates: {error}") from error
     settings = text_settings(options.read, options.window, options, needed=False)
     run_fit_gate(settings, options.output, options.tokens, training)

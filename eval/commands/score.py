@@ -30,8 +30,8 @@ class ScoreOptions(MetricOptions):
 
     paths: list[Path] = option(
         ...,
-        "Result folders of this package; files of LongBench's pred.py (TASK.jsonl), folders of them, or whole trees "
-        "such as pred_e/.",
+        "Result folders of this package; files of LongBench's pred.py (TASK.jsonl) or of OpenCompass "
+        "(LongBench_TASK.json), folders of them, or whole trees such as pred_e/.",
         metavar="FOLDER|FILE...",
         argument=True,
     )

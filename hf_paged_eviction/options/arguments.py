@@ -112,7 +112,7 @@ def _rank(given: dict[str, Any], old: dict[str, Any]) -> None:
         return
     if basis is None:
         raise ValueError(
-            f"rank={rank!r} needs basis=, a file of the model's directions: docs/lab/low_rank.md says how one is made."
+            f"rank={rank!r} needs basis=, a file of the model's directions: `paged-eviction fit-basis` writes one."
         )
     if rank is None:
         raise ValueError("basis= says how to keep tokens, and rank= how much of them: give rank= too.")

@@ -84,3 +84,25 @@ def test_the_gates_that_ship_say_how_they_were_made() -> None:
     facts = make_policy("gate:embedded").network.facts
     assert facts["target"] == "attention"
     assert int(facts["tokens"]) > 10**5
+
+
+def test_the_language_models_loss(tmp_path: Path) -> None:
+    text, output = tmp_path / "one.py", tmp_path / "g.safetensors"
+    text.write_text(library.source("argparse"))
+    fit = ("fit-gate", "--text", text, "--output", output, "--window", 301, "--tokens", 600, "--units", 4)
+    result = run(*fit, "--loss", "straight_through", "--epochs", 1, "--keep", 0.2)
+    assert result.exit_code == 0, result.output
+    assert "nats per token with the full cache" in " ".join(result.stdout.split())
+    assert not output.with_suffix(".samples").exists()
+    assert load_gates(output).facts["keep"] == "0.2"
+    for wrong, reason in (
+        (
+            ("--loss", "straight_through", "--target", "kvzip"),
+            "--target is of no meaning with --loss straight_through",
+        ),
+        (("--keep", 0.1), "--keep is of no meaning with --loss regression"),
+        (("--loss", "straight_through", "--keep", 2), "keep must be between 0 and 1"),
+    ):
+        refused = run(*fit, *wrong)
+        assert refused.exit_code == 2
+        assert reason in " ".join(refused.stderr.split())

@@ -71,6 +71,7 @@ def test_commands_without_a_model_import_no_torch(tmp_path: Path) -> None:
         "calibrate",
         "fit-gate",
         "recommend",
+        "fit-fold",
         "bench",
         "verify",
         "serve",

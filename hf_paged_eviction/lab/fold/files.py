@@ -15,7 +15,7 @@ def _made(layers: Tensors, said: dict[str, Any]) -> Kernels:
     return Kernels(found, said["model"], said["policy"], said["facts"], sha256(said["path"].read_bytes()).hexdigest())
 
 
-_FILES = FittedFiles(FileKind("fold"), NamedFiles("No kernels", "hf_paged_eviction.lab.fold.fit"), _made, "kernels")
+_FILES = FittedFiles(FileKind("fold"), NamedFiles("No kernels", "paged-eviction fit-fold"), _made, "kernels")
 load_kernels = _FILES.load
 #: Let `fold:name` mean this file, for files that come with a package.
 name_kernels = _FILES.names.name

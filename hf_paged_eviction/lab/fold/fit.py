@@ -75,6 +75,11 @@ def paged_indices(model: Any) -> list[int]:
     return found
 
 
+def units(plan: Plan, layers: int, windows: int) -> int:
+    """How often `fit_layers` calls its progress."""
+    return -(-layers // plan.at_once) * windows + layers * plan.epochs
+
+
 def fit_layers(
     model: Any, windows: Sequence[Tensor], plan: Plan, layers: Collection[int], progress: Progress = lambda done: None
 ) -> Iterator[FittedLayer]:

@@ -38,7 +38,7 @@ class Fold(Disposal):
     :math:`\varphi(q)^\top z`, so a state that has taken nothing in changes nothing.
 
     Args:
-        file: what `save_kernels` wrote, or a name given to such a file. Spelled `fold:FILE`.
+        file: what `paged-eviction fit-fold` wrote, or a name given to such a file. Spelled `fold:FILE`.
 
     Raises:
         ValueError: there are no such kernels.
@@ -76,7 +76,7 @@ class Fold(Disposal):
         if len(ours) != len(self.kernels.layers):
             raise ValueError(
                 f"These kernels were fitted to {len(self.kernels.layers)} layers that evict, and this model has "
-                f"{len(ours)}. Fit some to this model with `hf_paged_eviction.lab.fold.fit`."
+                f"{len(ours)}. Fit some to this model with `paged-eviction fit-fold`."
             )
         for index, outlet in zip(sorted(self.kernels.layers), ours, strict=True):
             outlet.layer_idx = index

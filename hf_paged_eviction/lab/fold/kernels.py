@@ -144,13 +144,13 @@ class Kernels:
         Raises:
             ValueError: with what differs.
         """
-        remedy = "Fit some to this model with `hf_paged_eviction.lab.fold.fit`."
+        remedy = f"Fit some to this model with `paged-eviction fit-fold --policy {policy!r}`."
         refuse_other_model(self.model, config, "These kernels were fitted to", remedy)
         if policy != self.policy:
             raise ValueError(
                 f"These kernels were fitted to tokens that the policy {self.policy!r} lets go, and {policy!r} lets "
                 f"others go. Use policy={self.policy!r}, or fit kernels with "
-                f"`hf_paged_eviction.lab.fold.fit`."
+                f"`paged-eviction fit-fold --policy {policy!r}`."
             )
 
     def __deepcopy__(self, memo: Any) -> "Kernels":

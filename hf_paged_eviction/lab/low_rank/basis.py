@@ -34,7 +34,7 @@ class Basis:
         Raises:
             ValueError: with what differs.
         """
-        remedy = "Fit one to this model with `hf_paged_eviction.lab.low_rank.fit`."
+        remedy = "Fit one to this model with `paged-eviction fit-basis`."
         refuse_other_model(self.model, config, "This basis was fitted to", remedy)
 
     def layer(self, index: int, ranks: tuple[int | None, int | None]) -> LayerBasis:
@@ -44,9 +44,7 @@ class Basis:
             ValueError: it has none, or there are fewer directions than a rank.
         """
         if index not in self.layers:
-            raise ValueError(
-                f"This basis knows nothing of layer {index}: fit one with `hf_paged_eviction.lab.low_rank.fit`."
-            )
+            raise ValueError(f"This basis knows nothing of layer {index}: fit one with `paged-eviction fit-basis`.")
         found = self.layers[index]
         for rank, axes in zip(ranks, (found.keys, found.values), strict=True):
             if rank is not None and rank > axes.dim:
@@ -69,7 +67,7 @@ def _layer(parts: Mapping[str, Tensor]) -> LayerBasis:
     return LayerBasis(keys, values)
 
 
-_FILES = FittedFiles(FileKind("basis", None), NamedFiles("No basis", "hf_paged_eviction.lab.low_rank.fit"), _made)
+_FILES = FittedFiles(FileKind("basis", None), NamedFiles("No basis", "paged-eviction fit-basis"), _made)
 load_basis = _FILES.load
 
 

@@ -1,7 +1,7 @@
 """Keys or values as a few coefficients: what a model's heads say lies mostly in a few directions.
 
-A basis is fitted to a model once (`fit`), per layer and KV head. Of each token the coefficients of the first directions
-are kept, and `bits=` may round those.
+A basis is fitted to a model once (`paged-eviction fit-basis`), per layer and KV head. Of each token the coefficients of
+the first directions are kept, and `bits=` may round those.
 """
 
 from dataclasses import dataclass

@@ -7,7 +7,7 @@ the covariance of the keys, the directions are eigenvectors of C^(1/2) K C^(1/2)
 Keys are taken as they are cached, after rotation, so that reading needs no positions.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,6 +113,7 @@ def add_windows(
     windows: Sequence[Window],
     sums: dict[int, Sums],
     progress: Progress = lambda tokens: None,
+    done: Callable[[int], None] = lambda count: None,
 ) -> None:
     """Let the model read windows of text, and add what it shows to the sums, by layer.
 
@@ -121,6 +122,7 @@ def add_windows(
     Args:
         model: a decoder, in evaluation mode.
         progress: called after each window with its tokens.
+        done: called after each window with how many have been read.
 
     Raises:
         ValueError: a model that caches latents (MLA), or has no layer that evicts.
@@ -138,9 +140,10 @@ def add_windows(
     if not shows_queries(model):
         model.set_attn_implementation(PAGED_EVICTION)
     try:
-        for window in windows:
+        for count, window in enumerate(windows, 1):
             _read(model, window, paged, rotaries, sums)
             progress(window.count)
+            done(count)
     finally:
         if before != PAGED_EVICTION:
             model.set_attn_implementation(before)

@@ -22,7 +22,7 @@ class LowRank(Precision):
     `low_rank:FILE(rank=(48, 64), bits=4)`.
 
     Args:
-        file: what `save_basis` wrote for this model, or a `Basis`.
+        file: what `paged-eviction fit-basis` wrote for this model, or a `Basis`.
         rank: directions; a pair `(keys, values)` gives each its own, None = as many as there are channels.
         bits: of a coefficient, as `bits=` of a cache.
 

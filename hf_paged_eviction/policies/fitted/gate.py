@@ -24,8 +24,9 @@ class Gate(EvictionPolicy):
     for KV head `h`, with `x` the input of the layer's attention; or a line through `x` alone. Attention-Gate
     (2410.12876) was the first of its kind, a head of attention trained with the language model's loss; KVzap
     (2601.07891) and Fast KVzip (2601.17668) train a function of the token's own hidden state by forward passes, as is
-    done here. Different here: the target is what later tokens pay (`paged-eviction fit-gate` says which), so no second
-    prompt has to be read; and tokens leave the memory, they are not masked.
+    done here, unless `--loss straight_through` asks for Attention-Gate's loss. Different here: the target is what later
+    tokens pay (`paged-eviction fit-gate` says which), so no second prompt has to be read; and tokens leave the memory,
+    they are not masked.
 
     Hidden states reach a cache by hooks only: call `install_gates(model, file)` before the first forward. A token is
     marked once, when it comes, and its mark (one float32 per token and KV head) moves with it.

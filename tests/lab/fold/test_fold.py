@@ -266,7 +266,7 @@ def test_a_context_of_other_kernels_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"policy": "recency"}, r"'keydiff' lets go.*policy='keydiff'.*lab.fold.fit"),
+        ({"policy": "recency"}, r"'keydiff' lets go.*policy='keydiff'.*fit-fold"),
         ({"static": True}, "static=False"),
         ({"allocator": "pyramid"}, "allocator='uniform'"),
         ({"budget": [24, 28]}, "one number as budget"),
@@ -331,7 +331,7 @@ def test_files(tmp_path: Path) -> None:
 
 def test_files_that_are_none(tmp_path: Path) -> None:
     path = tmp_path / "k.safetensors"
-    with pytest.raises(ValueError, match=r"No kernels .*no such file.*lab.fold.fit"):
+    with pytest.raises(ValueError, match=r"No kernels .*no such file.*fit-fold"):
         make_disposal("fold:nothing")
     with pytest.raises(ValueError, match="fold needs a file: write 'fold:FILE'"):
         make_disposal("fold")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +13,13 @@ from transformers import DynamicCache
 
 import models
 from hf_paged_eviction.integration.rotary import Rotary
+from hf_paged_eviction.lab.low_rank.basis import load_basis
 from hf_paged_eviction.lab.low_rank.fit import Sums, add_windows, solve
 from hf_paged_eviction.recipes.fit.calibration import Window
+from hf_paged_eviction_eval.caches.fitting import basis as command
+from hf_paged_eviction_eval.caches.fitting.reading import text_settings
+from hf_paged_eviction_eval.commands.fit_basis import FitBasisOptions
+from hf_paged_eviction_eval.errors import UserError
 
 
 def windows() -> list[Window]:
@@ -126,6 +133,53 @@ def test_too_little_text() -> None:
     if models.unavailable("deepseek_v3") is None:
         with pytest.raises(ValueError, match="caches latents"):
             add_windows(models.shared("deepseek_v3"), windows(), sums)
+
+
+def test_the_command_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("The quick fox asks the lazy dog for a code, and the dog tells it: seven, four, nine. " * 90)
+    output = tmp_path / "basis.safetensors"
+    options = FitBasisOptions(model="embedded", output=output)
+    settings = text_settings([text], 300, options)
+    monkeypatch.setattr(command, "_EVERY", 0.0)
+    whole = command.run_fit_basis(settings, tmp_path / "whole.safetensors", 1200)
+    assert "products of keys and queries" in capsys.readouterr().out
+    assert not (tmp_path / "whole.part").exists()
+
+    read = []
+
+    def broken(model: Any, windows: Any, sums: Any, progress: Any, done: Any) -> None:
+        def stopping(count: int) -> None:
+            read.append(count)
+            done(count)
+            if len(read) == 2:
+                raise KeyboardInterrupt
+
+        add_windows(model, windows, sums, progress, stopping)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(command, "add_windows", broken)
+        with pytest.raises(KeyboardInterrupt):
+            command.run_fit_basis(settings, output, 1200)
+    assert output.with_suffix(".part").exists() and not output.exists()
+    shutil.copy(output.with_suffix(".part"), tmp_path / "kept.part")
+
+    def counting(model: Any, windows: Any, *rest: Any) -> None:
+        read.append(len(windows))
+        add_windows(model, windows, *rest)
+
+    monkeypatch.setattr(command, "add_windows", counting)
+    again = command.run_fit_basis(settings, output, 1200)
+    assert read[-1] == 2, "two of four windows had been read"
+    for index, layer in whole.layers.items():
+        assert torch.allclose(layer.values.mean, again.layers[index].values.mean)
+        assert torch.equal(load_basis(output).layers[index].keys.up, again.layers[index].keys.up)
+    # Of other work nothing is taken over.
+    shutil.copy(tmp_path / "kept.part", output.with_suffix(".part"))
+    command.run_fit_basis(text_settings([text], 290, options), output, 1200)
+    assert read[-1] > 2
+    with pytest.raises(UserError, match=r"ends in \.safetensors"):
+        command.run_fit_basis(settings, tmp_path / "basis.bin", 1200)
 
 
 def test_a_rotation_that_is_not_known_only_costs_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
