@@ -317,7 +317,7 @@ METHODS = {
 #: The same where as many 4-bit tokens are kept as fit into the bytes. Where these are many, there is nothing to fit.
 IN_BITS = {
     0.125: {"kvzip": {"drop": DROP}, "calibrated": {"drop": DROP}},
-    0.05: {"kvzip": {"drop": DROP, "values": VALUES}, "calibrated": {"drop": DROP}},
+    0.05: {"kvzip": {"drop": DROP, "values": VALUES, "both": BOTH}, "calibrated": {"drop": DROP}},
     0.02: {"kvzip": {"drop": DROP, "values": VALUES}},
 }
 

@@ -8,6 +8,7 @@ from transformers.generation.continuous_batching.cache import PagedAttentionCach
 from transformers.generation.continuous_batching.cache_allocators import FullAttentionCacheAllocator
 from transformers.generation.continuous_batching.requests import RequestState
 
+from ..table.spans import beginning
 from .options import ServingOptions
 from .pages import Pages
 from .prefixes import Prefixes
@@ -67,10 +68,10 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
         self.roster = Roster(options.sizes, layers, pages)
         self.evicted = self.steps = self.admitted = 0
         self._starts: dict[str, Start] = {}
-        self._prompts: dict[str, list[int]] = {}
+        self._reading: dict[str, Start] = {}
         # Where other layers hold tokens, too, a prompt has to be read for those.
         shares = share and len(cache.cache_allocators) == 1
-        self.prefixes = Prefixes(self.tokens_per_page, options.sizes.protected if shares else 0)
+        self.prefixes = Prefixes(self.tokens_per_page, shares)
         self._step = self._new_step()
         self._place = {layer: at for at, layer in enumerate(self.layer_indices)}
 
@@ -91,14 +92,16 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
     def prepare(self, state: RequestState) -> Start:
         """What a request that waits would begin with; it is asked for by its name when it is admitted."""
         context = state.logit_processor_kwargs.get("context")
-        shared = self.prefixes.match(state.initial_tokens) if context is None else []
+        spans = self.options.spans(state.logit_processor_kwargs.get("protect"), context)
+        shared = self.prefixes.match(state.initial_tokens, beginning(spans)) if context is None else []
         read = len(shared) * self.tokens_per_page
         begins = read if context is None else context.seen
         most = (
             None if state.max_new_tokens is None else begins + len(state.initial_tokens) - read + state.max_new_tokens
         )
         pages = self.options.pages(self.tokens_per_page, most)
-        start = self._starts[state.request_id] = Start(state.initial_tokens, begins, read, pages, shared, context)
+        start = Start(state.initial_tokens, begins, read, pages, shared, context, spans)
+        self._starts[state.request_id] = start
         return start
 
     def has_room(self, start: Start) -> bool:
@@ -135,7 +138,7 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
         if request_id in self.seats:
             return
         new = self.pool.get_free_blocks(self.index, self.needs_new_blocks(request_id, past_length, query_length))
-        start = self._starts.pop(request_id, None) or Start([], 0, 0, len(new), [], None)
+        start = self._starts.pop(request_id, None) or Start([], 0, 0, len(new), [], None, self.options.spans())
         self.prefixes.use(start.shared)
         blocks = self.block_table[request_id] = [*start.shared, *new]
         seat, seats = self.seats.take(request_id, len(blocks)), self.seats.count
@@ -144,14 +147,14 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
         self.roster.seat(seat.number, seats)
         self.roster.begin(seat, start)
         if start.context is None:
-            self._prompts[request_id] = start.prompt
+            self._reading[request_id] = start
         self.admitted += 1
 
     def free_blocks(self, request_id: str, no_cache: bool = False) -> None:
         """Give back the pages of a request, and its seat. Pages that others may share are kept."""
         self.pool.free_blocks(self.index, self.prefixes.leave(self.block_table.pop(request_id, [])))
         self._starts.pop(request_id, None)
-        self._prompts.pop(request_id, None)
+        self._reading.pop(request_id, None)
         seat = self.seats.leave(request_id)
         if seat is not None:
             self.evicted += max(seat.seen - self.roster.capacity, 0)
@@ -189,11 +192,12 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
         """Empty: every layer writes elsewhere. The request is taken into the next forward."""
         if self._step.begun:
             self._step = self._new_step()
-        seat, prompt = self.seats[request_id], self._prompts.get(request_id)
-        if prompt is not None:  # forwards so far have written what it has seen
-            self.prefixes.add(prompt, self.block_table[request_id], seat.seen)
-            if seat.seen >= self.options.sizes.protected:
-                del self._prompts[request_id]
+        seat, start = self.seats[request_id], self._reading.get(request_id)
+        if start is not None:  # forwards so far have written what it has seen
+            kept = min(beginning(start.spans), len(start.prompt))
+            self.prefixes.add(start.prompt, self.block_table[request_id], min(seat.seen, kept))
+            if seat.seen >= kept:
+                del self._reading[request_id]
         self._step.add(seat, query_length)
         return []
 

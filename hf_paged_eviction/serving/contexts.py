@@ -1,6 +1,6 @@
 """A saved cache that requests begin with: read once, copied into the pages of each."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ..cache import PagedEvictionCache
 from ..disposals import Drop
+from ..table.spans import Spans
 
 if TYPE_CHECKING:  # it needs a transformers that has continuous batching
     from .options import ServingOptions
@@ -25,6 +26,7 @@ class ServedContext:
         keys, values: of each layer, `[h, H, D]`.
         block: `[L]` int64, the block that new tokens overwrite once all slots are in use.
         full_at: tokens seen when all slots were in use.
+        spans: of the text that are never evicted, its beginning included.
     """
 
     seen: int
@@ -33,6 +35,7 @@ class ServedContext:
     values: tuple[Tensor, ...]
     block: Tensor
     full_at: int
+    spans: Spans
 
     @classmethod
     def of(cls, cache: PagedEvictionCache, options: "ServingOptions", model: Any) -> "ServedContext":
@@ -54,6 +57,7 @@ class ServedContext:
             tuple(_slots(layer.values, layer.held, model) for layer in layers.values()),
             torch.stack([table.choice.block[0, 0] for table in tables]).to(model.device),
             int(tables[0].phase.full_at[0, 0]),
+            tables[0].spans[0],
         )
 
 
@@ -71,7 +75,7 @@ def _why_not(cache: PagedEvictionCache, options: "ServingOptions") -> str | None
     for layer in layers.values():
         if layer.contents.table is None:
             return "it is empty"
-        if layer.budget != options.sizes:
+        if replace(layer.budget, spans=()) != options.sizes:
             return f"it was made with {_sizes(layer.budget)}, not {_sizes(options.sizes)}"
         if layer.policy != first.policy:
             return f"it was made with the policy {layer.policy.label!r}, not {first.policy.label!r}"

@@ -1,5 +1,6 @@
 """transformers' manager of continuous batching, with a bound for every request."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from transformers import ContinuousBatchingConfig
@@ -62,6 +63,7 @@ class BoundedManager(ContinuousBatchingManager):  # type: ignore[misc]
         *args: Any,
         sampler: Sampler | None = None,
         context: ServedContext | None = None,
+        protect: Sequence[tuple[int, int]] | None = None,
         **kwargs: Any,
     ) -> str | None:
         """Add a request, see `ContinuousBatchingManager.add_request`.
@@ -73,16 +75,20 @@ class BoundedManager(ContinuousBatchingManager):  # type: ignore[misc]
             sampler: chooses its tokens by what this request asks for; without one they are chosen as the
                 `generation_config` of all requests says.
             context: what it goes on from, see `PagedBatching.context`; `input_ids` are the tokens after that.
+            protect: spans `(start, end)` of `input_ids` that are never evicted, such as those of `spans_of_roles`; what
+                the context protects stays protected, too.
 
         Raises:
-            ValueError: `budget=` was given: all requests have the same.
+            TypeError, ValueError: these are no spans, the budget is too small for them, or `budget=` was given: all
+                requests have the same.
         """
         if "budget" in kwargs:
             raise ValueError(
                 "All requests have the budget that paged_batching was given, because what is known of their tokens is "
                 "kept in tensors of one size. Run a second model with its own paged_batching for another budget."
             )
-        brought = {} if context is None else {"context": context}
+        brought = {name: value for name, value in (("context", context), ("protect", protect)) if value is not None}
+        self.options.spans(protect, context)
         chosen = {} if sampler is None else {"sampler": sampler}
         added: str | None = super().add_request(input_ids, request_id, *args, **brought, **chosen, **kwargs)
         if added is not None:

@@ -16,6 +16,8 @@ from ..options.arguments import CacheArguments, renamed
 from ..options.cache_options import AUTO
 from ..policies import EvictionPolicy, make_policy
 from ..table.budget import BlockBudget, whole_number
+from ..table.spans import Spans, read_spans
+from .contexts import ServedContext
 
 #: Live requests that pages are made for on a CPU, where nothing says how many there should be.
 _LIVE_ON_CPU = 16
@@ -75,6 +77,23 @@ class ServingOptions:
     def budget(self) -> int:
         """Tokens held per request and layer."""
         return self.sizes.capacity
+
+    def spans(self, protect: Any = None, context: ServedContext | None = None) -> Spans:
+        """What is never evicted of a request's text, its beginning and what its context protects included.
+
+        Args:
+            protect: spans of the tokens that come after the context.
+
+        Raises:
+            TypeError, ValueError: these are no spans of one text, or the budget is too small for them.
+        """
+        rows = read_spans(protect)
+        if len(rows) > 1:
+            raise TypeError(f"protect= has spans for {len(rows)} rows; a request is one: give pairs (start, end).")
+        seen, before = (0, ()) if context is None else (context.seen, context.spans)
+        own = [(seen + start, seen + end) for row in rows for start, end in row]
+        sizes = self.sizes.protecting([*before, *own] if own else None)
+        return self.sizes.start_and(sizes.spans[0] if own else before)
 
     def pages(self, page_size: int, tokens: int | None = None) -> int:
         """Most pages of a request that will never have more than so many tokens."""
@@ -214,7 +233,8 @@ _UNSERVED = {
     "static": "steps are not compiled",
     "pool": "pages belong to transformers",
     "attention_mask": "requests have no pads",
-    "protect": "spans belong to one text, and each request has its own (sink_tokens= protects the beginning of all)",
+    "protect": "spans belong to one text: a request brings its own, manager.add_request(..., protect=[(start, end)]), "
+    "and sink_tokens= protects the beginning of all",
 }
 
 

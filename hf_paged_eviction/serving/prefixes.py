@@ -6,20 +6,19 @@ from collections.abc import Collection, Sequence
 class Prefixes:
     """Pages by the tokens from the start of a text to the end of the page.
 
-    Only pages that lie wholly inside the protected prefix are here. Until a text is longer than that, nothing has been
-    evicted, so what such a page holds follows from the tokens alone; and nobody overwrites it.
+    Only pages that lie wholly inside the protected beginning of a text are here. Until a text is longer than that,
+    nothing has been evicted, so what such a page holds follows from the tokens alone; and nobody overwrites it.
 
     Args:
         page_size: tokens per page.
-        tokens: that are never evicted.
+        shares: whether there are any.
 
     Attributes:
-        most: pages of one text that are shared.
         hits: tokens so far that requests found in such pages and did not read.
     """
 
-    def __init__(self, page_size: int, tokens: int) -> None:
-        self._page_size, self.most = page_size, tokens // page_size
+    def __init__(self, page_size: int, shares: bool) -> None:
+        self._page_size, self._shares = page_size, shares
         self.hits = 0
         #: The least recently used first.
         self._blocks: dict[tuple[int, ...], int] = {}
@@ -31,10 +30,11 @@ class Prefixes:
         """Pages that are kept for requests to come, the least recently used first."""
         return [block for block in self._blocks.values() if not self._users[block]]
 
-    def match(self, prompt: Sequence[int]) -> list[int]:
-        """Pages that this prompt begins with; a token at least is left to be read."""
+    def match(self, prompt: Sequence[int], kept: int) -> list[int]:
+        """Pages that this prompt begins with, whose first `kept` tokens are never evicted; one token at least is left
+        to be read."""
         found: list[int] = []
-        for page in range(min(self.most, (len(prompt) - 1) // self._page_size)):
+        for page in range(self._pages(min(kept, len(prompt) - 1))):
             block = self._blocks.get(self._text(prompt, page))
             if block is None:
                 break
@@ -49,9 +49,9 @@ class Prefixes:
             self._blocks[self._texts[block]] = self._blocks.pop(self._texts[block])
 
     def add(self, prompt: Sequence[int], blocks: Sequence[int], read: int) -> None:
-        """A request whose pages these are has read so many tokens of its prompt: full pages can be shared from now on,
-        unless others with the same text are."""
-        for page in range(min(self.most, read // self._page_size, len(prompt) // self._page_size)):
+        """A request whose pages these are has read so many tokens of its prompt, all of them never evicted: full pages
+        can be shared from now on, unless others with the same text are."""
+        for page in range(self._pages(read)):
             text, block = self._text(prompt, page), blocks[page]
             if text not in self._blocks and block not in self._texts:
                 self._blocks[text], self._texts[block], self._users[block] = block, text, 1
@@ -69,6 +69,9 @@ class Prefixes:
         for block in given:
             del self._blocks[self._texts.pop(block)], self._users[block]
         return given
+
+    def _pages(self, tokens: int) -> int:
+        return tokens // self._page_size if self._shares else 0
 
     def _text(self, prompt: Sequence[int], page: int) -> tuple[int, ...]:
         return tuple(prompt[: (page + 1) * self._page_size])

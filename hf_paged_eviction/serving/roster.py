@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..layer.paged import PagedLayer
+from ..table.bounds import NOWHERE, bounds_of, inside
 from ..table.budget import BlockBudget
 from ..table.ranking import KEEP, best_tokens, rank_keys
 from .pages import Pages
@@ -28,6 +29,7 @@ class Roster:
         positions: `[L, R, C]` int64, of the token in each slot that is in use.
         scores: `[L, R, C]` float32, as of the last choice.
         block: `[L, R]` int64, the block that new tokens overwrite: the newest one.
+        bounds: `[R, n]` int64, what is protected of each request, see `table/bounds.py`.
 
     Args:
         sizes: in tokens.
@@ -49,6 +51,7 @@ class Roster:
         self.positions = torch.zeros(count, 0, self.capacity, dtype=torch.int64, device=device)
         self.scores = torch.zeros(count, 0, self.capacity, device=device)
         self.block = torch.zeros(count, 0, dtype=torch.int64, device=device)
+        self.bounds = torch.zeros(0, 2, dtype=torch.int64, device=device)
         self._blocks = torch.arange(self.capacity // self.block_size, device=device)
         self._places = torch.arange(self.block_size, device=device)
         self._all_slots = torch.arange(self.capacity, device=device)
@@ -62,11 +65,13 @@ class Roster:
                 torch.cat([tensor, tensor.new_zeros(tensor.shape[0], more, *tensor.shape[2:])], dim=1)
                 for tensor in (self.positions, self.scores, self.block)
             )
+            self.bounds = torch.cat([self.bounds, self.bounds.new_zeros(more, self.bounds.shape[1])])
         self.block[:, number] = len(self._blocks) - 1  # the newest one, once all slots are in use
 
     def begin(self, seat: Seat, start: Start) -> None:
         """The tokens before the first one that this request reads are in its slots."""
         seat.seen, context = start.seen, start.context
+        self._protect(seat.number, bounds_of([start.spans], self.sizes.protected, 1, self.pages.device))
         if context is None:
             self.positions[:, seat.number, : start.seen] = self._all_slots[: start.seen]
             return
@@ -77,6 +82,17 @@ class Roster:
         if held == self.capacity:
             self.block[:, seat.number] = context.block
             seat.full_at = context.full_at
+
+    def _protect(self, number: int, bounds: Tensor) -> None:
+        more = bounds.shape[1] - self.bounds.shape[1]
+        if more > 0:
+            self.bounds = torch.cat([self.bounds, self.bounds.new_full((len(self.bounds), more), NOWHERE)], dim=1)
+        self.bounds[number] = NOWHERE
+        self.bounds[number, : bounds.shape[1]] = bounds[0]
+
+    def _protected(self, rows: Tensor, positions: Tensor) -> Tensor:
+        """Bool, which of the tokens `[L, n, ...]` of these rows are never evicted."""
+        return inside(self.bounds[rows], positions.transpose(0, 1)).transpose(0, 1)
 
     # ---- where new tokens go --------------------------------------------------------------------------------------
 
@@ -124,7 +140,7 @@ class Roster:
         scores = self.scores[:, rows].view(shape).mean(-1)
         positions = self.positions[:, rows].view(shape)
         keys = rank_keys(scores, positions[..., 0], scores.isnan().logical_not(), self._needs.absolute_noise)
-        safe = (self._blocks < self.sizes.protected_blocks) | (self._blocks == self.block[:, rows, None])
+        safe = self._protected(rows, positions).any(-1) | (self._blocks == self.block[:, rows, None])
         if self.sizes.recent > self.block_size:  # fewer lie in the newest block
             safe |= positions[..., -1] >= (seen - self.sizes.recent)[:, None]
         return keys.masked_fill(safe, KEEP).argmin(-1)
@@ -165,7 +181,7 @@ class Roster:
         states = keys.transpose(0, 1)[None], values.transpose(0, 1)[None]
         scores = self._layers[layer].scores.ask(*states, positions, seen)
         rank = rank_keys(scores, positions, positions >= 0, self._needs.absolute_noise)
-        safe = (positions < self.sizes.protected) | (positions > seen - 1 - self.sizes.recent)
+        safe = inside(self.bounds[[seat.number]], positions) | (positions > seen - 1 - self.sizes.recent)
         kept = best_tokens(rank.masked_fill(safe, KEEP), positions, self.capacity)
         self.positions[layer, seat.number] = positions.gather(-1, kept)[0, 0]
         self.scores[layer, seat.number] = scores.gather(-1, kept)[0, 0]

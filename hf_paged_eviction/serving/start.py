@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..table.spans import Spans
 from .contexts import ServedContext
 
 
@@ -17,6 +18,7 @@ class Start:
         pages: that it needs.
         shared: pages of earlier requests among them, from the first on.
         context: a saved cache that comes before its prompt.
+        spans: of its text, the context's tokens included, that are never evicted; the start of all texts is one.
     """
 
     prompt: list[int]
@@ -25,3 +27,4 @@ class Start:
     pages: int
     shared: Sequence[int]
     context: ServedContext | None
+    spans: Spans

@@ -8,7 +8,7 @@ from torch import Tensor
 from .spans import Spans, merged, of_rows
 
 #: No token stands there.
-_NOWHERE = torch.iinfo(torch.int64).max
+NOWHERE = torch.iinfo(torch.int64).max
 
 
 def bounds_of(spans: Sequence[Spans], first: int, rows: int, device: torch.device) -> Tensor:
@@ -23,13 +23,13 @@ def bounds_of(spans: Sequence[Spans], first: int, rows: int, device: torch.devic
     """
     flat = [[at for span in merged([(0, first), *row]) for at in span] for row in of_rows(spans, rows)]
     most = max(map(len, flat), default=0)
-    padded = [row + [_NOWHERE] * (most - len(row)) for row in flat]
+    padded = [row + [NOWHERE] * (most - len(row)) for row in flat]
     return torch.tensor(padded, dtype=torch.int64, device=device).view(rows, most)
 
 
 def spans_in(bounds: Tensor) -> list[Spans]:
     """By row. Reads the tensor."""
-    rows = [[at for at in row if at < _NOWHERE] for row in bounds.tolist()]
+    rows = [[at for at in row if at < NOWHERE] for row in bounds.tolist()]
     return [tuple(zip(row[::2], row[1::2], strict=True)) for row in rows]
 
 

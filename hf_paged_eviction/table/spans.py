@@ -84,6 +84,11 @@ def merged(spans: Iterable[Span]) -> Spans:
     return tuple(found)
 
 
+def beginning(spans: Spans) -> int:
+    """Tokens at the start of a text that these protect."""
+    return spans[0][1] if spans and spans[0][0] == 0 else 0
+
+
 def of_rows(spans: Sequence[Spans], rows: int) -> list[Spans]:
     """One entry for each of so many rows; beams of a row come one after the other.
 

@@ -1,0 +1,141 @@
+"""Requests with spans that are never evicted give what they give alone with `protect=`, and so do their neighbours."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import driving
+import pytest
+import torch
+from driving import alone, batching, model_of, pool, texts
+
+from hf_paged_eviction import PagedEvictionCache
+
+pytestmark = pytest.mark.skipif(bool(driving.UNSERVED), reason=driving.UNSERVED)
+
+OPTIONS: dict[str, Any] = {"budget": 48, "block_size": 4, "policy": "keydiff"}
+#: One that every prompt below begins with, and several, of which one lies in the answer.
+SYSTEM, SEVERAL = [(0, 18)], [(3, 9), (30, 35), (72, 75)]
+
+
+@pytest.mark.parametrize(
+    ("chunk", "changes"),
+    [(16, {}), (5, {"block_size": 1}), (64, {"policy": "lagkv", "recent_tokens": 7}), (16, {"sink_tokens": 0})],
+)
+def test_same_as_alone(chunk: int, changes: dict[str, Any]) -> None:
+    """All at once and one after the other: seats of requests with spans are taken again by such as have none."""
+    options = OPTIONS | changes
+    prompts = texts([70, 33, 70, 55, 64, 20])
+    spans: list[Any] = [SYSTEM, SEVERAL, None, [(60, 64), (10, 11)], SEVERAL, SYSTEM]
+    with batching(model_of(), pool(9, tokens=chunk + 4), prefill_chunk_size=chunk, **options) as turned:
+        for at, (prompt, each) in enumerate(zip(prompts, spans, strict=True)):
+            turned.add(str(at), prompt, 24, protect=each)
+        turned.run()
+        turned.add("free", prompts[0], 24)
+        turned.run()
+    options["prefill_chunk_size"] = chunk
+    for at, (prompt, each) in enumerate(zip(prompts, spans, strict=True)):
+        assert turned.answers[str(at)] == alone(model_of(), prompt, 24, protect=each, **options), at
+    assert turned.answers["free"] == alone(model_of(), prompts[0], 24, **options)
+    assert turned.answers["free"] != turned.answers["0"]
+
+
+@pytest.mark.parametrize("spans", [SYSTEM, SEVERAL])
+def test_held_to_the_end(spans: list[tuple[int, int]]) -> None:
+    """Every layer holds them after eighty tokens more, and the same others as the cache alone."""
+    prompt = texts([70])[0]
+    with batching(model_of(), pool(9), **OPTIONS) as turned:
+        turned.add("other", texts([44], seed=1)[0], 90)
+        turned.add("0", prompt, 80, protect=spans)
+        while "0" not in turned.answers:
+            number = turned.bounded.seats.taken["0"].number if "0" in turned.bounded.seats else 0
+            turned.step()
+        held = turned.bounded.roster.positions[:, number]
+    wanted = {at for start, end in spans for at in range(start, end)}
+    assert all(wanted <= set(layer) for layer in held.tolist())
+    cache = PagedEvictionCache(model_of().config, heads="shared", protect=spans, **OPTIONS)
+    ids = torch.tensor([prompt])
+    model_of().generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        past_key_values=cache,
+        generation_config=driving.greedy(80, prefill_chunk_size=driving.CHUNK),
+    )
+    assert torch.equal(held, torch.stack([layer.positions[0, 0] for _, layer in cache.paged_layers]))
+
+
+def test_shared_pages() -> None:
+    """What one protects at its beginning is shared with others as far as they protect it, too."""
+    draw, system = random.Random(1), texts([26], seed=5)[0]
+    asked = []
+    for at in range(9):
+        prompt = system + texts([draw.randint(1, 60)], seed=20 + at)[0]
+        asked.append((prompt, draw.choice([None, [(0, 26)], [(0, 26)], [(0, 13), (20, 26)]])))
+    with batching(model_of(), pool(30, 4, 24, allow_block_sharing=True), **OPTIONS) as turned:
+        for at, (prompt, spans) in enumerate(asked):
+            turned.add(str(at), prompt, 20, protect=spans)
+            if at % 3:
+                turned.run()
+        turned.run()
+        shared = turned.manager.stats().shared
+    for at, (prompt, spans) in enumerate(asked):
+        assert turned.answers[str(at)] == alone(model_of(), prompt, 20, protect=spans, **OPTIONS), at
+    # Of 4 tokens each: the start alone is one page, (0, 13) has three, (0, 26) six.
+    assert shared > 4 * len(asked)
+
+
+@pytest.mark.parametrize("length", [30, 90])
+def test_after_a_saved_context(tmp_path: Path, length: int) -> None:
+    """The context brings its own spans; those of the request count from its own first token."""
+    text, question, own = texts([length])[0], texts([40], seed=3)[0], [(4, 12)]
+    brought = [(6, 13)]
+
+    def read(spans: list[tuple[int, int]]) -> PagedEvictionCache:
+        cache = PagedEvictionCache(model_of().config, protect=spans, **OPTIONS)
+        feed(cache, text)
+        return cache
+
+    file = tmp_path / "context"
+    read(brought).save(file)
+    with batching(model_of(), pool(9), **OPTIONS) as turned:
+        running = vars(turned.manager.model)["init_continuous_batching"].__self__
+        context = running.context(PagedEvictionCache.load(file, model_of().config))
+        turned.add("brought", question, 30, context=context)
+        turned.add("both", question, 30, context=context, protect=own)
+        turned.run()
+    later = [(length + start, length + end) for start, end in own]
+    for name, spans in (("brought", brought), ("both", brought + later)):
+        cache, answer = read(spans), []
+        logits = feed(cache, question)
+        for _ in range(30):
+            answer.append(int(logits[0, -1].argmax()))
+            logits = feed(cache, answer[-1:])
+        assert turned.answers[name] == answer, name
+    assert turned.answers["brought"] != turned.answers["both"]
+
+
+def feed(cache: PagedEvictionCache, tokens: list[int]) -> torch.Tensor:
+    for start in range(0, len(tokens), driving.CHUNK):
+        with torch.no_grad():
+            logits = model_of()(torch.tensor([tokens[start : start + driving.CHUNK]]), past_key_values=cache).logits
+    return logits
+
+
+def test_refused() -> None:
+    with batching(model_of(), pool(9), **OPTIONS) as turned:
+        with pytest.raises(ValueError, match=r"budget=48 leaves no block.*41 tokens of protect.*Smallest legal"):
+            turned.add("long", [1, 2, 3], 4, protect=[(0, 41)])
+        with pytest.raises(TypeError, match="spans for 2 rows"):
+            turned.add("rows", [1, 2, 3], 4, protect=[[(0, 4)], [(0, 5)]])
+        with pytest.raises(TypeError, match="spans_of_roles"):
+            turned.add("words", [1, 2, 3], 4, protect=["system"])
+        with (
+            pytest.raises(ValueError, match="add_request"),
+            batching(model_of("gemma3"), pool(9), protect=SYSTEM, **OPTIONS),
+        ):
+            pass
+        turned.add("good", [1, 2, 3], 4)
+        turned.run()
+    assert list(turned.answers) == ["good"]
