@@ -8,6 +8,8 @@ EPILOG = """[bold]Examples[/]
 
   paged-eviction serve --model Qwen/Qwen3-8B --budget 2048 --policy keydiff
 
+  paged-eviction serve --model Qwen/Qwen3-8B --budget 2048 --protect system,last_user
+
   paged-eviction serve --model embedded --budget 256 --port 8001 --pages 64
 """
 

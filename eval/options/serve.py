@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal, get_args
+
+from hf_paged_eviction.table.spans import read_protect
 
 from ..errors import UserError
-from .base import option
+from .base import Numbers, option, readable
 from .cache import OneCacheOptions
 from .model import ModelOptions
 
 _POOL = "Pages"
+#: Whose messages may be protected; those of a "developer" are the "system"'s.
+Role = Literal["system", "user", "assistant", "last_user"]
+
+
+def _read_roles(typed: str) -> None:
+    if not all(word in get_args(Role) for word in read_protect(typed)):
+        raise ValueError(
+            f"write {', '.join(get_args(Role))}. Spans of tokens belong to one text: a request to /v1/completions may "
+            'bring some, "protect": [[0, 64]]; the tools of a request are not served'
+        )
 
 
 class ServeOptions(ModelOptions, OneCacheOptions):
@@ -42,9 +54,17 @@ class ServeOptions(ModelOptions, OneCacheOptions):
     prefill_chunk_size: int = option(
         512, "Prompts are read in pieces of so many tokens.", at_least=1, panel=OneCacheOptions.panel
     )
+    protect: Annotated[Numbers, readable(_read_roles)] | None = option(
+        None,
+        "Messages of every conversation that are never evicted: system, last_user, user, assistant. A request with "
+        "the field protect decides for itself.",
+        metavar="ROLE,...",
+        shown="none",
+        panel=OneCacheOptions.panel,
+    )
     context: list[str] | None = option(
         None,
-        'What `paged-eviction compress` wrote with the same budget, policy and protection; a request with "context": '
+        'What `paged-eviction compress` wrote with the same budget, policy and sinks; a request with "context": '
         '"NAME" goes on from it. As often as there are such.',
         metavar="NAME=FILE",
         panel=OneCacheOptions.panel,
@@ -89,5 +109,5 @@ class ServeOptions(ModelOptions, OneCacheOptions):
     @property
     def batching_arguments(self) -> dict[str, Any]:
         """Arguments of `paged_batching`."""
-        cache = {*OneCacheOptions.model_fields, "prefill_chunk_size"} - self.left_out
+        cache = {*OneCacheOptions.model_fields, "prefill_chunk_size"} - {*self.left_out, "protect"}
         return {name: getattr(self, name) for name in cache}

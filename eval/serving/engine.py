@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any
@@ -16,6 +16,7 @@ from hf_paged_eviction.serving.sampling import Sampler
 
 from .limits import Limits
 from .metrics import Meter
+from .prompts import Prompt
 from .refusals import Refused
 
 
@@ -64,6 +65,17 @@ class Engine:
                 code="rate_limit_exceeded",
             )
 
+    def check_protected(self, prompt: Prompt, context: Any) -> None:
+        """Refuse a prompt whose spans are none, or leave no room in the budget.
+
+        Raises:
+            Refused: with the numbers.
+        """
+        try:
+            self.manager.options.spans(prompt.protected, context)
+        except (TypeError, ValueError) as error:
+            raise Refused(f"protect: {error}", param="protect", code="invalid_value") from error
+
     @asynccontextmanager
     async def job(self, request: Request) -> AsyncIterator[Job]:
         """What one HTTP request asks for; cancelled when its client goes away or the block is left."""
@@ -108,7 +120,7 @@ class Job:
         """Answers that are not complete."""
         return len(self._live)
 
-    def ask(self, index: int, tokens: Sequence[int], most: int, sampler: Sampler, context: Any) -> None:
+    def ask(self, index: int, prompt: Prompt, most: int, sampler: Sampler, context: Any) -> None:
         """Ask for an answer of at most so many tokens.
 
         Args:
@@ -121,12 +133,12 @@ class Job:
         manager, name = self._engine.manager, self._request(index)
         manager.register_result_handler(name, partial(self._hear, index))
         more = {"max_new_tokens": most, "streaming": True, "sampler": sampler, "context": context}
-        added = manager.add_request(list(tokens), name, **more)
+        added = manager.add_request(prompt.tokens, name, protect=prompt.protected, **more)
         if added is None:
             manager.cancel_request(name)
             raise self._engine.trouble or Refused("The request was not taken on.", status=503)
         self._live[index] = _Times()
-        self._engine.meter.prompt_tokens.observe(len(tokens))
+        self._engine.meter.prompt_tokens.observe(len(prompt.tokens))
 
     async def outputs(self) -> AsyncIterator[tuple[int, Any]]:
         """Each time an answer has grown: which one, and what transformers says of it; until all are complete.

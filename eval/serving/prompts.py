@@ -6,13 +6,29 @@ import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from jinja2 import TemplateError
 
+from hf_paged_eviction.integration.roles import spans_of_roles
+
 from .limits import Limits
 from .refusals import Refused
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What one answer goes on from.
+
+    Attributes:
+        tokens: of it.
+        protected: spans of them that are never evicted; None: none was asked for.
+    """
+
+    tokens: list[int]
+    protected: Sequence[tuple[int, int]] | None = None
 
 
 class Prompts:
@@ -29,21 +45,28 @@ class Prompts:
         self._encoder = deepcopy(tokenizer)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
 
-    async def of_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
-        """Tokens of a conversation, up to where the model answers.
+    async def of_chat(self, messages: Sequence[dict[str, str]], roles: Sequence[str] = ()) -> Prompt:
+        """A conversation, up to where the model answers.
+
+        Args:
+            roles: of the messages that are never evicted, see `spans_of_roles`.
 
         Raises:
             Refused: the model is not for conversations, or its template does not take these.
         """
         if not getattr(self._tokenizer, "chat_template", None):
             raise Refused("This model has no chat template: use /v1/completions.", code="no_chat_template")
-        return await self._off_the_loop(self._chat, messages)
+        found: Prompt = await self._off_the_loop(partial(self._chat, roles), messages)
+        return found
 
-    async def of_text(self, prompt: str | list[int], goes_on: bool) -> list[int]:
-        """Tokens of a prompt.
+    async def of_text(
+        self, prompt: str | list[int], goes_on: bool, protected: Sequence[tuple[int, int]] | None
+    ) -> Prompt:
+        """A prompt.
 
         Args:
             goes_on: it is no beginning, and gets no token that marks one.
+            protected: spans of its tokens that are never evicted.
 
         Raises:
             Refused: it is empty, or not made of tokens of the model.
@@ -56,8 +79,8 @@ class Prompts:
                     param="prompt",
                     code="invalid_value",
                 )
-            return prompt
-        return await self._off_the_loop(partial(self._text, not goes_on), prompt)
+            return Prompt(prompt, protected)
+        return Prompt(await self._off_the_loop(partial(self._text, not goes_on), prompt), protected)
 
     def most_new(self, tokens: Sequence[int], asked: int | None, before: int) -> int:
         """New tokens of an answer to this prompt.
@@ -97,20 +120,25 @@ class Prompts:
                 code="invalid_value",
             )
 
-    async def _off_the_loop(self, work: Any, asked: Any) -> list[int]:
+    async def _off_the_loop(self, work: Any, asked: Any) -> Any:
         try:
-            found: list[int] = await asyncio.get_running_loop().run_in_executor(self._thread, work, asked)
+            return await asyncio.get_running_loop().run_in_executor(self._thread, work, asked)
         except TemplateError as error:
             raise Refused(
                 f"messages: the chat template of this model does not take them: {error}", param="messages"
             ) from error
         except (UnicodeError, TypeError) as error:
             raise Refused("The text cannot be read: it is not valid Unicode.", code="invalid_value") from error
-        return found
 
-    def _chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
+    def _chat(self, roles: Sequence[str], messages: Sequence[dict[str, str]]) -> Prompt:
         read = self._encoder.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=True)
-        return list(read["input_ids"])
+        return Prompt(list(read["input_ids"]), self._spans(messages, roles) if roles else None)
+
+    def _spans(self, messages: Sequence[dict[str, str]], roles: Sequence[str]) -> list[tuple[int, int]]:
+        try:
+            return spans_of_roles(self._encoder, messages, roles)
+        except ValueError as error:
+            raise Refused(f"protect: {error}", param="protect", code="invalid_value") from error
 
     def _text(self, special: bool, prompt: str) -> list[int]:
         return list(self._encoder(prompt, add_special_tokens=special)["input_ids"])

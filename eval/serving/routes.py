@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,7 +18,7 @@ from hf_paged_eviction.serving.sampling import Sampler, Sampling
 from .answers import Answer, ChatForm, CompletionForm, Form, Piece, usage
 from .body import BoundedBody, most_bytes
 from .engine import ClientGone, Engine
-from .prompts import Prompts
+from .prompts import Prompt, Prompts
 from .refusals import Refused, add_refusals
 from .wire import MOST_ANSWERS, Asked, ChatRequest, CompletionRequest
 
@@ -37,6 +37,7 @@ class Served:
         sampling: what the model's own configuration asks for.
         ends: tokens that end an answer.
         contexts: texts that were read before, by name.
+        protect: roles of messages that are never evicted, where a request does not say.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Served:
     sampling: Sampling
     ends: frozenset[int]
     contexts: Mapping[str, Any]
+    protect: Sequence[str] = ()
 
     @property
     def card(self) -> dict[str, Any]:
@@ -92,14 +94,15 @@ def make_app(served: Served) -> FastAPI:
 
     async def chat_completions(asked: ChatRequest, request: Request) -> Response:
         served.check_model(asked.model)
-        prompt = await served.prompts.of_chat([message.plain for message in asked.messages])
+        roles = served.protect if asked.protect is None else asked.protect
+        prompt = await served.prompts.of_chat([message.plain for message in asked.messages], roles)
         form = ChatForm(served.name, served.prompts, asked.alternatives is not None)
         return await _answer(served, request, asked, [prompt], form)
 
     async def completions(asked: CompletionRequest, request: Request) -> Response:
         served.check_model(asked.model)
         goes_on, texts = asked.context is not None, asked.prompts[: MOST_ANSWERS + 1]
-        prompts = [await served.prompts.of_text(prompt, goes_on) for prompt in texts]
+        prompts = [await served.prompts.of_text(prompt, goes_on, asked.spans) for prompt in texts]
         form = CompletionForm(served.name, served.prompts, asked.alternatives is not None)
         return await _answer(served, request, asked, prompts, form)
 
@@ -129,21 +132,23 @@ def make_app(served: Served) -> FastAPI:
     return app
 
 
-async def _answer(served: Served, request: Request, asked: Asked, prompts: list[list[int]], form: Form) -> Response:
+async def _answer(served: Served, request: Request, asked: Asked, prompts: list[Prompt], form: Form) -> Response:
     """The response to a request, whole or streamed; each prompt is answered `n` times."""
     count = len(prompts) * (asked.n or 1)
     if not 1 <= count <= MOST_ANSWERS:
         raise Refused(f"{count} answers are asked for; give prompts for 1 to {MOST_ANSWERS}.", param="n")
     context = served.context(asked.context)
     before = 0 if context is None else context.seen
-    most = [served.prompts.most_new(prompt, asked.most, before) for prompt in prompts]
+    most = [served.prompts.most_new(prompt.tokens, asked.most, before) for prompt in prompts]
+    for prompt in prompts:
+        served.engine.check_protected(prompt, context)
     sampling = _sampling(served, asked)
     served.engine.check(count)
     answers = [
         Answer(served.prompts, asked.stops, served.ends, Sampler(sampling).sibling(number % (asked.n or 1)))
         for number in range(count)
     ]
-    read = sum(map(len, prompts))
+    read = sum(len(prompt.tokens) for prompt in prompts)
 
     async def pieces() -> AsyncIterator[tuple[int, Piece]]:
         async with served.engine.job(request) as job:

@@ -51,6 +51,11 @@ def serve(options: ServeOptions, ready: Callable[[Any], None] | None = None) -> 
     settings = model_settings(options)
     _check_early(options, settings)
     tokenizer = load_tokenizer(settings)
+    if options.protected_roles and not (getattr(tokenizer, "chat_template", None) and tokenizer.is_fast):
+        raise UserError(
+            "--protect: this model has no chat template, or its tokenizer does not tell where its tokens stand; leave "
+            'it out, and let requests to /v1/completions bring spans of their tokens, "protect": [[0, 64]]'
+        )
     model = load_model(settings)
     with ExitStack() as stack:
         served, manager = _bounded(stack, options, model, tokenizer)
@@ -134,6 +139,7 @@ def _bounded(stack: ExitStack, options: ServeOptions, model: Any, tokenizer: Any
         Sampling.of(model.generation_config),
         frozenset(ends if isinstance(ends, list) else [ends]),
         contexts,
+        options.protected_roles,
     )
     return served, manager
 

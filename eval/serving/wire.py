@@ -7,9 +7,13 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from ..options.serve import Role
+
 #: Most answers that one request may ask for.
 MOST_ANSWERS = 64
 _MOST_STOPS, _LONGEST_STOP = 16, 1000
+#: Most spans of tokens that a request may protect.
+_MOST_SPANS = 64
 
 #: Fields of OpenAI's that change nothing at these values, and why other values are refused.
 _NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
@@ -136,6 +140,7 @@ class ChatRequest(Asked):
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
+    protect: list[Role] | None = None
 
     @model_validator(mode="after")
     def _check(self) -> ChatRequest:
@@ -157,6 +162,12 @@ class CompletionRequest(Asked):
 
     prompt: str | list[str] | list[int] | list[list[int]]
     logprobs: int | None = Field(None, ge=0, le=20)
+    protect: list[Annotated[list[int], Field(min_length=2, max_length=2)]] | None = Field(None, max_length=_MOST_SPANS)
+
+    @property
+    def spans(self) -> list[tuple[int, int]] | None:
+        """Of each prompt's tokens, which are never evicted."""
+        return None if self.protect is None else [(start, end) for start, end in self.protect]
 
     @property
     def prompts(self) -> list[str | list[int]]:

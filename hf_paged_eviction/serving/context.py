@@ -40,8 +40,8 @@ class PagedBatching:
         Requests that begin with it give what `cache` would give alone; its tokens are copied into the pages of each.
 
         Args:
-            cache: of one unpadded row, read or loaded from a file, made with the same budget, policy and protection. It
-                must not be used any more.
+            cache: of one unpadded row, read or loaded from a file, made with the same budget, policy, `sink_tokens` and
+                `recent_tokens`. It must not be used any more. What it protects stays protected.
 
         Raises:
             ValueError: it cannot be served, with the reason.
@@ -95,8 +95,8 @@ def paged_batching(
     `PagedEvictionCache` and the same `prefill_chunk_size`. Its pages are reserved when it is admitted, so that none is
     ever preempted. Outside, the model is as before. Only this model object is touched.
 
-    Requests that begin alike share pages as far as these lie wholly inside `sink_tokens`; nothing is evicted from
-    them, so that nothing changes. `allow_block_sharing=False` in the configuration turns it off. Refused with a
+    Requests that begin alike share pages as far as these lie wholly inside `sink_tokens`, or inside what they protect
+    at their beginning (`manager.add_request(ids, protect=...)`); nothing is evicted from them, so that nothing changes. `allow_block_sharing=False` in the configuration turns it off. Refused with a
     reason: CUDA graphs, compiled steps, asynchronous batching, block tables, offloading, other schedulers, tensor
     parallelism.
 

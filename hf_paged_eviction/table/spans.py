@@ -12,6 +12,8 @@ Span = tuple[int, int]
 #: Of one row: in order, apart from each other, none of them empty.
 Spans = tuple[Span, ...]
 
+#: Tokens that no text has.
+_LONGEST = 1 << 48
 _FORM = "a list of pairs (start, end), the same for all rows, or a list of such lists, one for each row"
 
 
@@ -65,10 +67,10 @@ def _span(given: object) -> Span:
     if len(numbers) != 2 or len(cast(Sequence[object], given)) != 2 or bool in map(type, numbers):
         raise TypeError(f"protect must be {_FORM}; got {given!r} in it.")
     start, end = numbers
-    if not 0 <= start <= end:
+    if not 0 <= start <= end <= _LONGEST:
         raise ValueError(
             f"protect has the span ({start}, {end}): give the number of its first token, from 0 on, and that of the "
-            "first token behind it."
+            "first token behind it, in a text that can be read."
         )
     return start, end
 

@@ -238,6 +238,9 @@ BAD_CHATS: list[Any] = [
             {"logprobs": 1},
             {"max_completion_tokens": 0},
             {"messages": [{"role": "user", "content": LONG}]},
+            {"protect": "system"},
+            {"protect": ["tools"]},
+            {"protect": [[0, 4]]},
         )
     ),
 ]
@@ -258,6 +261,11 @@ BAD_TEXTS: list[Any] = [
     {"prompt": {"text": "x"}},
     {"prompt": "\udc00"},
     {"prompt": LONG},
+    {"prompt": "x", "protect": ["system"]},
+    {"prompt": "x", "protect": [[0, 4, 5]]},
+    {"prompt": "x", "protect": [[5, 4]]},
+    {"prompt": "x", "protect": [[0, 400]]},
+    {"prompt": "x", "protect": [[10**30, 10**30 + 1]]},
     *(
         TEXT | change
         for change in (
