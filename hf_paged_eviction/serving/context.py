@@ -96,9 +96,9 @@ def paged_batching(
     ever preempted. Outside, the model is as before. Only this model object is touched.
 
     Requests that begin alike share pages as far as these lie wholly inside `sink_tokens`, or inside what they protect
-    at their beginning (`manager.add_request(ids, protect=...)`); nothing is evicted from them, so that nothing changes. `allow_block_sharing=False` in the configuration turns it off. Refused with a
-    reason: CUDA graphs, compiled steps, asynchronous batching, block tables, offloading, other schedulers, tensor
-    parallelism.
+    at their beginning (`manager.add_request(ids, protect=...)`); nothing is evicted from them, so that nothing changes.
+    `allow_block_sharing=False` in the configuration turns it off. Refused with a reason: CUDA graphs, compiled steps,
+    asynchronous batching, block tables, offloading, other schedulers, tensor parallelism.
 
     Args:
         model: with a language-model head.
