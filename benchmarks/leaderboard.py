@@ -27,7 +27,8 @@ _HEAD = """# Leaderboard of real models
 Every row of `benchmarks/results/real_models`, written by `python benchmarks/leaderboard.py`. **One table is one
 protocol**: the model, all settings of the run but policy and budget, prompts, records and the version of transformers
 are the same, or the rows stand in another table. Numbers of different tables are not to be compared. All that a table
-shows is over the same questions; what has not answered all of them is left out and named. What the columns mean, and
+shows is over the same questions; what has not answered all of them has a table of its own, over those that it has, with
+whatever else has answered these. What the columns mean, and
 what can be said of them: [real models](real_models.md). Your own model gets such tables from
 `paged-eviction eval --model YOURS --agreement` and `paged-eviction report`.
 """
@@ -69,15 +70,23 @@ def page(folder: Path = KEPT) -> str:
     """The whole page."""
     parts = [_HEAD]
     for name, found, every in tables(folder):
-        rows, left_out = finished(every)
-        if not any(row["policy"] != "full" for row in rows):
+        if not any(row["policy"] != "full" for row in every):
             continue
         parts.append(f"## {name.replace('_', ' ')}\n")
         said = _described(found) if found else "Its protocol was not written down: these rows stay alone."
-        parts.append(f"{said}\n\n{text_tables(rows) if 'text' in rows[0] else answer_tables(rows)}\n")
-        if left_out:
-            parts.append(f"Not finished, left out: {', '.join(left_out)}.\n")
+        parts.append(f"{said}\n")
+        rows, left_out = finished(every)
+        parts.append(_tables(rows))
+        while left_out:
+            rows, later = finished(every, left_out)
+            names = ", ".join(f"`{policy}` at {budget}" for policy, budget in left_out if (policy, budget) not in later)
+            parts += [f"Over other questions, for the sake of {names}:\n", _tables(rows)]
+            left_out = later
     return "\n".join(parts)
+
+
+def _tables(rows: list[dict[str, Any]]) -> str:
+    return f"{text_tables(rows) if 'text' in rows[0] else answer_tables(rows)}\n"
 
 
 def _described(found: dict[str, Any]) -> str:

@@ -22,7 +22,8 @@ from statistics import fmean
 from typing import Any
 
 import leaderboard
-from real_tables import EIGHTH, KEPT, QUARTER, answer_tables, front_table, load, text_tables
+from real_compared import BESIDE, DEFAULT, SAME_BYTES, compared, same_bytes
+from real_tables import EIGHTH, KEPT, QUARTER, front_table, question
 from results_page import replace_section
 
 ROOT = Path("results/real_models")
@@ -51,6 +52,8 @@ RULER = ",".join(
         "niah_multiquery vt cwe fwe qa_1 qa_2"
     ).split()
 )
+#: Tokens per block, beside the default of 16: what is evicted at once where an answer is long or a text is read.
+BLOCKS = (1, 4)
 QUESTION = {"unknown": "--question-agnostic", "known": "--question-aware"}
 
 
@@ -58,25 +61,35 @@ def _tables() -> dict[str, str]:
     """Options of `paged-eviction eval` by table; {texts} are files that are made, {data} is what --data names."""
     texts = "--text {texts} --length 1024 --agreement"
     records = "--data-dir {data} --max-length 2048 --agreement"
-    bytes_ = f"--tasks {NEEDLES} --question-agnostic {FORCED} --budgets 3MiB,6MiB,full --policies auto,keydiff,tova"
     found = {
         "text": f"{texts} --policies {EVERY} --chunk 64 --budgets 25%,full",
+        "newest_text": f"{texts} --policies {NEWEST} --chunk 64 --budgets 12.5%,25%,full",
         "text_auto": f"{texts} --policies auto --chunk 64 --budgets 25%,50%,full",
         "text_sizes": f"{texts} --policies {FEW} --chunk 64 --budgets 12.5%,25%,50%,full",
-        "text_blocks": f"{texts} --policies auto,paged_eviction,tova --chunk 64 --block-size 4 --budgets 25%,full",
         "tokens": f"{texts} --policies {FEW} --chunk 1 --budgets 25%,full",
         "longbench": f"{records} --tasks all21 --policies auto,snapkv,keydiff,streaming_llm --budgets 25%,full",
         "longbench_forced": f"{records} --teacher-forced --tasks all21 --policies {FEW} --budgets 25%,full",
         "longeval": f"--tasks longeval {FORCED} --length 1024,4096 --budgets 12.5%,25%,50%,full --policies {FEW}",
         "turns": f"--tasks conversation --question-agnostic {FORCED} --length 2048 --budgets 12.5%,25%,full "
         f"--policies {FEW}",
-        "bytes": bytes_,
-        "bits8": f"{bytes_} --bits 8",
-        "bits4": f"{bytes_} --bits 4",
     }
+    for bits, budgets in SAME_BYTES.items():
+        found[f"bits{bits}"] = (
+            f"--tasks {NEEDLES} --question-agnostic {FORCED} --budgets {','.join(budgets)},full --policies auto,tova"
+            + (f" --bits {bits}" if bits < 16 else "")
+        )
+    for size in BLOCKS:
+        found[f"text_blocks{size}"] = (
+            f"{texts} --policies auto,paged_eviction,tova --chunk 64 --block-size {size} --budgets 12.5%,25%,full"
+        )
     for name, flag in QUESTION.items():
         asked = f"{flag} {FORCED}"
         needles = f"--tasks {NEEDLES} {asked}"
+        found |= {
+            f"auto_blocks{size}_{name}": f"{needles} --block-size {size} --budgets {EIGHTH},{QUARTER},448,full "
+            "--policies auto"
+            for size in BLOCKS
+        }
         found |= {
             f"needles_{name}": f"{needles} --budgets {EIGHTH},{QUARTER},full --policies {OTHERS},compactor",
             f"passkeys_{name}": f"--tasks passkey,kv_recall {asked} --budgets {EIGHTH},{QUARTER},448,full "
@@ -140,7 +153,10 @@ def run(options: argparse.Namespace) -> None:
 
 
 def keep() -> None:
-    """Copy what the tables need of all rows, compressed, and the protocol under which they were measured."""
+    """Copy what the tables need of all rows, compressed, and the protocol under which they were measured.
+
+    Rows that were kept before stay, unless they are of another protocol.
+    """
     for path in sorted(ROOT.glob("*/*/results.jsonl")):
         rows = [_short(json.loads(line)) for line in path.read_text("utf-8").splitlines()]
         meta = json.loads((path.parent / "run_meta.json").read_text("utf-8"))
@@ -148,9 +164,24 @@ def keep() -> None:
         facts["protocol"] = leaderboard.protocol(path.parent.parent.name, meta)
         target = KEPT / f"{path.parent.parent.name}_{path.parent.name}.jsonl.gz"
         target.parent.mkdir(exist_ok=True)
+        facts["protocol"], rows = _beside_kept(target, facts["protocol"], rows)
         lines = "".join(json.dumps(row) + "\n" for row in [facts, *rows])
         target.write_bytes(gzip.compress(lines.encode(), mtime=0))
         print(f"{target}: {len(rows)} rows")
+
+
+def _beside_kept(
+    target: Path, protocol: dict[str, Any], rows: list[dict[str, Any]]
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Protocol and rows with those that are kept; a table may have been run for other tasks before."""
+    if not target.exists():
+        return protocol, rows
+    facts, *kept = map(json.loads, gzip.decompress(target.read_bytes()).decode().splitlines())
+    before = facts.get("protocol") or {}
+    if not before or any(before[key] != protocol[key] for key in before.keys() & protocol.keys()):
+        return protocol, rows
+    every = {(question(row), row["policy"], row["budget"]): row for row in (*kept, *rows)}
+    return before | protocol, list(every.values())
 
 
 def _short(row: dict[str, Any]) -> dict[str, Any]:
@@ -167,18 +198,20 @@ def _short(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def page() -> None:
-    """Write every table that has rows and a place on the page, the leaderboard, and the README's front table."""
-    text = replace_section(PAGE.read_text("utf-8"), "front", front_table())
-    readme = Path("README.md")
-    readme.write_text(replace_section(readme.read_text("utf-8"), "front", front_table()), "utf-8")
-    for path in sorted(KEPT.glob("*.jsonl.gz")):
-        name, _, table = path.name.removesuffix(".jsonl.gz").partition("_")
-        section = f"{name}_{table}"
-        if f"<!-- {section}:begin -->" in text:
-            rows = load(name, table)
-            text = replace_section(text, section, text_tables(rows) if "text" in rows[0] else answer_tables(rows))
-            print(f"written: {section}")
+    """Write the summary of SmolLM2, the leaderboard with every row, and the README's front table."""
+    sections = {
+        "front": front_table(),
+        "default": compared("smollm2", DEFAULT),
+        "beside": compared("smollm2", BESIDE),
+        "bits": same_bytes("smollm2"),
+    }
+    text = PAGE.read_text("utf-8")
+    for name, section in sections.items():
+        if f"<!-- {name}:begin -->" in text:
+            text = replace_section(text, name, section)
     PAGE.write_text(text, "utf-8")
+    readme = Path("README.md")
+    readme.write_text(replace_section(readme.read_text("utf-8"), "front", sections["front"]), "utf-8")
     leaderboard.PAGE.write_text(leaderboard.page(), "utf-8")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from math import sqrt
 from statistics import fmean, stdev
 from typing import Any
@@ -57,18 +57,25 @@ def question(row: dict[str, Any]) -> tuple[Any, ...]:
     return (row["text"],) if "text" in row else (row["task"], row.get("length"), row["id"])
 
 
-def finished(rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Rows of caches that have answered the same questions, as many rows as possible, and the names of the others."""
+def finished(
+    rows: list[dict[str, Any]], among: Collection[tuple[str, str]] | None = None
+) -> tuple[list[dict[str, Any]], list[tuple[str, str]]]:
+    """Rows of caches that have answered the same questions, as many rows as possible, and which caches have not.
+
+    Args:
+        among: policies and budgets whose questions decide; None = all.
+    """
     asked: dict[tuple[str, str], set[Any]] = defaultdict(set)
     for row in rows:
         asked[row["policy"], row["budget"]].add(question(row))
-    counts = Counter(each for found in asked.values() for each in found)
+    deciding = {variant: found for variant, found in asked.items() if among is None or variant in among}
+    counts = Counter(each for found in deciding.values() for each in found)
     choices = [{each for each, count in counts.items() if count >= least} for least in set(counts.values())]
-    wanted = max(choices, key=lambda them: len(them) * sum(found >= them for found in asked.values()), default=set())
+    choices += deciding.values()
+    wanted = max(choices, key=lambda them: len(them) * sum(found >= them for found in deciding.values()), default=set())
     whole = {variant for variant, found in asked.items() if found >= wanted}
-    left_out = [f"{policy} at {budget}" for policy, budget in asked if (policy, budget) not in whole]
     kept = [row for row in rows if (row["policy"], row["budget"]) in whole and question(row) in wanted]
-    return kept, left_out
+    return kept, [variant for variant in deciding if variant not in whole]
 
 
 def together(rows: list[dict[str, Any]], others: list[dict[str, Any]]) -> list[dict[str, Any]]:

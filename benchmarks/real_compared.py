@@ -1,0 +1,138 @@
+"""Policies side by side over all that they were run on, whichever table it was for: the summary of the real models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import product
+from typing import Any
+
+import leaderboard
+from real_tables import answered, by_variant, cell, finished, grid, late, percent, question
+
+#: What a cache is in these tables: a policy and the tokens of its blocks.
+Cache = tuple[str, int]
+DEFAULT: tuple[Cache, ...] = (("auto", 16), ("auto", 4))
+BESIDE: tuple[Cache, ...] = (
+    ("auto", 16),
+    ("auto", 4),
+    ("self_calibrated@global", 16),
+    ("paged_eviction", 16),
+    ("tova", 16),
+    ("snapkv", 16),
+)
+#: Shares of the prompt by the names of budgets: of needles' prompts, about 890 tokens, and of texts.
+SHARES = {"56": "6 %", "112": "12.5 %", "224": "25 %", "448": "50 %", "12.5%": "12.5 %", "25%": "25 %", "50%": "50 %"}
+#: Settings that make another protocol.
+_OTHER = ("heads", "max_length")
+#: By bits of a number, the tokens whose bytes are at most those of 56, 112 and 224 tokens in bfloat16, whole blocks:
+#: 6, 12.5 and 25 % of the bytes of a full cache. Two bits hold everything in 16 %.
+SAME_BYTES = {
+    16: ("56", "112", "224"),
+    8: ("64", "160", "368"),
+    4: ("112", "320", "720"),
+    2: ("208", "560", "1024"),
+}
+
+
+def compared(name: str, caches: Sequence[Cache]) -> str:
+    """Nats lost in text, and needles that are kept with the question unknown and known: three tables."""
+    parts = []
+    for title, of, known in (
+        ("Running text, nats lost", "texts", None),
+        ("Needles, question unknown, right in %", "tasks", False),
+        ("Needles, question known, right in %", "tasks", True),
+    ):
+        found, full = _same(name, caches, of, known)
+        if not found:
+            continue
+        if of == "texts":
+            cells = {key: cell([_lost(row, full) for row in group], 3) for key, group in found.items()}
+            apart = {key: cell([late(row, "kl") for row in group], 3) for key, group in found.items()}
+        else:
+            cells = {key: percent(group) for key, group in found.items()}
+            apart = {key: cell([row["agreement"]["kl"] for row in group], 3) for key, group in found.items()}
+        order = _order(caches, found)
+        parts.append(f"{title} (n = {len(full)}):\n\n{grid(_sorted(cells), order)}")
+        parts.append(f"KL divergence from the full cache, nats per token:\n\n{grid(_sorted(apart), order)}")
+    return "\n\n".join(parts)
+
+
+def same_bytes(name: str, policies: Sequence[str] = ("auto", "tova")) -> str:
+    """Needles with the question unknown: policies and bits down, shares of the full cache's bytes across."""
+    shares = {bits: dict(zip(budgets, ("6 %", "12.5 %", "25 %"), strict=True)) for bits, budgets in SAME_BYTES.items()}
+    rows = []
+    for protocol, row in _rows(name, "tasks", known=False):
+        bits = int(protocol.get("bits") or 16)
+        if row["policy"] == "full":
+            rows.append(row)
+        elif row["policy"] in policies and protocol["block_size"] == 16 and row["budget"] in shares[bits]:
+            rows.append(row | {"policy": f"{row['policy']}, {bits} bits", "budget": shares[bits][row["budget"]]})
+    found, full = _finished(rows)
+    order = {f"{policy}, {bits} bits": float(at) for at, (policy, bits) in enumerate(product(policies, SAME_BYTES))}
+    order = {label: at for label, at in order.items() if any(label == policy for policy, _ in found)}
+    right = {key: percent(group) for key, group in found.items()}
+    apart = {key: cell([row["agreement"]["kl"] for row in group], 3) for key, group in found.items()}
+    return (
+        f"Right in %, of {len(full)} prompts that the full cache answers, by share of its bytes:\n\n"
+        f"{grid(_sorted(right), order)}\n\nKL divergence along its answers, nats per token:\n\n"
+        f"{grid(_sorted(apart), order)}"
+    )
+
+
+def _same(
+    name: str, caches: Sequence[Cache], of: str, known: bool | None
+) -> tuple[dict[tuple[str, str], list[dict[str, Any]]], dict[Any, dict[str, Any]]]:
+    """Rows by cache and share, over the same questions; the full cache's rows, by question."""
+    rows = []
+    for protocol, row in _rows(name, of, known):
+        cache = row["policy"], protocol["block_size"]
+        if protocol.get("bits"):
+            continue
+        if row["policy"] == "full":
+            rows.append(row)
+        elif cache in caches and row["budget"] in SHARES:
+            rows.append(row | {"policy": _label(cache), "budget": SHARES[row["budget"]]})
+    return _finished(rows)
+
+
+def _finished(
+    rows: Sequence[dict[str, Any]],
+) -> tuple[dict[tuple[str, str], list[dict[str, Any]]], dict[Any, dict[str, Any]]]:
+    once = {(question(row), row["policy"], row["budget"]): row for row in rows}
+    same, _ = finished(list(once.values()))
+    return by_variant(same), {question(row): row for row in same if row["policy"] == "full"}
+
+
+def _rows(name: str, of: str, known: bool | None) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Each with its protocol; of tasks, those of prompts that the full cache answers."""
+    for _, protocol, group in leaderboard.tables():
+        if protocol is not None and _fits(protocol, name, of, known):
+            for row in group if of == "texts" else answered(group):
+                yield protocol, row
+
+
+def _fits(protocol: dict[str, Any], name: str, of: str, known: bool | None) -> bool:
+    """Whether a protocol is the one of these tables, but for the size of blocks."""
+    if (protocol["model"], protocol["of"]) != (name, of) or any(protocol.get(each) for each in _OTHER):
+        return False
+    return protocol.get("question_aware") == known if of == "tasks" else protocol.get("chunk") == 64
+
+
+def _label(cache: Cache) -> str:
+    policy, size = cache
+    return policy if size == 16 else f"{policy}, blocks of {size}"
+
+
+def _lost(row: dict[str, Any], full: dict[Any, dict[str, Any]]) -> float:
+    return late(row, "loss") - late(full[question(row)], "loss")
+
+
+def _sorted(cells: dict[tuple[str, str], str]) -> dict[tuple[str, str], str]:
+    """The smallest share first."""
+    return dict(sorted(cells.items(), key=lambda item: float(item[0][1].split()[0])))
+
+
+def _order(caches: Iterable[Cache], found: Iterable[tuple[str, str]]) -> dict[str, float]:
+    """As they are listed, those that have rows."""
+    labels = {policy for policy, _ in found}
+    return {_label(cache): float(at) for at, cache in enumerate(caches) if _label(cache) in labels}
