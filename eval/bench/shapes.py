@@ -32,6 +32,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "100m": shape(8192, 768, 3072, 10, 12, 4, 65536),
     # Two layers: prompts of 64k tokens are read with a full cache in a minute or two.
     "prefill": shape(8192, 512, 1536, 2, 8, 2, 131072),
+    "smollm2-135m": shape(49152, 576, 1536, 30, 9, 3, 8192, rope_theta=100000.0, tie_word_embeddings=True),
     "llama-3.2-1b": shape(128256, 2048, 8192, 16, 32, 8, 131072, head_dim=64, tie_word_embeddings=True, **_LLAMA_3),
     "llama-3.2-3b": shape(128256, 3072, 8192, 28, 24, 8, 131072, head_dim=128, tie_word_embeddings=True, **_LLAMA_3),
     "llama-3.1-8b": shape(128256, 4096, 14336, 32, 32, 8, 131072, head_dim=128, tie_word_embeddings=False, **_LLAMA_3),
@@ -81,5 +82,5 @@ def choose_device(wanted: str | None, model: str) -> str:
         UserError: it is not there.
     """
     if wanted is None:
-        return "cpu" if model in (EMBEDDED, "100m") else best_device()
+        return "cpu" if model in (EMBEDDED, "100m", "smollm2-135m") else best_device()
     return check_device(wanted)

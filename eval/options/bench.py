@@ -64,8 +64,8 @@ class StepOptions(Loading, CacheOptions):
 
     model: str = option(
         "100m",
-        "100m, llama-3.2-1b, llama-3.2-3b, llama-3.1-8b: that shape with random weights, made on the device. Or "
-        "embedded, a folder, a name on the Hugging Face Hub.",
+        "100m, smollm2-135m, llama-3.2-1b, llama-3.2-3b, llama-3.1-8b: that shape with random weights, made on the "
+        "device. Or embedded, a folder, a name on the Hugging Face Hub.",
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
         "auto", "auto: float32 on a CPU; else bfloat16, or what the checkpoint has."

@@ -11,7 +11,7 @@ from ..store.columns import Columns, gather_slots, slot_index
 from ..store.store import Arrived, HeldSnapshot, Store
 from ..store.tensors import byte_count
 from ..store.turning import Turning
-from .codec import LEVELS, Codec, Codes
+from .codec import LEVELS, Codec, Codes, fuses
 from .exact import EMPTY, Exact, Newest
 from .in_codes import InCodes
 
@@ -20,6 +20,8 @@ SHIFTS = torch.int32
 #: Of the first tokens that stay so many are read as they came: models attend to the very first ones more than to all
 #: others. More of them change nothing (SmolLM2), none at all three times as much as all the rest.
 FIRST = 4
+#: Rows x KV heads x slots: outside of compiled code so few are read faster decoded than as they lie.
+FEW = 768
 
 
 @dataclass(frozen=True)
@@ -331,10 +333,13 @@ class CodedStore(Store):
     # ---- what attention reads -------------------------------------------------------------------------------------
 
     def noted(self, keys: Tensor) -> Tensor | None:
-        """See `Store.noted`; not where keys are turned for attention, nor of latents, which it does not read."""
+        """See `Store.noted`; not where keys are turned for attention, nor of latents, which it does not read, nor where
+        it would be slower."""
         coded, values = self._codecs
         readable = coded.readable and values.readable and not values.centred
         if self.turning is not None or self._kinds is None or not readable:
+            return None
+        if not fuses() and self.slots * keys.shape[0] * keys.shape[1] < FEW:
             return None
         noted, dim = keys[:, :, :0], self._kinds[1].dim
         noted.in_codes = InCodes(self._codecs, self.codes, self.tensors[4], self.exact, dim)  # type: ignore[attr-defined]

@@ -13,13 +13,19 @@ from closeness import assert_close
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.attention.parts import Part, join, read
 from hf_paged_eviction.attention.weights import Logits
-from hf_paged_eviction.precision import codec
+from hf_paged_eviction.precision import codec, coded
 from hf_paged_eviction.precision.coded import CodedStore
 from hf_paged_eviction.precision.in_codes import InCodes
 
 static_only = pytest.mark.skipif(models.VERSION < (5, 14), reason="static=True needs transformers 5.14 or later")
 #: How many slots were read each time.
 Reads = list[int]
+
+
+@pytest.fixture(autouse=True)
+def however_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models of tests hold few tokens."""
+    monkeypatch.setattr(coded, "FEW", 0)
 
 
 @pytest.fixture
@@ -117,6 +123,18 @@ def test_eager(reads: Reads, family: str, settings: dict[str, Any]) -> None:
         patch.setattr(CodedStore, "noted", lambda *_: None)
         expected = says(model, PagedEvictionCache(model.config, **plain), PLAN)
     assert_close(found, expected)
+
+
+@pytest.mark.parametrize(("few", "read"), [(95, 24), (96, 24), (97, None)])  # 24 slots, 2 rows, 2 KV heads
+@pytest.mark.parametrize("static", [False, pytest.param(True, marks=static_only)])
+def test_few_tokens_are_decoded(
+    reads: Reads, monkeypatch: pytest.MonkeyPatch, static: bool, few: int, read: int | None
+) -> None:
+    monkeypatch.setattr(coded, "FEW", few)
+    model = models.shared("llama", "paged_eviction")
+    settings: Any = {"budget": 24, "block_size": 4, "policy": "keydiff", "bits": 4, "static": static}
+    says(model, PagedEvictionCache(model.config, **settings), PLAN)
+    assert set(reads) == ({read} if read else set())
 
 
 @pytest.mark.parametrize(
