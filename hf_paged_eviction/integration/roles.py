@@ -9,6 +9,8 @@ Message = Mapping[str, Any]
 
 #: The user's last message; other roles are those of the messages.
 LAST_USER = "last_user"
+#: Stands for a message; no text has it.
+_BLANK = "\ue0f0\ue0f1"
 #: What the template writes of the tools that the model may call.
 TOOLS = "tools"
 
@@ -51,13 +53,19 @@ def spans_of_roles(
         )
     text = _render(tokenizer, messages, tools, template)
     found = [
-        places for name in roles if name == TOOLS and tools for places in _of_tools(tokenizer, messages, tools, text)
+        places
+        for name in roles
+        if name == TOOLS and tools
+        for places in _of_tools(_render(tokenizer, messages, None, template), text)
     ]
+    marks = _marks(tokenizer, messages, tools, template)
     last = max((at for at, message in enumerate(messages) if message["role"] == "user"), default=-1)
     begin = 0
     for at, message in enumerate(messages):
         content = str(message.get("content") or "").strip()
-        start = text.find(content, begin)
+        start = begin + len(marks[at]) if marks else begin
+        if not text.startswith(content, start):
+            start = text.find(content, begin)
         meant = message["role"] in roles or (at == last and LAST_USER in roles)
         if start < 0 and meant:
             raise ValueError(
@@ -78,9 +86,17 @@ def _render(
     return text
 
 
-def _of_tools(tokenizer: Any, messages: Sequence[Message], tools: Sequence[Any], text: str) -> list[tuple[int, int]]:
+def _marks(
+    tokenizer: Any, messages: Sequence[Message], tools: Sequence[Any] | None, template: Mapping[str, Any]
+) -> list[str]:
+    """What stands before each message, which may say what the message says, too; nothing where that cannot be told."""
+    blank = [{**message, "content": _BLANK} for message in messages]
+    found = _render(tokenizer, blank, tools, template).split(_BLANK)
+    return found if len(found) == len(messages) + 1 else []
+
+
+def _of_tools(without: str, text: str) -> list[tuple[int, int]]:
     """What the template writes with tools and does not write without."""
-    without = _render(tokenizer, messages, None, {})
     most = min(len(text), len(without))
     start = next((at for at in range(most) if text[at] != without[at]), most)
     end = next((at for at in range(most - start) if text[-1 - at] != without[-1 - at]), most - start)

@@ -48,12 +48,23 @@ def test_messages_with_the_marks_before_them() -> None:
     assert spans_of_roles(tokenizer, MESSAGES[1:]) == []
 
 
+def test_a_message_that_says_what_its_marks_say() -> None:
+    tokenizer = letters()
+    said = [{"role": "system", "content": "s"}, {"role": "user", "content": "user"}]
+    text = tokenizer.apply_chat_template(said, tokenize=False)
+    found = spans_of_roles(tokenizer, said, ("system", "last_user"))
+    assert [text[start:end] for start, end in found] == ["<|system|>s", "<end><|user|>user"]
+
+
 def test_tools() -> None:
     tokenizer, tools = letters(), [{"type": "function", "function": {"name": "add", "parameters": {}}}]
     (span,) = spans_of_roles(tokenizer, MESSAGES, ("tools",), tools=tools)
     (text,) = text_of(tokenizer, [span], tools=tools)
     assert '"add"' in text and "system" not in text
     assert spans_of_roles(tokenizer, MESSAGES, ("tools",)) == []
+    assert [span] == spans_of_roles(tokenizer, MESSAGES, ("tools",), tools=tools, add_generation_prompt=False)
+    both = spans_of_roles(tokenizer, MESSAGES, ("tools", "system", "last_user"), tools=tools)
+    assert span in both and len(both) == 3
 
 
 def test_what_cannot_be_told_is_refused() -> None:
