@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import product
+from statistics import fmean
 from typing import Any
 
 import leaderboard
@@ -24,14 +24,16 @@ BESIDE: tuple[Cache, ...] = (
 SHARES = {"56": "6 %", "112": "12.5 %", "224": "25 %", "448": "50 %", "12.5%": "12.5 %", "25%": "25 %", "50%": "50 %"}
 #: Settings that make another protocol.
 _OTHER = ("heads", "max_length")
-#: By bits of a number, the tokens whose bytes are at most those of 56, 112 and 224 tokens in bfloat16, whole blocks:
-#: 6, 12.5 and 25 % of the bytes of a full cache. Two bits hold everything in 16 %.
-SAME_BYTES = {
+#: By bits of a number, the tokens that are held of needles' prompts. Tables ask for these.
+TOKENS = {
     16: ("56", "112", "224"),
     8: ("64", "160", "368"),
-    4: ("112", "320", "720"),
+    4: ("112", "192", "320", "560", "720"),
     2: ("208", "560", "1024"),
 }
+#: Numbers per token in each layer of SmolLM2, and tokens of which few bits hold a copy as they came: four first ones,
+#: the newest block, and the mean that is subtracted.
+NUMBERS, LAYERS, AS_THEY_CAME = 3 * 2 * 64, 30, 4 + 16 + 1
 
 
 def compared(name: str, caches: Sequence[Cache]) -> str:
@@ -57,26 +59,41 @@ def compared(name: str, caches: Sequence[Cache]) -> str:
     return "\n\n".join(parts)
 
 
-def same_bytes(name: str, policies: Sequence[str] = ("auto", "tova")) -> str:
-    """Needles with the question unknown: policies and bits down, shares of the full cache's bytes across."""
-    shares = {bits: dict(zip(budgets, ("6 %", "12.5 %", "25 %"), strict=True)) for bits, budgets in SAME_BYTES.items()}
-    rows = []
-    for protocol, row in _rows(name, "tasks", known=False):
-        bits = int(protocol.get("bits") or 16)
+def over_bytes(
+    known: bool, policies: Sequence[str] = ("auto", "auto@uniform", "tova", "keydiff"), name: str = "smollm2"
+) -> str:
+    """Needles: policies, bits and tokens, with the bytes that they took, those of 16 bits as in bfloat16."""
+    rows, bits = [], {}
+    for protocol, row in _rows(name, "tasks", known):
+        many = int(protocol.get("bits") or 16)
         if row["policy"] == "full":
             rows.append(row)
-        elif row["policy"] in policies and protocol["block_size"] == 16 and row["budget"] in shares[bits]:
-            rows.append(row | {"policy": f"{row['policy']}, {bits} bits", "budget": shares[bits][row["budget"]]})
+        elif row["policy"] in policies and protocol["block_size"] == 16 and row["budget"] in TOKENS[many]:
+            rows.append(row | {"policy": (label := f"{row['policy']}, {many} bits")})
+            bits[label] = row["policy"], many
     found, full = _finished(rows)
-    order = {f"{policy}, {bits} bits": float(at) for at, (policy, bits) in enumerate(product(policies, SAME_BYTES))}
-    order = {label: at for label, at in order.items() if any(label == policy for policy, _ in found)}
-    right = {key: percent(group) for key, group in found.items()}
-    apart = {key: cell([row["agreement"]["kl"] for row in group], 3) for key, group in found.items()}
-    return (
-        f"Right in %, of {len(full)} prompts that the full cache answers, by share of its bytes:\n\n"
-        f"{grid(_sorted(right), order)}\n\nKL divergence along its answers, nats per token:\n\n"
-        f"{grid(_sorted(apart), order)}"
-    )
+    lines = [("policy", "bits", "tokens", "bytes, % of the full cache", "right, %", "KL"), ("---", *["---:"] * 5)]
+    for (label, tokens), group in sorted(
+        found.items(), key=lambda item: (bits[item[0][0]][0], _bytes(item[1], bits[item[0][0]][1]))
+    ):
+        policy, many = bits[label]
+        apart = cell([row["agreement"]["kl"] for row in group], 3)
+        took = f"{100 * _bytes(group, many):.1f}"
+        lines.append((f"`{policy}`", str(many), tokens, took, percent(group), apart))
+    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return f"{len(full)} prompts that the full cache answers:\n\n{table}" if found else "No rows."
+
+
+def _bytes(group: Sequence[dict[str, Any]], bits: int) -> float:
+    """Mean share of the bytes of the whole prompt in bfloat16. Everything was computed in float32."""
+    shares = []
+    for row in group:
+        if bits == 16 or "kv_bytes" not in row:
+            shares.append(row["budget_tokens"] / row["prompt_tokens"])
+        else:
+            took = row["kv_bytes"] / LAYERS - AS_THEY_CAME * NUMBERS * 2
+            shares.append(took / (row["prompt_tokens"] * NUMBERS * 2))
+    return fmean(shares)
 
 
 def _same(

@@ -22,7 +22,7 @@ from statistics import fmean
 from typing import Any
 
 import leaderboard
-from real_compared import BESIDE, DEFAULT, SAME_BYTES, compared, same_bytes
+from real_compared import BESIDE, DEFAULT, TOKENS, compared, over_bytes
 from real_tables import EIGHTH, KEPT, QUARTER, front_table, question
 from results_page import replace_section
 
@@ -73,11 +73,6 @@ def _tables() -> dict[str, str]:
         "turns": f"--tasks conversation --question-agnostic {FORCED} --length 2048 --budgets 12.5%,25%,full "
         f"--policies {FEW}",
     }
-    for bits, budgets in SAME_BYTES.items():
-        found[f"bits{bits}"] = (
-            f"--tasks {NEEDLES} --question-agnostic {FORCED} --budgets {','.join(budgets)},full --policies auto,tova"
-            + (f" --bits {bits}" if bits < 16 else "")
-        )
     for size in BLOCKS:
         found[f"text_blocks{size}"] = (
             f"{texts} --policies auto,paged_eviction,tova --chunk 64 --block-size {size} --budgets 12.5%,25%,full"
@@ -85,6 +80,11 @@ def _tables() -> dict[str, str]:
     for name, flag in QUESTION.items():
         asked = f"{flag} {FORCED}"
         needles = f"--tasks {NEEDLES} {asked}"
+        found |= {
+            f"bits{bits}_{name}": f"{needles} --budgets {','.join(budgets)},full --policies auto,tova"
+            + (f" --bits {bits}" if bits < 16 else "")
+            for bits, budgets in TOKENS.items()
+        }
         found |= {
             f"auto_blocks{size}_{name}": f"{needles} --block-size {size} --budgets {EIGHTH},{QUARTER},448,full "
             "--policies auto"
@@ -191,7 +191,8 @@ def _short(row: dict[str, Any]) -> dict[str, Any]:
         return {name: row[name] for name in (*names, "text", "tokens", "loss", "count", "kl")}
     hits = {"hit_rate": fmean(map(fmean, row["hit_rate"].values()))} if row.get("hit_rate") else {}
     kept = {name: row[name] for name in (*names, "task", "length", "id", "prompt_tokens", "score", "agreement")}
-    return kept | hits
+    took = row.get("efficiency", {}).get("kv_bytes")
+    return kept | hits | ({"kv_bytes": took} if took else {})
 
 
 # ---- page -----------------------------------------------------------------------------------------------------------
@@ -203,7 +204,8 @@ def page() -> None:
         "front": front_table(),
         "default": compared("smollm2", DEFAULT),
         "beside": compared("smollm2", BESIDE),
-        "bits": same_bytes("smollm2"),
+        "bits_unknown": over_bytes(known=False),
+        "bits_known": over_bytes(known=True),
     }
     text = PAGE.read_text("utf-8")
     for name, section in sections.items():
