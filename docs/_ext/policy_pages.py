@@ -17,7 +17,7 @@ from hf_paged_eviction_eval import embedded
 PAGES = {"keys-and-values": "keys-values", "attention": "attention", "modifiers": "modifiers"}
 _EMBEDDED = embedded.path().parent.name
 #: Policies with a file, which no registry knows, and their pages.
-FITTED = {f"calibrated:{_EMBEDDED}": "calibrated", f"gate:{_EMBEDDED}": "gates"}
+FITTED = {f"calibrated:{_EMBEDDED}": "calibrated", f"gate:{_EMBEDDED}": "../lab/gates"}
 
 
 def sections(group: str) -> str:
@@ -32,7 +32,7 @@ def calibrated(_: str) -> str:
 
 def gate(_: str) -> str:
     """The same of the gates."""
-    return _fitted("gates")
+    return _fitted("../lab/gates")
 
 
 def _fitted(page: str) -> str:
@@ -132,7 +132,7 @@ def _reads(policy: EvictionPolicy) -> str:
     found = [name for name in ("keys", "values") if {name, f"unrotated_{name}"} & scored]
     if isinstance(policy, Modifier):
         return ", ".join(["its parts", *found])
-    if policy.needs.gates:
+    if policy.needs.marks:
         found.append("hidden states")
     if policy.needs.queries:
         shown = _attributes_of("attention", cls)
@@ -170,7 +170,7 @@ def _schedule(policy: EvictionPolicy) -> str:
 
 def _memory(policy: EvictionPolicy) -> str:
     tokens, rows = policy.needs.token_statistics, policy.needs.row_statistics
-    if policy.needs.gates:
+    if policy.needs.marks:
         return "one float32 per held token and KV head, its mark"
     if not tokens and not rows:
         return "none, but for its parts" if isinstance(policy, Modifier) else "none"

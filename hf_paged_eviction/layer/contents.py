@@ -8,8 +8,8 @@ from torch import Tensor
 
 from ..allocators.quota import Quota
 from ..disposals import Held, Outlet
-from ..learned.gates.marks import Marks
 from ..parts import Snapshot, persistent
+from ..policies.marks import Marks
 from ..policies.scorer import Scorer
 from ..queries.listener import Listener
 from ..queries.observer import ObserverSnapshot
@@ -33,7 +33,7 @@ class PagedSnapshot(Snapshot):
         outlet: of the disposal, where it keeps anything.
         scores: see `Quota`.
         all_real: of the run of compiled steps that the layer takes part in, see `StaticRun`; None where there is none.
-        marks: `[batch, kv_heads, held]` of gates, where the policy reads any.
+        marks: `[batch, kv_heads, held]`, where the policy reads any.
         as_given: see `KeyOwner`.
     """
 
@@ -59,7 +59,7 @@ class Contents:
         quota: how many tokens there may be.
         outlet: through which tokens leave.
         listener: what attention says of the tokens; None where nobody asks.
-        marks: what gates say of them; None where nobody asks.
+        marks: what the policy is told of them from outside; None where it does not ask.
         table: which token is where; None before the first forward.
         seen: columns fed so far, pads and tokens that wait included.
         pending: tokens that wait for `crop` or for attention, beside those in the table; None = no tokens.
@@ -251,7 +251,7 @@ class Contents:
         if self.listener is not None:
             self.listener.map_rows(change)
         if self.marks is not None:
-            self.marks.columns.map_rows(change)
+            self.marks.map_rows(change)
 
     def move(self, order: Tensor | None, count: int, pads: Tensor) -> None:
         """Take back `count` columns, the others being moved as `order` `[B, S, held]` says; see `BlockTable.shrink`."""
@@ -259,7 +259,7 @@ class Contents:
         if order is not None:
             self.store.reorder(order)
             if self.marks is not None:
-                self.marks.columns.reorder(order)
+                self.marks.reorder(order)
         table.shrink(order, count, pads)
         self.outlet.move(order, table.held)
         self.store.take_back(table.seen - table.pads)
@@ -275,7 +275,7 @@ class Contents:
         if self.listener is not None:
             self.listener.observer.settle(kept, table.capacity)
         if self.marks is not None and kept is None:
-            self.marks.columns.resize(table.capacity, table.held)
+            self.marks.resize(table.capacity, table.held)
 
     # ---- saving ---------------------------------------------------------------------------------------------------
 

@@ -13,7 +13,6 @@ from ..attention.parts import Part, Read
 from ..disposals import Asked, Disposal, Drop, Site
 from ..integration.heads import WHOLE, LocalHeads
 from ..integration.rotary import Rotary
-from ..learned.gates.marks import Marks
 from ..masks.padding import Padding
 from ..policies import EvictionPolicy, QueryCount
 from ..policies.needs import Heads
@@ -61,7 +60,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         place: its place in these steps; None in any other cache.
         masks_itself: see below.
         memory: where the budget of the cache is in bytes, what makes tokens of them; None where it is not.
-        marks: what gates say of the tokens; None where the policy does not ask.
+        marks: what the policy is told of the tokens from outside; None where it does not ask.
         as_given: see `KeyOwner`.
 
     Args:
@@ -129,7 +128,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         if needs.queries or masks_itself or self.outlet.reads:
             self.listener = Listener(Observer(policy, budget.block_size, local_heads, rotary))
         scorer = Scorer(policy, heads, layer_idx, local_heads, rotary)
-        self.marks = Marks(needs.gates, policy.label, layer_idx, local_heads, static) if needs.gates else None
+        self.marks = None if needs.marks is None else needs.marks(policy.label, layer_idx, local_heads, static)
         self.contents = Contents(self.store, self.quota, self.outlet, self.listener, scorer, self.marks)
         self.scores = Scores(scorer, self.contents)
         self.takeback = Takeback(self.contents, self.scores, self.padding)
@@ -351,12 +350,13 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             table.check_rows(keys.shape[0])
         seen, held = contents.seen, table.counters.held
         real = self.padding.columns(seen, seen + count, keys.shape[0], keys.device)
-        marks = None if self.marks is None else self.marks.take_arrived(keys)
+        if self.marks is not None:
+            self.marks.arrived(keys)
         if self.record_past or (self.listener is not None and (count > 1 or self._overflows(table, count))):
-            contents.pending = Pending(keys, values, real, marks)
+            contents.pending = Pending(keys, values, real)
             return contents.shown_with(held, key_states, value_states, real)
         if count == 1 or (seen and not key_states.requires_grad and not self.store.rounds):
-            attended = self._take(table, keys, values, real, marks)
+            attended = self._take(table, keys, values, real)
             may_note = attended is None and count == 1 and self.as_given and not key_states.requires_grad
             if may_note and (noted := self._noted(keys, table)) is not None:
                 return noted, values
@@ -364,7 +364,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             return self.store.shown(None if every_slot else table.counters.held) if attended is None else attended
         # The caller's own tensors carry a gradient and are not rounded, which those of the storage may be.
         attended = contents.shown_with(held, key_states, value_states)
-        self._take(table, keys, values, real, marks)
+        self._take(table, keys, values, real)
         return attended
 
     def _noted(self, keys: Tensor, table: BlockTable) -> Tensor | None:
@@ -400,14 +400,14 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             self.listener.check_told(self.layer_idx)
         pending, self.contents.pending = self.contents.pending, None
         if pending is not None and pending.count:
-            self._take(self.contents.known, pending.keys, pending.values, pending.real, pending.marks)
+            self._take(self.contents.known, pending.keys, pending.values, pending.real)
         if self.listener is not None:
             self.listener.queries = None
 
     # ---- append, overwrite, overflow ------------------------------------------------------------------------------
 
     def _take(
-        self, table: BlockTable, keys: Tensor, values: Tensor, real: Tensor | None, marks: Tensor | None
+        self, table: BlockTable, keys: Tensor, values: Tensor, real: Tensor | None
     ) -> tuple[Tensor, Tensor] | None:
         """Hold new tokens. Returns all that they may attend to where that was put together, else None: read the store
         then."""
@@ -415,8 +415,6 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         if count > 1 and self.store.rounds:
             self.store.meet(keys, values, real)
         self.quota.scores = None
-        if self.marks is not None:
-            self.marks.expect(marks)
         waited = None if listener is None else listener.queries
         if listener is not None:
             listener.prepare(table, count, real)
@@ -470,7 +468,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         count, held = keys.shape[2], table.held
         self.store.grow(held, held + count, table.block_size, table.capacity)
         if self.marks is not None:
-            self.marks.append(held)
+            self.marks.append(held, count)
         if self.store.rounds:
             self._append_to_encode(table, keys, values, real)
         else:

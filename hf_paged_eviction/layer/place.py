@@ -66,9 +66,8 @@ class Place:
             contents.let_go(slots, given.leaving[first:end])
         contents.store.write(slots[:, :, 0], keys, values)
         if contents.marks is not None:
-            contents.marks.expect(contents.marks.take_arrived(keys))
+            contents.marks.arrived(keys)
             contents.marks.overwrite(slots)
-            contents.marks.expect(None)
         noted = contents.store.noted(keys) if as_given and not keys.requires_grad else None
         return contents.store.shown() if noted is None else (noted, values)
 

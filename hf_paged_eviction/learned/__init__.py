@@ -1,1 +1,1 @@
-"""Scores that were fitted: to attention (calibration) and on hidden states (gates)."""
+"""Scores that were fitted to attention."""

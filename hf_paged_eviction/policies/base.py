@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -62,8 +63,8 @@ class ScoreContext:
             allocator decides it row by row. Under an allocator that shares out among heads: their mean.
         rotary: the layer's rotation, for policies that need it (`Needs.rotary`); None where the layer does not rotate
             its keys (absolute positions, layers without positions).
-        marks: `[batch, kv_heads, tokens]` float32, what gates said of each token when it came, for policies that need
-            it (`Needs.gates`); None for others.
+        marks: `[batch, kv_heads, tokens]` float32, what the policy was told of each token from outside when it came
+            (`Needs.marks`); None for others.
     """
 
     keys: Tensor
@@ -139,6 +140,11 @@ class EvictionPolicy(Named, ABC):
     def needs(self) -> Needs:
         """What is kept for the policy, what it is shown, and how its scores are to be taken."""
         return Needs()
+
+    @staticmethod
+    def is_here(file: str) -> bool:
+        """Whether the name of a file stands for one on this machine; of policies that are made of a file."""
+        return Path(file).is_file()
 
     def check_model(self, config: Any) -> None:
         """Refuse a model that this policy was not made for; asked once, when a cache is made.

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from .marks import MakeMarks
+
 #: "shared": the KV heads of a layer evict the same tokens. "separate": each evicts its own.
 Heads = Literal["shared", "separate"]
 
@@ -49,7 +51,8 @@ class Needs:
             known is then refused when the cache is made.
         reads_budget: True if a score depends on `ScoreContext.budget`, so that it has to be worked out again where an
             allocator changes what a layer may hold.
-        gates: digest of the gates (`hf_paged_eviction.gates`) whose marks the score reads; "" = it reads none.
+        marks: makes the part of a layer that keeps what the policy is told of each token from outside the cache, see
+            `policies.marks`; None = nobody tells.
         cutoff: how many tokens stay is decided by their scores; None = as many as the budget holds. Ask for it in
             policies that stand alone: a modifier changes what scores mean.
         sink_tokens: first tokens of each row that the cache never evicts where the user names none, for methods that
@@ -79,7 +82,7 @@ class Needs:
     supports_mla: bool = True
     rotary: bool = False
     reads_budget: bool = False
-    gates: str = ""
+    marks: MakeMarks | None = None
     cutoff: Cutoff | None = None
     sink_tokens: int | None = None
     decision_interval: int = 1
@@ -118,11 +121,9 @@ class Needs:
         whole prompt, the others get more than their window.
         """
         watching = [part for part in parts if part.queries]
-        gates = {part.gates for part in parts if part.gates}
-        if len(gates) > 1:
-            raise ValueError(
-                "Two policies read the marks of different gates, and a layer keeps those of one file only."
-            )
+        marks = {part.marks for part in parts if part.marks is not None}
+        if len(marks) > 1:
+            raise ValueError("Two policies read marks from different sources, and a layer keeps those of one.")
         if any(part.cutoff is not None for part in parts):
             raise ValueError(
                 "keep_above= counts in the scores of its own policy, which are others when policies are joined: leave "
@@ -136,7 +137,7 @@ class Needs:
             supports_mla=all(part.supports_mla for part in parts),
             rotary=any(part.rotary for part in parts),
             reads_budget=any(part.reads_budget for part in parts),
-            gates=next(iter(gates), ""),
+            marks=next(iter(marks), None),
             sink_tokens=None if None in sinks else max((each for each in sinks if each is not None), default=None),
             decision_interval=max((part.decision_interval for part in parts), default=1),
             token_statistics=tuple(f"{at}.{name}" for at, part in enumerate(parts) for name in part.token_statistics),

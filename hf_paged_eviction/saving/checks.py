@@ -96,7 +96,7 @@ def check_paged(saved: PagedSnapshot, layer: PagedLayer, rows: int, seen: int) -
         _need(saved.ring.example.ndim == 4 and saved.ring.example.shape[2] == 1, "its query is none")
     _need(
         (saved.marks is None) == (layer.marks is None),
-        "it has marks of gates that its policy does not ask for, or none",
+        "it has marks of tokens that its policy does not ask for, or none",
     )
     if saved.marks is not None:
         _shape("marks", saved.marks, (rows, heads, held), torch.float32)

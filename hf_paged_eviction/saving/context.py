@@ -14,12 +14,10 @@ from ..allocators.sharing import Sharing, SharingSnapshot
 from ..layer.contents import PagedSnapshot
 from ..layer.hybrid import HybridLayer, paged_part
 from ..layer.paged import PagedLayer
-from ..learned.calibration.files import is_here
-from ..learned.gates.files import is_here as gates_are_here
 from ..masks.padding import Padding, PaddingSnapshot
 from ..naming.spelling import Spelling, SpellingError
 from ..parts import Snapshot
-from ..policies import EvictionPolicy, Gate, make_policy
+from ..policies import EvictionPolicy, make_policy
 from ..policies.registry import POLICIES
 from ..precision.codec import FORMAT
 from ..static.sliding import SlidingSnapshot, StaticSlidingLayer
@@ -205,7 +203,7 @@ def _policy(label: str, given: str | EvictionPolicy | None) -> EvictionPolicy:
             raise ValueError(f"its policy is {label!r}, and policy= is {policy.label!r}")
         return policy
     for kind, name in _files(label):
-        if not (gates_are_here if kind == Gate.name else is_here)(name):
+        if not (POLICIES.find(kind) or EvictionPolicy).is_here(name):
             raise ValueError(f"its policy {label!r} needs the file {name!r}, which is not here: pass policy=")
     try:
         return make_policy(label)

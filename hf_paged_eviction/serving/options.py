@@ -192,11 +192,12 @@ def _refusals(config: ContinuousBatchingConfig) -> list[tuple[bool, str]]:
 
 
 def _refuse_queries(policy: EvictionPolicy) -> None:
-    if policy.needs.gates:
+    if policy.needs.marks:
         raise ValueError(
-            f"The policy {policy.label!r} reads what gates say of hidden states. Continuous batching packs the tokens "
-            "of all requests into one row, and gates know nothing of its pages. Use a policy on keys, values and "
-            "positions, such as 'keydiff', 'key_norm' or 'calibrated:FILE'; or PagedEvictionCache with generate."
+            f"The policy {policy.label!r} is told of each token from outside the cache. Continuous batching packs the "
+            "tokens of all requests into one row, and who tells knows nothing of its pages. Use a policy on keys, "
+            "values and positions, such as 'keydiff', 'key_norm' or 'calibrated:FILE'; or PagedEvictionCache with "
+            "generate."
         )
     if policy.needs.queries:
         raise ValueError(

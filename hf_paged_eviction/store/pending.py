@@ -15,13 +15,11 @@ class Pending:
     Attributes:
         keys, values: `[batch, kv_heads, n, dim]`.
         real: `[batch, n]` bool, False for pads; None = all real.
-        marks: `[batch, kv_heads, n]` what gates said of them; None = there are none.
     """
 
     keys: Tensor
     values: Tensor
     real: Tensor | None
-    marks: Tensor | None = None
 
     @property
     def count(self) -> int:
@@ -31,8 +29,7 @@ class Pending:
     def first(self, count: int) -> "Pending":
         """The first `count` tokens alone."""
         real = None if self.real is None else self.real[:, :count]
-        marks = None if self.marks is None else self.marks[:, :, :count]
-        return Pending(self.keys[:, :, :count], self.values[:, :, :count], real, marks)
+        return Pending(self.keys[:, :, :count], self.values[:, :, :count], real)
 
     def map_rows(self, change: Callable[[Tensor], Tensor]) -> "Pending":
         """The same tokens with the rows indexed."""

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from ... import __version__
 from ...learned.calibration.calibration import fingerprint
-from ...learned.gates import GateLayer, Gates
-from .calibration import DISTANCE, HELD_OUT, Progress, Window, split
-from .correlation import spearman
-from .gate_samples import Samples, Target, digest
+from ...recipes.fit.calibration import DISTANCE, HELD_OUT, Progress, Window, split
+from ...recipes.fit.correlation import spearman
+from .gates import GateLayer, Gates
+from .samples import Samples, Target, digest
 
 #: Tokens of one step.
 _BATCH = 1024

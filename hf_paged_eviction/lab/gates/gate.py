@@ -6,12 +6,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ...learned.gates import Gates, load_gates
 from ...naming.of_files import quoted
-from ..base import EvictionPolicy, ScoreContext
-from ..checks import check_between, check_count
-from ..needs import Cutoff, Needs
-from ..registry import register_policy
+from ...policies.base import EvictionPolicy, ScoreContext
+from ...policies.checks import check_between, check_count
+from ...policies.needs import Cutoff, Needs
+from ...policies.registry import register_policy
+from .files import is_here, load_gates
+from .gates import Gates
+from .marks import GateMarks
 
 
 @register_policy("gate")
@@ -62,13 +64,19 @@ class Gate(EvictionPolicy):
     @property
     def needs(self) -> Needs:
         cutoff = None if self.keep_above is None else Cutoff(float(self.keep_above), self.room)
-        return Needs(heads="separate", supports_mla=False, common_unit=True, gates=self.network.digest, cutoff=cutoff)
+        marks = GateMarks(self.network.digest)
+        return Needs(heads="separate", supports_mla=False, common_unit=True, marks=marks, cutoff=cutoff)
 
     @property
     def label(self) -> str:
         said = [] if self.keep_above is None else [f"keep_above={self.keep_above!r}"]
         said += [] if self.room == Gate.room else [f"room={self.room}"]
         return f"{self.name}:{quoted(self.file)}" + (f"({', '.join(said)})" if said else "")
+
+    @staticmethod
+    def is_here(file: str) -> bool:
+        """See `EvictionPolicy.is_here`."""
+        return is_here(file)
 
     def check_model(self, config: Any) -> None:
         self.network.check_model(config)

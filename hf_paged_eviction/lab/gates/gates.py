@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..calibration.calibration import refuse_other_model
+from ...learned.calibration.calibration import refuse_other_model
 
 #: Logarithms of attention are kept within these, so that their exponentials are numbers.
 _LOWEST, _HIGHEST = -30.0, 10.0

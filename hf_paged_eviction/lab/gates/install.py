@@ -9,9 +9,10 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
 from ...layer.hybrid import paged_part
-from ...learned.gates.files import load_gates
-from ...learned.gates.gates import GateLayer, Gates
 from ...masks.models import is_latent_attention, is_paged, layer_plan
+from .files import load_gates
+from .gates import GateLayer, Gates
+from .marks import LayerMarks
 
 
 class InstalledGates:
@@ -105,7 +106,7 @@ class GateHook:
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         marks = self._marks(args, kwargs)
-        if marks is None or marks.gates != self._digest:
+        if not isinstance(marks, LayerMarks) or marks.gates != self._digest:
             return
         hidden = hidden_states(args, kwargs)
         if hidden.shape[-1] != self._layer.hidden:
@@ -115,7 +116,7 @@ class GateHook:
             )
         if hidden.device != self._device:
             self.place(hidden.device)
-        marks.arrive(self._layer(hidden))
+        marks.tell(self._layer(hidden))
 
     def _marks(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Where the cache of this forward keeps marks of this layer."""

@@ -1,5 +1,8 @@
 """What gates said of the tokens that a layer holds."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -9,13 +12,26 @@ from ...store.columns import Columns
 from ...store.room import Room
 
 
-class Marks:
-    """The marks of the tokens in a layer's slots.
+@dataclass(frozen=True)
+class GateMarks:
+    """Makes the marks of each layer.
+
+    Attributes:
+        gates: digest of the gates that tell them.
+    """
+
+    gates: str
+
+    def __call__(self, label: str, layer_idx: int, local_heads: LocalHeads, static: bool) -> "LayerMarks":
+        """See `MakeMarks`."""
+        return LayerMarks(self.gates, label, layer_idx, local_heads, static)
+
+
+class LayerMarks:
+    """The marks of the tokens in a layer's slots, see `policies.marks`.
 
     A gate reads the hidden state that goes into attention, just before the layer's `update`. So its marks of the new
-    tokens `arrive` first, `update` takes them, and from then on they move with the tokens.
-
-    Shapes: `B` rows, `H` KV heads, `S` sets of victims (1 or `H`), `C` slots.
+    tokens are `told` first, `update` takes them, and from then on they move with the tokens.
 
     Attributes:
         gates: digest of the gates whose marks these are.
@@ -33,23 +49,23 @@ class Marks:
         self.gates = gates
         self.columns = Columns(Room(static, zeroed=True))
         self._label, self._layer_idx, self._local_heads = label, layer_idx, local_heads
-        self._arrived: Tensor | None = None
-        self._coming: Tensor | None = None  # [B, H, n] of the tokens that are being taken in
+        self._told: Tensor | None = None
+        self._new: Tensor | None = None  # [B, H, n]
 
     # ---- new tokens -----------------------------------------------------------------------------------------------
 
-    def arrive(self, marks: Tensor) -> None:
+    def tell(self, marks: Tensor) -> None:
         """A gate's marks `[B, all KV heads, n]` of the tokens whose keys and values come next."""
-        self._arrived = marks
+        self._told = marks
 
-    def take_arrived(self, keys: Tensor) -> Tensor:
-        """The marks of the tokens with these keys `[B, H, n, dim]`, `[B, H, n]` float32.
+    def arrived(self, keys: Tensor) -> None:
+        """See `Marks.arrived`.
 
         Raises:
             RuntimeError: no gate has told of them.
             ValueError: it told of other tokens.
         """
-        marks, self._arrived = self._arrived, None
+        marks, self._told = self._told, None
         if marks is None:
             raise RuntimeError(
                 f"The policy {self._label!r} scores by what gates say of hidden states, and none have told layer "
@@ -66,50 +82,56 @@ class Marks:
                 f"{heads * self._local_heads.processes(heads)} KV heads and {keys.shape[2]} tokens came. These are "
                 "gates of another model."
             )
-        return own.to(keys.device)
+        self._new = own.to(keys.device)
 
-    def expect(self, marks: Tensor | None) -> None:
-        """The tokens with these marks are being taken in."""
-        self._coming = marks
+    @property
+    def new(self) -> Tensor:
+        """`[B, H, n]` of the new tokens, until they are held."""
+        if self._new is None:
+            raise RuntimeError("No tokens have come.")
+        return self._new
 
     # ---- slots ----------------------------------------------------------------------------------------------------
 
     def start(self, rows: int, heads: int, slots: int, device: torch.device) -> None:
-        """Make room for a new prompt."""
+        """See `Marks.start`."""
         shape, held = (rows, heads, slots), self.columns.tensors
         if not held or (held[0].shape, held[0].device) != (shape, device):
             self.columns.use(self.columns.room.make(shape, torch.float32, device))
 
-    def append(self, held: int) -> None:
-        """The tokens that are being taken in lie behind the `held` ones."""
-        self.columns.append(held, [self.coming])
+    def append(self, held: int, count: int) -> None:
+        """See `Marks.append`."""
+        self.columns.append(held, [self.new[:, :, :count]])
+        self._new = None
 
-    def overwrite(self, slot: Tensor, real: Tensor | None = None) -> None:
-        """The single token that is being taken in lies in `slot` `[B, S, 1]`; `real` `[B, 1]` False where it is a pad,
-        which overwrites nothing."""
-        self.columns.overwrite(slot, [self.coming], None if real is None else real[..., None])
+    def overwrite(self, slots: Tensor, real: Tensor | None = None) -> None:
+        """See `Marks.overwrite`."""
+        self.columns.overwrite(slots, [self.new[:, :, :1]], None if real is None else real[..., None])
+        self._new = None
 
     def keep(self, kept: Tensor, held: int, count: int) -> None:
-        """Of the `held` tokens and, behind them, the `count` new ones, those at `kept` `[B, S, C]` stay."""
+        """See `Marks.keep`."""
         anew = count == 0 or kept.shape[-1] != self.columns.shape[2]
         self.columns.take([self.of_all(held, count)], kept, anew)
+        self._new = None if count else self._new
+
+    def reorder(self, order: Tensor) -> None:
+        """See `Marks.reorder`."""
+        self.columns.reorder(order)
+
+    def resize(self, slots: int, held: int) -> None:
+        """See `Marks.resize`."""
+        self.columns.resize(slots, held)
 
     # ---- reading --------------------------------------------------------------------------------------------------
 
-    @property
-    def coming(self) -> Tensor:
-        """`[B, H, n]` of the tokens that are being taken in."""
-        if self._coming is None:
-            raise RuntimeError("No tokens are being taken in.")
-        return self._coming
-
     def of_all(self, held: int, count: int) -> Tensor:
-        """`[B, H, held + count]`, of the tokens held and the new ones behind them."""
+        """See `Marks.of_all`."""
         inside = self.at(None, held)
-        return torch.cat([inside, self.coming], dim=-1) if count else inside
+        return torch.cat([inside, self.new[:, :, :count]], dim=-1) if count else inside
 
     def at(self, slots: Tensor | None, held: int) -> Tensor:
-        """`[B, H, n]`, of the tokens in the slots `[B, S, n]`, or of all that are held."""
+        """See `Marks.at`."""
         return self.columns.first(held)[0] if slots is None else self.columns.at(slots)[0]
 
     @property
@@ -117,17 +139,22 @@ class Marks:
         """Of the marks kept."""
         return self.columns.bytes
 
-    # ---- life ------------------------------------------------------------------------------------------------------
+    # ---- life -----------------------------------------------------------------------------------------------------
+
+    def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
+        """See `Marks.map_rows`."""
+        self.columns.map_rows(change)
+        self._new = None if self._new is None else change(self._new)
 
     def clear(self) -> None:
-        """Forget everything; the room stays."""
-        self._arrived = self._coming = None
+        """See `Marks.clear`; the room stays."""
+        self._told = self._new = None
 
     def snapshot(self, held: int) -> Tensor:
-        """`[B, H, held]`."""
+        """See `Marks.snapshot`."""
         return persistent(self.at(None, held))
 
     def restore(self, saved: Tensor, slots: int, device: torch.device) -> None:
-        """Know what another layer's marks were."""
+        """See `Marks.restore`."""
         self.start(saved.shape[0], saved.shape[1], slots, device)
         self.columns.append(0, [saved.to(device)])

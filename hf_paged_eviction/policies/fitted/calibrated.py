@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from ...learned.calibration import Calibration, load_calibration
+from ...learned.calibration.files import is_here
 from ...naming.of_files import quoted
 from ..base import EvictionPolicy, ScoreContext
 from ..needs import Needs
@@ -52,6 +53,11 @@ class Calibrated(EvictionPolicy):
     @property
     def label(self) -> str:
         return f"{self.name}:{quoted(self.file)}"
+
+    @staticmethod
+    def is_here(file: str) -> bool:
+        """See `EvictionPolicy.is_here`."""
+        return is_here(file)
 
     def check_model(self, config: Any) -> None:
         self.calibration.check_model(config)

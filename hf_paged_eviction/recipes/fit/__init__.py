@@ -1,1 +1,1 @@
-"""Fit a score to a model: the calibrated score, and gates."""
+"""Fit a score to a model."""

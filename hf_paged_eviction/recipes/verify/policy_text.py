@@ -186,13 +186,13 @@ class PolicyText:
             observed=QueryCount(seen if observed else none, none, none) if policy.needs.queries else None,
             budget=self.budget,
             rotary=_ROTARY if policy.needs.rotary else None,
-            marks=self._marks if policy.needs.gates else None,
+            marks=self._marks if policy.needs.marks else None,
             asked=self.asked,
         )
 
     @property
     def _marks(self) -> Tensor:
-        """What gates might have said of these tokens: some number of each value."""
+        """What the policy might have been told of these tokens: some number of each value."""
         return self.values.float().nan_to_num().abs().mean(-1).clamp(1e-3, 1e3)
 
     def scores(self, policy: EvictionPolicy, pieces: Sequence[Sequence[int]] | None = None) -> Tensor:

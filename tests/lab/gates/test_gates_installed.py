@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from slow_gate import random_gates
 
 import models
 import modes
 from hf_paged_eviction import PagedEvictionCache, check_policy, compress_by_probe, install_gates, make_policy
-from hf_paged_eviction.learned.gates import GateLayer, Gates, load_gates, save_gates
-from hf_paged_eviction.policies import H2O, Gate, Hybrid
-from slow_gate import random_gates
+from hf_paged_eviction.lab.gates import Gate, GateLayer, Gates, load_gates, save_gates
+from hf_paged_eviction.policies import H2O, Hybrid
 
 OURS = "paged_eviction"
 
@@ -61,7 +61,7 @@ def test_two_files_at_once_serve_their_own_policies(file: str, tmp_path: Path) -
             other = answer(model, f"gate:{tmp_path / 'other.safetensors'}")[0]
             assert answer(model, f"gate:{file}")[0] == one
     assert one != other
-    with pytest.raises(ValueError, match="marks of different gates"):
+    with pytest.raises(ValueError, match="marks from different sources"):
         answer(model, Hybrid(Gate(file), Gate(str(tmp_path / "other.safetensors"))))
 
 

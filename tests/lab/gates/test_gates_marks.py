@@ -8,15 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from slow_gate import SlowGate, one_layer, random_gates, slow_marks
 
 import models
 import modes
 import rows
 from hf_paged_eviction import PagedEvictionCache, install_gates
-from hf_paged_eviction.learned.gates import Gates, save_gates
-from hf_paged_eviction.policies import Gate
+from hf_paged_eviction.lab.gates import Gate, Gates, save_gates
 from hf_paged_eviction.policies.needs import Cutoff
-from slow_gate import SlowGate, one_layer, random_gates, slow_marks
 
 OURS = "paged_eviction"
 BLOCK = 4
