@@ -17,6 +17,7 @@ from .allocators import BudgetAllocator, Given
 from .allocators.budgets import layer_budgets
 from .disposals import Disposal
 from .integration import feeding
+from .integration.models import cross_attention_layers, is_paged, layer_plan, warn_of_surprises
 from .integration.seen_ids import SeenIds
 from .integration.window import Window
 from .layer.build import LayerBuilder, make_steps
@@ -26,7 +27,6 @@ from .layer.paged import PagedLayer
 from .layer.states import LinearStates
 from .layer.stats import CacheStats
 from .masks.channel import open_channel
-from .masks.models import cross_attention_layers, is_paged, layer_plan, warn_of_surprises
 from .masks.padding import Padding
 from .naming.sizes import readable_bytes
 from .options.arguments import CacheArguments, takes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hf_paged_eviction.masks.models import why_not_ours
+from hf_paged_eviction.integration.models import why_not_ours
 from hf_paged_eviction.options.cache_options import AUTO
 from hf_paged_eviction.options.defaults import defaults
 from hf_paged_eviction.queries.attention import PAGED_EVICTION

@@ -8,8 +8,8 @@ from typing import Any
 
 from rich.console import Console
 
+from hf_paged_eviction.integration.models import why_not_ours
 from hf_paged_eviction.integration.window import trained_window
-from hf_paged_eviction.masks.models import why_not_ours
 from hf_paged_eviction.naming.sizes import readable_bytes
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
 

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
-from .budget import BlockBudget
-from .spans import Spans
+from ..table.budget import BlockBudget
+from ..table.spans import Spans
 
 
 class Measured(Protocol):

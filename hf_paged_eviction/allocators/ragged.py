@@ -6,12 +6,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..attention.segments import InSegments
 from ..parts import persistent
-from .columns import Columns
-from .room import Room
-from .segments import InSegments, Segments
-from .store import Arrived, HeldSnapshot, Store
-from .tensors import make_storage
+from ..store.columns import Columns
+from ..store.room import Room
+from ..store.store import Arrived, HeldSnapshot, Store
+from ..store.tensors import make_storage
+from .segments import Segments
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ class RaggedStore(Store):
     """Keys and values of all rows and KV heads one after the other, each with as many slots as it may use.
 
     So a layer takes what the tokens that it may hold take, whatever the longest head holds. Until numbers differ it is
-    an ordinary store. A decoded token reads the segments where they lie, see `queries.segments`.
+    an ordinary store. A decoded token reads the segments where they lie, see `attention.segments`.
     """
 
     @property

@@ -1,24 +1,9 @@
 """Where the slots of each row and KV head lie in one flat tensor, if they hold different numbers of tokens."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-
-
-@dataclass(frozen=True)
-class InSegments:
-    """Keys and values of all rows and KV heads, one after the other, all of them visible.
-
-    Attributes:
-        keys, values: `[total, dim]`.
-        lengths: tokens of each segment: rows, then KV heads.
-    """
-
-    keys: Tensor
-    values: Tensor
-    lengths: list[int]
 
 
 class Segments:

@@ -1,11 +1,26 @@
 """Attention of a single query to keys and values that lie in segments of different length, where they lie."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from ..store.segments import InSegments
 from .weights import Logits
+
+
+@dataclass(frozen=True)
+class InSegments:
+    """Keys and values of all rows and KV heads, one after the other, all of them visible.
+
+    Attributes:
+        keys, values: `[total, dim]`.
+        lengths: tokens of each segment: rows, then KV heads.
+    """
+
+    keys: Tensor
+    values: Tensor
+    lengths: list[int]
 
 
 def attend(query: Tensor, held: InSegments, logits: Logits) -> Tensor:

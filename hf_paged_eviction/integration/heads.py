@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..masks.models import is_latent_attention
+from .models import is_latent_attention
 
 
 @dataclass(frozen=True)

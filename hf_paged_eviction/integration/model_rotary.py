@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers import MODEL_MAPPING
 
-from ..masks.models import is_latent_attention
+from .models import is_latent_attention
 from .rotary import Rotary
 
 #: Full-attention layers of these do not rotate; those that slide do.

@@ -4,8 +4,8 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from ..masks.models import is_latent_attention
 from .model_rotary import UnknownRotaryError, layer_rotaries
+from .models import is_latent_attention
 
 
 def trained_window(config: Any) -> int | None:

@@ -10,13 +10,14 @@ from ..allocators import FixedAllocator, HeadAllocator, LayerAllocator, Uniform
 from ..allocators.budgets import layer_budgets, most_stored
 from ..allocators.cascade import Cascade
 from ..allocators.cutoff import CutoffQuota
+from ..allocators.memory import MemoryPlan
 from ..allocators.quota import HeadQuota, MakeQuota, Quota, RowQuota
 from ..allocators.sharing import Sharing
 from ..allocators.threshold import Global, Threshold, ThresholdQuota
 from ..integration.heads import LocalHeads
 from ..integration.model_rotary import UnknownRotaryError, layer_rotaries
+from ..integration.models import is_latent_attention, is_paged
 from ..integration.rotary import Rotary
-from ..masks.models import is_latent_attention, is_paged
 from ..masks.padding import Padding
 from ..options.checked import CheckedOptions
 from ..precision.codec import Codec
@@ -25,7 +26,6 @@ from ..static.steps import StaticSteps
 from ..store.turning import Turning
 from ..table.budget import BlockBudget
 from ..table.cohort import Cohorts
-from ..table.memory import MemoryPlan
 from .hybrid import HybridLayer, paged_part
 from .member import Member
 from .paged import PagedLayer

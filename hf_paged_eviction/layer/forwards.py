@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
+from ..integration.models import asks_for_mask_sizes
 from ..integration.window import Window
 from ..masks.channel import MaskWatch, TellingOffset
-from ..masks.models import asks_for_mask_sizes
 from ..masks.padding import Padding
 from ..queries.attention import PAGED_EVICTION, ModelAttention, unattended
 from ..static.checks import check_static_attention

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
+from ..allocators.memory import MemoryPlan
 from ..allocators.quota import MakeQuota, Quota
 from ..attention.parts import Part, Read
 from ..disposals import Asked, Disposal, Drop, Site
@@ -27,7 +28,6 @@ from ..store.store import Arrived
 from ..store.turning import Turning
 from ..table.budget import BlockBudget
 from ..table.cohort import Cohorts
-from ..table.memory import MemoryPlan
 from ..table.spans import Spans
 from ..table.table import BlockTable
 from ..table.takeback import columns_to_remove

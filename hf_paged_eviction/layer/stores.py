@@ -1,8 +1,8 @@
 """Which store a layer keeps its tokens in."""
 
+from ..allocators.ragged import RaggedStore
 from ..precision.codec import Codec
 from ..precision.coded import CodedStore
-from ..store.ragged import RaggedStore
 from ..store.store import Store
 from ..store.turning import Turning
 from ..table.budget import BlockBudget

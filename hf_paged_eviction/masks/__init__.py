@@ -1,1 +1,1 @@
-"""Which tokens a forward may see: masks, pads, and which models ask for them."""
+"""Which tokens a forward may see: masks and pads."""

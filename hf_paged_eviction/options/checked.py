@@ -20,7 +20,7 @@ from ..allocators.budgets import given_shares
 from ..allocators.cutoff import check_cutoff
 from ..allocators.threshold import Global, check_common_unit
 from ..disposals import Disposal, Surroundings, make_disposal
-from ..masks.models import check_model, is_latent_attention, mixes_heads, why_not_ours
+from ..integration.models import check_model, is_latent_attention, mixes_heads, why_not_ours
 from ..policies import EvictionPolicy, make_policy
 from ..policies.needs import Heads
 from ..precision.base import Precision, make_precision

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from ..allocators import BudgetAllocator
+from ..integration.models import is_latent_attention
 from ..learned.calibration.shelf import find_calibration
-from ..masks.models import is_latent_attention
 from ..naming.of_files import quoted
 from ..policies import EvictionPolicy
 from .cache_options import AUTO as AUTO

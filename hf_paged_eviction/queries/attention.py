@@ -21,11 +21,10 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from ..attention.parts import Part, Read, join, read
-from ..attention.segments import attend
+from ..attention.segments import InSegments, attend
 from ..attention.weights import Logits
 from ..masks.channel import is_plain_causal
 from ..precision.in_codes import InCodes
-from ..store.segments import InSegments
 from .observer import Queries
 from .owner import KeyOwner
 

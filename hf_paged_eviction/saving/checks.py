@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..allocators.cascade import CascadeSnapshot
+from ..allocators.ragged import RaggedSnapshot, RaggedStore
 from ..allocators.sharing import SharingSnapshot
 from ..layer.contents import PagedSnapshot
 from ..layer.paged import PagedLayer
@@ -17,7 +18,6 @@ from ..precision.coded import SHIFTS, CodedSnapshot, CodedStore
 from ..precision.exact import EMPTY
 from ..queries.observer import ObserverSnapshot
 from ..static.sliding import SlidingSnapshot, StaticSlidingLayer
-from ..store.ragged import RaggedSnapshot, RaggedStore
 from ..store.store import HeldSnapshot, StoreSnapshot
 from ..table.state import Choice, Counters, Phase, Tokens
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..masks.models import named
+from ..integration.models import named
 
 #: What must be the same in two models for one to use what the other has cached, as named in a configuration.
 _NAMES = (

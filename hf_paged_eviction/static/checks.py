@@ -4,7 +4,7 @@ from typing import Any
 
 from transformers.cache_utils import Cache
 
-from ..masks.models import asks_for_mask_sizes, is_latent_attention
+from ..integration.models import asks_for_mask_sizes, is_latent_attention
 from ..policies import EvictionPolicy
 from ..queries.attention import PAGED_EVICTION
 

@@ -14,8 +14,8 @@ import models
 from closeness import assert_close
 from hf_paged_eviction import EvictionPolicy, Needs, PagedEvictionCache, ScoreContext
 from hf_paged_eviction.integration.model_rotary import UnknownRotaryError, layer_rotaries
+from hf_paged_eviction.integration.models import why_not_ours
 from hf_paged_eviction.integration.rotary import Rotary
-from hf_paged_eviction.masks.models import why_not_ours
 from hf_paged_eviction.recipes.verify import Rotation, rotary_error, verify
 from hf_paged_eviction.recipes.verify.rotation import look_at_rotation
 

@@ -10,8 +10,8 @@ import torch
 import models
 import modes
 from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction.disposals.recall.host import HostBlocks
 from hf_paged_eviction.disposals.recall.stage import Places, Stage
-from hf_paged_eviction.store.host import HostBlocks
 
 OURS = "paged_eviction"
 ONE: dict[str, Any] = {"budget": 28, "block_size": 4, "policy": "keydiff"}

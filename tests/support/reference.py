@@ -22,7 +22,7 @@ from transformers import DynamicCache
 
 import models
 from closeness import SHARE, bound
-from hf_paged_eviction.store.ragged import RaggedStore
+from hf_paged_eviction.allocators.ragged import RaggedStore
 
 Visible = list[list[set[int]]]  # [row][kv head] -> columns
 

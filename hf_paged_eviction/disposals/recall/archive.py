@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from ...attention.parts import Part
-from ...store.host import HostBlocks
 from ...store.store import Store
 from ..base import Held
+from .host import HostBlocks
 from .settings import Settings, most_blocks
 from .summaries import Summaries
 

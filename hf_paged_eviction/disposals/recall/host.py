@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .tensors import SideBySide, byte_count
+from ...store.tensors import byte_count
+from .side_by_side import SideBySide
 
 
 @dataclass(frozen=True)

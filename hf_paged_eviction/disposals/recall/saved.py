@@ -7,9 +7,9 @@ from torch import Tensor
 
 from ...parts import Snapshot
 from ...store.store import HeldSnapshot
-from ...store.tensors import SideBySide
 from ...table.table import TableSnapshot
 from ..replacement import Resident
+from .side_by_side import SideBySide
 
 #: No text is longer.
 _LONGEST = 2**40

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...store.host import Fetched, HostBlocks
+from .host import Fetched, HostBlocks
 
 
 @dataclass(frozen=True)

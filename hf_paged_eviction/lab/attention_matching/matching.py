@@ -10,8 +10,8 @@ from torch import Tensor
 from ...attention.weights import Logits
 from ...cache import PagedEvictionCache
 from ...disposals import Drop
+from ...integration.models import is_latent_attention
 from ...layer.paged import PagedLayer
-from ...masks.models import is_latent_attention
 from ...recipes.procedures.probe import probe_context
 from .values import Head, fitted_values
 

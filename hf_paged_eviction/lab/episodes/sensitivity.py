@@ -9,7 +9,7 @@ from transformers import DynamicCache
 
 from ...allocators.share import share_out
 from ...integration.feeding import feed
-from ...masks.models import is_paged, layer_plan
+from ...integration.models import is_paged, layer_plan
 from ...table.budget import whole_number
 
 

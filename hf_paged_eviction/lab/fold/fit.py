@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from ... import __version__
 from ...attention.parts import join
+from ...integration.models import is_latent_attention, is_paged, layer_plan
 from ...learned.calibration.calibration import fingerprint
-from ...masks.models import is_latent_attention, is_paged, layer_plan
 from ...recipes.fit.calibration import HELD_OUT, watched
 from .kernels import LARGEST, Kernels, LayerKernels
 from .lessons import Eviction, Lesson, lessons

@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
+from ...integration.models import is_latent_attention, is_paged, layer_plan
 from ...layer.hybrid import paged_part
-from ...masks.models import is_latent_attention, is_paged, layer_plan
 from .files import load_gates
 from .gates import GateLayer, Gates
 from .marks import LayerMarks

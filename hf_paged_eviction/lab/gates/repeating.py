@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ...attention.weights import Attention
 from ...integration.feeding import feed
-from ...masks.models import is_paged, layer_plan
+from ...integration.models import is_paged, layer_plan
 from ...queries.bystander import Bystander, OverheardCache
 from ...queries.observer import Queries
 from ...recipes.fit.future import Seen, Visit

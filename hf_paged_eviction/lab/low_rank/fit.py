@@ -17,9 +17,9 @@ from torch import Tensor
 from ... import __version__
 from ...integration.feeding import feed
 from ...integration.model_rotary import UnknownRotaryError, layer_rotaries
+from ...integration.models import is_latent_attention, is_paged, layer_plan
 from ...integration.rotary import Rotary
 from ...learned.calibration.calibration import fingerprint
-from ...masks.models import is_latent_attention, is_paged, layer_plan
 from ...queries.attention import PAGED_EVICTION
 from ...queries.bystander import Bystander, OverheardCache
 from ...queries.observer import Queries

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ...integration.heads import LocalHeads
-from ...masks.models import is_latent_attention
+from ...integration.models import is_latent_attention
 from ...naming.of_files import quoted
 from ...precision.base import Codecs, Precision
 from ...precision.codec import check_bits

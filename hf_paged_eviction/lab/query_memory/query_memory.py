@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-from ...masks.models import why_not_ours
+from ...integration.models import why_not_ours
 from ...queries.attention import HARMLESS, paged_eviction_attention
 from ...table.budget import whole_number
 from .delayed import Evict, delayed_attention

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from ...integration.feeding import feed
 from ...integration.model_rotary import layer_rotaries
+from ...integration.models import is_latent_attention, is_paged, layer_plan
 from ...integration.rotary import Rotary
 from ...learned.calibration.calibration import fingerprint
-from ...masks.models import is_latent_attention, is_paged, layer_plan
 from ...naming.files import NamedFiles
 from ...naming.fitted import FittedFiles, Tensors
 from ...naming.tensors import FileKind

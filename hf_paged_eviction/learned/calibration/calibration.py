@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...masks.models import named
+from ...integration.models import named
 from .features import SCALARS, Folded, Means
 from .monotone import bend
 

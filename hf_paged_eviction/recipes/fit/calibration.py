@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from ... import __version__
+from ...integration.models import is_latent_attention
 from ...learned.calibration.calibration import Calibration, LayerScore, fingerprint
 from ...learned.calibration.features import SCALARS, Means, features, unit
 from ...learned.calibration.monotone import fit_curve
 from ...learned.moments import Line, Moments
-from ...masks.models import is_latent_attention
 from ...queries.attention import PAGED_EVICTION
 from .correlation import pearson, spearman
 from .future import Seen, watch

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...attention.weights import Attention
 from ...integration.feeding import feed
-from ...masks.models import is_paged, layer_plan
+from ...integration.models import is_paged, layer_plan
 from ...queries.attention import PAGED_EVICTION
 from ...queries.bystander import Bystander, OverheardCache
 from ...queries.observer import Queries

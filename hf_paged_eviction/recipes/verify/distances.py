@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
+from ...integration.models import check_model, is_paged, layer_plan
 from ...integration.window import trained_window
 from ...layer.build import turnings_of
-from ...masks.models import check_model, is_paged, layer_plan
 from .rotation import equal_states, spread, token_from_the_middle
 
 #: Relative to the size of keys, and in standard deviations of the logits.

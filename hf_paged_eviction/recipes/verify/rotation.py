@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from ...integration.model_rotary import UnknownRotaryError, layer_rotaries
-from ...masks.models import layer_plan
+from ...integration.models import layer_plan
 
 #: Values that differ less than this, relative to their size, are the same.
 _SAME = 1e-3

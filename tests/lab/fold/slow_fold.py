@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from hf_paged_eviction.integration.models import is_paged, layer_plan
 from hf_paged_eviction.lab.fold import Kernels, LayerKernels, save_kernels
 from hf_paged_eviction.learned.calibration.calibration import fingerprint
-from hf_paged_eviction.masks.models import is_paged, layer_plan
 from reference import Recorder
 
 Vector = Sequence[float]
