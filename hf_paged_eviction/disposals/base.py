@@ -128,7 +128,7 @@ class Outlet:
         takes_form: whether it wants the form in which the store keeps tokens, in `plan` and `overflow`, and moves them
             in no other. Where tokens are in few bits there is no other outlet, but one that does nothing.
         picks_blocks: whether it holds whole blocks of consecutive tokens, and says itself which of them goes next: a
-            layer then asks `frame_ranks` in place of the policy's scores, except after a forward of several tokens.
+            layer then asks `scores` in place of the policy, and `best_blocks` after a forward of several tokens.
         device_bytes: what it keeps on the layer's device, beside the slots.
         host_bytes: what it keeps in host memory.
         faults: blocks that a query needed and that were not in the slots, in all rows and sets.
@@ -199,8 +199,22 @@ class Outlet:
         where that is as much as fits into the memory of the cache."""
         return token_bytes
 
-    def frame_ranks(self, table: BlockTable) -> Tensor:
-        """`[B, S, C / P]` float32, the block in slots of the lowest number goes next."""
+    def scores(self, table: BlockTable) -> Tensor:
+        """`[B, S, C]` float32 in slot order: the block whose tokens have the lowest number goes next. Where
+        `picks_blocks`."""
+        raise NotImplementedError
+
+    def best_blocks(
+        self, table: BlockTable, scores: Tensor, positions: Tensor, columns: int, sizes: BlockBudget
+    ) -> Tensor:
+        """Indices `[B, S, C]` of the tokens that stay after a forward of several. Where `picks_blocks`.
+
+        Args:
+            scores: `[B, S, n]` of the policy, of the tokens held and of new ones behind them.
+            positions: `[B, 1 or S, n]`.
+            columns: seen by then, pads included.
+            sizes: of the layer now.
+        """
         raise NotImplementedError
 
     def beside(self, asked: Asked) -> Iterable[Part | Read] | None:

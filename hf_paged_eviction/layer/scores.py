@@ -35,7 +35,8 @@ class Scores:
         contents = self._contents
         table, store, listener = contents.known, contents.store, contents.listener
         if contents.outlet.picks_blocks and table.full:
-            return self._frame_ranks(slots)
+            scores = contents.outlet.scores(table)
+            return scores if slots is None else scores.gather(-1, slots)
         if self.early:
             self._score_waiting()
             return table.scores if slots is None else table.scores.gather(-1, slots)
@@ -53,14 +54,6 @@ class Scores:
         """How many queries the policy has observed."""
         listener = self._contents.listener
         return None if listener is None else listener.count
-
-    def _frame_ranks(self, slots: Tensor | None) -> Tensor:
-        """As `in_slots`, of an outlet that says itself which block goes next."""
-        table = self._contents.known
-        logical = self._contents.outlet.frame_ranks(table).repeat_interleave(table.block_size, dim=-1)
-        order = table.phase.order
-        ranks = logical if order is None else torch.empty_like(logical).scatter(-1, order, logical)
-        return ranks if slots is None else ranks.gather(-1, slots)
 
     def of_overflow(self, keys: Tensor, values: Tensor, positions: Tensor, count: int) -> Tensor:
         """Scores `[B, S, held + count]` of the tokens held and of `count` new ones behind them, all at `positions`.

@@ -1,16 +1,13 @@
 """Which tokens stay where more were held and came than may stay."""
 
-import torch
 from torch import Tensor
 
 from ..table.ranking import (
     KEEP,
-    best_blocks,
     best_tokens,
     best_within,
     exact_keys,
     rank_keys,
-    rank_whole_blocks,
     rounded,
 )
 from .contents import Contents
@@ -62,11 +59,7 @@ class Survivors:
         if limits is not None:
             return best_within(self._rank(scores, positions), positions, limits, budget.capacity)
         if self._outlet.picks_blocks:
-            size = budget.block_size
-            rank = rank_whole_blocks(scores, positions, columns // size + 1, size, self._absolute_noise)
-            blocks = torch.arange(rank.shape[-1], device=rank.device).expand_as(rank)
-            safe = self._contents.known.protected_blocks(blocks)
-            kept = best_blocks(rank, positions.expand_as(scores), safe, budget)
+            kept = self._outlet.best_blocks(self._contents.known, scores, positions, columns, budget)
         else:
             kept = best_tokens(self._rank(scores, positions), positions, budget.capacity)
         return kept, positions.gather(-1, kept)

@@ -45,15 +45,3 @@ def inside(bounds: Tensor, positions: Tensor) -> Tensor:
         found = (flat >= bounds[:, :1]) & (flat < bounds[:, 1:])
         return found.view(positions.shape)
     return (torch.searchsorted(bounds, flat, right=True) % 2 == 1).view(positions.shape)
-
-
-def reach_into(bounds: Tensor, blocks: Tensor, size: int) -> Tensor:
-    """Bool, which blocks hold a protected token, where block `n` is the tokens from `n * size` on.
-
-    Args:
-        bounds: `[rows, n]`.
-        blocks: `[rows, ...]` int64, at least 0.
-    """
-    flat = blocks.flatten(1).contiguous() * size
-    before, within = (torch.searchsorted(bounds, flat + last, right=True) for last in (0, size - 1))
-    return ((before % 2 == 1) | (before != within)).view(blocks.shape)

@@ -13,8 +13,6 @@ near 0 is as uncertain as one near 1.
 import torch
 from torch import Tensor
 
-from .budget import BlockBudget
-
 # Levels per power of two: far above float32 noise, far below any difference that matters.
 _LEVELS = 4096
 _DROPPED_BITS = 11  # of the 23 that a float32 has below its leading one: 2**12 levels are left
@@ -130,55 +128,6 @@ def not_kept(positions: Tensor, kept: Tensor, kept_positions: Tensor) -> Tensor:
     positions = positions.expand(-1, kept.shape[1], -1)
     stays = torch.zeros_like(positions).scatter_add(-1, kept, (kept_positions >= 0).long())
     return (positions >= 0) & (stays == 0)
-
-
-def rank_whole_blocks(scores: Tensor, positions: Tensor, blocks: int, size: int, absolute_noise: bool) -> Tensor:
-    """`rank_keys` of blocks by the mean of their tokens: `[batch, heads, blocks]`, `DROP` for those not whole.
-
-    Args:
-        scores: `[batch, heads, candidates]`.
-        positions: `[batch, 1 or heads, candidates]`, -1 for pads; block `n` is the tokens at `n * size` and after.
-    """
-    real = positions.expand_as(scores) >= 0
-    block = positions.expand_as(scores).clamp_min(0) // size
-    none = scores.new_zeros(*scores.shape[:2], blocks)
-    means = none.scatter_add(-1, block, scores.masked_fill(~real, 0.0)) / size
-    count = none.scatter_add(-1, block, real.to(none.dtype))
-    firsts = torch.arange(blocks, device=scores.device) * size
-    return rank_keys(means, firsts.expand_as(means), count == size, absolute_noise)
-
-
-def best_blocks(keys: Tensor, positions: Tensor, protected: Tensor, budget: BlockBudget) -> Tensor:
-    """As `best_tokens`, but whole blocks: a block is the tokens at positions `n * size` and after.
-
-    Keep what single tokens would have left: whole blocks, and in the last block the newest tokens, followed by the end
-    of an older block, which they have not overwritten yet.
-
-    Args:
-        keys: `[batch, heads, blocks]` int64, distinct, the lowest goes first; `DROP` for blocks that are not whole.
-        positions: `[batch, heads, candidates]`, -1 for pads.
-        protected: `[batch, 1, blocks]` bool.
-        budget: sizes; `count` is its capacity, `size` its block size.
-
-    Returns:
-        Indices `[batch, heads, count]`, a multiple of `size`: pads, whole blocks by position, then the newest tokens
-        and, behind them, the end of a block.
-    """
-    count, size = budget.capacity, budget.block_size
-    seen = positions.amax(-1, keepdim=True) + 1
-    blocks = torch.arange(keys.shape[-1], device=keys.device)
-    newest = seen // size  # the one that is being filled
-    keys = keys.masked_fill(protected | (blocks >= newest - budget.recent_blocks), KEEP)
-    order = keys.argsort(dim=-1, stable=True).argsort(dim=-1)
-    order = order.masked_fill(blocks >= newest, 2 * keys.shape[-1])
-    block, place = positions.clamp_min(0) // size, positions.clamp_min(0) % size
-    # Of the last block that stays, the end stays.
-    rank = (order.gather(-1, block) * size + place).masked_fill(positions < 0, -1)
-    kept = rank.topk(count, dim=-1).indices
-    block, place, held = block.gather(-1, kept), place.gather(-1, kept), positions.gather(-1, kept)
-    found = torch.zeros_like(keys).scatter_add(-1, block, (held >= 0).long()).gather(-1, block)
-    # A block that is not whole is the newest, or the end of one.
-    return kept.gather(-1, torch.where(found < size, KEEP - size + place, held).masked_fill(held < 0, -1).argsort(-1))
 
 
 def best_within(keys: Tensor, positions: Tensor, limits: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..parts import Snapshot, map_tensors, persistent
-from .bounds import bounds_of, inside, reach_into, spans_in
+from .bounds import bounds_of, inside, spans_in
 from .budget import BlockBudget
 from .gaps import shifts_without_gaps
 from .ranking import KEEP, rank_keys
@@ -154,10 +154,6 @@ class BlockTable:
     def protected(self, positions: Tensor) -> Tensor:
         """Bool, which of these tokens `[B, ...]` lie in a protected span, the start of the text being one."""
         return inside(self.phase.bounds, positions)
-
-    def protected_blocks(self, blocks: Tensor) -> Tensor:
-        """Bool, which blocks of the text `[B, ...]` have such tokens: block `n` is the tokens from `n * P` on."""
-        return reach_into(self.phase.bounds, blocks, self.block_size)
 
     @property
     def spans(self) -> list[Spans]:
@@ -595,18 +591,6 @@ class BlockTable:
         if not (self.full and self.all_real):
             scores = scores.masked_fill(self._all_positions() < 0, float("nan"))
         return self._in_blocks(scores, float("nan")).mean(-1)
-
-    def last_places(self) -> Tensor:
-        """`[B, S, C / P]` positions of the tokens in the last slot of each block, as far as they are written down."""
-        positions = self.tokens.positions
-        if self.phase.order is not None:
-            positions = positions.gather(-1, self.phase.order)
-        return positions[..., self.block_size - 1 :: self.block_size]
-
-    def slots_of(self, blocks: Tensor) -> Tensor:
-        """Slots `[B, S, n, P]` of the logical blocks `[B, S, n]`."""
-        slots = blocks[..., None] * self.block_size + torch.arange(self.block_size, device=self.device)
-        return slots if self.phase.order is None else self.phase.order.gather(-1, slots.flatten(2)).view_as(slots)
 
     def align(self) -> None:
         """Let blocks begin where positions are multiples of `P`: full rows go on inside their last block."""

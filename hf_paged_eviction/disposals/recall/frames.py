@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ...table.budget import BlockBudget
 from ...table.table import BlockTable
+from .blocks import last_places, protected_blocks
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Frames:
         filled = count % size
         # The last place of a frame is overwritten last, so what the table has written down of it holds, except in the
         # newest frame when it is full: then nothing else is in it.
-        ids = table.last_places().div(size, rounding_mode="floor")
+        ids = last_places(table).div(size, rounding_mode="floor")
         newest = torch.arange(ids.shape[-1], device=ids.device) == table.choice.block[..., None]
         away = count > table.capacity
         ids = ids.masked_fill(~away[:, None, None], -1)
@@ -55,4 +56,4 @@ class Frames:
     def pinned(self, sizes: BlockBudget, table: BlockTable) -> Tensor:
         """`[B, S, F]` bool: frames that must not be overwritten, so that the protected and the newest tokens stay."""
         recent = self.count[:, None, None] // sizes.block_size - sizes.recent_blocks
-        return (self.ids < 0) | table.protected_blocks(self.ids.clamp_min(0)) | (self.ids >= recent)
+        return (self.ids < 0) | protected_blocks(table, self.ids.clamp_min(0)) | (self.ids >= recent)

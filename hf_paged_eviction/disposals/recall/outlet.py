@@ -9,12 +9,14 @@ from torch import Tensor
 from ...attention.parts import Part
 from ...parts import Snapshot, map_tensors
 from ...store.store import HeldSnapshot
+from ...table.budget import BlockBudget
 from ...table.ranking import KEEP
 from ...table.table import BlockTable, TableSnapshot
 from ..base import Asked, Held, Outlet, Site
 from ..replacement import Resident, make_replacement
 from ..replacement.base import order
 from .archive import Archive
+from .blocks import best_blocks, protected_blocks, rank_whole_blocks, scores_in_slots
 from .choice import Choice
 from .frames import Frames
 from .look import look
@@ -164,13 +166,22 @@ class RecallOutlet(Outlet):
 
     # ---- which block makes room -----------------------------------------------------------------------------------
 
-    def frame_ranks(self, table: BlockTable) -> Tensor:
-        """As the replacement says; the oldest block goes first where nothing was asked for so far."""
+    def scores(self, table: BlockTable) -> Tensor:
+        """See `Outlet.scores`. As the replacement says; the oldest block goes first where nothing was asked for."""
         frames = Frames.of(table)
-        resident = None if self._past is None else self._past.resident
-        if resident is None:
-            return frames.ids.float()
-        return order(self.replacement.ranks(resident, frames.ids, frames.count), frames.ids).float()
+        resident, ranks = None if self._past is None else self._past.resident, frames.ids
+        if resident is not None:
+            ranks = order(self.replacement.ranks(resident, frames.ids, frames.count), frames.ids)
+        return scores_in_slots(table, ranks.float())
+
+    def best_blocks(
+        self, table: BlockTable, scores: Tensor, positions: Tensor, columns: int, sizes: BlockBudget
+    ) -> Tensor:
+        """See `Outlet.best_blocks`."""
+        size = sizes.block_size
+        rank = rank_whole_blocks(scores, positions, columns // size + 1, size, self.site.absolute_noise)
+        blocks = torch.arange(rank.shape[-1], device=rank.device).expand_as(rank)
+        return best_blocks(rank, positions.expand_as(scores), protected_blocks(table, blocks), sizes)
 
     # ---- back from host memory ------------------------------------------------------------------------------------
 
@@ -250,7 +261,7 @@ class RecallOutlet(Outlet):
     def _always(self, table: BlockTable, frames: Frames, blocks: Tensor) -> Tensor:
         """Which of the blocks `[B, S, n]` lie in the slots of every layer in any case, so that nobody has to ask."""
         if self.settings.layers == 1:
-            return table.protected_blocks(blocks) & frames.present(blocks.shape[-1])
+            return protected_blocks(table, blocks) & frames.present(blocks.shape[-1])
         return blocks * table.block_size < self.site.sizes.protected  # spans may have left before they were named
 
     def said(self, ids: Tensor) -> Choice:

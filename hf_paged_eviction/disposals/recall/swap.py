@@ -9,6 +9,7 @@ from torch import Tensor
 from ...store.columns import slot_index
 from ...store.store import Store
 from ...table.table import BlockTable
+from .blocks import slots_of
 from .frames import Frames
 
 
@@ -57,7 +58,7 @@ class Swap:
         which = self.come.flatten().byte().argsort(descending=True, stable=True)[: self.count]
         row = which // (shape[1] * shape[2])
         set_ = which // shape[2] % shape[1]
-        slots = table.slots_of(self.frames).flatten(0, 2)[which]  # [m, P]
+        slots = slots_of(table, self.frames).flatten(0, 2)[which]  # [m, P]
         places = torch.arange(size, device=which.device) + self.ids.flatten()[which][:, None] * size
         positions[row[:, None], set_[:, None], slots] = places
         heads = torch.arange(fetched[0].shape[1], device=which.device)[None] if shape[1] == 1 else set_[:, None]
@@ -67,7 +68,7 @@ class Swap:
 
     def _copy(self, table: BlockTable, store: Store, copies: tuple[Tensor, Tensor]) -> None:
         """As the store reads them, to what was read before."""
-        slots = table.slots_of(self.frames).flatten(2)  # [B, S, K * P]
+        slots = slots_of(table, self.frames).flatten(2)  # [B, S, K * P]
         come = self.come.repeat_interleave(table.block_size, dim=-1)[..., None]
         for states, read in zip(copies, store.at(slots), strict=True):
             index = slot_index(slots, states)
@@ -77,7 +78,7 @@ class Swap:
         """What makes room for the block of which a part is still there takes the place of that part."""
         again = self.come & (self.ids == held.leaving[..., None])
         frame = self.frames.gather(-1, again.byte().argmax(-1, keepdim=True))
-        source, target = table.slots_of(frame)[:, :, 0], table.choice.slots  # [B, S, P]
+        source, target = slots_of(table, frame)[:, :, 0], table.choice.slots  # [B, S, P]
         places = torch.arange(table.block_size, device=source.device)
         moves = again.any(-1)[..., None] & (places >= held.filled[:, None, None])
         for states in storages:
