@@ -217,8 +217,14 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
 
     @property
     def is_sliding(self) -> list[bool]:
-        """Which layers hold a sliding window. Asked when a mask is about to be built."""
-        # A getter that takes note of being asked: at this moment transformers asks a cache for nothing else.
+        """Which layers hold a sliding window.
+
+        Takes note of being asked: a mask is about to be built, and transformers asks a cache for nothing else then.
+        Others take notes for like reasons: `get_mask_sizes` (a mask is being built), `get_conv_state` and
+        `get_recurrent_state` (a linear state is about to be changed), `block_scores` (what has been worked out is
+        written down), and a static cache counts the step behind it when it is asked what it holds. No other getter
+        changes anything.
+        """
         if not torch.compiler.is_compiling():
             self._forwards.masks.begun = True
         return self._sliding

@@ -19,7 +19,7 @@ class Measured(Protocol):
 
 
 class MemoryPlan:
-    """What the bytes of a cache are in tokens, settled when the first of its layers meets its first tokens.
+    """What the bytes of a cache are in tokens, worked out when the first of its layers meets its first tokens.
 
     All layers hold equally many tokens on average, and an allocator may share out their total. Later layers may take
     fewer bytes per token than the first, which leaves some unused, but not more.
@@ -64,7 +64,7 @@ class MemoryPlan:
         if not any(each.seen for each in self._layers):
             self._token_bytes = token_bytes
             self._sizes = replace(self._sizes, spans=spans)
-            sizes = self._sizes.settled(self._tokens(token_bytes, rows, beside, passing))
+            sizes = self._sizes.in_tokens(self._tokens(token_bytes, rows, beside, passing))
             for each in self._layers:
                 each.grant(sizes)
         elif token_bytes > self._token_bytes:

@@ -503,7 +503,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         if self.marks is not None:
             self.marks.overwrite(slot, real)
         table.overwritten(real)
-        if self.store.waiting:
+        if self.store.uncoded:
             self.scores.encode_block()
 
     # ---- attention ------------------------------------------------------------------------------------------------

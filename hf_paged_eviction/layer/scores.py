@@ -38,7 +38,7 @@ class Scores:
             scores = contents.outlet.scores(table)
             return scores if slots is None else scores.gather(-1, slots)
         if self.early:
-            self._score_waiting()
+            self._score_uncoded()
             return table.scores if slots is None else table.scores.gather(-1, slots)
         if slots is None:
             positions, keys, values = table.positions, *store.read(table.held)
@@ -90,18 +90,18 @@ class Scores:
 
     def encode_block(self) -> None:
         """Score and encode the newest block, if it is full."""
-        if self._contents.store.waiting == self._contents.quota.budget.block_size:
+        if self._contents.store.uncoded == self._contents.quota.budget.block_size:
             self.encode()
 
     def encode(self) -> None:
         """Score and encode the single tokens that still wait for both."""
-        if self._contents.store.waiting:
-            self._score_waiting()
+        if self._contents.store.uncoded:
+            self._score_uncoded()
             self._contents.store.encode()
 
-    def _score_waiting(self) -> None:
+    def _score_uncoded(self) -> None:
         store = self._contents.store
-        if not self.early or not isinstance(store, CodedStore) or not store.waiting:
+        if not self.early or not isinstance(store, CodedStore) or not store.uncoded:
             return
         table = self._contents.known
         scores = table.tokens.scores

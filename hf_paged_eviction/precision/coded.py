@@ -37,14 +37,14 @@ class CodedSnapshot(HeldSnapshot):
     """What a coded store holds.
 
     Attributes:
-        waiting: see `Store`.
+        uncoded: see `Store`.
         shifts: see `CodedStore`, `[batch, sets, held]` int32.
         key_codes, key_levels, value_codes, value_levels: see `Codes`, `[batch, kv_heads, held, ...]`.
         positions: `[batch, sets, held, 0 or 1]`, see `CodedStore`.
         keys, values, places, count, coded, means, since: see `Exact`, where the places are `slots`.
     """
 
-    waiting: int
+    uncoded: int
     shifts: Tensor | None
     key_codes: Tensor
     key_levels: Tensor
@@ -131,7 +131,7 @@ class CodedStore(Store):
         self._newest, self._first = block_size, min(protected, FIRST)
         self._kinds: tuple[_Kind, _Kind] | None = None
         self._exact: Exact | None = None
-        self.waiting = 0
+        self.uncoded = 0
 
     def round_nothing(self) -> None:
         """Keep tokens as they come, before the first of them: what the other layers' rounding costs is then seen."""
@@ -222,7 +222,7 @@ class CodedStore(Store):
             self.turning.check((keys, values))
         if not self._serves(keys, values, least, most):
             self.make(keys, values, least)
-        self.waiting = 0
+        self.uncoded = 0
         self.exact.clear()
 
     def _serves(self, keys: Tensor, values: Tensor, least: int, most: int) -> bool:
@@ -300,9 +300,9 @@ class CodedStore(Store):
 
     def encode(self) -> None:
         """Write the codes of the single tokens that wait for them."""
-        if not self.waiting:
+        if not self.uncoded:
             return
-        self.waiting = 0
+        self.uncoded = 0
         new = self.newest()
         self.columns.overwrite(new.slots, self._encode(new.keys, new.values, new.positions), new.waits)
         self.exact.all_coded()
@@ -422,7 +422,7 @@ class CodedStore(Store):
         self.exact.put(slot[..., 0], keys, values, real)
         self.exact.counted(real)
         self._shifts.overwrite(slot, self._unshifted(1), None if real is None else real[..., None])
-        self.waiting += 1
+        self.uncoded += 1
 
     def write(self, slot: Tensor, keys: Tensor, values: Tensor) -> None:
         """See `Store.write`; the host counts (`wrote`)."""
@@ -433,7 +433,7 @@ class CodedStore(Store):
     def wrote(self) -> None:
         """See `Store.wrote`."""
         self.exact.counted(None)
-        self.waiting += 1
+        self.uncoded += 1
 
     def keep(self, keys: Tensor, values: Tensor, kept: Tensor, held: int, arrived: Arrived, anew: bool) -> None:
         """See `Store.keep`; new tokens are encoded, those held are not."""
@@ -485,7 +485,7 @@ class CodedStore(Store):
 
     def clear(self) -> None:
         """See `Store.clear`."""
-        self.waiting = 0
+        self.uncoded = 0
         if not self.room.fixed:
             self._shifts.use()
         elif self._exact is not None:
@@ -514,13 +514,13 @@ class CodedStore(Store):
     def snapshot(self, held: int) -> CodedSnapshot:
         """See `Store.snapshot`."""
         shifts = self._shifts.first(held)[0] if self.turns else None
-        return CodedSnapshot(self.slots, self.waiting, shifts, *self.columns.first(held), *self.exact.tensors())
+        return CodedSnapshot(self.slots, self.uncoded, shifts, *self.columns.first(held), *self.exact.tensors())
 
     def restore(self, saved: HeldSnapshot, device: torch.device) -> None:
         """See `Store.restore`."""
         if not isinstance(saved, CodedSnapshot):
             raise TypeError(f"A {type(self).__name__} cannot hold a {type(saved).__name__}.")
-        self.dtype, self.device, self.waiting = saved.dtype, device, saved.waiting
+        self.dtype, self.device, self.uncoded = saved.dtype, device, saved.uncoded
         self.make(saved.keys.to(device), saved.values.to(device), saved.slots)
         self.columns.append(0, [part.to(device) for part in saved.codes])
         for held, part in zip(self.exact.tensors(), saved.exact, strict=True):

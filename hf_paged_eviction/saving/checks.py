@@ -156,7 +156,7 @@ def _check_coded(saved: HeldSnapshot, layer: PagedLayer, rows: int, capacity: in
     for name in ("count", "coded", "since"):
         _range(name, getattr(saved, name), 0, _LONGEST)
     _need((saved.coded <= saved.count).all(), "more tokens are encoded than came")
-    _need(0 <= saved.waiting < layer.budget.block_size, f"{saved.waiting} tokens wait for their codes")
+    _need(0 <= saved.uncoded < layer.budget.block_size, f"{saved.uncoded} tokens wait for their codes")
     _need(saved.means.isfinite().all(), "the mean of its keys is no number")
     layer.quota.check(heads, layer.local_heads)
     return heads

@@ -71,7 +71,7 @@ class NextSlots:
         slots: `[layers * B, S, 1]` int64; rows are those of all layers, layer by layer.
         leaving: the same shape, positions of the tokens that stand there, -1 for none; written only where somebody
             takes them.
-        all_real: whether all slots hold real tokens, so that a step needs no mask. Settled after a forward of several
+        all_real: whether all slots hold real tokens, so that a step needs no mask. Decided after a forward of several
             tokens and kept until the next, because a graph has either a mask or none.
 
     Args:

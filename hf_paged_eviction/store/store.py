@@ -102,7 +102,7 @@ class Store:
 
     Attributes:
         rounds: whether tokens are kept in fewer bits than they came in.
-        waiting: how many of the newest tokens wait for `encode`.
+        uncoded: how many of the newest tokens `encode` has not met yet.
         room: where tensors come from and go to.
         columns: keys, values and, where attention reads turned states, these; see `Turning`.
         dtype, device: of keys and values, None before the first forward.
@@ -114,7 +114,7 @@ class Store:
     """
 
     rounds = False
-    waiting = 0
+    uncoded = 0
 
     def __init__(self, turning: Turning | None = None, fixed: bool = False) -> None:
         self.room = Room(fixed)

@@ -148,7 +148,7 @@ class BlockBudget:
             sizes._check_budget()
         return sizes
 
-    def settled(self, tokens: int) -> "BlockBudget":
+    def in_tokens(self, tokens: int) -> "BlockBudget":
         """As `of`, where a share or bytes have turned out to be so many tokens: the newest get their share of them."""
         if self.recent_share is None:
             return self.of(tokens)
@@ -170,7 +170,7 @@ class BlockBudget:
                 "protected start, the newest tokens and a block to evict, the smallest legal budget is "
                 f"{self.smallest} tokens. Give a larger share, or tokens."
             )
-        return self.settled(max(tokens, self.smallest))
+        return self.in_tokens(max(tokens, self.smallest))
 
     @property
     def capacity(self) -> int:
