@@ -10,10 +10,10 @@ from .takeback import Takeback
 
 
 class Place:
-    """How one layer takes a single token in a compiled step, and what it does right after it. Code in a graph only
-    writes, see `static.steps`.
+    """How one layer takes a single token in a compiled step: `write` is in the graph and only writes, `written` does
+    between the steps what the host has to do, see `static.steps`.
 
-    It knows where the next token goes, but not the steps, which hold it.
+    The steps hold the place; it knows nothing of them but where the next token goes.
 
     Attributes:
         given: where the layers of its run write the next token; None before the first step.

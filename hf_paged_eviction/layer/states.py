@@ -12,7 +12,8 @@ except ImportError:  # earlier releases have no such layers, so none is ever mad
 
 
 class LinearStates:
-    """All of a cache, and at which length of the text each was changed last: so a forward that failed is known.
+    """All linear states of a cache. Notes at which length of the text each was changed last, because a state that has
+    changed while its tokens were never counted belongs to a forward that failed.
 
     Attributes:
         changed_at: that length, by layer.

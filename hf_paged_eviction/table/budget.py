@@ -129,7 +129,8 @@ class BlockBudget:
         return (blocks_of(spans, self.block_size) + self.recent_blocks + 1) * self.block_size
 
     def fewest_of(self, spans: Spans) -> int:
-        """As `smallest_of`, where a set need not hold whole blocks: the protected start has no more company."""
+        """As `smallest_of`, where a set need not hold whole blocks: the block of the protected start then ends with the
+        last protected token."""
         alone = -sum(end for start, end in spans if start == 0) % self.block_size
         return self.smallest_of(spans) - alone
 

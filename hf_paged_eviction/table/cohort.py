@@ -83,7 +83,8 @@ class Cohort(Generic[_Member]):
             self._hand_out()
 
     def serves(self, members: Sequence[_Member]) -> bool:
-        """Whether these layers still use what they were given: not after a forward of several tokens."""
+        """Whether these layers still use the tensors of this cohort. After a forward of several tokens a layer has made
+        tensors of its own."""
         tables = [member.contents.known for member in members]
         if len(tables) != len(self._tables) or any(map(is_not, tables, self._tables)):
             return False
@@ -123,7 +124,7 @@ class Cohort(Generic[_Member]):
 
     @property
     def _shows_scores(self) -> bool:
-        """Whether an outlet is shown the scores of every block that goes."""
+        """Whether an outlet plans for blocks that go: it is shown their scores, so they have to be worked out."""
         plans: bool = self.members[0].contents.outlet.plans
         return plans
 

@@ -110,9 +110,10 @@ def of_rows(spans: Sequence[Spans], rows: int) -> list[Spans]:
 def blocks_of(spans: Spans, size: int) -> int:
     """Most blocks of `size` tokens that spans ever reach into.
 
-    Tokens before a span leave, so what is held of the text may be cut anywhere into blocks; the text's beginning always
-    begins a block. New blocks are cut when a forward of several tokens overflows, and if that happens inside a span,
-    this one reaches into one block more. Such a span is held as a whole before the next one begins.
+    A span at the start of the text begins a block. Any other may begin anywhere in one, because tokens before it have
+    left: `n` tokens then reach into up to `(n + size - 2) // size + 1` blocks. Blocks are cut anew when a forward of
+    several tokens overflows; where that happens inside a span, it reaches into one block more. That can be true of one
+    span only: the others are over by then, or have not begun.
     """
     blocks = more = 0
     for start, end in spans:

@@ -243,8 +243,8 @@ class BlockTable:
 
     @property
     def _missing(self) -> Tensor | int:
-        """`[B, S]` logical places at the start of the first block that no token has: where a set may use a number of
-        slots that makes no whole blocks. They stand for dead slots, and what is left of that block stays."""
+        """`[B, S]` how many places at the start of the first block stay empty, because the set may use a number of
+        slots that is no multiple of the block size. The first block is then shorter, and never leaves."""
         limits = self.phase.limits
         return 0 if limits is None else -limits % self.block_size
 
