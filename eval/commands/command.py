@@ -15,7 +15,7 @@ from pydantic.fields import FieldInfo
 from rich.console import Console
 
 from ..errors import UserError
-from ..options.base import OLD_SIZES, Options, flag, plain_type, problem
+from ..options.base import Options, flag, plain_type, problem
 
 O = TypeVar("O", bound=Options)  # noqa: E741
 
@@ -43,9 +43,6 @@ def add_command(app: typer.Typer, name: str, run: Callable[..., bool | None]) ->
         parameters.append(
             inspect.Parameter(each, keyword, default=default, annotation=_annotation(options, each, field))
         )
-    if options.sizes is not None:
-        old = Annotated[str | None, typer.Option(hidden=True)]
-        parameters.append(inspect.Parameter(OLD_SIZES, keyword, default=None, annotation=old))
     command.__doc__ = run.__doc__
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {each.name: each.annotation for each in parameters}
@@ -58,7 +55,6 @@ def read(options: type[O], given: dict[str, Any]) -> O:
     Raises:
         UserError: a value cannot be used.
     """
-    given = options.without_memory(given)
     if given.get("config") is not None:
         from ..options.run_file import read_run_file
 

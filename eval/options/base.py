@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from types import NoneType, UnionType
@@ -11,10 +10,6 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
 
-from ..errors import UserError
-
-#: What `--budget` in bytes was called; goes in 0.2.
-OLD_SIZES = "memory"
 O = TypeVar("O", bound="Options")  # noqa: E741
 
 
@@ -24,13 +19,11 @@ class Options(BaseModel):
     Class attributes:
         panel: where `--help` shows those that a class brings.
         left_out: inherited ones that the command does not have.
-        sizes: the option that says how much is held, where `memory` did so too, which goes in 0.2.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     panel: ClassVar[str | None] = None
     left_out: ClassVar[frozenset[str]] = frozenset()
-    sizes: ClassVar[str | None] = None
 
     def but(self: O, **changes: Any) -> O:
         """The same with some changes, which are taken as they are."""
@@ -52,25 +45,6 @@ class Options(BaseModel):
             [*own, *(name for base in cls.__bases__ if issubclass(base, Options) for name in base.model_fields)]
         )
         return {name: cls.model_fields[name] for name in names if name not in cls.left_out}
-
-    @classmethod
-    def without_memory(cls, given: dict[str, Any]) -> dict[str, Any]:
-        """Options by name, with bytes said as today where `memory` says them.
-
-        Raises:
-            UserError: how much is held is said twice.
-        """
-        rest = {name: value for name, value in given.items() if name != OLD_SIZES}
-        old = given.get(OLD_SIZES)
-        if cls.sizes is None or old is None:
-            return rest
-        parts = map(str, old) if isinstance(old, list) else words(str(old))
-        now = ",".join(f"{each}B" if each.isdecimal() else each for each in parts)
-        name = cls.model_fields[cls.sizes].json_schema_extra["flags"] or flag(cls.sizes)  # type: ignore[index]
-        if rest.get(cls.sizes) is not None:
-            raise UserError(f"{name} {rest[cls.sizes]} and --memory {now} both say how much is held: give {name} alone")
-        warnings.warn(f"--memory goes in 0.2: write {name} {now}", FutureWarning, stacklevel=2)
-        return {**rest, cls.sizes: now}
 
     @classmethod
     def owner(cls, name: str) -> type[Options]:

@@ -100,7 +100,6 @@ class BenchOptions(StepOptions, ThroughputOptions):
     """What was typed."""
 
     panel: ClassVar[str] = RUN
-    sizes: ClassVar[str | None] = "budgets"
 
     preset: str | None = option(
         None,

@@ -57,7 +57,6 @@ class OneCacheOptions(CacheOptions, offered("budget", "policy")):  # type: ignor
     """The same for commands that make one kind of cache."""
 
     panel: ClassVar[str] = "Cache"
-    sizes: ClassVar[str | None] = "budget"
 
     @property
     def size(self) -> int | str | None:

@@ -191,7 +191,6 @@ class EvalOptions(ModelOptions, CacheOptions, RunOptions, TaskOptions, MetricOpt
     """What was typed, or written in a run file."""
 
     panel: ClassVar[str] = "The run"
-    sizes: ClassVar[str | None] = "budgets"
 
     # Both at once, which only a run over texts can be.
     positions: PositionNames = option(

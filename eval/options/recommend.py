@@ -106,7 +106,6 @@ class RecommendOptions(ModelOptions, GridOptions, ReadingOptions, TaskFileOption
 
     panel: ClassVar[str] = SEARCH
     left_out: ClassVar[frozenset[str]] = frozenset({"disposal", "metric", "answers"})
-    sizes: ClassVar[str | None] = "budgets"
 
     text: list[File] | None = option(
         None,

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from ..errors import UserError
-from .base import OLD_SIZES, Options, problem
+from .base import Options, problem
 from .cache import GONE
 from .settings import Settings, TextSettings
 
@@ -28,11 +28,11 @@ def read_run_file(path: Path, options: type[Options]) -> dict[str, Any]:
         UserError: the file cannot be read, a key is unknown or there twice, or a value cannot be used.
     """
     known = [name.replace("_", "-") for name in options.offered() if name != "config"]
-    gone = [name.replace("_", "-") for name in (*GONE, *([OLD_SIZES] if options.sizes else []))]
+    gone = [name.replace("_", "-") for name in GONE]
     typed = {key.replace("-", "_"): value for key, value in _read(path, known, gone).items()}
     if other := [name for name in GONE if typed.pop(name, GONE[name]) != GONE[name]]:
         raise UserError(f"{path}: {other[0].replace('_', '-')} is no option any more: see sink-tokens and bits")
-    found = options.without_memory({name: value for name, value in typed.items() if value is not None})
+    found = {name: value for name, value in typed.items() if value is not None}
     try:
         options.model_validate(found, strict=True)
     except ValidationError as error:

@@ -15,12 +15,8 @@ from hf_paged_eviction_eval.caches.sizes import tokens_of_memory
 from hf_paged_eviction_eval.commands import app
 from hf_paged_eviction_eval.commands.command import read
 from hf_paged_eviction_eval.errors import UserError
-from hf_paged_eviction_eval.options.base import Options
-from hf_paged_eviction_eval.options.bench import BenchOptions
 from hf_paged_eviction_eval.options.cache import CacheOptions
-from hf_paged_eviction_eval.options.chat import ChatOptions
 from hf_paged_eviction_eval.options.evaluate import EvalOptions
-from hf_paged_eviction_eval.options.recommend import RecommendOptions
 from hf_paged_eviction_eval.options.requests import task_requests, task_settings
 from hf_paged_eviction_eval.options.settings import TaskSettings
 from hf_paged_eviction_eval.report.figures import score_over_bytes
@@ -46,22 +42,11 @@ def test_sizes_stand_beside_other_budgets() -> None:
     assert request.settings.budgets == ("1MiB",), "what is typed counts instead of the preset's budgets"
 
 
-@pytest.mark.parametrize("kind", [EvalOptions, RecommendOptions, BenchOptions, ChatOptions])
-def test_memory_is_an_old_name(kind: type[Options], tmp_path: Path) -> None:
-    assert kind.sizes is not None
-    with pytest.warns(FutureWarning, match="--memory goes in 0.2: write --budgets? 1MiB"):
-        assert "1MiB" in getattr(read(kind, {"memory": "1MiB"}), kind.sizes)
-    with pytest.raises(UserError, match="64 and --memory 4096B both say how much is held"):
-        read(kind, {"memory": "4096", kind.sizes: "64"})
-
-
-@pytest.mark.filterwarnings("ignore:--memory goes:FutureWarning")
 def test_what_is_typed_counts_instead_of_a_run_file(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text("budgets: [64, full]\n")
-    options = read(EvalOptions, {"config": file, "memory": "1MiB"})
-    assert task_settings(options).budgets == ("1MiB",)
-    file.write_text("memory: [1MiB, 4096]\n")
+    assert task_settings(read(EvalOptions, {"config": file, "budgets": "1MiB"})).budgets == ("1MiB",)
+    file.write_text("budgets: [1MiB, 4096B]\n")
     assert task_settings(read(EvalOptions, {"config": file})).budgets == ("1MiB", "4096B")
     assert task_settings(read(EvalOptions, {"config": file, "budgets": "64"})).budgets == ("64",)
 
