@@ -44,7 +44,9 @@ class Decoder:
         while self.cache.get_seq_length() % BLOCK_SIZE != BLOCK_SIZE - 1:
             self.model(self.token, past_key_values=self.cache)
         layers = [layer for _, layer in self.cache.paged_layers]
-        return sum(getattr(layer, "observer_bytes", 0) for layer in layers) / sum(one.storage_bytes for one in layers)
+        return sum(layer.listener.observer.bytes for layer in layers if layer.listener) / sum(
+            one.storage_bytes for one in layers
+        )
 
 
 def main() -> None:

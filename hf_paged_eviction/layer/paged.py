@@ -15,7 +15,7 @@ from ..disposals import Asked, Disposal, Drop, Site
 from ..integration.heads import WHOLE, LocalHeads
 from ..integration.rotary import Rotary
 from ..masks.padding import Padding
-from ..policies import EvictionPolicy, QueryCount
+from ..policies import EvictionPolicy
 from ..policies.needs import Heads
 from ..policies.scorer import Scorer
 from ..precision.codec import Codec
@@ -244,11 +244,6 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         if self.steps is not None:
             self.steps.count_step()
         return self.contents.known
-
-    @property
-    def storage(self) -> tuple[Tensor, ...]:
-        """What the store keeps, `[batch, kv_heads, slots, ...]` each, used or not."""
-        return self.store.tensors
 
     @property
     def storage_bytes(self) -> int:
@@ -552,19 +547,9 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             self.commit()
 
     @property
-    def observer_bytes(self) -> int:
-        """Bytes of statistics, of marks and of kept queries."""
-        return sum(part.bytes for part in (self.marks, self.listener) if part is not None)
-
-    @property
     def observed(self) -> dict[str, Tensor]:
         """The policy's statistics by name: `[batch, kv_heads, held]` in slot order, or `[batch, ...]`."""
-        return {} if self.listener is None else self.listener.statistics(self.table, None)
-
-    @property
-    def queries_observed(self) -> QueryCount | None:
-        """How many queries the policy has observed."""
-        return self.scores.queries_observed
+        return {} if self.listener is None else self.listener.observer.statistics(self.table.positions)
 
     def forget_attention(self) -> None:
         """Forget what has been observed, as if the tokens held had met no query yet."""

@@ -3,7 +3,6 @@
 import torch
 from torch import Tensor
 
-from ..policies import QueryCount
 from ..policies.scorer import Scorer
 from ..precision.coded import CodedStore
 from .contents import Contents
@@ -44,16 +43,12 @@ class Scores:
             positions, keys, values = table.positions, *store.read(table.held)
         else:
             positions, keys, values = table.positions.gather(-1, slots), *store.at(slots)
-        known = {} if listener is None else listener.statistics(table, slots)
+        known, observed = dict[str, Tensor](), None
+        if listener is not None:
+            known, observed = listener.observer.statistics(table.positions, slots), listener.observer.count
         room, seen = contents.quota.room(), table.seen - table.pads
         marks = None if contents.marks is None else contents.marks.at(slots, table.held)
-        return self._scorer(keys, values, positions, seen, known, self.queries_observed, room, marks)
-
-    @property
-    def queries_observed(self) -> QueryCount | None:
-        """How many queries the policy has observed."""
-        listener = self._contents.listener
-        return None if listener is None else listener.count
+        return self._scorer(keys, values, positions, seen, known, observed, room, marks)
 
     def of_overflow(self, keys: Tensor, values: Tensor, positions: Tensor, count: int) -> Tensor:
         """Scores `[B, S, held + count]` of the tokens held and of `count` new ones behind them, all at `positions`.
@@ -70,7 +65,7 @@ class Scores:
             listener.observe_overflow(positions, table.held)
             if not self.early:
                 known, room = listener.observer.statistics(positions), contents.quota.room()
-                return self._scorer(keys, values, positions, seen, known, listener.count, room, marks)
+                return self._scorer(keys, values, positions, seen, known, listener.observer.count, room, marks)
         if marks is not None:
             return self._scorer(keys, values, positions, seen, budget=contents.quota.room(), marks=marks)
         if not self._token_local or table.held == 0:

@@ -5,7 +5,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..policies import QueryCount
 from ..store.pending import Pending
 from ..table.table import BlockTable
 from .observer import Observer, Queries
@@ -138,22 +137,6 @@ class Listener:
         visible = (keys >= 0) & (keys <= queries)
         # A pad sees everything: a softmax over nothing would be nan, and nobody looks at what it says.
         return visible | (queries < 0)
-
-    # ---- what is known --------------------------------------------------------------------------------------------
-
-    @property
-    def bytes(self) -> int:
-        """Of statistics and of kept queries."""
-        return self.observer.bytes
-
-    @property
-    def count(self) -> QueryCount:
-        """How many queries the policy has observed."""
-        return self.observer.count
-
-    def statistics(self, table: BlockTable, slots: Tensor | None) -> dict[str, Tensor]:
-        """What the policy knows of the tokens in these slots `[B, S, n]`, or in all that are held."""
-        return self.observer.statistics(table.positions, slots)
 
     # ---- rows and life --------------------------------------------------------------------------------------------
 

@@ -211,7 +211,7 @@ def poison_unused(layer: Any) -> None:
         segments = layer.store.segments
         inside = torch.arange(segments.width) < torch.tensor(segments.lengths)[..., None]
         pads = segments.places(torch.arange(segments.width))[(layer.positions < 0) & inside]
-        for column in layer.storage:
+        for column in layer.store.tensors:
             column[pads] = 1e4
         return
     layer.keys[:, :, layer.held :] = math.nan

@@ -181,7 +181,7 @@ def test_pads_in_the_middle_move_before_the_last_free_slot_is_taken(prompt: int)
             layer.update(keys, values)
         assert torch.equal(plain.block_table(), static[0].block_table())
         assert torch.equal(plain.positions, static[0].positions)
-    assert torch.equal(plain.storage[0], static[0].storage[0])
+    assert torch.equal(plain.store.tensors[0], static[0].store.tensors[0])
 
 
 @pytest.mark.skipif(models.VERSION < (5, 14), reason="static=True needs transformers 5.14 or later")

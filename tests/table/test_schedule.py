@@ -98,7 +98,7 @@ def test_a_policy_that_learns_from_prompts_only_keeps_no_queries() -> None:
     ids, mask = models.left_pad(models.prompts([40]))
     with torch.no_grad():
         model(ids, attention_mask=mask, past_key_values=cache)
-        before = cache.layers[0].observer_bytes
+        before = cache.layers[0].listener.observer.bytes
         for _ in range(9):
             model(ids[:, :1], past_key_values=cache)
-    assert cache.layers[0].observer_bytes == before
+    assert cache.layers[0].listener.observer.bytes == before

@@ -85,7 +85,7 @@ def test_where_nothing_goes_nothing_changes(bits: int | None) -> None:
     model = models.shared("llama", OURS)
     found, plain = matched(model, *padded(), budget=40, bits=bits), probed(model, *padded(), budget=40, bits=bits)
     for (_, one), (_, other) in zip(found.paged_layers, plain.paged_layers, strict=True):
-        assert all(torch.equal(*pair) for pair in zip(one.storage, other.storage, strict=True))
+        assert all(torch.equal(*pair) for pair in zip(one.store.tensors, other.store.tensors, strict=True))
 
 
 @pytest.mark.parametrize("bits", [None, 4])
