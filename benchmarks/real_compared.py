@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import json
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import leaderboard
+from common import RESULTS
 from real_tables import answered, by_variant, cell, finished, grid, late, percent, question
 
 #: What a cache is in these tables: a policy and the tokens of its blocks.
 Cache = tuple[str, int]
-DEFAULT: tuple[Cache, ...] = (("auto", 16), ("auto", 4))
+DEFAULT: tuple[Cache, ...] = (("auto", 16),)
 BESIDE: tuple[Cache, ...] = (
     ("auto", 16),
     ("auto", 4),
@@ -71,7 +74,8 @@ def over_bytes(
         elif row["policy"] in policies and protocol["block_size"] == 16 and row["budget"] in TOKENS[many]:
             rows.append(row | {"policy": (label := f"{row['policy']}, {many} bits")})
             bits[label] = row["policy"], many
-    found, full = _finished(rows)
+    few = {(row["policy"], row["budget"]) for row in rows if bits.get(row["policy"], ("", 16))[1] < 16}
+    found, full = _finished(rows, few or None)
     lines = [("policy", "bits", "tokens", "bytes, % of the full cache", "right, %", "KL"), ("---", *["---:"] * 5)]
     for (label, tokens), group in sorted(
         found.items(), key=lambda item: (bits[item[0][0]][0], _bytes(item[1], bits[item[0][0]][1]))
@@ -96,6 +100,28 @@ def _bytes(group: Sequence[dict[str, Any]], bits: int) -> float:
     return fmean(shares)
 
 
+def reading(path: Path = RESULTS / "reading.json") -> str:
+    """What `benchmarks/reading.py` measured, over the full cache."""
+    found = json.loads(path.read_text("utf-8"))
+    lengths = list(found["alone"])
+    measured = [f"{name}, {length} tokens" for length in lengths for name in ("once", "MiB")]
+    lines = [
+        ("cache", "reading", "a token", *measured),
+        ("---", *["---:"] * (2 + 2 * len(lengths))),
+    ]
+    rows, full = found["rows"], found["rows"]["full"]
+    for variant, row in rows.items():
+        alone = [found["alone"][length].get(variant) for length in lengths]
+        whole = [found["alone"][length]["full"] for length in lengths]
+        each = [
+            text
+            for one, other in zip(alone, whole, strict=True)
+            for text in ((f"{one['seconds'] / other['seconds']:.2f}", f"{one['peak_mib']:.0f}") if one else ("", ""))
+        ]
+        lines.append((f"`{variant}`", f"{row['read'] / full['read']:.2f}", f"{row['step'] / full['step']:.2f}", *each))
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
 def _same(
     name: str, caches: Sequence[Cache], of: str, known: bool | None
 ) -> tuple[dict[tuple[str, str], list[dict[str, Any]]], dict[Any, dict[str, Any]]]:
@@ -113,10 +139,10 @@ def _same(
 
 
 def _finished(
-    rows: Sequence[dict[str, Any]],
+    rows: Sequence[dict[str, Any]], among: Collection[tuple[str, str]] | None = None
 ) -> tuple[dict[tuple[str, str], list[dict[str, Any]]], dict[Any, dict[str, Any]]]:
     once = {(question(row), row["policy"], row["budget"]): row for row in rows}
-    same, _ = finished(list(once.values()))
+    same, _ = finished(list(once.values()), among)
     return by_variant(same), {question(row): row for row in same if row["policy"] == "full"}
 
 

@@ -22,7 +22,7 @@ from statistics import fmean
 from typing import Any
 
 import leaderboard
-from real_compared import BESIDE, DEFAULT, TOKENS, compared, over_bytes
+from real_compared import BESIDE, DEFAULT, TOKENS, compared, over_bytes, reading
 from real_tables import EIGHTH, KEPT, QUARTER, front_table, question
 from results_page import replace_section
 
@@ -205,8 +205,10 @@ def page() -> None:
         "default": compared("smollm2", DEFAULT),
         "beside": compared("smollm2", BESIDE),
         "bits_unknown": over_bytes(known=False),
-        "bits_known": over_bytes(known=True),
+        "bits_known": over_bytes(known=True, policies=("auto",)),
     }
+    if (KEPT.parent / "reading.json").exists():
+        sections["reading"] = reading()
     text = PAGE.read_text("utf-8")
     for name, section in sections.items():
         if f"<!-- {name}:begin -->" in text:
