@@ -63,7 +63,7 @@ def spans_of_roles(
     begin = 0
     for at, message in enumerate(messages):
         content = str(message.get("content") or "").strip()
-        start = begin + len(marks[at]) if marks else begin
+        start = begin + len(marks[at]) if marks and content else begin
         if not text.startswith(content, start):
             start = text.find(content, begin)
         meant = message["role"] in roles or (at == last and LAST_USER in roles)

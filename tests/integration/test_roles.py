@@ -56,6 +56,16 @@ def test_a_message_that_says_what_its_marks_say() -> None:
     assert [text[start:end] for start, end in found] == ["<|system|>s", "<end><|user|>user"]
 
 
+def test_a_message_without_words() -> None:
+    """Of a call the template may write something else."""
+    tokenizer = letters("{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] or '' }}<end>{% endfor %}")
+    tokenizer.chat_template = tokenizer.chat_template.replace("<|{{", "{{ 'said: ' if m['content'] else '' }}<|{{")
+    said = [*MESSAGES[1:2], {"role": "assistant", "content": None}, {"role": "user", "content": "go on"}]
+    text = tokenizer.apply_chat_template(said, tokenize=False)
+    ((start, end),) = spans_of_roles(tokenizer, said, ("last_user",))
+    assert text[start:end] == "<end><|assistant|><end>said: <|user|>go on"
+
+
 def test_tools() -> None:
     tokenizer, tools = letters(), [{"type": "function", "function": {"name": "add", "parameters": {}}}]
     (span,) = spans_of_roles(tokenizer, MESSAGES, ("tools",), tools=tools)
