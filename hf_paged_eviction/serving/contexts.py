@@ -1,17 +1,26 @@
 """A saved cache that requests begin with: read once, copied into the pages of each."""
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from ..cache import PagedEvictionCache
 from ..disposals import Drop
+from ..layer.paged import PagedLayer
+from ..table.budget import BlockBudget
 from ..table.spans import Spans
 
-if TYPE_CHECKING:  # it needs a transformers that has continuous batching
-    from .options import ServingOptions
+
+class Served(Protocol):
+    """What a context has to fit, see `ServingOptions`."""
+
+    @property
+    def sizes(self) -> BlockBudget: ...
+
+    @property
+    def layers(self) -> dict[int, PagedLayer]: ...
 
 
 @dataclass(frozen=True)
@@ -38,7 +47,7 @@ class ServedContext:
     spans: Spans
 
     @classmethod
-    def of(cls, cache: PagedEvictionCache, options: "ServingOptions", model: Any) -> "ServedContext":
+    def of(cls, cache: PagedEvictionCache, options: Served, model: Any) -> "ServedContext":
         """Take over what a cache holds; it must not be used any more.
 
         Raises:
@@ -66,7 +75,7 @@ def _slots(states: Any, held: int, model: Any) -> Tensor:
     return taken
 
 
-def _why_not(cache: PagedEvictionCache, options: "ServingOptions") -> str | None:
+def _why_not(cache: PagedEvictionCache, options: Served) -> str | None:
     layers, first = dict(cache.paged_layers), next(iter(options.layers.values()))
     if set(layers) != set(options.layers):
         return "it belongs to another model"
