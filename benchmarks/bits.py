@@ -23,6 +23,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--name", default="bits", help="of the results")
     parser.add_argument("--bits", type=int, nargs="+", default=BITS)
+    parser.add_argument("--same-tokens", action="store_true", help="no caches of more tokens")
     parser.add_argument("--ways", nargs="+", default=WAYS, choices=WAYS)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -32,7 +33,8 @@ def main() -> None:
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
     model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", dtype=dtype).to(device).eval()
     settings = PrecisionSettings(
-        options.budget, options.steps, options.rounds, tuple(options.ways), tuple(options.bits)
+        *(options.budget, options.steps, options.rounds, tuple(options.ways), tuple(options.bits)),
+        more=not options.same_tokens,
     )
     save(
         options.name,

@@ -3,13 +3,15 @@
 Of each token and head the distance of the levels is kept in bfloat16, and for every number the index of its level,
 several to a byte; the levels lie around zero, as many above as below. Keys have a large constant part, which would take
 most of the levels for itself: the mean of a row's first keys, turned to where the token stands where the model turns
-its keys, is subtracted before. What is left is mixed by a fixed orthogonal matrix (as in QuaRot, arXiv 2404.00456),
-which spreads it over all channels, so that none stands out and their mean is near zero. Reading undoes both.
+its keys, is subtracted before. Of what is left some channels are larger than others, and queries are mostly small where
+keys are large: each channel is divided by the root of its size, which shares the error out. The rest is mixed by a
+fixed orthogonal matrix (as in QuaRot, arXiv 2404.00456), which spreads it over all channels, so that none stands out
+and their mean is near zero. Reading undoes all of it.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import cos, pi, sin, sqrt
+from math import cos, log, pi, sin, sqrt
 from numbers import Integral
 from random import Random
 
@@ -21,12 +23,16 @@ from ..integration.rotary import Rotary
 #: What `bits=` accepts, beside None.
 BITS = (2, 3, 4, 8)
 #: Rises when codes of before cannot be read any more. A saved context says which it holds.
-FORMAT = 3
+FORMAT = 4
 #: Of the distance: as wide as float32, so that tiny numbers have levels too.
 LEVELS = torch.bfloat16
 
-#: With few levels it pays to cut off the ends: what share of the range the levels cover is chosen per token.
+#: With few levels it pays to cut off the ends: what share of the range the levels cover is chosen per token. Of heads
+#: of so many channels; of more the largest lies further out, and the shares are less.
+_CHANNELS = 64
 _SHARES = {2: (0.85, 0.7), 3: (0.9, 0.8), 4: (0.95, 0.9)}
+#: Tokens that count as having all channels alike, beside those whose sizes are known: few tokens say little of them.
+_ALIKE = 16
 #: So that sums and differences stay finite.
 _LARGEST = torch.finfo(LEVELS).max / 8
 
@@ -48,7 +54,7 @@ class Codec:
     """Rounds states `[batch, kv_heads, n, dim]` to `2**bits` levels per token and head.
 
     Attributes:
-        centred: whether a mean is subtracted before.
+        centred: whether a mean is subtracted before, and channels are divided by their sizes.
         readable: whether attention may read codes where they lie, by `products` and `weighted`.
 
     Args:
@@ -100,6 +106,26 @@ class Codec:
             found = (numbers * weights).sum(2, keepdim=True) / weights.sum(2, keepdim=True).clamp_min(1)
         return found.clamp(-_LARGEST, _LARGEST).to(LEVELS).to(states.dtype)
 
+    def sizes(self, states: Tensor, offset: Tensor | None, real: Tensor | None) -> Tensor:
+        """What the channels of rows that begin with these are divided by, `[batch, kv_heads, 1, dim]`, positive, about
+        1: the root of how large they are beside each other. In few digits, as `mean`.
+
+        Args:
+            offset: see `offset`.
+            real: see `mean`.
+        """
+        numbers = _less(states, offset)
+        most = numbers.abs().amax((-2, -1), keepdim=True).clamp_min(torch.finfo(numbers.dtype).tiny)
+        squares = (numbers / most).square()  # of finite numbers, however large
+        if real is None:
+            found, count = squares.sum(2, keepdim=True), squares.new_full((1, 1, 1, 1), states.shape[2])
+        else:
+            weights = real[:, None, :, None].to(squares.dtype)
+            found, count = (squares * weights).sum(2, keepdim=True), weights.sum(2, keepdim=True)
+        whole = found.mean(-1, keepdim=True)
+        shares = torch.where(whole > 0, found / whole, 1.0)
+        return ((count * shares + _ALIKE) / (count + _ALIKE)).pow(0.25).to(LEVELS).to(states.dtype)
+
     def offset(self, mean: Tensor, positions: Tensor) -> Tensor | None:
         """What is subtracted from tokens at these positions `[batch, 1 or kv_heads, n]`, `[batch, kv_heads, 1 or n,
         dim]`; None = nothing. `mean`: see above."""
@@ -107,20 +133,20 @@ class Codec:
             return None
         return mean if self.rotary is None else self.rotary.rotate(mean, positions)
 
-    def encode(self, states: Tensor, offset: Tensor | None = None) -> Codes:
-        """Round states of any floating type; `offset`: see above."""
+    def encode(self, states: Tensor, offset: Tensor | None = None, sizes: Tensor | None = None) -> Codes:
+        """Round states of any floating type; `offset`, `sizes`: see above."""
         if self.bits is None:
             return Codes(states, states.new_empty((*states.shape[:3], 0), dtype=LEVELS))
-        numbers = states.to(torch.promote_types(states.dtype, torch.float32))
-        numbers = (
-            numbers.clamp(-_LARGEST, _LARGEST) if offset is None else (numbers - offset).clamp(-_LARGEST, _LARGEST)
-        )
+        numbers = _less(states, offset)
+        if sizes is not None:
+            numbers = numbers / sizes
         if self.turned:
             numbers = numbers @ self.turn(states.shape[-1], numbers.dtype, states.device)
         reach = numbers.abs().amax(-1, keepdim=True)
         index, levels, error = self._round(numbers, reach)
+        less = min(1.0, sqrt(log(_CHANNELS) / log(max(states.shape[-1], 2))))
         for share in _SHARES.get(self.bits, ()):
-            other, other_levels, other_error = self._round(numbers, share * reach)
+            other, other_levels, other_error = self._round(numbers, less * share * reach)
             better = other_error < 0.999 * error  # not by noise alone
             index, levels = torch.where(better, other, index), torch.where(better, other_levels, levels)
             error = torch.where(better, other_error, error)
@@ -140,26 +166,36 @@ class Codec:
         error = ((index - self._middle) * step).sub(numbers).square()
         return index, levels, error.sum(-1, keepdim=True)
 
-    def decode(self, codes: Codes, dim: int, dtype: torch.dtype, offset: Tensor | None = None) -> Tensor:
-        """The rounded states `[batch, kv_heads, n, dim]`, in a tensor of their own; `offset` as for `encode`."""
+    def decode(
+        self,
+        codes: Codes,
+        dim: int,
+        dtype: torch.dtype,
+        offset: Tensor | None = None,
+        sizes: Tensor | None = None,
+    ) -> Tensor:
+        """The rounded states `[batch, kv_heads, n, dim]`, in a tensor of their own; the rest as for `encode`."""
         if self.bits is None:
             return codes.packed.clone()
         wide = torch.promote_types(dtype, torch.float32)
         numbers = ((unpack(codes.packed, self.bits, dim, wide) - self._middle) * codes.levels.to(wide)).to(dtype)
         if self.turned:
             numbers = numbers @ self.turn(dim, dtype, numbers.device).mT
+        if sizes is not None:
+            numbers = numbers.mul_(sizes)
         return numbers if offset is None else numbers.add_(offset)
 
-    def products(self, asked: Tensor, codes: Codes, mean: Tensor, positions: Tensor) -> Tensor:
+    def products(self, asked: Tensor, codes: Codes, mean: Tensor, sizes: Tensor, positions: Tensor) -> Tensor:
         """Queries `[B, H, G, dim]` times the decoded states, `[B, H, G, n]`, without decoding any.
 
         Args:
-            mean: see `offset`.
+            mean, sizes: see there.
             positions: `[B, 1 or H, n, 1]` of the tokens, where the mean turns with them.
         """
         if self.bits is None:
             return asked @ codes.packed.to(asked.dtype).mT
-        turned = asked @ self.turn(asked.shape[-1], asked.dtype, asked.device) if self.turned else asked
+        turned = asked * sizes.to(asked.dtype) if self.centred else asked
+        turned = turned @ self.turn(asked.shape[-1], asked.dtype, asked.device) if self.turned else turned
         found = self._index_products(turned, codes.packed) - self._middle * turned.sum(-1, keepdim=True)
         found = found * codes.levels.to(asked.dtype)[:, :, None, :, 0]
         if not self.centred:
@@ -209,6 +245,12 @@ class Codec:
         return self._turns[key]
 
 
+def _less(states: Tensor, offset: Tensor | None) -> Tensor:
+    """In float32 or wider, and finite."""
+    numbers = states.to(torch.promote_types(states.dtype, torch.float32))
+    return (numbers if offset is None else numbers - offset).clamp(-_LARGEST, _LARGEST)
+
+
 def fuses() -> bool:
     """Whether products are best written as sums of broadcast products, which a compiler fuses with unpacking; else each
     operation by itself would write all of them down."""
@@ -235,7 +277,10 @@ def pack(index: Tensor, bits: int) -> Tensor:
 
 def unpack(packed: Tensor, bits: int, dim: int, dtype: torch.dtype) -> Tensor:
     """What `pack` packed, `[..., dim]`, as floating numbers."""
-    planes = [torch.cat(indices, dim=-1)[..., :dim] * factor for factor, indices in planes_of(packed, bits, dim)]
+    planes = []
+    for factor, indices in planes_of(packed, bits, dim):
+        plane = indices[0] if len(indices) == 1 else torch.cat(indices, dim=-1)[..., :dim]
+        planes.append(plane if factor == 1 else plane * factor)
     return sum(planes[1:], planes[0]).to(dtype)
 
 

@@ -41,7 +41,7 @@ class CodedSnapshot(HeldSnapshot):
         shifts: see `CodedStore`, `[batch, sets, held]` int32.
         key_codes, key_levels, value_codes, value_levels: see `Codes`, `[batch, kv_heads, held, ...]`.
         positions: `[batch, sets, held, 0 or 1]`, see `CodedStore`.
-        keys, values, places, count, coded, means, since: see `Exact`, where the places are `slots`.
+        keys, values, places, count, coded, means, sizes, since: see `Exact`, where the places are `slots`.
     """
 
     uncoded: int
@@ -57,6 +57,7 @@ class CodedSnapshot(HeldSnapshot):
     count: Tensor
     coded: Tensor
     means: Tensor
+    sizes: Tensor
     since: Tensor
 
     @property
@@ -87,7 +88,7 @@ class CodedSnapshot(HeldSnapshot):
     @property
     def exact(self) -> list[Tensor]:
         """In the order of `Exact`."""
-        return [self.keys, self.values, self.places, self.count, self.coded, self.means, self.since]
+        return [self.keys, self.values, self.places, self.count, self.coded, self.means, self.sizes, self.since]
 
 
 class CodedStore(Store):
@@ -204,13 +205,15 @@ class CodedStore(Store):
         """Of the fields of `Exact`."""
         rows, heads = keys.shape[:2]
         places, numbers = (rows, heads, self._newest + self._first), torch.int64
+        alike = (rows, heads, 1, keys.shape[-1] + values.shape[-1]), keys.dtype
         return [
             ((*places, keys.shape[-1]), keys.dtype),
             ((*places, values.shape[-1]), values.dtype),
             (places, numbers),
             ((rows,), numbers),
             ((rows,), numbers),
-            ((rows, heads, 1, keys.shape[-1] + values.shape[-1]), keys.dtype),
+            alike,
+            alike,
             ((rows,), numbers),
         ]
 
@@ -278,8 +281,8 @@ class CodedStore(Store):
     def _encode(self, keys: Tensor, values: Tensor, positions: Tensor) -> list[Tensor]:
         """What is kept of tokens at these positions `[batch, 1 or kv_heads, n]`, in the order of `tensors`."""
         made = []
-        for codec, states, mean in zip(self._codecs, (keys, values), self.exact.split_means(), strict=True):
-            codes = codec.encode(states, codec.offset(mean, positions))
+        for codec, states, mean, sizes in zip(self._codecs, (keys, values), *self.exact.alike(), strict=True):
+            codes = codec.encode(states, codec.offset(mean, positions), sizes if codec.centred else None)
             made += [codes.packed, codes.levels]
         rows, sets, _, asked = self._positions_shape(keys, 1)
         placed = positions[:, :sets].expand(rows, sets, -1)[..., None][..., :asked]
@@ -289,9 +292,11 @@ class CodedStore(Store):
         if self._kinds is None:
             raise RuntimeError("The cache is empty: run a forward first.")
         found = []
-        for at, (codec, kind, mean) in enumerate(zip(self._codecs, self._kinds, self.exact.split_means(), strict=True)):
+        alike = zip(self._codecs, self._kinds, *self.exact.alike(), strict=True)
+        for at, (codec, kind, mean, sizes) in enumerate(alike):
             offset = codec.offset(mean, parts[4][..., 0]) if codec.rotary is not None else codec.offset(mean, parts[4])
-            found.append(codec.decode(Codes(*parts[2 * at : 2 * at + 2]), kind.dim, kind.dtype, offset))
+            codes = Codes(*parts[2 * at : 2 * at + 2])
+            found.append(codec.decode(codes, kind.dim, kind.dtype, offset, sizes if codec.centred else None))
         return found[0], found[1]
 
     def newest(self) -> Newest:

@@ -51,6 +51,7 @@ class Exact:
         coded: `[B]` int64, how many of these have their codes.
         means: `[B, H, 1, dim of keys + dim of values]`, what is subtracted from both before they are encoded, see
             `Codec.mean`; 0 where nothing is, or where a row began with a single token.
+        sizes: as `means`, what channels are divided by, see `Codec.sizes`; 1 where they are not.
         since: `[B]` int64: of the tokens before this one, none is among the newest (they were, before later ones were
             taken back).
     """
@@ -62,6 +63,7 @@ class Exact:
     count: Tensor
     coded: Tensor
     means: Tensor
+    sizes: Tensor
     since: Tensor
 
     def tensors(self) -> Iterator[Tensor]:
@@ -79,24 +81,31 @@ class Exact:
         for held in self.tensors():
             held.zero_()
         self.slots.fill_(EMPTY)
+        self.sizes.fill_(1.0)
 
     def meet(self, codecs: tuple[Codec, Codec], states: tuple[Tensor, Tensor], real: Tensor | None) -> None:
-        """The first keys and values of some rows, `[B, H, n, dim]`, show their mean; `real` `[B, n]`, None = all.
+        """The first keys and values of some rows, `[B, H, n, dim]`, show what is alike in them. A single token
+        shows nothing, whatever batch it comes in.
 
-        A single token shows nothing, whatever batch it comes in.
+        Args:
+            real: `[B, n]`, None = all.
         """
         several = states[0].shape[2] if real is None else real.sum(-1)
         new = (self.count == 0) & torch.as_tensor(several > 1, device=self.means.device)
         arrived = torch.ones_like(states[0][:, 0, :, 0], dtype=torch.bool) if real is None else real
         positions = (arrived.cumsum(-1) - 1).clamp_min(0)
-        for codec, held, mean in zip(codecs, states, self.split_means(), strict=True):
+        for codec, held, mean, sizes in zip(codecs, states, *self.alike(), strict=True):
             if codec.centred:
-                mean.copy_(torch.where(new[:, None, None, None], codec.mean(held, positions, real), mean))
+                found = codec.mean(held, positions, real)
+                found_sizes = codec.sizes(held, codec.offset(found, positions[:, None]), real)
+                mean.copy_(torch.where(new[:, None, None, None], found, mean))
+                sizes.copy_(torch.where(new[:, None, None, None], found_sizes, sizes))
 
-    def split_means(self) -> tuple[Tensor, Tensor]:
-        """Of keys and of values, views."""
+    def alike(self) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        """The means and the sizes of keys and of values, views."""
         width = self.keys.shape[-1]
-        return self.means[..., :width], self.means[..., width:]
+        means, sizes = ((both[..., :width], both[..., width:]) for both in (self.means, self.sizes))
+        return means, sizes
 
     # ---- one token ------------------------------------------------------------------------------------------------
 
@@ -192,6 +201,7 @@ class Exact:
     def taken_back(self, left: Tensor) -> None:
         """Of each row `left` `[B]` tokens remain, and all have their codes."""
         self.means.masked_fill_((left == 0)[:, None, None, None], 0.0)  # these rows begin anew
+        self.sizes.masked_fill_((left == 0)[:, None, None, None], 1.0)
         self.since.copy_(torch.maximum(self.since, self.count - self.newest).minimum(left))
         self.count.copy_(left)
         self.coded.copy_(left)

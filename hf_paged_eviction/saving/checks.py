@@ -158,6 +158,7 @@ def _check_coded(saved: HeldSnapshot, layer: PagedLayer, rows: int, capacity: in
     _need((saved.coded <= saved.count).all(), "more tokens are encoded than came")
     _need(0 <= saved.uncoded < layer.budget.block_size, f"{saved.uncoded} tokens wait for their codes")
     _need(saved.means.isfinite().all(), "the mean of its keys is no number")
+    _need((saved.sizes.isfinite() & (saved.sizes > 0)).all(), "the sizes of its channels are none")
     layer.quota.check(heads, layer.local_heads)
     return heads
 

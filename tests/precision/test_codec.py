@@ -81,3 +81,27 @@ def test_what_users_give() -> None:
     assert check_bits(4) == (4, 4)
     assert check_bits((8, None)) == (8, None)
     assert check_bits([8, 2]) == (8, 2)
+
+
+def test_sizes_are_those_of_real_tokens() -> None:
+    """The fourth root of a channel's squares beside those of all channels; 16 tokens count as having them alike."""
+    states, real = torch.randn(1, 2, 12, 6, dtype=torch.float64) * torch.tensor([9.0, 1, 1, 0, 1, 1]), torch.ones(1, 12)
+    states[:, :, :2], real[:, :2] = 1e3, 0
+    codec, row = Codec(4, turned=True, centred=True), states[:, :, 2:]
+    found = codec.sizes(states, None, real.bool())
+    shares = row.square().mean(2, keepdim=True) / row.square().mean((2, 3), keepdim=True)
+    expected = ((10 * shares + 16) / 26) ** 0.25
+    assert torch.equal(found, expected.bfloat16().double()) and torch.equal(found, codec.sizes(row, None, None))
+    assert torch.equal(codec.sizes(torch.zeros(1, 1, 3, 4), None, None), torch.ones(1, 1, 1, 4))
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_queries_that_are_small_where_keys_are_large(bits: int) -> None:
+    """Products are less wrong where channels are divided by their sizes, however large all of them are."""
+    scale = torch.logspace(-1, 1, 64, dtype=torch.float64)
+    keys, queries = 1e20 * torch.randn(1, 1, 200, 64).double() * scale, torch.randn(50, 64).double() / scale
+    codec, errors = Codec(bits, turned=True, centred=True), []
+    for sizes in (None, codec.sizes(keys[:, :, :100], None, None)):
+        found = codec.decode(codec.encode(keys, None, sizes), 64, torch.float64, None, sizes)
+        errors.append((queries @ (found - keys).mT).norm() / (queries @ keys.mT).norm())
+    assert errors[1] < 0.75 * errors[0]

@@ -15,7 +15,7 @@ from hf_paged_eviction.policies import make_policy
 from hf_paged_eviction.precision.codec import Codec
 from hf_paged_eviction.precision.coded import CodedStore
 from hf_paged_eviction.table.budget import BlockBudget
-from rounded import slow_round
+from rounded import slow_round, slow_sizes
 
 HEADS, DIM, BLOCK, BITS = 2, 6, 3, 4
 #: Channels 0 and 2 turn together, 1 and 3, and the last two do not turn.
@@ -56,13 +56,16 @@ class Slow:
         self.real = torch.ones(rows, 0, dtype=torch.bool)  # by column
         self.protected = protected
         self.means = [torch.zeros(HEADS, DIM, dtype=torch.float64)] * rows
+        self.sizes = [torch.ones(HEADS, DIM, dtype=torch.float64)] * rows
 
     def came(self, keys: Tensor, values: Tensor, real: Tensor) -> None:
         for row, tokens in enumerate(self.rows):
             first = [keys[row, :, at] for at in range(keys.shape[2]) if real[row, at]]
             if not tokens and len(first) > 1:
                 plain = [slow_turned(key, -position) for position, key in enumerate(first)]
-                self.means[row] = torch.stack(plain).mean(0).bfloat16().double()
+                self.means[row] = mean = torch.stack(plain).mean(0).bfloat16().double()
+                left = [key - slow_turned(mean, position) for position, key in enumerate(first)]
+                self.sizes[row] = slow_sizes(torch.stack(left, 1))
             tokens += [Token(keys[row, :, at], values[row, :, at]) for at in range(keys.shape[2]) if real[row, at]]
             for position, token in enumerate(tokens):
                 token.rounded |= min(self.protected, 4) <= position < len(tokens) - BLOCK
@@ -87,8 +90,9 @@ class Slow:
         if not token.rounded:
             return key, value
         if head not in token.few:
-            mean = slow_turned(self.means[row], position)[head]
-            token.few[head] = slow_round(key - mean, BITS, True) + mean, slow_round(value, BITS, True)
+            mean, sizes = slow_turned(self.means[row], position)[head], self.sizes[row][head]
+            rounded = slow_round((key - mean) / sizes, BITS, True) * sizes + mean
+            token.few[head] = rounded, slow_round(value, BITS, True)
         return token.few[head]
 
     def _same_codes(self, store: CodedStore, row: int, positions: list[int]) -> None:
@@ -121,7 +125,7 @@ def test_random_calls(seed: int, policy: str, sinks: int, recent: int | None, he
             layer.reorder_cache(torch.tensor(index))
             slow.rows = [[Token(**vars(token)) for token in slow.rows[row]] for row in index]
             slow.real = slow.real[index]
-            slow.means = [slow.means[row] for row in index]
+            slow.means, slow.sizes = ([each[row] for row in index] for each in (slow.means, slow.sizes))
             layer.padding.map_rows(lambda known, index=index: known[index], rows)
         elif layer.held and action < 0.25:
             layer.offload()

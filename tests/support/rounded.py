@@ -49,13 +49,22 @@ def slow_round(states: Tensor, bits: int | None, turned: bool) -> Tensor:
     reach = numbers.abs().max(-1, keepdim=True).values
     best, least = numbers, torch.full_like(reach, math.inf)
     for share in {2: (1.0, 0.85, 0.7), 3: (1.0, 0.9, 0.8), 4: (1.0, 0.95, 0.9)}.get(bits, (1.0,)):
-        step = (2 * share * reach / levels).bfloat16().to(states)
+        less = min(1.0, math.sqrt(math.log(64) / math.log(max(states.shape[-1], 2))))
+        step = (2 * less ** (share < 1) * share * reach / levels).bfloat16().to(states)
         index = torch.nan_to_num(numbers / step, 0.0, 0.0, 0.0).add(levels / 2).round().clamp(0, levels)
         rounded = step * (index - levels / 2)
         error = ((rounded - numbers) ** 2).sum(-1, keepdim=True)
         better = error < 0.999 * least
         best, least = torch.where(better, rounded, best), torch.where(better, error, least)
     return best @ turn.T
+
+
+def slow_sizes(states: Tensor) -> Tensor:
+    """`[heads, dim]` of tokens `[heads, n, dim]`: the fourth root of the squares of channels, beside the mean over
+    channels; 16 more tokens have all channels alike."""
+    squares = states.square().mean(1)
+    count, shares = states.shape[1], squares / squares.mean(-1, keepdim=True)
+    return ((count * shares + 16) / (count + 16)).pow(0.25).bfloat16().to(states)
 
 
 class RoundedRecorder(Recorder):
@@ -72,8 +81,8 @@ class RoundedRecorder(Recorder):
             if bits is None or not self.centred[half]:
                 found.append(slow_round(states, bits, True))
             else:
-                offset = self._offset(index, half, states)
-                found.append(slow_round(states - offset, bits, True) + offset)
+                offset, sizes = self._offset(index, half, states), self._sizes(index, half)
+                found.append(slow_round((states - offset) / sizes, bits, True) * sizes + offset)
         return found[0], found[1]
 
     def _offset(self, index: int, half: int, states: Tensor) -> Tensor:
@@ -84,13 +93,28 @@ class RoundedRecorder(Recorder):
         plain = self.came(index)[half]
         plain = plain if rotary is None else rotary.unrotate(plain, at[:, None])
         means = []
-        for row, flags in enumerate(real):
-            here = [column for column in range(len(flags)) if flags[column]]
-            first = [c for c in here if self.columns[c].forward == self.columns[here[0]].forward]
+        for row, first in enumerate(self._first()):
             mean = plain[row][:, first].mean(1) if len(first) > 1 else torch.zeros_like(plain[row][:, 0])
             means.append(mean.bfloat16().to(states))
         mean = torch.stack(means)[:, :, None].expand(-1, -1, states.shape[2], -1)
         return mean if rotary is None else rotary.rotate(mean, at[:, None, : states.shape[2]]).to(states)
+
+    def _first(self) -> list[list[int]]:
+        """The columns of each row's first forward, pads left out."""
+        found = []
+        for row in range(len(self.columns[0].real)):
+            here = [column for column in self.columns if column.real[row]]
+            first = here[0].forward if here else None
+            found.append([at for at, each in enumerate(self.columns) if each.real[row] and each.forward == first])
+        return found
+
+    def _sizes(self, index: int, half: int) -> Tensor:
+        """What channels are divided by, from the first forward of each row."""
+        came = self.came(index)[half]
+        left, sizes = came - self._offset(index, half, came), []
+        for row, first in enumerate(self._first()):
+            sizes.append(slow_sizes(left[row][:, first]) if len(first) > 1 else torch.ones_like(left[row][:, 0]))
+        return torch.stack(sizes)[:, :, None]
 
     def shown(self, index: int, keys: Tensor, count: int) -> Tensor:
         """Keys of the first columns as attention sees them in the forward of the last of these."""

@@ -57,6 +57,7 @@ class PrecisionSettings:
         rounds: timings.
         ways: to run a step.
         bits: that are compared with none.
+        more: whether as many tokens as the bytes hold, and four times as many, are measured, too.
     """
 
     budget: int = 1024
@@ -64,6 +65,7 @@ class PrecisionSettings:
     rounds: int = 9
     ways: tuple[str, ...] = WAYS
     bits: tuple[int, ...] = BITS
+    more: bool = True
 
 
 def run(options: BenchOptions, output: Path) -> bool:
@@ -135,6 +137,9 @@ def _seconds(decoder: Decoder, steps: int) -> float:
 def sizes(model: Any, settings: PrecisionSettings) -> list[tuple[int | None, int]]:
     """Bits and tokens: as many tokens as the budget, as many as its bytes hold, and in 4 bits four times as many."""
     budget = settings.budget
+    same_tokens: list[tuple[int | None, int]] = [(bits, budget) for bits in (None, *settings.bits)]
+    if not settings.more:
+        return same_tokens
     most = _storage_bytes(model, budget, None)
     same_bytes: list[tuple[int | None, int]] = []
     for bits in settings.bits:
@@ -143,7 +148,7 @@ def sizes(model: Any, settings: PrecisionSettings) -> list[tuple[int | None, int
             tokens += 16
         same_bytes.append((bits, tokens))
     more = [(4, 4 * budget)] if 4 in settings.bits else []
-    return [(None, budget), *((bits, budget) for bits in settings.bits), *more, *same_bytes]
+    return [*same_tokens, *more, *same_bytes]
 
 
 def _storage_bytes(model: Any, tokens: int, bits: int | None) -> int:

@@ -85,13 +85,20 @@ class RankCodec(Codec):
         """See `Codec.shapes`."""
         return super().shapes(like[..., : self.rank], slots)
 
-    def encode(self, states: Tensor, offset: Tensor | None = None) -> Codes:
-        """See `Codec.encode`; there is no offset, the basis has a mean of its own."""
+    def encode(self, states: Tensor, offset: Tensor | None = None, sizes: Tensor | None = None) -> Codes:
+        """See `Codec.encode`; nothing is subtracted or divided, the basis has a mean of its own."""
         wide = torch.promote_types(states.dtype, torch.float32)
         mean, down, _ = self._matrices(states, wide)
         return super().encode(((states.to(wide) - mean) @ down).to(states.dtype))
 
-    def decode(self, codes: Codes, dim: int, dtype: torch.dtype, offset: Tensor | None = None) -> Tensor:
+    def decode(
+        self,
+        codes: Codes,
+        dim: int,
+        dtype: torch.dtype,
+        offset: Tensor | None = None,
+        sizes: Tensor | None = None,
+    ) -> Tensor:
         """See `Codec.decode`."""
         coefficients = super().decode(codes, self.rank, dtype)
         mean, _, up = self._matrices(coefficients, dtype)
