@@ -361,7 +361,7 @@ def test_bytes() -> None:
         bytes_of[bits] = stats.storage_bytes
         assert sum(stats.storage_parts.values()) == stats.storage_bytes
     rows, heads, dim, layers, budget, exact = 2, 2, 8, 2, 24, 4 + 4
-    beside = rows * heads * (exact * (2 * dim * 8 + 8) + 2 * dim * 8) + rows * (3 * 8 + budget * 4)
+    beside = rows * heads * (exact * (2 * dim * 8 + 8) + 2 * 2 * dim * 8) + rows * (3 * 8 + budget * 4)
     for bits in (8, 4, 3, 2):
         token = 2 * (dim * bits // 8 + 2)
         assert bytes_of[bits] == layers * (rows * heads * budget * token + beside)
