@@ -58,7 +58,8 @@ def compared(name: str, caches: Sequence[Cache]) -> str:
             apart = {key: cell([row["agreement"]["kl"] for row in group], 3) for key, group in found.items()}
         order = _order(caches, found)
         parts.append(f"{title} (n = {len(full)}):\n\n{grid(_sorted(cells), order)}")
-        parts.append(f"KL divergence from the full cache, nats per token:\n\n{grid(_sorted(apart), order)}")
+        title = "KL divergence from the full cache, nats per token"
+        parts.append(f"<details><summary>{title}</summary>\n\n{grid(_sorted(apart), order)}\n\n</details>")
     return "\n\n".join(parts)
 
 
