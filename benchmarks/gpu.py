@@ -85,11 +85,18 @@ STEPS = (
     ),
     bench(
         "decode",
-        "a decoded token from 1k to 128k, eager and with CUDA graphs; throughput of 64 requests; update",
-        "--preset h200 --contexts 1024,8192,32768,131072",
-        f"{SMALL} --contexts 64,128 --budgets 64 --batch-sizes 1 --steps 16 --rounds 1 --requests 1 --input-tokens 32 "
-        "--output-tokens 16 --variants floor,paged,full",
-        minutes=14,
+        "a decoded token from 1k to 128k, eager and with CUDA graphs",
+        f"{ONE_B} --contexts 1024,8192,32768,131072 --budgets 1024,2048 --batch-sizes 1,32 "
+        "--variants floor_compiled,paged_static,paged_static_own,floor,paged,full",
+        f"{SMALL} --contexts 64,128 --budgets 64 --batch-sizes 1 --steps 16 --rounds 1 --variants floor,paged,full",
+        minutes=9,
+    ),
+    bench(
+        "answers",
+        "throughput of 64 requests, 1,024 tokens in and 8,192 out",
+        f"--preset paper {ONE_B} --budgets 1024 --variants full,paged,paged_static,paged_static_own",
+        f"{SMALL} --budgets 96 --requests 1 --input-tokens 32 --output-tokens 16 --variants full,paged",
+        minutes=7,
     ),
     bench(
         "bits",

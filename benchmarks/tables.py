@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from common import RESULTS
+from goals import NOT_MEASURED
 from results_page import PAGE, replace_section
 
-from hf_paged_eviction_eval.bench.goals import NOT_MEASURED
 from hf_paged_eviction_eval.bench.table import ratio_rows
 from hf_paged_eviction_eval.bench.variants import FULL
 
@@ -28,9 +28,9 @@ def table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def bench(preset: str) -> str:
-    """Ratios and goals of `paged-eviction bench --preset PRESET --output benchmarks/results/bench_PRESET`."""
-    results = load(f"bench_{preset}/summary")
+def bench(name: str) -> str:
+    """Ratios and goals of `python benchmarks/goals.py NAME`."""
+    results = load(f"bench_{name}/summary")
     settings, rows = results["settings"], results["rows"]
     versions, hardware = results["environment"]["versions"], results["environment"]["hardware"]
     cards = [f"{card['count']} x {card['name']}" for card in hardware["accelerators"]]
@@ -38,16 +38,16 @@ def bench(preset: str) -> str:
     cpu = f"{hardware['cpu']}, {threads} thread{'' if threads == 1 else 's'}"
     place = cpu if settings["device"] == "cpu" or not cards else ", ".join(cards)
     ratios = [
-        (name, f"{context:,}", str(row["budget"]), str(row["batch_size"]), f"{value:.3f}")
+        (pair, f"{context:,}", str(row["budget"]), str(row["batch_size"]), f"{value:.3f}")
         for row in groups(rows)
-        for name, context, value in ratio_rows(group_of(row, rows))
+        for pair, context, value in ratio_rows(group_of(row, rows))
     ]
     goals = [
         (goal["goal"], goal["limit"], goal["shown"] or "", goal["verdict"] if goal["shown"] else NOT_MEASURED)
         for goal in results["goals"]
     ]
     parts = [
-        f"**Decode step**, `paged-eviction bench --preset {preset}`: model `{settings['model']}` with random weights, "
+        f"**Decode step**, `python benchmarks/goals.py {name}`: model `{settings['model']}` with random weights, "
         f"medians of {settings['rounds']} interleaved rounds of {settings['steps']} tokens. *floor* is a DynamicCache "
         f"of budget tokens, *full* one that holds everything; *floor_compiled* is a StaticCache of budget tokens, and "
         f"the *static* ones are this cache, compiled the same way (*own*: with the attention implementation "
@@ -122,10 +122,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("page", type=Path, nargs="?", default=PAGE)
     options = parser.parse_args()
-    on_gpu = any(row["status"] == "measured" for row in load("bench_h200/summary")["rows"])
+    on_gpu = (RESULTS / "bench_h200" / "summary.json").exists()
     note = [
-        "All on a CPU. Nothing here has been measured on a GPU yet: `benchmarks/results/bench_h200/summary.json` lists "
-        "the rows that are missing, and `paged-eviction bench --preset h200` measures them."
+        "All on a CPU. Nothing here has been measured on a GPU yet: `python benchmarks/goals.py h200`, or all of "
+        "`make gpu`, measures it on one H200."
     ]
     steps = [bench("cpu"), *([bench("h200")] if on_gpu else [])]
     more = ["<details><summary>Time of an update, policies that decide by attention, memory of a prefill</summary>"]

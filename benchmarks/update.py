@@ -1,18 +1,63 @@
 """Time of one layer's `update` for one decoded token, for every policy: `python benchmarks/update.py --help`.
 
-What `paged-eviction bench` measures for one policy: averaged over whole blocks, so that the choice of a victim counts,
-next to transformers' DynamicCache, which copies everything that it holds.
+Averaged over whole blocks, so that the choice of a victim counts, next to transformers' DynamicCache, which copies
+everything that it holds.
 """
 
 import argparse
+from collections.abc import Callable, Sequence
 from statistics import median
+from typing import Any
 
 import torch
 from common import ratio, save
+from transformers import DynamicCache, LlamaConfig
 
+from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.policies import available_policies, make_policy
-from hf_paged_eviction_eval.bench.steps.update import BUDGET, CONTEXT, time_updates
+from hf_paged_eviction_eval.bench.timing import interleaved
 from hf_paged_eviction_eval.bench.variants import FULL
+from hf_paged_eviction_eval.running.efficiency import Stopwatch
+
+#: As in Llama-3.1-8B.
+HEADS, WIDTH = 8, 128
+BUDGET, CONTEXT = 2048, 4096
+#: Updates in a row: enough that the processor's caches, full of the other's data at first, matter little.
+STEPS = 64
+
+
+def time_updates(policies: Sequence[str], device: torch.device, rounds: int) -> dict[str, list[float]]:
+    """Seconds per token and round under each policy and, as `FULL`, in a DynamicCache.
+
+    Interleaved, over whole blocks, the choice of victims included; float32, one row.
+    """
+    config = LlamaConfig(
+        hidden_size=HEADS * WIDTH, num_attention_heads=HEADS, num_key_value_heads=HEADS, num_hidden_layers=1
+    )
+    mask = torch.ones(1, CONTEXT, dtype=torch.long)
+    caches: dict[str, Any] = {
+        policy: PagedEvictionCache(config, budget=BUDGET, policy=policy, attention_mask=mask) for policy in policies
+    }
+    runs = {name: _updates(cache, device) for name, cache in {**caches, FULL: DynamicCache(config=config)}.items()}
+    for run in runs.values():
+        run()
+    return interleaved(runs, rounds)
+
+
+def _updates(cache: Any, device: torch.device) -> Callable[[], float]:
+    states = torch.randn(2, 1, HEADS, CONTEXT, WIDTH, device=device)
+    cache.update(states[0], states[1], 0)
+    token = torch.randn(1, HEADS, 1, WIDTH, device=device)
+
+    def run() -> float:
+        if type(cache) is DynamicCache and (grown := cache.get_seq_length() - CONTEXT):
+            cache.crop(-grown)
+        watch = Stopwatch(device)
+        for _ in range(STEPS):
+            cache.update(token, token, 0)
+        return watch.lap() / STEPS
+
+    return run
 
 
 def main() -> None:

@@ -33,8 +33,8 @@ _STYLES: dict[str, dict[str, Any]] = {
     PAGED_STATIC: {"color": COLOURS[0], "marker": MARKERS[0], "linestyle": "--", "markerfacecolor": "white"},
     PAGED_STATIC_OWN: {"color": COLOURS[3], "marker": MARKERS[3], "linestyle": "--", "markerfacecolor": "white"},
     FULL: {"color": COLOURS[1], "marker": MARKERS[1]},
-    FULL_COMPILED: {"color": COLOURS[1], "marker": MARKERS[1], "linestyle": "--", "markerfacecolor": "white"},
     KVPRESS: {"color": COLOURS[2], "marker": MARKERS[2]},
+    FULL_COMPILED: {"color": COLOURS[1], "marker": MARKERS[1], "linestyle": "--", "markerfacecolor": "white"},
     FLOOR: {"color": _GREY, "marker": "", "linestyle": "-."},
     FLOOR_COMPILED: {"color": _GREY, "marker": "", "linestyle": ":"},
 }

@@ -5,37 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from ..errors import UserError
-from .goals import CPU, H200
 from .methods import METHODS
 from .settings import Throughput
-from .variants import FLOOR, FLOOR_COMPILED, FULL, KVPRESS, PAGED, STATIC
+from .variants import FULL
 
 PAPER = "paper"
 #: Shapes of the models that arXiv 2509.04377 measured.
 PAPER_MODELS = ("llama-3.2-1b", "llama-3.2-3b", "llama-3.1-8b")
 
 PRESETS: dict[str, dict[str, Any]] = {
-    CPU: {
-        "model": "100m",
-        "device": "cpu",
-        "contexts": (2048, 32768),
-        "budgets": (1024,),
-        "batch_sizes": (1,),
-        "variants": (FLOOR, PAGED, FULL, FLOOR_COMPILED, *STATIC, KVPRESS),
-        "steps": 16,
-        "update": True,
-        "goals": CPU,
-    },
-    H200: {
-        "model": "llama-3.2-1b",
-        "contexts": (8192, 131072),
-        "budgets": (1024, 2048),
-        "batch_sizes": (1, 32),
-        "variants": (FLOOR_COMPILED, *STATIC, FLOOR, PAGED, FULL),
-        "throughput": Throughput(),
-        "update": True,
-        "goals": H200,
-    },
     PAPER: {
         "model": "llama-3.2-1b",
         "contexts": (),

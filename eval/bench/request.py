@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 
 from ..caches.making import empty_cache
@@ -14,15 +13,15 @@ from ..errors import UserError
 from ..models.loading import load_config
 from ..options.base import flag
 from ..options.bench import BenchOptions, StepOptions, ThroughputOptions
+from ..options.requests import check_device
 from ..options.settings import Settings
 from ..running.terminal import progress, say
 from ..store.summaries.formats import to_terminal
-from .goals import H200
 from .plot import plot_steps
 from .plot_methods import plot_methods
 from .presets import PAPER, PAPER_MODELS, get_preset
-from .rows import FAILED, MEASURED, MISSING
-from .run import Report, at, command_of, list_missing, run_bench
+from .rows import FAILED, MEASURED
+from .run import at, run_bench
 from .settings import BenchSettings, Throughput, check
 from .shapes import SHAPES, choose_device, config_of, dtype_of
 from .table import reasons, tables
@@ -66,9 +65,9 @@ def read(options: BenchOptions) -> BenchSettings:
 
 
 def _device(wanted: str | None, settings: BenchSettings, paper: bool) -> str:
-    # What the goals of a GPU and the paper's shapes need is not measured on anything else unasked: it takes days.
-    on_a_gpu = settings.goals == H200 or (paper and settings.model in PAPER_MODELS)
-    return "cuda" if on_a_gpu and wanted is None else choose_device(wanted, settings.model)
+    # The paper's shapes are not measured on anything else unasked: it takes days.
+    on_a_gpu = paper and settings.model in PAPER_MODELS and wanted is None
+    return check_device("cuda") if on_a_gpu else choose_device(wanted, settings.model)
 
 
 def run_paper(options: BenchOptions, output: Path) -> bool:
@@ -83,20 +82,13 @@ def run_paper(options: BenchOptions, output: Path) -> bool:
 def run(settings: BenchSettings, output: Path, again: bool, trace: Path | None) -> bool:
     """Measure with a progress bar, show tables, write the plot; whether all that was asked for was measured."""
     notes = Console(stderr=True)
-    if settings.device.startswith("cuda") and not torch.cuda.is_available():
-        reason = "needs a CUDA device, and this machine has none"
-        report = list_missing(at(settings, "cpu"), output, reason)
-        missing = sum(row["status"] == MISSING for row in report.rows)
-        _show(report, settings.model)
-        say(notes, f"nothing is estimated: {missing} rows were not measured ({reason}), and are listed in {output}")
-        say(notes, f"on such a machine: {command_of(settings)}")
-        return False
     if settings.largest_batch and not settings.device.startswith("cuda"):
         say(notes, "note: --largest-batch is left out: CUDA only")
         settings = settings.but(largest_batch=False)
     with progress(notes, "measurements", "fewer --contexts, --budgets, --variants or --rounds") as watch:
         report = run_bench(at(settings, settings.device), output, again, trace, watch)
-    _show(report, settings.model)
+    for table in tables(report.rows):
+        Console().print(to_terminal(table))
     drawn = [
         name
         for name, draw in {"steps.png": plot_steps, "methods.png": plot_methods}.items()
@@ -107,11 +99,6 @@ def run(settings: BenchSettings, output: Path, again: bool, trace: Path | None) 
     files: list[Any] = ["results.jsonl", "run_meta.json", "summary.json", *drawn]
     say(notes, f"written to {output}: {', '.join(files)}" + ("" if trace is None else f"; trace: {trace}"))
     return all(_fine(row) for row in report.rows)
-
-
-def _show(report: Report, model: str) -> None:
-    for table in tables(report.rows, report.verdicts, model):
-        Console().print(to_terminal(table))
 
 
 def _fine(row: dict[str, Any]) -> bool:

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 from ..store.results import Row
 
-DECODE, THROUGHPUT, UPDATE = "decode", "throughput", "update"
-#: What became of a row: numbers, no such variant here, an error, or another machine is needed.
-MEASURED, UNAVAILABLE, FAILED, MISSING = "measured", "unavailable", "failed", "missing"
+DECODE, THROUGHPUT = "decode", "throughput"
+#: What became of a row: numbers, no such variant here, or an error.
+MEASURED, UNAVAILABLE, FAILED = "measured", "unavailable", "failed"
 
 
 class BenchKey(NamedTuple):

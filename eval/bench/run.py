@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,16 +13,13 @@ import torch
 
 from ..models.environment import commit, hardware, model_facts, versions
 from ..store.completion import Progress, Watch
-from ..store.lock import held
-from ..store.results import SUMMARY, ResultFolder, Row, make_folder, read_meta, read_rows, refuse_other_settings
-from .goals import COMMANDS, Verdict, judge
-from .rows import MISSING, BenchKey, make_row, row_key
+from ..store.results import SUMMARY, ResultFolder, Row, read_meta, refuse_other_settings
+from .rows import BenchKey, row_key
 from .settings import BenchSettings
 from .shapes import make_model
 from .steps.decoding import Group, decode_keys, ticks
 from .steps.trace import write_trace
 from .steps.traffic import copy_bandwidth
-from .steps.update import UPDATE_KEYS, measure_update
 from .throughput import TICKS, measure_throughput, throughput_keys
 
 
@@ -67,7 +64,6 @@ class Report:
     """What a run found."""
 
     rows: list[Row]
-    verdicts: list[Verdict]
     notes: list[str]
 
 
@@ -91,10 +87,6 @@ def jobs(settings: BenchSettings) -> list[Job]:
         for budget in settings.budgets
         if settings.contexts
     ]
-    if settings.update:
-        found.append(
-            Job(tuple(UPDATE_KEYS.values()), 2 * settings.rounds, lambda _, tick: measure_update(settings, tick))
-        )
     if settings.throughput is not None:
         found += [_throughput_job(settings, key) for key in throughput_keys(settings)]
     return found
@@ -178,50 +170,12 @@ def _set_threads(settings: BenchSettings) -> None:
 
 
 def summarise(settings: BenchSettings, kept: ResultFolder, device: Device) -> Report:
-    """Rows in the order of the plan, verdicts, and the file that holds both."""
+    """Rows in the order of the plan, and the file that holds them."""
     rows = [kept.rows[key] for job in jobs(settings) for key in job.keys if key in kept.rows]
-    verdicts = _judged(settings, rows)
-    kept.write_json(SUMMARY, content(settings, rows, verdicts, kept.meta | device.facts()))
-    return Report(rows, verdicts, kept.notes)
-
-
-def _judged(settings: BenchSettings, rows: Sequence[Row]) -> list[Verdict]:
-    return [] if settings.goals is None else judge(settings.goals, rows, settings.model, settings.device)
-
-
-def command_of(settings: BenchSettings) -> str:
-    """What measures these rows on the machine that they are about."""
-    return COMMANDS.get(settings.goals or "", f"paged-eviction bench --preset paper --model {settings.model}")
-
-
-def content(
-    settings: BenchSettings, rows: Sequence[Row], verdicts: Sequence[Verdict], meta: dict[str, Any]
-) -> dict[str, Any]:
-    """What `summary.json` holds."""
+    meta = kept.meta | device.facts()
     environment = {name: meta[name] for name in ("versions", "hardware", "model", "bandwidth") if name in meta}
-    return {
-        "environment": environment,
-        "settings": settings.as_json(),
-        "rows": list(rows),
-        "goals": [asdict(verdict) for verdict in verdicts],
-    }
-
-
-def list_missing(settings: BenchSettings, output: Path, reason: str) -> Report:
-    """Write down every row that this machine cannot measure, and the command that does; nothing is estimated."""
-    command = command_of(settings)
-    _refuse_others(output, settings)
-    folder = ResultFolder(output, settings.as_json(), row_key)
-    make_folder(output)
-    with held(folder.rows_path):
-        before = read_meta(output)
-        known = {row_key(row): row for row in (read_rows(output, row_key)[0] if before else [])}
-        keys = [key for job in jobs(settings) for key in job.keys]
-        rows = [known.get(key) or make_row(key, MISSING, reason, command=command) for key in keys]
-        verdicts = _judged(settings, rows)
-        meta = {"versions": versions(), "hardware": hardware(1)}
-        folder.write_json(SUMMARY, content(settings, rows, verdicts, meta))
-    return Report(rows, verdicts, [])
+    kept.write_json(SUMMARY, {"environment": environment, "settings": settings.as_json(), "rows": rows})
+    return Report(rows, kept.notes)
 
 
 def at(settings: BenchSettings, device: str) -> BenchSettings:

@@ -32,16 +32,12 @@ class BenchSettings(StepOptions):
     Attributes:
         budgets: tokens held per layer and row.
         contexts: empty where no decode steps are measured.
-        update: also time `update` of one layer.
-        goals: the set of goals that the run is held against.
         machine: hardware and versions; numbers of two machines are never mixed in one folder.
     """
 
     device: str = "cpu"
     budgets: tuple[int, ...] = (1024,)
-    update: bool = False
     throughput: Throughput | None = None
-    goals: str | None = None
     machine: dict[str, Any] | None = None
 
 

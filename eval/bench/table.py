@@ -9,9 +9,8 @@ from hf_paged_eviction.naming.sizes import readable_bytes
 
 from ..store.results import Row
 from ..store.summaries.table import Table, simple_table, without_empty
-from .goals import Verdict, beside, step_ratio
-from .methods import PUBLISHED_WHERE, published
-from .rows import DECODE, MEASURED, MISSING, THROUGHPUT, UPDATE
+from .rows import DECODE, MEASURED, THROUGHPUT, measured
+from .timing import ratio
 from .variants import FLOOR, FLOOR_COMPILED, FULL, FULL_COMPILED, KVPRESS, PAGED, STATIC
 
 #: Which step times are divided by which; for the floors the context is None.
@@ -25,22 +24,15 @@ PAIRS = (
 )
 
 
-def tables(rows: Sequence[Row], verdicts: Sequence[Verdict], model: str) -> list[Table]:
+def tables(rows: Sequence[Row]) -> list[Table]:
     """All tables of a run; empty ones are left out."""
-    shown = [row for row in rows if row["status"] != MISSING]
-    groups = dict.fromkeys((row["budget"], row["batch_size"]) for row in shown if row["kind"] == DECODE)
+    groups = dict.fromkeys((row["budget"], row["batch_size"]) for row in rows if row["kind"] == DECODE)
     found: list[Table] = []
     for budget, batch in groups:
-        group = [row for row in shown if (row["kind"], row["budget"], row["batch_size"]) == (DECODE, budget, batch)]
+        group = [row for row in rows if (row["kind"], row["budget"], row["batch_size"]) == (DECODE, budget, batch)]
         found += [_times(group, f"decode step, budget {budget:,}, batch {batch}"), _costs(group), _ratios(group)]
-    found += [_throughput([row for row in shown if row["kind"] == THROUGHPUT], model)]
-    found += [_update([row for row in shown if row["kind"] == UPDATE])]
-    found += [simple_table("goals", ("", "goal", "measured", "verdict"), map(_verdict, verdicts))]
+    found += [_throughput([row for row in rows if row["kind"] == THROUGHPUT])]
     return [table for table in found if table.rows]
-
-
-def _verdict(each: Verdict) -> tuple[str, ...]:
-    return each.goal, each.limit, each.shown, each.verdict
 
 
 def _times(rows: Sequence[Row], title: str) -> Table:
@@ -73,6 +65,18 @@ def _context(row: Row) -> str:
     return "" if row["context"] is None else f"{row['context']:,}"
 
 
+def step_ratio(of: Row | None, to: Row | None) -> float | None:
+    """Step times of two rows of one group, round by round."""
+    if of is None or to is None or len(of["rounds_ms"]) != len(to["rounds_ms"]):
+        return None
+    return ratio(of["rounds_ms"], to["rounds_ms"])
+
+
+def beside(rows: Sequence[Row], row: Row, variant: str, context: int | None) -> Row | None:
+    """The row of another variant that was timed in turn with this one."""
+    return measured(rows, DECODE, variant, context, row["budget"], row["batch_size"])
+
+
 def ratio_rows(rows: Sequence[Row]) -> list[tuple[str, int, float]]:
     """Names, context and step-time ratio of the pairs that were measured in one group."""
     found = []
@@ -92,34 +96,31 @@ def _ratios(rows: Sequence[Row]) -> Table:
     return simple_table("step times, median of same-round ratios", ("", "context", "x"), lines)
 
 
-def _throughput(rows: Sequence[Row], model: str) -> Table:
-    measured = [row for row in rows if row["status"] == MEASURED]
-    title, full = "throughput", next((row for row in measured if row["variant"] == FULL), None)
-    if measured:
-        one = measured[0]
+def _throughput(rows: Sequence[Row]) -> Table:
+    known = [row for row in rows if row["status"] == MEASURED]
+    title, full = "throughput", next((row for row in known if row["variant"] == FULL), None)
+    if known:
+        one = known[0]
         title = (
             f"throughput: {one['requests']} requests, {one['input_tokens']:,} tokens in and "
             f"{one['output_tokens']:,} out, prefill included"
         )
-    numbers = "rows together", "compiled", "tokens/s", "x full", "answer, s", "x full", "ms/token", "published"
+    numbers = "rows together", "compiled", "tokens/s", "x full", "answer, s", "x full", "ms/token"
     lines = (
         (
             row["variant"],
             "" if row["budget"] is None else f"{row['budget']:,}",
-            *([row["status"], *[""] * 7] if row["status"] != MEASURED else _answers(row, full, model)),
+            *([row["status"], *[""] * 6] if row["status"] != MEASURED else _answers(row, full)),
         )
         for row in rows
     )
-    known = any(published(model, row) for row in measured)
-    note = f"published, tokens/s: {PUBLISHED_WHERE}" if known else ""
-    return simple_table(title, ("variant", "budget", *numbers), lines, note)
+    return simple_table(title, ("variant", "budget", *numbers), lines)
 
 
-def _answers(row: Row, full: Row | None, model: str) -> list[str]:
+def _answers(row: Row, full: Row | None) -> list[str]:
     def beside(name: str) -> str:
         return "" if full is None else f"{row[name] / full[name]:.2f}"
 
-    known = published(model, row)
     return [
         str(row["rows_together"]),
         "yes" if row["compiled"] else "no",
@@ -128,23 +129,14 @@ def _answers(row: Row, full: Row | None, model: str) -> list[str]:
         f"{row['latency_seconds']:.2f}",
         beside("latency_seconds"),
         f"{row['token_ms']:.2f}",
-        "" if known is None else f"about {known:,}",
     ]
-
-
-def _update(rows: Sequence[Row]) -> Table:
-    lines = (
-        (row["variant"], f"{row['budget' if row['variant'] == PAGED else 'context']:,}", f"{row['update_us']:.1f}")
-        for row in rows
-    )
-    return simple_table("update of one layer, 8 KV heads of 128, per token", ("cache", "tokens held", "µs"), lines)
 
 
 def reasons(rows: Sequence[Row]) -> list[str]:
     """One sentence for every reason that rows have no numbers, or that their numbers are not what they should be."""
     found: dict[tuple[str, str], list[str]] = {}
     for row in rows:
-        if row["status"] not in (MEASURED, MISSING):
+        if row["status"] != MEASURED:
             problem = f"{_WORDS.get(row['status'], row['status'])}: {row['reason']}"
         elif row.get("recompiled"):
             problem = f"compiled {row['recompiled']} times more while it was timed"

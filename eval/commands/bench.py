@@ -69,12 +69,6 @@ The time to the first token of prompts of 2k to 64k tokens: full and bounded, ch
 
   paged-eviction bench --preset prefill --threads 1
 
-The goals of the project, each with a verdict: on any CPU, on one H200
-
-  paged-eviction bench --preset cpu --threads 1
-
-  paged-eviction bench --preset h200
-
 Where the time goes
 
   paged-eviction bench --contexts 8192 --variants paged,floor --profile trace.json

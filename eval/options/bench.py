@@ -103,9 +103,9 @@ class BenchOptions(StepOptions, ThroughputOptions):
 
     preset: str | None = option(
         None,
-        "cpu or h200: the goals of the project on such a machine. paper: 64 requests of 1,024 tokens in and 8,192 out "
-        "with the paper's budgets, blocks and baselines. serving: continuous batching. bits: every precision. prefill: "
-        "time to the first token. Other options replace parts of it.",
+        "paper: 64 requests of 1,024 tokens in and 8,192 out with the paper's budgets, blocks and baselines. serving: "
+        "continuous batching. bits: every precision. prefill: time to the first token. Other options replace parts of "
+        "it.",
         panel="What is measured",
     )
     profile: Path | None = option(

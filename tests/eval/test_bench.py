@@ -17,7 +17,6 @@ from typer.testing import CliRunner
 
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction_eval.bench import run, throughput, variants
-from hf_paged_eviction_eval.bench.methods import published
 from hf_paged_eviction_eval.bench.request import read
 from hf_paged_eviction_eval.bench.settings import as_published
 from hf_paged_eviction_eval.bench.shapes import SHAPES, config_of
@@ -59,7 +58,7 @@ def test_a_run_and_what_it_writes(model_folder: str, tmp_path: Path) -> None:
     assert "paged / floor" in result.output and "kvpress is not installed" in result.output
     rows = rows_of(tmp_path)
     summary = json.loads((tmp_path / "summary.json").read_text("utf-8"))
-    assert summary["rows"] == rows and summary["goals"] == []
+    assert summary["rows"] == rows
     assert summary["environment"]["model"]["parameters"] > 0 and summary["environment"]["bandwidth"] == 1e9
     assert summary["settings"]["contexts"] == [64, 128] and summary["settings"]["machine"]["torch"] == torch.__version__
     assert json.loads((tmp_path / "run_meta.json").read_text("utf-8"))["complete"]
@@ -231,31 +230,10 @@ def test_methods_of_the_paper_are_as_published() -> None:
     ]
 
 
-def test_the_paper_is_for_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    result = bench(f"--preset paper --output {tmp_path}", status=1)
-    for model in ("llama-3.2-1b", "llama-3.2-3b", "llama-3.1-8b"):
-        assert f"paged-eviction bench --preset paper --model {model}" in result.output
-        rows = json.loads((tmp_path / model / "summary.json").read_text("utf-8"))["rows"]
-        assert {row["status"] for row in rows} == {"missing"} and len(rows) == 1 + 6 * 5
-
-
-def test_numbers_of_the_paper_stand_beside_the_same_setup() -> None:
-    row = {"variant": "paged_16", "budget": 1024, "input_tokens": 1024, "output_tokens": 8192}
-    assert published("llama-3.2-1b", row) == 3020
-    assert published("llama-3.2-3b", row) is None and published("llama-3.2-1b", {**row, "budget": 512}) is None
-    assert published("llama-3.2-1b", {**row, "variant": "full", "budget": None}) == 2200
-
-
-def test_goals_of_a_gpu_without_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    result = bench(f"--preset h200 --output {tmp_path}", status=1)
-    assert "nothing is estimated" in result.output and "paged-eviction bench --preset h200" in result.output
-    summary = json.loads((tmp_path / "summary.json").read_text("utf-8"))
-    assert {row["status"] for row in summary["rows"]} == {"missing"}
-    assert all(row["command"] == "paged-eviction bench --preset h200" for row in summary["rows"])
-    assert {goal["verdict"] for goal in summary["goals"]} == {"not measured"} and len(summary["goals"]) == 6
-    assert not (tmp_path / "results.jsonl").exists()
+def test_the_paper_is_for_a_gpu(tmp_path: Path) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a CUDA device")
+    assert "device 'cuda' cannot be used" in bench(f"--preset paper --output {tmp_path}", status=2).output
 
 
 def test_largest_batch_is_for_cuda(model_folder: str, tmp_path: Path) -> None:
@@ -267,7 +245,7 @@ def test_largest_batch_is_for_cuda(model_folder: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--preset gpu", "--preset gpu: there is cpu, h200, paper"),
+        ("--preset gpu", "--preset gpu: there is paper, serving"),
         ("--variants paged,quest", "--variants quest: there is full, floor, paged"),
         ("--variants ,", "no variant given"),
         ("--contexts 1k", "--contexts '1k': write whole numbers"),
@@ -286,7 +264,7 @@ def test_largest_batch_is_for_cuda(model_folder: str, tmp_path: Path) -> None:
         ("--preset paper --contexts 8", "--contexts: about decode steps"),
         ("--preset paper --budgets 65", "--budgets 65: budget=65 is not a multiple"),
         ("--preset paper --budgets 144", "--budgets 144 (variant paged_32): budget=144 is not a multiple"),
-        ("--preset paper --variants kvpress", "--variants kvpress: there is full, full_compiled, paged"),
+        ("--preset paper --variants floor", "--variants floor: there is full, full_compiled, paged"),
         ("--model /nowhere/at/all --contexts 64 --budgets 64 --steps 16", "cannot load"),
     ],
 )
@@ -333,5 +311,5 @@ def test_help_teaches() -> None:
     output = " ".join(bench("--help").output.split())
     for name in variants.VARIANTS:
         assert f"{name}:" in output
-    for words in ("paged-eviction bench --preset h200", "CUDA only", "share of the step", "Exit status 1"):
+    for words in ("paged-eviction bench --preset paper", "CUDA only", "share of the step", "Exit status 1"):
         assert words in output

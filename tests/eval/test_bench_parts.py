@@ -9,8 +9,6 @@ import torch
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, StaticCache
 
 from hf_paged_eviction import PagedEvictionCache
-from hf_paged_eviction_eval.bench.goals import CPU, GOALS, H200, judge
-from hf_paged_eviction_eval.bench.rows import DECODE, FAILED, MEASURED, THROUGHPUT, UPDATE, BenchKey, make_row
 from hf_paged_eviction_eval.bench.settings import BenchSettings
 from hf_paged_eviction_eval.bench.shapes import SHAPES, config_of
 from hf_paged_eviction_eval.bench.steps import largest as module
@@ -21,7 +19,6 @@ from hf_paged_eviction_eval.bench.steps.peak import growth
 from hf_paged_eviction_eval.bench.steps.traffic import copy_bandwidth, share_of_limit, state_bytes, weight_bytes
 from hf_paged_eviction_eval.bench.timing import interleaved, ratio
 from hf_paged_eviction_eval.bench.variants import VARIANTS, Held, make_cache
-from hf_paged_eviction_eval.store.results import Row
 
 ROWS = 2
 
@@ -46,6 +43,8 @@ def small() -> Any:
 
 @pytest.mark.parametrize("name", ["full", "paged", "paged_static", "paged_static_own", "full_compiled"])
 def test_a_step_is_that_of_generate(small: Any, name: str) -> None:
+    if name == "kvpress":
+        pytest.importorskip("kvpress")
     settings = BenchSettings(block_size=4, steps=8)
     prompt = torch.randint(0, 97, (ROWS, 40), generator=torch.Generator().manual_seed(1))
     held = make_cache(name, small, settings, 24, ROWS, 39)
@@ -66,8 +65,6 @@ def test_a_step_is_that_of_generate(small: Any, name: str) -> None:
 
 @pytest.mark.parametrize("name", list(VARIANTS))
 def test_every_timing_starts_alike(small: Any, name: str) -> None:
-    if name == "kvpress":
-        pytest.importorskip("kvpress")
     settings = BenchSettings(block_size=8, steps=8)
     held = make_cache(name, small, settings, 48, ROWS, None if not VARIANTS[name].of_context else 64)
     fill(held.cache, layer_shapes(small), ROWS, held.filled, small)
@@ -195,70 +192,6 @@ def test_out_of_memory_is_no_and_other_errors_are_told(small: Any, monkeypatch: 
     error = RuntimeError("something else")
     with pytest.raises(RuntimeError, match="something else"):
         test(6)
-
-
-# ---- verdicts -------------------------------------------------------------------------------------------------------
-
-
-def decoded(variant: str, context: int | None, rounds: list[float], batch: int = 1, **numbers: Any) -> Row:
-    numbers = {"eviction_share": None, "bandwidth_share": None} | numbers
-    return make_row(BenchKey(DECODE, variant, context, 1024, batch), MEASURED, rounds_ms=rounds, **numbers)
-
-
-def answered(variant: str, rate: float, output: int = 8192) -> Row:
-    key = BenchKey(THROUGHPUT, variant, 1024, 1024, None)
-    sizes = {"requests": 64, "input_tokens": 1024, "output_tokens": output}
-    return make_row(key, MEASURED, tokens_per_second=rate, **sizes)
-
-
-def verdicts(name: str, rows: list[Row], model: str, device: str) -> list[tuple[str, float | None]]:
-    return [(each.verdict, each.value) for each in judge(name, rows, model, device)]
-
-
-def test_goals_of_a_cpu() -> None:
-    rows = [
-        decoded("floor", None, [10.0, 20.0, 10.0]),
-        decoded("paged", 2048, [30.0, 30.0, 30.0], eviction_share=0.004),
-        decoded("paged", 32768, [10.2, 20.4, 30.0], eviction_share=0.02),
-    ]
-    for variant, time in (("full", 1000.0), ("paged", 20.0)):
-        rows.append(make_row(BenchKey(UPDATE, variant, 4096, 2048, 1), MEASURED, rounds_us=[time, time]))
-    # The ratio is that of the longest context, its median over rounds; a limit that is just reached is met.
-    assert verdicts(CPU, rows, "100m", "cpu") == [
-        ("met", pytest.approx(1.02)),
-        ("met", pytest.approx(0.68)),
-        ("missed", 0.02),
-        ("met", 50.0),
-    ]
-    assert {each for each, _ in verdicts(CPU, rows, "embedded", "cpu")} == {"not measured"}
-    assert {each for each, _ in verdicts(CPU, [], "100m", "cpu")} == {"not measured"}
-    failed = [make_row(BenchKey(DECODE, "floor", None, 1024, 1), FAILED, "reason"), *rows[1:]]
-    assert [each for each, _ in verdicts(CPU, failed, "100m", "cpu")] == ["not measured", "met", "missed", "met"]
-
-
-def test_goals_of_a_gpu() -> None:
-    rows = [
-        decoded("floor_compiled", None, [1.0, 1.0]),
-        decoded("paged_static", 8192, [0.5, 0.5], bandwidth_share=0.9),
-        decoded("paged_static", 131072, [1.2, 1.2], bandwidth_share=0.55),
-        decoded("paged_static_own", 131072, [0.9, 0.9], bandwidth_share=0.7),
-        decoded("full", 131072, [9.0, 9.9]),
-        answered("full", 100.0),
-        answered("paged", 290.0),
-        answered("paged_static", 310.0),
-    ]
-    found = judge(H200, rows, "llama-3.2-1b", "cuda")
-    assert [each.verdict for each in found] == ["met", "not measured", "met", "not measured", "met", "met"]
-    assert [each.value for each in found] == [0.9, None, 0.7, None, pytest.approx(10.5), 3.1]
-    assert {each.verdict for each in judge(H200, rows, "llama-3.2-1b", "cpu")} == {"not measured"}
-    assert {each.verdict for each in judge(H200, rows, "100m", "cuda:0")} == {"not measured"}
-    # Another test than the paper's says nothing about the goal.
-    small = [*rows[:5], answered("full", 100.0, 128), answered("paged", 900.0, 128)]
-    assert judge(H200, small, "llama-3.2-1b", "cuda:0")[-1].verdict == "not measured"
-    missed = [decoded("floor_compiled", None, [1.0, 1.0]), decoded("paged_static", 8192, [1.001, 1.001])]
-    assert judge(H200, missed, "llama-3.2-1b", "cuda")[0].verdict == "missed"
-    assert all(each.command.startswith("paged-eviction bench --preset") for each in found)
-    assert set(GOALS) == {CPU, H200}
 
 
 @pytest.mark.parametrize(

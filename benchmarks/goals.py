@@ -1,22 +1,42 @@
-"""What the project wants to reach, and whether a run shows it."""
+"""What the project wants to reach, and whether a run shows it: `python benchmarks/goals.py cpu`.
+
+Runs `paged-eviction bench` as in `RUNS`, into `benchmarks/results/bench_NAME`, and writes the verdicts
+into its `summary.json`. Those of a GPU are what `make gpu` measures in its steps `decode` and `answers`.
+"""
 
 from __future__ import annotations
 
+import argparse
+import json
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
-from ..store.results import Row
-from .rows import DECODE, MEASURED, THROUGHPUT, UPDATE, measured
-from .steps.update import BUDGET, CONTEXT
-from .timing import ratio
-from .variants import FLOOR, FLOOR_COMPILED, FULL, PAGED, STATIC
+from hf_paged_eviction_eval.bench.rows import DECODE, MEASURED, THROUGHPUT, BenchKey, make_row
+from hf_paged_eviction_eval.bench.table import beside, step_ratio
+from hf_paged_eviction_eval.bench.timing import ratio
+from hf_paged_eviction_eval.bench.variants import FLOOR, FLOOR_COMPILED, FULL, PAGED, STATIC
+from hf_paged_eviction_eval.store.results import Row
 
 MET, MISSED, NOT_MEASURED = "met", "missed", "not measured"
 CPU, H200 = "cpu", "h200"
-#: How each set of goals is measured: the whole command, the model and the kind of device.
-COMMANDS = {CPU: "paged-eviction bench --preset cpu", H200: "paged-eviction bench --preset h200"}
-_NEEDS = {CPU: ("100m", "cpu"), H200: ("llama-3.2-1b", "cuda")}
+#: Rows of `update.py`.
+UPDATE = "update"
+_ALL = "floor,paged,full,floor_compiled,paged_static,paged_static_own"
+#: What is run for each set of goals.
+RUNS = {
+    CPU: (
+        "--model 100m --device cpu --threads 1 --contexts 2048,32768 --budgets 1024 --batch-sizes 1 --steps 16 "
+        f"--variants {_ALL}",
+    ),
+    H200: (
+        f"--model llama-3.2-1b --contexts 8192,131072 --budgets 1024,2048 --batch-sizes 1,32 --variants {_ALL}",
+        "--preset paper --model llama-3.2-1b --budgets 1024 --variants full,paged,paged_static,paged_static_own",
+    ),
+}
 _128K = 131072
 #: In place of a context: the longest of the rows.
 LONGEST = -1
@@ -83,29 +103,27 @@ class Goal:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A goal beside what was measured; `command` measures it where nothing was."""
+    """A goal beside what was measured."""
 
     goal: str
     limit: str
     value: float | None
     shown: str
     verdict: str
-    command: str
 
 
-def judge(name: str, rows: Sequence[Row], model: str, device: str) -> list[Verdict]:
-    """Every goal of a set; without the model and the kind of device that it is about, none of them is measured."""
-    fitting = _NEEDS[name] == (model, device.partition(":")[0])
-    return [_judge(goal, rows if fitting else (), COMMANDS[name]) for goal in GOALS[name]]
+def judge(name: str, rows: Sequence[Row]) -> list[Verdict]:
+    """Every goal of a set."""
+    return [_judge(goal, rows) for goal in GOALS[name]]
 
 
-def _judge(goal: Goal, rows: Sequence[Row], command: str) -> Verdict:
+def _judge(goal: Goal, rows: Sequence[Row]) -> Verdict:
     value = goal.measure(rows)
     limit = f"{'<=' if goal.at_most else '>='} {_show(goal.limit, goal.unit, short=True)}"
     if value is None:
-        return Verdict(goal.text, limit, None, "", NOT_MEASURED, command)
+        return Verdict(goal.text, limit, None, "", NOT_MEASURED)
     fine = value <= goal.limit if goal.at_most else value >= goal.limit
-    return Verdict(goal.text, limit, value, _show(value, goal.unit), MET if fine else MISSED, command)
+    return Verdict(goal.text, limit, value, _show(value, goal.unit), MET if fine else MISSED)
 
 
 def _show(value: float, unit: str, short: bool = False) -> str:
@@ -118,21 +136,9 @@ def _decoded(rows: Sequence[Row], variant: str) -> list[Row]:
     return [row for row in rows if row["kind"] == DECODE and row["variant"] == variant and row["status"] == MEASURED]
 
 
-def step_ratio(of: Row | None, to: Row | None) -> float | None:
-    """Step times of two rows of one group, round by round."""
-    if of is None or to is None or len(of["rounds_ms"]) != len(to["rounds_ms"]):
-        return None
-    return ratio(of["rounds_ms"], to["rounds_ms"])
-
-
-def beside(rows: Sequence[Row], row: Row, variant: str, context: int | None) -> Row | None:
-    """The row of another variant that was timed in turn with this one."""
-    return measured(rows, DECODE, variant, context, row["budget"], row["batch_size"])
-
-
 def _update_speedup(rows: Sequence[Row]) -> float | None:
-    full, paged = (measured(rows, UPDATE, name, CONTEXT, BUDGET, 1) for name in (FULL, PAGED))
-    return None if full is None or paged is None else ratio(full["rounds_us"], paged["rounds_us"])
+    found = {row["variant"]: row["rounds_us"] for row in rows if row["kind"] == UPDATE}
+    return ratio(found[FULL], found[PAGED]) if found.keys() >= {FULL, PAGED} else None
 
 
 def _throughput_ratio(rows: Sequence[Row]) -> float | None:
@@ -166,3 +172,37 @@ GOALS: dict[str, tuple[Goal, ...]] = {
         Goal(_WHOLE, 3, False, other=_throughput_ratio),
     ),
 }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("name", choices=RUNS)
+    name = parser.parse_args().name
+    folder = Path(__file__).parent / "results" / f"bench_{name}"
+    parts = [folder if len(RUNS[name]) == 1 else folder / str(number) for number in range(len(RUNS[name]))]
+    for words, part in zip(RUNS[name], parts, strict=True):
+        command = [sys.executable, "-m", "hf_paged_eviction_eval", "bench", *words.split(), "--output", str(part)]
+        subprocess.run(command, check=True)
+    found = [json.loads((part / "summary.json").read_text("utf-8")) for part in parts]
+    rows = [row for each in found for row in each["rows"] if row["kind"] != UPDATE] + updates(name)
+    verdicts = judge(name, rows)
+    for each in verdicts:
+        print(f"{each.goal}: {each.limit}, {each.shown or 'no number'}, {each.verdict}")
+    content = {**found[0], "rows": rows, "goals": [asdict(each) for each in verdicts]}
+    (folder / "summary.json").write_text(json.dumps(content, indent=2) + "\n", "utf-8")
+
+
+def updates(name: str) -> list[Row]:
+    """Rows of one layer's `update`, on the device of the goals."""
+    import torch
+    from update import BUDGET, CONTEXT, time_updates
+
+    times = time_updates(["paged_eviction"], torch.device("cpu" if name == CPU else "cuda"), 9)
+    keys = {each: BenchKey(UPDATE, FULL if each == FULL else PAGED, CONTEXT, BUDGET, 1) for each in times}
+    return [
+        make_row(keys[each], MEASURED, rounds_us=[1e6 * value for value in seconds]) for each, seconds in times.items()
+    ]
+
+
+if __name__ == "__main__":
+    main()
