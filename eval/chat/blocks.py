@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from rich.console import Console, ConsoleOptions, RenderResult
-from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
@@ -121,42 +118,3 @@ def _ranks(layer: LayerBlocks) -> Tensor:
         ranks[head, free] = scores[free].argsort(stable=True).argsort().double() / max(1, len(free))
         ranks[head, protected] = float("inf")
     return ranks
-
-
-def block_list(
-    cache: PagedEvictionCache, layer_idx: int, head: int, ids: Sequence[int], tokenizer: Any, unknown: int = 0
-) -> Table:
-    """The blocks of one KV head of a layer, with the text in them.
-
-    Args:
-        unknown: ids at the start that nobody knows.
-
-    Raises:
-        UserError: there is no such layer or head.
-    """
-    layers = dict(cache.paged_layers)
-    if layer_idx not in layers:
-        raise UserError(f"/blocks {layer_idx}: no such layer; those that evict are {', '.join(map(str, layers))}")
-    layer = LayerBlocks.of(layer_idx, layers[layer_idx])
-    if not 0 <= head < len(layer.positions):
-        raise UserError(f"/blocks {layer_idx} {head}: the layer has KV heads 0 to {len(layer.positions) - 1}")
-    rows = (each[head].tolist() for each in (layer.positions, layer.scores, layer.protected))
-    table = Table("block", "positions", "score", "text", box=None, header_style="bold")
-    for index, (block, score, safe) in enumerate(zip(*rows, strict=True)):
-        if held := sorted(position for position in block if position >= 0):
-            value = "protected" if safe else "not yet" if score != score else f"{score:.4g}"
-            text = Text(_excerpt(held, ids, tokenizer, unknown), overflow="ellipsis", no_wrap=True)
-            table.add_row(str(index), f"{held[0]:,} to {held[-1]:,}", value, text)
-    return table
-
-
-def _excerpt(held: Sequence[int], ids: Sequence[int], tokenizer: Any, unknown: int) -> str:
-    """The tokens at these positions, with a bar where something between them is missing."""
-    context = sum(position < unknown for position in held)
-    runs: list[list[int]] = []
-    for before, position in zip([-2, *held[context:]], held[context:], strict=False):
-        if position != before + 1:
-            runs.append([])
-        runs[-1].append(ids[position])
-    shown = [" ".join(tokenizer.decode(run).split()) for run in runs]
-    return " | ".join([f"{context} tokens of the context", *shown] if context else shown)

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from rich.text import Text
 
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.naming.sizes import readable_bytes
-
-from ..store.summaries.table import Table, simple_table
 
 
 @dataclass(frozen=True)
@@ -53,20 +50,3 @@ class Footprint:
             f"{rate:,.0f} tokens/s" if rate else "",
         ]
         return Text(", ".join(filter(None, parts)), style="dim")
-
-
-def layer_table(cache: PagedEvictionCache) -> Table:
-    """`cache.stats()` of every layer that evicts, and of all."""
-    stats = cache.stats()
-    counted: list[tuple[str, Any]] = [*((str(layer.layer_idx), layer) for layer in stats.layers), ("all", stats)]
-    rows = [
-        (
-            name,
-            *(f"{n:,}" for n in (each.seen, each.held, each.budget or 0, each.evicted_tokens, each.evicted_blocks)),
-            readable_bytes(each.storage_bytes),
-        )
-        for name, each in counted
-    ]
-    beside = stats.device_bytes - stats.storage_bytes + stats.host_bytes
-    note = f"and {readable_bytes(beside)} beside them: windows, states, summaries, host memory" if beside else ""
-    return simple_table("", ("layer", "seen", "held", "budget", "evicted", "blocks", "bytes"), rows, note)

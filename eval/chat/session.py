@@ -18,12 +18,11 @@ from ..options.chat import ChatOptions
 from ..options.evaluate import whole_number
 from ..options.files import text_or_file
 from ..options.requests import model_settings
-from ..store.summaries.formats import to_terminal
 from .answering import Interrupt
-from .blocks import BlockMap, block_list
+from .blocks import BlockMap
 from .conversation import Answer, Conversation
 from .demo import demo_turns
-from .figures import Footprint, layer_table
+from .figures import Footprint
 from .screen import Answering, Screen
 from .settings import chat_settings
 
@@ -235,20 +234,9 @@ class Session:
         table.add_row("Ctrl-D", "end the chat")
         self.screen.notes.print(table)
 
-    def stats(self, rest: str) -> None:
-        """what every layer has seen, holds and has evicted"""
-        self.screen.notes.print(to_terminal(layer_table(self.conversation.cache)))
-
     def blocks(self, rest: str) -> None:
-        """which tokens are held, coloured by score; of one layer: its blocks with their text"""
-        talk, numbers = self.conversation, rest.split()
-        if len(numbers) > 2 or not all(number.isascii() and number.isdecimal() for number in numbers):
-            raise UserError(f"/blocks {rest}: write /blocks, /blocks LAYER or /blocks LAYER HEAD")
-        if not numbers or not talk.seen:
-            self.screen.notes.print(BlockMap(talk.cache))
-            return
-        layer, head = [*map(int, numbers), 0][:2]
-        self.screen.notes.print(block_list(talk.cache, layer, head, talk.ids, talk.tokenizer, talk.context))
+        """which tokens are held, layer by layer, coloured by score"""
+        self.screen.notes.print(BlockMap(self.conversation.cache))
 
     def budget(self, rest: str) -> None:
         """hold N tokens from now on, fewer than before"""
@@ -272,8 +260,7 @@ class Session:
 #: What stands behind a name in the list, and what it does; the list shows its docstring.
 COMMANDS: dict[str, tuple[str, Callable[[Session, str], None]]] = {
     "help": ("", Session.help),
-    "stats": ("", Session.stats),
-    "blocks": ("[LAYER [HEAD]]", Session.blocks),
+    "blocks": ("", Session.blocks),
     "budget": ("[N]", Session.budget),
     "reset": ("", Session.reset),
     "exit": ("", Session.exit),

@@ -54,10 +54,10 @@ def say(conversation: Conversation, message: str) -> Any:
 
 def test_answers_a_question_about_the_context_and_begins_there_again(context: Path, tmp_path: Path) -> None:
     question = SAMPLE.question.strip()
-    prompts = [question, "/blocks 0", "/budget 64", "/reset", question, "/stats"]
+    prompts = [question, "/blocks", "/budget 64", "/reset", question]
     said = run("--context", context, *(part for each in prompts for part in ("--prompt", each)))
     assert "keydiff, budget 128 in blocks of 16, behind" in said and f"tokens of {context}" in said
-    assert said.count(SAMPLE.answers[0]) >= 2 and "tokens of the context" in said
+    assert said.count(SAMPLE.answers[0]) >= 2
     assert "/64 held" in said and "a new conversation with a budget of 128" in said
     conversation = Conversation(MODEL, TOKENIZER, chat_settings(ChatOptions(context=context, max_new_tokens=2)))
     assert say(conversation, question).text.split()[0].startswith(SAMPLE.answers[0])
