@@ -233,7 +233,5 @@ def _show(
         say(out, lines["command"])
         out.print()
     whole, step = full_cache(search.rows)
-    say(
-        notes, f"the full cache takes {readable_bytes(whole)} and {step:.3g} ms per step; numbers are those of the plot"
-    )
+    say(notes, f"the full cache takes {readable_bytes(whole)} and {step:.3g} ms per step")
     free_memory()

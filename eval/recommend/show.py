@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Sequence
 
@@ -13,7 +14,7 @@ from .candidates import DROP
 from .ranking import Cost, Found
 from .sizes import Entry, LeftOut
 
-_COLUMNS = ("candidate", "", "divergence", "passages", "tokens", "bytes", "step, ms")
+_COLUMNS = ("candidate", "in plot", "divergence", "passages", "tokens", "bytes", "step, ms")
 #: Lines per size besides those of the front.
 _MOST = 6
 
@@ -64,7 +65,10 @@ def code(entry: Entry, options: RecommendOptions, held: int) -> str:
         held: tokens per layer that were found to fit.
     """
     candidate = entry.candidate
-    words = [_size(entry, held), *(f"{name}={value!r}" for name, value in candidate.arguments(options).items())]
+    given = candidate.arguments(options).items()
+    # In double quotes, as the lines around it.
+    shown = (f"{name}={json.dumps(value) if isinstance(value, str) else repr(value)}" for name, value in given)
+    words = [_size(entry, held), *shown]
     lines = ["from hf_paged_eviction import PagedEvictionCache", ""]
     if candidate.needs_queries:
         lines.append('model.set_attn_implementation("paged_eviction")')
