@@ -43,8 +43,6 @@ def small() -> Any:
 
 @pytest.mark.parametrize("name", ["full", "paged", "paged_static", "paged_static_own", "full_compiled"])
 def test_a_step_is_that_of_generate(small: Any, name: str) -> None:
-    if name == "kvpress":
-        pytest.importorskip("kvpress")
     settings = BenchSettings(block_size=4, steps=8)
     prompt = torch.randint(0, 97, (ROWS, 40), generator=torch.Generator().manual_seed(1))
     held = make_cache(name, small, settings, 24, ROWS, 39)
