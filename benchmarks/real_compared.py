@@ -23,6 +23,8 @@ BESIDE: tuple[Cache, ...] = (
     ("tova", 16),
     ("snapkv", 16),
 )
+#: Scores of 2026 and what they stand beside.
+NEWEST = ("gate:smollm2-kvzip.safetensors@global", "vase(tova)", "vase(snapkv)")
 #: Shares of the prompt by the names of budgets: of needles' prompts, about 890 tokens, and of texts.
 SHARES = {"56": "6 %", "112": "12.5 %", "224": "25 %", "448": "50 %", "12.5%": "12.5 %", "25%": "25 %", "50%": "50 %"}
 #: Settings that make another protocol.
@@ -39,15 +41,19 @@ TOKENS = {
 NUMBERS, LAYERS, AS_THEY_CAME = 3 * 2 * 64, 30, 4 + 16 + 1
 
 
-def compared(name: str, caches: Sequence[Cache]) -> str:
-    """Nats lost in text, and needles that are kept with the question unknown and known: three tables."""
+def compared(name: str, caches: Sequence[Cache], decide: Collection[str] = ()) -> str:
+    """Nats lost in text, and needles that are kept with the question unknown and known: three tables.
+
+    Args:
+        decide: policies over whose questions they are; none = over those of most rows.
+    """
     parts = []
     for title, of, known in (
         ("Running text, nats lost", "texts", None),
         ("Needles, question unknown, right in %", "tasks", False),
         ("Needles, question known, right in %", "tasks", True),
     ):
-        found, full = _same(name, caches, of, known)
+        found, full = _same(name, caches, of, known, decide)
         if not found:
             continue
         if of == "texts":
@@ -124,7 +130,7 @@ def reading(path: Path = RESULTS / "reading.json") -> str:
 
 
 def _same(
-    name: str, caches: Sequence[Cache], of: str, known: bool | None
+    name: str, caches: Sequence[Cache], of: str, known: bool | None, decide: Collection[str]
 ) -> tuple[dict[tuple[str, str], list[dict[str, Any]]], dict[Any, dict[str, Any]]]:
     """Rows by cache and share, over the same questions; the full cache's rows, by question."""
     rows = []
@@ -136,7 +142,7 @@ def _same(
             rows.append(row)
         elif cache in caches and row["budget"] in SHARES:
             rows.append(row | {"policy": _label(cache), "budget": SHARES[row["budget"]]})
-    return _finished(rows)
+    return _finished(rows, {(row["policy"], row["budget"]) for row in rows if row["policy"] in decide} or None)
 
 
 def _finished(

@@ -23,6 +23,7 @@ from typing import Any
 
 import leaderboard
 from real_compared import BESIDE, DEFAULT, TOKENS, compared, over_bytes, reading
+from real_compared import NEWEST as NEWEST_SCORES
 from real_tables import EIGHTH, KEPT, QUARTER, front_table, question
 from results_page import replace_section
 
@@ -38,7 +39,7 @@ FEW = f"auto,{OTHERS}"
 EVERY = "auto,auto@uniform,all,expected_attention@global,kvzip@global,self_calibrated@global"
 #: Scores of 2026, and what they stand beside. The file is made where the table is run, by `paged-eviction fit-gate
 #: --model MODEL --target kvzip --units 0 --tokens 8192 --output smollm2-kvzip.safetensors`.
-NEWEST = "auto,tova,vase(tova),vase(snapkv),gate:smollm2-kvzip.safetensors@global"
+NEWEST = f"auto,tova,{','.join(NEWEST_SCORES)}"
 #: Why policies fail: what is held of what the answer will look at.
 HITS = "--hit-rate 32"
 #: Which the model answers in 60 % of the cases; of the last two no prompt was looked at when the default was chosen.
@@ -204,6 +205,9 @@ def page() -> None:
         "front": front_table(),
         "default": compared("smollm2", DEFAULT),
         "beside": compared("smollm2", BESIDE),
+        "newest": compared(
+            "smollm2", [(policy, 16) for policy in ("auto", *NEWEST_SCORES, "tova", "snapkv")], NEWEST_SCORES
+        ),
         "bits_unknown": over_bytes(known=False),
         "bits_known": over_bytes(known=True, policies=("auto",)),
     }
