@@ -96,6 +96,7 @@ def _tables() -> dict[str, str]:
             f"passkeys_{name}": f"--tasks passkey,kv_recall {asked} --budgets {EIGHTH},{QUARTER},448,full "
             f"--policies {FEW}",
             f"newest_{name}": f"{needles} --budgets {EIGHTH},{QUARTER},full --policies {NEWEST} {HITS}",
+            f"gates_{name}": f"{needles} --budgets {EIGHTH},{QUARTER},full --policies {NEWEST_SCORES[0]}",
             f"auto_{name}": f"{needles} --budgets {EIGHTH},{QUARTER},448,full --policies auto",
             f"self_{name}": f"{needles} --budgets {EIGHTH},{QUARTER},full --policies self_calibrated@global",
             f"half_{name}": f"{needles} --budgets 448,full --policies auto@uniform,tova,keydiff",
