@@ -42,6 +42,7 @@ class Step:
         command: what runs; `{out}` is the folder of the step and `{device}` the device.
         small: what is put behind the command in a dry run.
         minutes: after so many it is stopped; in a dry run, which may have to share a small machine, ten times later.
+        dry_only: says nothing where there is a GPU.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Step:
     small: tuple[str, ...] = ()
     minutes: float = 10
     result: str | None = "summary.json"
+    dry_only: bool = False
 
 
 def bench(name: str, says: str, words: str, small: str, minutes: float) -> Step:
@@ -133,6 +135,12 @@ STEPS = (
         "--profile {out}/trace.json",
         f"{SMALL} --contexts 128 --budgets 64 --steps 16 --rounds 1 --variants floor,paged",
         minutes=2,
+    ),
+    Step(
+        "kernels",
+        "the kernels of compiled steps, compiled for sm_90 without a GPU where the package triton is installed",
+        (sys.executable, str(Path(__file__).with_name("gpu_kernels.py")), "--output", "{out}/summary.json"),
+        dry_only=True,
     ),
 )
 
@@ -235,6 +243,8 @@ def page(found: dict[str, Any]) -> str:
     ]
     for step in STEPS:
         outcome = found["steps"].get(step.name)
+        if outcome is None and (step.dry_only and not known["dry_run"]):
+            continue
         if outcome is None:
             lines.append(f"| {step.name} | {step.says} | not run | |")
         else:
@@ -290,7 +300,9 @@ def main(words: Sequence[str] | None = None) -> int:
     target.mkdir(parents=True, exist_ok=True)
     state = folder / "steps.json"
     known: dict[str, Any] = json.loads(state.read_text("utf-8")) if state.exists() else {}
-    chosen = [step for step in STEPS if not asked.steps or step.name in asked.steps]
+    chosen = [
+        step for step in STEPS if (step.name in asked.steps if asked.steps else asked.dry_run or not step.dry_only)
+    ]
     where = facts(folder, device, asked.dry_run)
     for step in chosen:
         if known.get(step.name, {}).get("state") == DONE:

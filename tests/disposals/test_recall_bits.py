@@ -63,15 +63,15 @@ class RoundedRecall(RecallRecorder, RoundedRecorder):
         for row, heads in enumerate(layer.positions.tolist()):
             stored = 0 if layer.outlet.archive is None else int(layer.outlet.archive.stored[row])
             for head, slots in enumerate(heads):
-                places = [([part[row, head, slot] for part in layer.store.form], p) for slot, p in enumerate(slots)]
+                (mean,), tokens = _bytes(layer.store.exact.means[row, head][None]), _bytes(keys[row, head])
+                places = list(zip(_bytes(*(part[row, head] for part in layer.store.form)), slots, strict=False))
                 if stored:
                     host = layer.outlet.archive.host
                     kept = host.parts(host.states[row, head, :stored].flatten(0, 1))
-                    places += [([part[p] for part in kept], p) for p in range(stored * BLOCK)]
+                    places += zip(_bytes(*kept), range(stored * BLOCK), strict=True)
                 for form, position in places:
                     if 0 <= position < coded[row]:
-                        token = keys[row, head, own[row][position]], layer.store.exact.means[row, head]
-                        self._same((index, position, _bytes(*token)), _bytes(*form))
+                        self._same((index, position, tokens[own[row][position]] + mean), form)
 
     def _same(self, token: tuple[int, int, bytes], found: bytes) -> None:
         known = self.codes.setdefault(token, found)
@@ -79,8 +79,10 @@ class RoundedRecall(RecallRecorder, RoundedRecorder):
         self.again += 1
 
 
-def _bytes(*parts: Tensor) -> bytes:
-    return b"".join(bytes(part.contiguous().view(torch.uint8).flatten().tolist()) for part in parts)
+def _bytes(*parts: Tensor) -> list[bytes]:
+    """Of each first index, those of all parts."""
+    flat = [part.reshape(len(part), -1).contiguous().view(torch.uint8) for part in parts]
+    return [row.tobytes() for row in torch.cat(flat, dim=1).numpy()]
 
 
 def played(mode: str, padded: bool, bits: Any, **settings: Any) -> RoundedRecall:

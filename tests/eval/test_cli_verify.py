@@ -21,9 +21,10 @@ def run(*arguments: object, status: int = 0) -> Any:
     return result
 
 
-def test_the_embedded_model(tmp_path: Path) -> None:
+def test_thorough_and_short(model_folder: str, tmp_path: Path) -> None:
+    """The short one of the embedded model, which is what is verified if no other is named."""
     output = tmp_path / "verified.json"
-    result = run("--thorough", "--json", output)
+    result = run("--model", model_folder, "--device", "cpu", "--thorough", "--json", output)
     assert result.stdout.startswith("LlamaForCausalLM, float32 on cpu: 30 exact\n")
     assert "30/30 checks" in result.stderr
     written = json.loads(output.read_text("utf-8"))

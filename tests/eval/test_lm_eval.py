@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import random
 import shutil
 import socket
-import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -137,25 +136,23 @@ def full(folder: Path) -> dict[str, list[Any]]:
     return run(plain(4), folder)
 
 
-@pytest.mark.parametrize("batch_size", [1, 4])
-def test_a_budget_that_holds_everything_is_the_full_cache(
-    folder: Path, full: dict[str, list[Any]], batch_size: int
-) -> None:
-    assert_same(run(paged(batch_size, **FULL), folder), full)
+def test_a_budget_that_holds_everything_is_the_full_cache(folder: Path, full: dict[str, list[Any]]) -> None:
+    assert_same(run(paged(4, **FULL), folder), full)
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    ("arguments", "tasks"),
     [
-        SMALL,
-        {**SMALL, "policy": "keydiff", "heads": "separate"},
-        {"budget": "40%", "block_size": 8},
-        {**SMALL, "prefill_chunk_size": 50},
+        (SMALL, TASKS),
+        ({**SMALL, "policy": "keydiff", "heads": "separate"}, TASKS[1:]),
+        ({"budget": "40%", "block_size": 8}, TASKS[:1]),
+        ({**SMALL, "prefill_chunk_size": 50}, [TASKS[0], TASKS[2]]),
     ],
     ids=["shared", "separate", "ratio", "chunks"],
 )
-def test_the_batch_does_not_matter(folder: Path, full: dict[str, list[Any]], arguments: dict[str, Any]) -> None:
-    tasks = TASKS[:2] if arguments["budget"] == "40%" else TASKS
+def test_the_batch_does_not_matter(
+    folder: Path, full: dict[str, list[Any]], arguments: dict[str, Any], tasks: list[str]
+) -> None:
     alone, together = (run(paged(size, **arguments), folder, tasks) for size in (1, 3))
     assert_same(together, alone)
     assert all(alone[task] != full[task] for task in tasks)
@@ -164,16 +161,13 @@ def test_the_batch_does_not_matter(folder: Path, full: dict[str, list[Any]], arg
 @pytest.mark.parametrize(
     ("arguments", "generate"),
     [
-        (SMALL, {}),
         ({**SMALL, "policy": "streaming_llm", "sink_tokens": 16}, {}),
         ({"budget": "30%", "block_size": 4, "sink_tokens": 9}, {}),
         ({**SMALL, "prefill_chunk_size": 40}, {"prefill_chunk_size": 40}),
-        # As the command line of the harness gives them: bits=4 is a number there.
-        ({**SMALL, "bits": 4}, {}),
         ({**SMALL, "disposal": "merge"}, {}),
         ({**SMALL, "bits": (8, 4)}, {}),
     ],
-    ids=["default", "streaming_llm", "ratio", "chunks", "bits", "merge", "two precisions"],
+    ids=["streaming_llm", "ratio", "chunks", "merge", "two precisions"],
 )
 def test_answers_are_those_of_generate(folder: Path, arguments: dict[str, Any], generate: dict[str, Any]) -> None:
     found = run(paged(4, **arguments), folder, ["words_gen"])["words_gen"]
@@ -205,7 +199,8 @@ def decoded(model: Any, context: list[int], continuation: list[int], **settings:
 def test_likelihoods_are_those_of_decoding(folder: Path, policy: str) -> None:
     lm = paged(3, **SMALL, policy=policy)
     found = run(lm, folder, TASKS[1:])
-    for answers, document in zip(found["words_choice"], documents(), strict=True):
+    # The first two documents: one within the budget, and the longest.
+    for answers, document in zip(found["words_choice"][:2], documents()[:2], strict=True):
         for ((answer,)), choice in zip(answers, document["choices"], strict=True):
             context, continuation = lm._encode_pair(document["text"], choice)
             assert_same(answer, decoded(lm.model, context, continuation, **SMALL, policy=policy))
@@ -334,22 +329,18 @@ def test_the_results_say_how_the_cache_was_set(folder: Path) -> None:
 # ---- the command line -------------------------------------------------------------------------------------------
 
 
-def test_from_the_command_line(folder: Path) -> None:
-    paths = [entry for entry in sys.path if entry]
-    environment = {
-        **os.environ,
-        "HF_HUB_OFFLINE": "1",
-        "HF_DATASETS_OFFLINE": "1",
-        "HF_HOME": str(folder / "home"),
-        "PYTHONPATH": os.pathsep.join(paths),
-    }
-    command = [sys.executable, "-m", "hf_paged_eviction_eval.lm_eval", "--model", "hf-paged-eviction"]
+def test_from_the_command_line(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["lm-eval", "--model", "hf-paged-eviction"]
     command += ["--model_args", "pretrained=embedded,budget=64,block_size=8,policy=keydiff,sink_tokens=4"]
     command += ["--include_path", str(folder), "--device", "cpu", "--tasks", "words_gen,words_choice"]
-    command += ["--batch_size", "4", "--log_samples", "--output_path", "out"]
-    done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "hf-paged-eviction" in done.stdout
+    command += ["--batch_size", "4", "--log_samples", "--output_path", str(folder / "out")]
+    monkeypatch.setattr(sys, "argv", command)
+    # The harness's own thousands of tasks take seconds to list.
+    monkeypatch.setattr(lm_eval.tasks, "TaskManager", partial(TaskManager, include_defaults=False))
+    main.main()
+    assert "hf-paged-eviction" in capsys.readouterr().out
     (path,) = (folder / "out").rglob("samples_words_gen*.jsonl")
     samples = sorted(map(json.loads, path.read_text("utf-8").splitlines()), key=lambda sample: sample["doc_id"])
     lm = paged(1, **SMALL, policy="keydiff", sink_tokens=4)

@@ -8,7 +8,6 @@ import importlib.util
 import json
 import re
 import shlex
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,6 @@ nbformat = pytest.importorskip("nbformat")
 
 FOLDER = Path(__file__).parents[2] / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
-MINUTES = 5
 #: A path of the machine that a notebook was run on.
 LOCAL_PATH = re.compile(r"(?<![\w.])(/(work|home|root|tmp|Users|opt|mnt|var/folders)/\w|[A-Z]:\\\w)|site-packages")
 
@@ -71,9 +69,8 @@ def texts(notebook: Any) -> Iterator[str]:
 @every_notebook
 def test_it_runs_and_gives_the_kinds_of_output_that_are_committed(path: Path, tmp_path: Path) -> None:
     """In an empty folder: a notebook needs nothing but the package, and leaves nothing in the tree."""
-    committed, notebook, started = read(path), read(path), time.perf_counter()
+    committed, notebook = read(path), read(path)
     _tool().run(notebook, tmp_path)
-    assert time.perf_counter() - started < 60 * MINUTES
     for before, after in zip(code_cells(committed), code_cells(notebook), strict=True):
         assert kinds(after) == kinds(before), before.source
 
