@@ -213,6 +213,7 @@ def test_one_row_may_bring_its_own_mask(attention: str) -> None:
     assert torch.equal(cache.block_table(), plain.block_table())
 
 
+@pytest.mark.filterwarnings("ignore:Attention now reaches further")
 @pytest.mark.parametrize(
     ("ratio", "length", "expected"), [(0.5, 100, 64), (0.25, 256, 64), (0.01, 100, 48), (1.0, 33, 48), (0.26, 256, 80)]
 )

@@ -130,6 +130,7 @@ def test_whatever_else_is_asked_for_the_default_serves_it_if_the_published_polic
     assert run().policy.name == "calibrated"
 
 
+@pytest.mark.filterwarnings("ignore:Attention now reaches further")
 @pytest.mark.parametrize("budget", ["50%", f"{256 * 2 * 2 * 2 * 8 * 4}B"], ids=["share", "bytes"])
 def test_a_share_and_bytes_are_the_same_default(tmp_path: Path, budget: str) -> None:
     """One threshold, an eighth for the newest tokens; also in a file, and when it comes back."""
