@@ -8,9 +8,8 @@ MODELS = results/models
 SMOLLM2 = $(MODELS)/SmolLM2-135M-Instruct.Q4_1.gguf
 PIP_INSTALL = -m pip install --quiet --disable-pip-version-check
 CONSTRAINTS = .ci/constraints.txt
-# Two threads on a busy two-core machine make every operator wait: parallelism comes from processes. Each of them reads
-# what the first one compiled, wherever that is not switched off for good.
-ONE_THREAD = OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
+# Two threads on a busy two-core machine make every operator wait: parallelism comes from processes.
+ONE_THREAD = OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 INPUTS = pyproject.toml $(CONSTRAINTS)
 # What a person runs after each edit.
 QUICK = tests/test_small_parts.py tests/table/test_bookkeeping.py tests/layer/test_state.py \

@@ -34,7 +34,7 @@ def expected_files() -> set[str]:
     found = set()
     for folder, package in SOURCES.items():
         for path in (ROOT / folder).rglob("*"):
-            if (
+            if path.is_file() and (
                 path.suffix in SHIPPED
                 or path.name in ("py.typed", "NOTICE")
                 or path.parent.name in ("model", "published")
