@@ -273,7 +273,7 @@ def test_mistakes_are_explained(words: str, message: str, tmp_path: Path) -> Non
     assert message in output and "Traceback" not in output
 
 
-@pytest.mark.parametrize(("bits", "tokens"), [(None, (816, 1632)), ("8", (3056, 6224))])
+@pytest.mark.parametrize(("bits", "tokens"), [(None, (816, 1632)), ("8", (3056, 6208))])
 def test_budgets_in_bytes_become_tokens(bits: str | None, tokens: tuple[int, ...]) -> None:
     settings = read(BenchOptions(model="100m", budgets="16MiB,32MiB", bits=bits))
     assert settings.budgets == tokens
