@@ -21,7 +21,7 @@ from transformers import DynamicCache
 
 from hf_paged_eviction.policies import make_policy
 from reference import SLOW_POLICIES, SlowLayer, _forced_masks, shared_layers
-from rounded import slow_round
+from rounded import slow_round, slow_sizes
 
 #: How far one rounded key or value may be from what came, as a share of its norm.
 FARTHEST = {None: 0.0, 8: 0.04, 4: 0.5, 3: 1.0, 2: 2.0}
@@ -38,11 +38,13 @@ class Rounding:
     Attributes:
         means: of keys and values `[heads, 1, dim]` in few digits, what is subtracted before they are rounded: their
             mean over the first tokens, if these were several, before the model turned them; None = nothing.
+        sizes: as `means`, what channels are divided by, from the first tokens less their mean.
         below: tokens before this position have been outside the newest ones, and never come back as they were.
         count: real tokens that have been taken in.
     """
 
     means: tuple[Tensor | None, Tensor | None] = (None, None)
+    sizes: tuple[Tensor | None, Tensor | None] = (None, None)
     below: int = 0
     count: int = 0
 
@@ -329,7 +331,10 @@ class SlowCache:
                 newest = max(rounding.below, count - self.block)
                 few = (position[row] >= min(self.protected, 4)) & (position[row] < newest)
                 offset = self._offset(given, row, kind, position[row])[:, few]
-                states[row][:, few] = self._rounded(index, kind, states[row][:, few] - offset) + offset
+                sizes = rounding.sizes[kind]
+                sizes = 1.0 if sizes is None else sizes
+                rounded = self._rounded(index, kind, (states[row][:, few] - offset) / sizes)
+                states[row][:, few] = rounded * sizes + offset
             moves = self.options.get("positions") == "cache" and kind == int(self.latent) and shifts is not None
             read.append(turned(self.model, index, states, shifts) if moves and states.shape[2] else states)
         return read[0], read[1]
@@ -360,6 +365,13 @@ class SlowCache:
             states = given.rotaries[kind].unrotate(states[None], torch.arange(len(columns))[None, None])[0]
         return states.mean(1, keepdim=True).bfloat16().to(given.states[kind])
 
+    def _sizes(self, given: Given, row: int, kind: int, columns: list[int]) -> Tensor | None:
+        """Of the first columns of this row, see `Rounding.sizes`."""
+        if given.rounding[row].means[kind] is None:
+            return None
+        offset = self._offset(given, row, kind, self.real[row].long().cumsum(0) - 1)
+        return slow_sizes((given.states[kind][row] - offset)[:, columns])[:, None]
+
     # ---- commit and take back --------------------------------------------------------------------------------------
 
     def commit(self, drop: int) -> None:
@@ -378,6 +390,7 @@ class SlowCache:
                 # A single column shows nothing, nor does one real token among several.
                 if not rounding.count and count > 1 and len(came) > 1:
                     rounding.means = self._mean(given, row, 0, came), self._mean(given, row, 1, came)
+                    rounding.sizes = self._sizes(given, row, 0, came), self._sizes(given, row, 1, came)
                 rounding.count += len(came)
                 rounding.below = max(rounding.below, rounding.count - self.block)
 
