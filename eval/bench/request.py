@@ -97,7 +97,7 @@ def run(settings: BenchSettings, output: Path, again: bool, trace: Path | None) 
         settings = settings.but(largest_batch=False)
     with progress(notes, "measurements", "fewer --contexts, --budgets, --variants or --rounds") as watch:
         report = run_bench(at(settings, settings.device), output, again, trace, watch)
-    for table in tables(report.rows):
+    for table in tables(report.rows, settings.model):
         Console().print(to_terminal(table))
     drawn = [
         name

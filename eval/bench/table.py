@@ -9,6 +9,7 @@ from hf_paged_eviction.naming.sizes import readable_bytes
 
 from ..store.results import Row
 from ..store.summaries.table import Table, simple_table, without_empty
+from .methods import PUBLISHED_WHERE, published
 from .rows import DECODE, MEASURED, THROUGHPUT, measured
 from .timing import ratio
 from .variants import FLOOR, FLOOR_COMPILED, FULL, FULL_COMPILED, KVPRESS, PAGED, STATIC
@@ -24,14 +25,18 @@ PAIRS = (
 )
 
 
-def tables(rows: Sequence[Row]) -> list[Table]:
-    """All tables of a run; empty ones are left out."""
+def tables(rows: Sequence[Row], model: str) -> list[Table]:
+    """All tables of a run; empty ones are left out.
+
+    Args:
+        model: its name; the paper's own numbers stand beside the shapes that it measured.
+    """
     groups = dict.fromkeys((row["budget"], row["batch_size"]) for row in rows if row["kind"] == DECODE)
     found: list[Table] = []
     for budget, batch in groups:
         group = [row for row in rows if (row["kind"], row["budget"], row["batch_size"]) == (DECODE, budget, batch)]
         found += [_times(group, f"decode step, budget {budget:,}, batch {batch}"), _costs(group), _ratios(group)]
-    found += [_throughput([row for row in rows if row["kind"] == THROUGHPUT])]
+    found += [_throughput([row for row in rows if row["kind"] == THROUGHPUT], model)]
     return [table for table in found if table.rows]
 
 
@@ -96,7 +101,7 @@ def _ratios(rows: Sequence[Row]) -> Table:
     return simple_table("step times, median of same-round ratios", ("", "context", "x"), lines)
 
 
-def _throughput(rows: Sequence[Row]) -> Table:
+def _throughput(rows: Sequence[Row], model: str) -> Table:
     known = [row for row in rows if row["status"] == MEASURED]
     title, full = "throughput", next((row for row in known if row["variant"] == FULL), None)
     if known:
@@ -105,22 +110,24 @@ def _throughput(rows: Sequence[Row]) -> Table:
             f"throughput: {one['requests']} requests, {one['input_tokens']:,} tokens in and "
             f"{one['output_tokens']:,} out, prefill included"
         )
-    numbers = "rows together", "compiled", "tokens/s", "x full", "answer, s", "x full", "ms/token"
+    numbers = "rows together", "compiled", "tokens/s", "x full", "answer, s", "x full", "ms/token", "published"
     lines = (
         (
             row["variant"],
             "" if row["budget"] is None else f"{row['budget']:,}",
-            *([row["status"], *[""] * 6] if row["status"] != MEASURED else _answers(row, full)),
+            *([row["status"], *[""] * 7] if row["status"] != MEASURED else _answers(row, full, model)),
         )
         for row in rows
     )
-    return simple_table(title, ("variant", "budget", *numbers), lines)
+    note = f"published, tokens/s: {PUBLISHED_WHERE}" if any(published(model, row) for row in known) else ""
+    return simple_table(title, ("variant", "budget", *numbers), lines, note)
 
 
-def _answers(row: Row, full: Row | None) -> list[str]:
+def _answers(row: Row, full: Row | None, model: str) -> list[str]:
     def beside(name: str) -> str:
         return "" if full is None else f"{row[name] / full[name]:.2f}"
 
+    known = published(model, row)
     return [
         str(row["rows_together"]),
         "yes" if row["compiled"] else "no",
@@ -129,6 +136,7 @@ def _answers(row: Row, full: Row | None) -> list[str]:
         f"{row['latency_seconds']:.2f}",
         beside("latency_seconds"),
         f"{row['token_ms']:.2f}",
+        "" if known is None else f"about {known:,}",
     ]
 
 

@@ -17,12 +17,14 @@ from typer.testing import CliRunner
 
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction_eval.bench import run, throughput, variants
+from hf_paged_eviction_eval.bench.methods import published
 from hf_paged_eviction_eval.bench.request import read
 from hf_paged_eviction_eval.bench.settings import as_published
 from hf_paged_eviction_eval.bench.shapes import SHAPES, config_of
 from hf_paged_eviction_eval.bench.steps import decoding
 from hf_paged_eviction_eval.bench.steps import precision as precisions
 from hf_paged_eviction_eval.bench.steps.decoder import Decoder
+from hf_paged_eviction_eval.bench.table import tables
 from hf_paged_eviction_eval.commands import app
 from hf_paged_eviction_eval.models.environment import versions
 from hf_paged_eviction_eval.options.bench import BenchOptions
@@ -234,6 +236,16 @@ def test_the_paper_is_for_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     said = " ".join(bench(f"--preset paper --output {tmp_path}", status=2).output.split())
     assert "llama-3.2-1b is for a CUDA device, and this machine has none" in said and "--model 100m" in said
+
+
+def test_numbers_of_the_paper_stand_beside_the_same_setup() -> None:
+    row = {"variant": "paged_16", "budget": 1024, "input_tokens": 1024, "output_tokens": 8192}
+    assert published("llama-3.2-1b", row) == 3020
+    assert published("llama-3.2-3b", row) is None and published("llama-3.2-1b", {**row, "budget": 512}) is None
+    assert published("llama-3.2-1b", {**row, "variant": "full", "budget": None}) == 2200
+    shown = {"rows_together": 8, "compiled": False, "latency_seconds": 2.0, "token_ms": 1.0, "requests": 64}
+    measured = {**row, **shown, "tokens_per_second": 100.0, "kind": "throughput", "status": "measured", "reason": ""}
+    assert "about 3,020" in str(tables([measured], "llama-3.2-1b")) and "about" not in str(tables([measured], "100m"))
 
 
 def test_largest_batch_is_for_cuda(model_folder: str, tmp_path: Path) -> None:
