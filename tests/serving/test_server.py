@@ -8,7 +8,6 @@ import json
 import math
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +15,8 @@ import driving
 import pytest
 import torch
 from talking import LONGEST, MOST, PLACES, embedded, expected, manager, numbers, prompt, serving, steps, wait_until_free
+
+from processes import wait_for
 
 pytest.importorskip("typer", reason="the extra `eval` is not installed")
 
@@ -387,13 +388,13 @@ def test_a_client_that_goes_away(served: Any, stream: bool, count: int) -> None:
         connection = raw_request(
             served, TEXT | {"prompt": [5] * count, "max_tokens": 1 if count > 3 else MOST, "stream": stream}
         )
-        standing.wait()
-        assert numbers(served)["live_requests"] == 1
-        connection.close()
-        while manager().cancel_queue.empty():
-            assert served.thread.is_alive()
-            time.sleep(0.005)
-        gone.set()
+        try:
+            wait_for(standing.is_set)
+            assert numbers(served)["live_requests"] == 1
+            connection.close()
+            wait_for(lambda: not manager().cancel_queue.empty())
+        finally:
+            gone.set()
         after = wait_until_free(served)
     cancelled = 'answers_total{end="cancelled"}'
     assert after[cancelled] == before.get(cancelled, 0) + 1
