@@ -43,9 +43,9 @@ class Scores:
             positions, keys, values = table.positions, *store.read(table.held)
         else:
             positions, keys, values = table.positions.gather(-1, slots), *store.at(slots)
-        known, observed = dict[str, Tensor](), None
-        if listener is not None:
-            known, observed = listener.observer.statistics(table.positions, slots), listener.observer.count
+        observer = None if listener is None else listener.observer
+        known = {} if observer is None else observer.statistics(table.positions, slots)
+        observed = None if observer is None else observer.count
         room, seen = contents.quota.room(), table.seen - table.pads
         marks = None if contents.marks is None else contents.marks.at(slots, table.held)
         return self._scorer(keys, values, positions, seen, known, observed, room, marks)
