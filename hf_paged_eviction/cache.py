@@ -315,9 +315,8 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         for layer in paged:
             layer.check_crop(-count)
         others = [layer for layer in self.layers if not isinstance(layer, PagedLayer)]
-        crop_all_or_none(
-            others, [layer.crop_state if isinstance(layer, HybridLayer) else layer.crop for layer in others], count
-        )
+        crops = [layer.crop_state if isinstance(layer, HybridLayer) else layer.crop for layer in others]
+        crop_all_or_none(others, crops, count, self.get_seq_length() - count)
         for layer in paged:
             layer.crop(-count)
         if count:

@@ -50,7 +50,7 @@ def order_without(table: BlockTable, count: int, pads: Tensor) -> Tensor | None:
     return positions.masked_fill(gone, KEEP).argsort(stable=True, dim=-1)
 
 
-def crop_all_or_none(layers: Sequence[Any], crops: Sequence[Callable[[int], None]], count: int) -> None:
+def crop_all_or_none(layers: Sequence[Any], crops: Sequence[Callable[[int], None]], count: int, left: int) -> None:
     """Take back the last `count` tokens of layers that are transformers' own, or of none of them.
 
     When such a layer refuses differs between releases, so each is asked to do it, and all are put back if one refuses.
@@ -59,6 +59,7 @@ def crop_all_or_none(layers: Sequence[Any], crops: Sequence[Callable[[int], None
     Args:
         layers: they may replace their tensors when they crop, and write to their lists.
         crops: how each is told, `-count` being what it is told.
+        left: tokens that stay.
 
     Raises:
         RuntimeError, ValueError: of the layer that refuses.
@@ -69,6 +70,7 @@ def crop_all_or_none(layers: Sequence[Any], crops: Sequence[Callable[[int], None
             if count or getattr(layer, "record_past", False):
                 crop(-count)
                 _check_window(layer, count)
+                _check_convolution(layer, count, left)
     except Exception:
         for layer, attributes in zip(layers, before, strict=True):
             vars(layer).clear()
@@ -89,3 +91,16 @@ def _check_window(layer: Any, count: int) -> None:
             f"Cannot take back {count} tokens: a sliding-window layer recorded fewer, and what came into its window "
             "in their place is gone. Take back no more than the last forward brought."
         )
+
+
+def _check_convolution(layer: Any, count: int, left: int) -> None:
+    """A short convolution that recorded fewer tokens than were taken back lacks the beginning of its state."""
+    states, sizes = getattr(layer, "conv_states", None), getattr(layer, "conv_kernel_size", None)
+    if not isinstance(states, dict) or not isinstance(sizes, dict):
+        return  # releases that record nothing refuse to take anything back
+    for number, state in states.items():
+        if state is not None and state.shape[-1] < min(left, sizes[number]):
+            raise ValueError(
+                f"Cannot take back {count} tokens: a short convolution recorded fewer since the last `crop`, and what "
+                "it held before them is gone. Take back no more than the forwards since then brought."
+            )

@@ -44,6 +44,11 @@ FOUND = {
         calls=(("steps", 1, "none"), ("fail", 1, "before", 4), ("steps", 2, "none")),
         family="lfm2",
     ),
+    "a short convolution from which more is taken back than it recorded": Case(
+        options={"block_size": 4, "budget": 24, "record_past": True},
+        calls=(("feed", 5, "none"), ("crop", 1), ("crop", 2), ("steps", 1, "none")),
+        family="lfm2",
+    ),
     "a cache of which everything was taken back, made smaller": Case(
         options={"block_size": 2, "budget": 14, "record_past": True, "allocator": "global", "policy": "kvzip"},
         calls=(("feed", 1, "none"), ("crop", 1), ("shrink", 1), ("feed", 9, "none"), ("steps", 4, "none")),
