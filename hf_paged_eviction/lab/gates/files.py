@@ -20,6 +20,8 @@ _FILES = FittedFiles(FileKind("gates"), NamedFiles("No gates", "paged-eviction f
 load_gates = _FILES.load
 #: Let `gate:name` mean a file that comes with a package.
 name_gates = _FILES.names.name
+for _file in sorted((Path(__file__).parent / "published").glob("*.safetensors")):
+    name_gates(_file.stem, _file)
 #: Whether a name stands for a file on this machine.
 is_here = _FILES.names.is_here
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from slow_gate import random_gates
+from transformers import LlamaConfig
 
 import models
 import modes
@@ -231,3 +232,19 @@ def test_compiled_steps(file: str) -> None:
     assert int(counters["stats"]["unique_graphs"]) == 1
     torch._dynamo.reset()
     counters.clear()
+
+
+def test_published_gates_are_of_their_model() -> None:
+    config = LlamaConfig(
+        num_hidden_layers=30,
+        hidden_size=576,
+        vocab_size=49152,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        head_dim=64,
+    )
+    gates = load_gates("smollm2-135m-instruct")
+    gates.check_model(config)
+    assert set(gates.layers) == set(range(30)) and gates.facts["target"] == "kvzip"
+    with pytest.raises(ValueError, match="smollm2-135m-instruct"):
+        load_gates("smollm2-135m")
