@@ -601,9 +601,9 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         if not paged:
             return f"{type(self).__name__}(no paged layer, {len(self.layers)} others)"
         layer, stats = paged[0][1], self.stats()
-        sizes = layer.budget
-        budget = sizes.label
-        asked = self._options.sizes
+        sizes, asked = layer.budget, self._options.sizes
+        alike = len({each.budget.label for _, each in paged}) == 1
+        budget = sizes.label if alike else f"{self.budget} tokens on average"
         if asked.memory is not None and sizes.tokens is not None:
             budget = f"{self.budget} tokens ({asked.label})"
         return (

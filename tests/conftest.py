@@ -58,6 +58,14 @@ def pytest_configure(config: pytest.Config) -> None:
             place.use(device)
 
 
+@pytest.fixture(autouse=True)
+def same_draws() -> None:
+    """What a test draws does not depend on the tests before it."""
+    import torch
+
+    torch.manual_seed(0)
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("--all-cases"):

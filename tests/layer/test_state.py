@@ -450,6 +450,9 @@ def test_repr_is_for_people() -> None:
     assert len(shown) < 400
     assert "40" in repr(cache.layers[0])
     assert "PagedEvictionCache" in repr(make())
+    assert "budget=24 tokens on average in blocks of 4" in repr(
+        models.paged(models.shared("llama", "paged_eviction").config, budget=[32, 16], block_size=4)
+    )
 
 
 def test_block_table_and_scores() -> None:
