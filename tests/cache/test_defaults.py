@@ -199,16 +199,7 @@ def test_folders_of_one_name_are_different_models(tmp_path: Path) -> None:
     ["HuggingFaceTB/SmolLM2-135M-Instruct", "/models/SmolLM2-135M-Instruct", "SmolLM2-135M-Instruct.Q4_1.gguf"],
 )
 def test_published_calibrations_fit_their_models(name: str) -> None:
-    from transformers import LlamaConfig
-
-    config = LlamaConfig(
-        num_hidden_layers=30,
-        hidden_size=576,
-        vocab_size=49152,
-        num_attention_heads=9,
-        num_key_value_heads=3,
-        head_dim=64,
-    )
+    config = models.smollm2_config()
     config._name_or_path = name
     found = find_calibration(config)
     assert found is not None and found.parent == _PUBLISHED

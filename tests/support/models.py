@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 import transformers
-from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
 from hf_paged_eviction import PagedEvictionCache
 
@@ -179,6 +179,18 @@ _FAMILIES |= {
         {"head_dim": 16, "num_experts": 2, "moe_intermediate_size": 16, "router_hidden_size": 16},
     ),
 }
+
+
+def smollm2_config() -> LlamaConfig:
+    """The shapes of SmolLM2-135M-Instruct, which what comes with the package was fitted to."""
+    return LlamaConfig(
+        num_hidden_layers=30,
+        hidden_size=576,
+        vocab_size=49152,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        head_dim=64,
+    )
 
 
 def family_config(family: str, **changes: Any) -> Any:

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from slow_gate import random_gates
-from transformers import LlamaConfig
 
 import models
 import modes
@@ -235,16 +234,8 @@ def test_compiled_steps(file: str) -> None:
 
 
 def test_published_gates_are_of_their_model() -> None:
-    config = LlamaConfig(
-        num_hidden_layers=30,
-        hidden_size=576,
-        vocab_size=49152,
-        num_attention_heads=9,
-        num_key_value_heads=3,
-        head_dim=64,
-    )
     gates = load_gates("smollm2-135m-instruct")
-    gates.check_model(config)
+    gates.check_model(models.smollm2_config())
     assert set(gates.layers) == set(range(30)) and gates.facts["target"] == "kvzip"
     with pytest.raises(ValueError, match="smollm2-135m-instruct"):
         load_gates("smollm2-135m")
