@@ -9,12 +9,11 @@ never otherwise; files that are older than the protocol stay alone.
 
 from __future__ import annotations
 
-import gzip
 import json
 from pathlib import Path
 from typing import Any
 
-from real_tables import KEPT, answer_tables, finished, question, text_tables
+from real_tables import KEPT, answer_tables, finished, once, read_kept, text_tables
 
 PAGE = Path("docs/leaderboard.md")
 #: Settings that change no number, or that the rows tell by themselves.
@@ -54,16 +53,11 @@ def tables(folder: Path = KEPT) -> list[tuple[str, dict[str, Any] | None, list[d
     groups: dict[str, list[Any]] = {}
     for path in sorted(folder.glob("*.jsonl.gz")):
         name = path.name.removesuffix(".jsonl.gz")
-        facts, *rows = map(json.loads, gzip.decompress(path.read_bytes()).decode().splitlines())
+        facts, rows = read_kept(path)
         found = facts.get("protocol")
         key = json.dumps(found, sort_keys=True) if found else name
         groups.setdefault(key, [name, found, []])[2].extend(rows)
-    return [(name, found, _once(rows)) for name, found, rows in groups.values()]
-
-
-def _once(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows of the same question, policy and budget in several files count once."""
-    return list({(*question(row), row["policy"], row["budget"]): row for row in rows}.values())
+    return [(name, found, once(rows)) for name, found, rows in groups.values()]
 
 
 def page(folder: Path = KEPT) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 import leaderboard
 from common import RESULTS
-from real_tables import answered, by_variant, cell, finished, grid, late, percent, question
+from real_tables import answered, by_variant, cell, finished, grid, late, once, percent, question
 
 #: What a cache is in these tables: a policy and the tokens of its blocks.
 Cache = tuple[str, int]
@@ -148,8 +148,7 @@ def _same(
 def _finished(
     rows: Sequence[dict[str, Any]], among: Collection[tuple[str, str]] | None = None
 ) -> tuple[dict[tuple[str, str], list[dict[str, Any]]], dict[Any, dict[str, Any]]]:
-    once = {(question(row), row["policy"], row["budget"]): row for row in rows}
-    same, _ = finished(list(once.values()), among)
+    same, _ = finished(once(rows), among)
     return by_variant(same), {question(row): row for row in same if row["policy"] == "full"}
 
 

@@ -24,7 +24,7 @@ from typing import Any
 import leaderboard
 from real_compared import BESIDE, DEFAULT, TOKENS, compared, over_bytes, reading
 from real_compared import NEWEST as NEWEST_SCORES
-from real_tables import EIGHTH, KEPT, QUARTER, front_table, question
+from real_tables import EIGHTH, KEPT, QUARTER, front_table, once, read_kept
 from results_page import replace_section
 
 ROOT = Path("results/real_models")
@@ -178,12 +178,11 @@ def _beside_kept(
     """Protocol and rows with those that are kept; a table may have been run for other tasks before."""
     if not target.exists():
         return protocol, rows
-    facts, *kept = map(json.loads, gzip.decompress(target.read_bytes()).decode().splitlines())
+    facts, kept = read_kept(target)
     before = facts.get("protocol") or {}
     if not before or any(before[key] != protocol[key] for key in before.keys() & protocol.keys()):
         return protocol, rows
-    every = {(question(row), row["policy"], row["budget"]): row for row in (*kept, *rows)}
-    return before | protocol, list(every.values())
+    return before | protocol, once([*kept, *rows])
 
 
 def _short(row: dict[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from math import sqrt
+from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
@@ -20,12 +21,16 @@ EIGHTH, QUARTER = "112", "224"
 ABLE = 0.6
 
 
+def read_kept(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Facts and rows of a file of kept rows."""
+    facts, *rows = map(json.loads, gzip.decompress(path.read_bytes()).decode().splitlines())
+    return facts, rows
+
+
 def load(name: str, table: str) -> list[dict[str, Any]]:
     """The rows of a model's table; none if it was not run."""
     path = KEPT / f"{name}_{table}.jsonl.gz"
-    if not path.exists():
-        return []
-    return [json.loads(line) for line in gzip.decompress(path.read_bytes()).decode().splitlines()][1:]
+    return read_kept(path)[1] if path.exists() else []
 
 
 def cell(values: Sequence[float], digits: int) -> str:
@@ -55,6 +60,11 @@ def by_variant(rows: Iterable[dict[str, Any]]) -> dict[tuple[str, str], list[dic
 def question(row: dict[str, Any]) -> tuple[Any, ...]:
     """What a row is an answer to."""
     return (row["text"],) if "text" in row else (row["task"], row.get("length"), row["id"])
+
+
+def once(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of rows of the same question, policy and budget the last one."""
+    return list({(question(row), row["policy"], row["budget"]): row for row in rows}.values())
 
 
 def finished(
