@@ -36,7 +36,7 @@ class Survivors:
     def offer(self, scores: Tensor, positions: Tensor) -> None:
         """Say what could stay of the tokens with these judged scores, where other layers' count as well."""
         if self._quota.common:
-            least = self._contents.known.least(self._quota.budget.fewest_of)
+            least = self._contents.known.least(self._quota.budget, whole=False)
             self._quota.offer(self._rank(scores, positions), least)
 
     def limits(self, scores: Tensor, positions: Tensor) -> Tensor | None:
@@ -45,7 +45,7 @@ class Survivors:
             return None
         pinned = scores.masked_fill(self._protected(positions), float("inf"))
         pinned = pinned.masked_fill(positions < 0, float("-inf"))
-        return self._quota.limits(pinned, positions, self._contents.known.least(self._quota.budget.smallest_of))
+        return self._quota.limits(pinned, positions, self._contents.known.least(self._quota.budget, whole=True))
 
     def choose(self, scores: Tensor, positions: Tensor, limits: Tensor | None, columns: int) -> tuple[Tensor, Tensor]:
         """Indices of the tokens that stay, and their positions, both `[B, S, C]` in slot order.

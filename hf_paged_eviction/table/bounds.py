@@ -21,6 +21,9 @@ def bounds_of(spans: Sequence[Spans], first: int, rows: int, device: torch.devic
     Raises:
         ValueError: there are spans for another number of rows.
     """
+    if not spans:
+        start = (0, first) if first else ()
+        return torch.tensor([start] * rows, dtype=torch.int64, device=device)
     flat = [[at for span in merged([(0, first), *row]) for at in span] for row in of_rows(spans, rows)]
     most = max(map(len, flat), default=0)
     padded = [row + [NOWHERE] * (most - len(row)) for row in flat]
@@ -31,6 +34,14 @@ def spans_in(bounds: Tensor) -> list[Spans]:
     """By row. Reads the tensor."""
     rows = [[at for at in row if at < NOWHERE] for row in bounds.tolist()]
     return [tuple(zip(row[::2], row[1::2], strict=True)) for row in rows]
+
+
+def blocks_in(bounds: Tensor, size: int) -> Tensor:
+    """`[rows]` int64, most blocks of `size` tokens that the spans of each row ever reach into, see `spans.blocks_of`."""
+    begins = bounds[:, ::2]
+    lengths, later = bounds[:, 1::2] - begins, (begins > 0) & (begins < NOWHERE)
+    blocks = (lengths + torch.where(later, 2 * size - 2, size - 1)).div(size, rounding_mode="floor")
+    return blocks.sum(-1) + (later & (lengths > 2) & (size > 1)).any(-1)
 
 
 def inside(bounds: Tensor, positions: Tensor) -> Tensor:

@@ -124,16 +124,6 @@ class BlockBudget:
         """Fewest tokens that leave one block to evict beside the protected ones and the newest."""
         return (self.protected_blocks + self.recent_blocks + 1) * self.block_size
 
-    def smallest_of(self, spans: Spans) -> int:
-        """As `smallest`, of a row with these spans, which have the start in them."""
-        return (blocks_of(spans, self.block_size) + self.recent_blocks + 1) * self.block_size
-
-    def fewest_of(self, spans: Spans) -> int:
-        """As `smallest_of`, where a set need not hold whole blocks: the block of the protected start then ends with the
-        last protected token."""
-        alone = -sum(end for start, end in spans if start == 0) % self.block_size
-        return self.smallest_of(spans) - alone
-
     def of(self, tokens: int) -> "BlockBudget":
         """The same with another number of tokens, a multiple of the block size."""
         return replace(self, tokens=tokens, keep_ratio=None, memory=None)

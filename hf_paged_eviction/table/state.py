@@ -87,7 +87,12 @@ class TableState:
         return cls(
             empty_tokens(rows, sets, slots, device, shifting),
             Phase(none, torch.full_like(block, slots), bounds),
-            Choice(block, _repeated(block, block_size), _repeated(block, ahead), block, block, none),
+            Choice(
+                block,
+                block[..., None].expand(-1, -1, block_size),
+                block[..., None].expand(-1, -1, ahead),
+                *(block, block, none),
+            ),
         )
 
     def map_rows(self, change: Callable[[Tensor], Tensor]) -> "TableState":
@@ -107,16 +112,12 @@ def join(states: Sequence[TableState]) -> TableState:
     return replace(joined, tokens=map_tensors(persistent, joined.tokens))
 
 
-def _repeated(numbers: Tensor, times: int) -> Tensor:
-    return numbers[..., None].expand(-1, -1, times)
-
-
 def empty_tokens(rows: int, sets: int, slots: int, device: torch.device, shifting: bool = False) -> Tokens:
-    """Slots that hold nothing."""
-    positions = torch.full((rows, sets, slots), -1, dtype=torch.int64, device=device)
-    scores = torch.full(positions.shape, float("nan"), device=device)
-    shifts = persistent(torch.zeros_like(positions)) if shifting else None
-    return Tokens(persistent(positions), persistent(scores), shifts)
+    """Slots that hold nothing, to be written to in and out of `torch.inference_mode`."""
+    with torch.inference_mode(False):
+        positions = torch.full((rows, sets, slots), -1, dtype=torch.int64, device=device)
+        scores = torch.full(positions.shape, float("nan"), device=device)
+        return Tokens(positions, scores, torch.zeros_like(positions) if shifting else None)
 
 
 @dataclass

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..parts import Snapshot, map_tensors, persistent
-from .bounds import bounds_of, inside, spans_in
+from .bounds import blocks_in, bounds_of, inside, spans_in
 from .budget import BlockBudget
 from .gaps import shifts_without_gaps
 from .ranking import KEEP, rank_keys
@@ -160,9 +160,16 @@ class BlockTable:
         """What is protected in each row, its beginning included. Reads a tensor."""
         return spans_in(self.phase.bounds)
 
-    def least(self, count: Callable[[Spans], int]) -> Tensor:
-        """`[B]` what `count` says of the spans of each row. Reads a tensor."""
-        return torch.tensor([count(spans) for spans in self.spans], device=self.device)
+    def least(self, sizes: BlockBudget, whole: bool) -> Tensor:
+        """`[B]` fewest tokens that leave a set of the row one block to evict beside the protected ones and the newest.
+
+        Args:
+            sizes: of the layer now.
+            whole: whether a set holds whole blocks; else the block of the protected start ends with its last token.
+        """
+        bounds, size = self.phase.bounds, self.block_size
+        tokens = (blocks_in(bounds, size) + sizes.recent_blocks + 1) * size
+        return tokens if whole else tokens - -bounds[:, 1:2].where(bounds[:, :1] == 0, 0).sum(-1) % size
 
     # ---- growing -------------------------------------------------------------------------------------------------
 
@@ -221,11 +228,13 @@ class BlockTable:
     def _start_overwriting(self) -> None:
         """All slots are in use. The row's newest block is its last one."""
         self.write_back()
-        counters, usable = self.counters, self._usable
+        counters, usable, missing = self.counters, self._usable, self._missing
         full_at = self.phase.full_at.clamp_min(counters.seen)
-        counters.know([max(value, counters.seen) for value in counters.full_at_values], self.block_size)
+        if min(counters.full_at_values) < counters.seen:
+            counters.know([max(value, counters.seen) for value in counters.full_at_values], self.block_size)
         held_pads = (full_at - counters.seen).minimum(usable)
-        ordered = max(counters.full_at_values) > counters.seen or self._any_missing
+        shorter = isinstance(missing, Tensor) and bool(missing.any())
+        ordered = shorter or max(counters.full_at_values) > counters.seen
         order = self._logical_order(held_pads) if ordered else None
         self.phase = replace(self.phase, full_at=full_at, order=order)
         counters.overwriting = True
@@ -233,7 +242,7 @@ class BlockTable:
         none = torch.zeros_like(full_at)
         blocks = min(self.blocks_ahead, self.capacity // self.block_size)
         self.choice = replace(self.choice, left=none, taken=none, ahead=none[..., None].expand(-1, -1, blocks))
-        self.begin((usable + self._missing - held_pads - 1).clamp_min(0) // self.block_size)
+        self.begin((usable + missing - held_pads - 1).clamp_min(0) // self.block_size)
 
     @property
     def _usable(self) -> Tensor:
@@ -247,11 +256,6 @@ class BlockTable:
         slots that is no multiple of the block size. The first block is then shorter, and never leaves."""
         limits = self.phase.limits
         return 0 if limits is None else -limits % self.block_size
-
-    @property
-    def _any_missing(self) -> bool:
-        missing = self._missing
-        return isinstance(missing, Tensor) and bool(missing.any())
 
     def _logical_order(self, held_pads: Tensor) -> Tensor:
         places, usable = torch.arange(self.capacity, device=self.device), self._usable[..., None]
@@ -484,15 +488,15 @@ class BlockTable:
 
     def write_back(self) -> None:
         """Write down the positions of the tokens that came since the last time (all of them real)."""
-        self._write_since(self.tokens.positions)
-        self._forget_shifts(self.counters.seen - self.counters.positions_until, None)
-        self.counters.positions_until = self.counters.seen
+        count = self.counters.seen - self.counters.positions_until
+        if count:
+            self._write_since(self.tokens.positions, count)
+            self._forget_shifts(count, None)
+            self.counters.positions_until = self.counters.seen
 
-    def _write_since(self, positions: Tensor) -> None:
+    def _write_since(self, positions: Tensor, count: int) -> None:
+        """Write the positions of the last `count` columns, which are not written down yet."""
         counters = self.counters
-        count = counters.seen - counters.positions_until
-        if count == 0:
-            return
         if counters.overwriting:
             self._write_newest(positions, count, None)
         else:
@@ -526,16 +530,17 @@ class BlockTable:
 
     def _all_positions(self) -> Tensor:
         """`[B, S, C]` in slot order, with those that are not written down yet."""
-        if self.counters.positions_until == self.counters.seen:
+        count = self.counters.seen - self.counters.positions_until
+        if count == 0:
             return self.tokens.positions
         positions = self.tokens.positions.clone()
-        self._write_since(positions)
+        self._write_since(positions, count)
         return positions
 
     @property
     def positions(self) -> Tensor:
         """`[B, S, held]` in slot order."""
-        return self._all_positions()[:, :, : self.held]
+        return self._all_positions()[:, :, : self.counters.held]
 
     def positions_with(self, new: Tensor) -> Tensor:
         """`[B, S, held + n]` in slot order, and behind them those of new tokens `[B, n]`, the same for all sets."""

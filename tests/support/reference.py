@@ -23,6 +23,7 @@ from transformers import DynamicCache
 import models
 from closeness import SHARE, bound
 from hf_paged_eviction.allocators.ragged import RaggedStore
+from hf_paged_eviction.table.spans import blocks_of
 
 Visible = list[list[set[int]]]  # [row][kv head] -> columns
 
@@ -748,7 +749,10 @@ def slow_threshold(held: Held, total: int, budget: int, sizes: Any) -> dict[tupl
     seen = 1 + max(max(scores) for scores in held.values())
     if all(len(scores) <= budget for scores in held.values()):
         return {place: set(scores) for place, scores in held.items()}
-    certain, others, fewest = {}, [], sizes.fewest_of(sizes.start_and(common_spans(sizes)))
+    protected_spans = sizes.start_and(common_spans(sizes))
+    blocks = blocks_of(protected_spans, sizes.block_size) + sizes.recent_blocks + 1
+    alone = -sum(end for start, end in protected_spans if start == 0) % sizes.block_size  # places of the start's block
+    certain, others, fewest = {}, [], blocks * sizes.block_size - alone
     for place, scores in sorted(held.items()):
         spans = [(0, sizes.protected), *common_spans(sizes), (seen - sizes.recent, seen)]
         protected = {at for at in scores if any(start <= at < end for start, end in spans)}
