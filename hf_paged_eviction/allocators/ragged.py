@@ -11,7 +11,6 @@ from ..parts import persistent
 from ..store.columns import Columns
 from ..store.room import Room
 from ..store.store import Arrived, HeldSnapshot, Store
-from ..store.tensors import make_storage
 from .segments import Segments
 
 
@@ -85,12 +84,16 @@ class FlatColumns(Columns):
     def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
         """See `Columns.map_rows`."""
         self.segments, places = self.segments.rows_of(change)
-        self.tensors = tuple([_chosen(column, places) for column in self.tensors])
+        self.tensors = tuple(_chosen(self.tensors, places))
 
 
-def _chosen(column: Tensor, places: Tensor) -> Tensor:
-    made = make_storage((len(places), *column.shape[1:]), column.dtype, column.device)
-    return torch.index_select(column, 0, places, out=made)
+def _chosen(columns: Sequence[Tensor], places: Tensor) -> list[Tensor]:
+    """What stands at `places` in these, in tensors that may be written to in and out of `torch.inference_mode`."""
+    with torch.inference_mode(False):
+        made = [column.new_empty(len(places), *column.shape[1:]) for column in columns]
+    for column, into in zip(columns, made, strict=True):
+        torch.index_select(column, 0, places, out=into)
+    return made
 
 
 class RaggedStore(Store):
@@ -122,10 +125,10 @@ class RaggedStore(Store):
         rows, heads = keys.shape[:2]
         segments = Segments(limits.expand(rows, heads).tolist(), keys.device, kept.shape[-1])
         places = segments.taken_from(kept, keys.shape[2])
-        self._hold_segments(segments, [_chosen(states.flatten(0, 2), places) for states in (keys, values)])
+        self._hold_segments(segments, _chosen([keys.flatten(0, 2), values.flatten(0, 2)], places))
 
     def _hold_segments(self, segments: Segments, states: Sequence[Tensor]) -> None:
-        self.columns.use()
+        self.columns.use()  # gives back what there was
         self.columns = FlatColumns(self.room, segments, states)
 
     def give_values(self, values: Tensor, changed: Tensor) -> None:

@@ -1,6 +1,7 @@
 """Where the slots of each row and KV head lie in one flat tensor, if they hold different numbers of tokens."""
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -17,27 +18,23 @@ class Segments:
         flat_lengths: the same in one list.
         total: slots in all.
         width: slots of a padded copy, at least those of the longest.
+        device: of the columns.
 
     Args:
         lengths: see above.
-        device: of the columns.
+        device: of the columns, see above.
         width: see above.
     """
 
     def __init__(self, lengths: Sequence[Sequence[int]], device: torch.device, width: int) -> None:
-        self.width = width
-        self.lengths = tuple(tuple(row) for row in lengths)
-        self.flat_lengths = [length for row in self.lengths for length in row]
+        self.width, self.device = width, device
+        self.lengths = tuple(map(tuple, lengths))
+        self.flat_lengths = list(chain.from_iterable(lengths))
         self.total = sum(self.flat_lengths)
         with torch.inference_mode(False):
             self._lengths = torch.tensor(self.lengths, device=device)  # [B, H]
             ends = self._lengths.flatten().cumsum(0).view_as(self._lengths)
             self._starts = ends - self._lengths
-
-    @property
-    def device(self) -> torch.device:
-        """Of the columns."""
-        return self._lengths.device
 
     @property
     def rows(self) -> int:

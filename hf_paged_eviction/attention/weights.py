@@ -110,16 +110,11 @@ class Attention:
         if self.logits.softcap is not None:
             products = products.div_(self.logits.softcap).tanh_().mul_(self.logits.softcap)
         # The smaller of both, not their sum: a logit that overflowed at an invisible token would survive a sum.
-        limited: Tensor = torch.minimum(products, self._ceiling, out=products)
-        return limited
-
-    @property
-    def _ceiling(self) -> Tensor:
-        """inf where a token is visible and far below any logit elsewhere, broadcastable like `visible`."""
         # Positions are mostly the same for all heads: a view that repeats them.
         shared = self.key_positions.stride(1) == 0
         visible = _visible(self.key_positions[:, :1], self.query_positions) if shared else self.visible
-        return torch.where(visible, float("inf"), -1e30)
+        limited: Tensor = torch.minimum(products, torch.where(visible, float("inf"), -1e30), out=products)
+        return limited
 
 
 def _visible(key_positions: Tensor, query_positions: Tensor) -> Tensor:

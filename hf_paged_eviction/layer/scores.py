@@ -62,10 +62,10 @@ class Scores:
         seen = positions[:, 0].amax(-1) + 1
         marks = None if contents.marks is None else contents.marks.of_all(table.held, count)
         if listener is not None:
-            listener.observe_overflow(positions, table.held)
+            known = listener.observe_overflow(positions, table.held)
             if not self.early:
-                known, room = listener.observer.statistics(positions), contents.quota.room()
-                return self._scorer(keys, values, positions, seen, known, listener.observer.count, room, marks)
+                observed, room = listener.observer.count, contents.quota.room()
+                return self._scorer(keys, values, positions, seen, known, observed, room, marks)
         if marks is not None:
             return self._scorer(keys, values, positions, seen, budget=contents.quota.room(), marks=marks)
         if not self._token_local or table.held == 0:

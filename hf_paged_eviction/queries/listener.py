@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from ..policies import Statistics
 from ..store.pending import Pending
 from ..table.table import BlockTable
 from .observer import Observer, Queries
@@ -74,15 +75,15 @@ class Listener:
             self.observer.observe_many(self.queries, table.positions, self.positions, held, self.real is None)
             self.observer.settle(None, table.capacity)
 
-    def observe_overflow(self, positions: Tensor, held: int) -> None:
-        """Tokens at `positions` `[B, S, held + n]` are to be chosen from.
+    def observe_overflow(self, positions: Tensor, held: int) -> Statistics:
+        """Tokens at `positions` `[B, S, held + n]` are to be chosen from: their statistics, see `Observer.statistics`.
 
         Raises:
             RuntimeError: attention has not told of their queries.
         """
         if self.queries is None:
             raise RuntimeError("A forward of several tokens is scored after its attention only.")
-        self.observer.observe_many(self.queries, positions, self.positions, held, self.real is None)
+        return self.observer.observe_many(self.queries, positions, self.positions, held, self.real is None)
 
     def observe_step(self, table: BlockTable, queries: Queries) -> None:
         """A single token was taken in."""

@@ -5,7 +5,7 @@ block is worked out at once, over the tokens held at that moment. The queries of
 once and are observed before anything is evicted. A full prompt x prompt matrix never exists.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -103,7 +103,7 @@ def fold(
     return found
 
 
-def _pieces(window: int | None, queries: Queries, positions: Tensor, weights: bool) -> Iterator[tuple[Tensor, Tensor]]:
+def _pieces(window: int | None, queries: Queries, positions: Tensor, weights: bool) -> list[tuple[Tensor, Tensor]]:
     query = queries.query.detach()
     if window is not None and window < query.shape[2]:
         # The last real ones of each row; pads may stand behind them.
@@ -111,10 +111,9 @@ def _pieces(window: int | None, queries: Queries, positions: Tensor, weights: bo
         chosen = order.topk(window, dim=-1).values.sort(dim=-1).values
         positions = positions.gather(-1, chosen.clamp_min(0)).masked_fill(chosen < 0, -1)
         query = gather_slots(query, chosen.clamp_min(0)[:, None])
-    rows, heads, count, dim = query.shape
+    rows, heads, _, dim = query.shape
     size = max(1, _PIECE // (4 * rows * heads * (queries.key.shape[2] if weights else dim)))
-    for start in range(0, count, size):
-        yield query[:, :, start : start + size], positions[:, start : start + size]
+    return list(zip(query.split(size, dim=2), positions.split(size, dim=1), strict=True))
 
 
 class Observer:
@@ -125,6 +124,7 @@ class Observer:
     Attributes:
         observe: makes statistics of attention: `policy.observe`, unless somebody puts in its place what looks up
             whether that is known already.
+        count: how many queries have been observed, by row; of no row before `start`.
         columns: the policy's token statistics, `[B, H, C]` float32 each, in slot order; while tokens are chosen from,
             `[B, H, held + n]`.
 
@@ -152,7 +152,8 @@ class Observer:
         self.columns.use()
         self._rows: dict[str, Tensor] = {}  # [B, ...]
         self._heads = 0
-        self._count: QueryCount | None = None
+        none = torch.zeros(0, dtype=torch.int64)
+        self.count = QueryCount(none, none, none)
         # The last single tokens, those whose block is not full in some row: nothing is copied until it is.
         self._longest = self.block_size
         self._kept: list[Tensor] = []  # [B, query_heads, 1, dim]
@@ -161,50 +162,31 @@ class Observer:
 
     def start(self, rows: int, kv_heads: int, capacity: int, device: torch.device) -> None:
         """Make room for the statistics of a new prompt."""
-        self._make_columns(rows, kv_heads, capacity, device)
+        like = torch.empty(rows, kv_heads, 0, dtype=torch.float32, device=device)
+        self.columns.use(*self.columns.room.like([like] * len(self._needs.token_statistics), capacity))
+        self._heads = kv_heads
         none = torch.zeros(rows, dtype=torch.int64, device=device)
-        self._count = QueryCount(none, none, none)
-
-    def _make_columns(self, rows: int, kv_heads: int, capacity: int, device: torch.device) -> None:
-        make, self._heads = self.columns.room.make, kv_heads
-        shape = rows, kv_heads, capacity
-        self.columns.use(*[make(shape, torch.float32, device) for _ in self._needs.token_statistics])
-
-    @property
-    def count(self) -> QueryCount:
-        """How many queries have been observed, by row."""
-        if self._count is None:
-            raise RuntimeError("The observer has not been started.")
-        return self._count
-
-    @property
-    def until(self) -> Tensor:
-        """`[B]` real tokens whose queries have been observed."""
-        return self.count.until
-
-    def _observed(self, until: Tensor) -> None:
-        self._count = replace(self.count, until=until)
+        self.count = QueryCount(none, none, none)
 
     @property
     def bytes(self) -> int:
         """Bytes of statistics and of kept queries."""
-        count = self._count
-        numbers = () if count is None else (count.until, count.since, count.passing)
+        numbers = self.count.until, self.count.since, self.count.passing
         return self.columns.bytes + byte_count(*self._rows.values(), *numbers, *self._kept)
 
-    def statistics(self, positions: Tensor, slots: Tensor | None = None) -> dict[str, Tensor]:
+    def statistics(self, positions: Tensor, slots: Tensor | None = None) -> Statistics:
         """What the policy may look at, by name.
 
         Args:
             positions: `[B, 1 or H, held]` in slot order.
             slots: `[B, 1 or H, n]`, the slots wanted; None = all that are held.
         """
-        new, known = positions >= self.count.until[:, None, None], self.columns.first(positions.shape[-1])
-        # What came after the last observation has met no query.
-        tokens = {name: known[at].masked_fill(new, 0.0) for at, name in enumerate(self._needs.token_statistics)}
-        if slots is not None:
-            tokens = {name: gather_slots(values, slots) for name, values in tokens.items()}
-        return tokens | self._rows
+        new, found = positions >= self.count.until[:, None, None], dict(self._rows)
+        for name, column in zip(self._needs.token_statistics, self.columns.tensors, strict=True):
+            # What came after the last observation has met no query.
+            known = column[:, :, : positions.shape[-1]].masked_fill(new, 0.0)
+            found[name] = known if slots is None else gather_slots(known, slots)
+        return found
 
     # ---- single tokens --------------------------------------------------------------------------------------------
 
@@ -241,7 +223,7 @@ class Observer:
         positions = positions.expand(-1, self._heads, -1)
         after = self._with_kept(self.statistics(positions), key, positions, seen, due)
         self._store(after, due)
-        self._observed(torch.where(due, seen, self.until))
+        self.count = replace(self.count, until=torch.where(due, seen, self.count.until))
         self._drop_kept(len(self._kept) if all_due else max(len(self._kept) - self._longest, 0))
 
     def _with_kept(self, found: Statistics, key: Tensor, positions: Tensor, seen: Tensor, due: Tensor) -> Statistics:
@@ -250,7 +232,7 @@ class Observer:
             return found
         query = torch.cat(self._kept, dim=2)
         asked = self._kept_positions(seen, query.shape[2])
-        asked = asked.masked_fill((asked < self.until[:, None]) | ~due[:, None], -1)
+        asked = asked.masked_fill((asked < self.count.until[:, None]) | ~due[:, None], -1)
         attention = Attention(query, key.detach(), asked, positions, self._logits, self.local_heads, self.rotary)
         return self.observe(found, attention)
 
@@ -271,8 +253,8 @@ class Observer:
 
     def observe_many(
         self, queries: Queries, key_positions: Tensor, query_positions: Tensor, held: int, all_real: bool = False
-    ) -> None:
-        """Observe a forward of several tokens: the statistics then cover all tokens that it saw.
+    ) -> Statistics:
+        """Observe a forward of several tokens. Returns the statistics, which then cover all tokens that it saw.
 
         Args:
             queries: of the forward.
@@ -282,13 +264,13 @@ class Observer:
             all_real: whether it is known that none of the queries is a pad.
         """
         if not self._needs.queries:
-            return
+            return {}
         key_positions = key_positions.expand(-1, self._heads, -1)
         new = key_positions.shape[-1] - held
         before = key_positions[..., :held]
         found = self.statistics(before)
         if self._kept:  # their block is not full yet, and the text goes on, except where there are only pads
-            goes_on = torch.ones_like(self.until, dtype=torch.bool) if all_real else (query_positions >= 0).any(-1)
+            goes_on = (query_positions >= 0).any(-1)
             found = self._with_kept(found, queries.key[:, :, :held], before, before[:, 0].amax(-1) + 1, goes_on)
             self._drop_kept(len(self._kept) if all_real or bool(goes_on.all()) else 0)
         for name in self._needs.token_statistics:
@@ -298,25 +280,26 @@ class Observer:
             *(self.observe, found, queries, key_positions, query_positions),
             *(needs.window, self.local_heads, self.rotary, needs.reads_weights),
         )
-        self.columns.use(*[found[name] for name in self._needs.token_statistics])
-        self._rows = {name: found[name] for name in self._needs.row_statistics}
-        self._observed(torch.maximum(self.until, query_positions.amax(-1) + 1))
+        self.columns.use(*map(found.__getitem__, needs.token_statistics))
+        self._rows = {name: found[name] for name in needs.row_statistics}
+        self.count = replace(self.count, until=torch.maximum(self.count.until, query_positions.amax(-1) + 1))
+        return self.statistics(key_positions)
 
     def observe_passing(
         self, queries: Queries, key_positions: Tensor, query_positions: Tensor, held: int, capacity: int
     ) -> None:
         """As `observe_many`, for tokens that will not be held: their queries count, they themselves do not."""
-        until, passing = self.until, (query_positions >= 0).sum(-1)
+        until, passing = self.count.until, (query_positions >= 0).sum(-1)
         self.observe_many(queries, key_positions, query_positions, held)
         self.settle(None, capacity)
-        self._count = replace(self.count, until=until, passing=self.count.passing + passing)
+        self.count = replace(self.count, until=until, passing=self.count.passing + passing)
 
     def forget(self, seen: Tensor) -> None:
         """Forget what has been observed, as if the `seen` `[B]` real tokens had met no query yet."""
         self.columns.zero()
         self._rows = {}
         self._drop_kept(len(self._kept))
-        self._count = QueryCount(seen, seen, torch.zeros_like(seen))
+        self.count = QueryCount(seen, seen, torch.zeros_like(seen))
 
     def settle(self, kept: Tensor | None, capacity: int) -> None:
         """Keep the statistics of the tokens `[B, 1 or H, n]`, or of all, in slot order; make room for `capacity`."""
@@ -345,12 +328,12 @@ class Observer:
         if order is not None:
             self.columns.reorder(order)
         known = self.count
-        self._count = replace(known, until=known.until.minimum(seen), since=known.since.minimum(seen))
+        self.count = replace(known, until=known.until.minimum(seen), since=known.since.minimum(seen))
 
     def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
         """Apply an indexing of dimension 0 to everything."""
         self.columns.map_rows(change)
-        self._rows, self._count, self._kept_real = map_tensors(change, (self._rows, self._count, self._kept_real))
+        self._rows, self.count, self._kept_real = map_tensors(change, (self._rows, self.count, self._kept_real))
         if self._kept:
             self._kept = list(change(torch.cat(self._kept, dim=2)).split(1, dim=2))
 
@@ -367,6 +350,6 @@ class Observer:
         """Remember what another observer did."""
         saved = map_tensors(lambda tensor: persistent(tensor.to(device)), saved)
         self.columns.use(*[saved.tokens[name] for name in self._needs.token_statistics])
-        self._rows, self._count = dict(saved.rows), saved.count
+        self._rows, self.count = dict(saved.rows), saved.count
         self._heads, self._longest, self._logits = kv_heads, saved.longest, saved.logits
         self._kept, self._kept_real = list(saved.kept), list(saved.kept_real)

@@ -102,7 +102,7 @@ class Columns:
         Args:
             anew: whether other tensors are needed: for another number of slots, or where sources are views of these.
         """
-        new = self.like(kept.shape[-1]) if anew else self.tensors
+        new = self.room.like(self.tensors, kept.shape[-1]) if anew else self.tensors
         for column, source in zip(new, sources, strict=True):
             torch.gather(source, 2, slot_index(kept, source), out=column)
         self.use(*new)
@@ -120,16 +120,9 @@ class Columns:
             self.room.give([old for old in self.tensors if all(old is not column for column in new)])
         self.tensors = new
 
-    def like(self, slots: int) -> list[Tensor]:
-        """Tensors of another number of slots."""
-        return [
-            self.room.make((*column.shape[:2], slots, *column.shape[3:]), column.dtype, column.device)
-            for column in self.tensors
-        ]
-
     def resize(self, slots: int, held: int) -> None:
         """Have another number of slots; the tokens in the first `held` ones stay in theirs."""
-        old, new = self.first(held), self.like(slots)
+        old, new = self.first(held), self.room.like(self.tensors, slots)
         for column, states in zip(new, old, strict=True):
             column[:, :, :held] = states
         self.use(*new)

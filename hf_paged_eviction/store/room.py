@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from .pool import StoragePool
-from .tensors import make_storage
 
 
 def static(tensor: Tensor) -> Tensor:
@@ -43,10 +42,19 @@ class Room:
 
     def make(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
         """A tensor that may be written to in and out of `torch.inference_mode`."""
-        made = (make_storage if self.pool is None else self.pool.take)(shape, dtype, device)
-        if self.zeroed:
-            made.zero_()
+        take = torch.empty if self.pool is None else self.pool.take
+        with torch.inference_mode(False):
+            made = take(shape, dtype=dtype, device=device)
+            if self.zeroed:
+                made.zero_()
         return static(made) if self.fixed else made
+
+    def like(self, states: Iterable[Tensor], slots: int) -> list[Tensor]:
+        """As `make`, a tensor like each of these `[rows, sets, n, ...]` with another number of slots."""
+        made = []
+        for each in states:
+            made.append(self.make((*each.shape[:2], slots, *each.shape[3:]), each.dtype, each.device))
+        return made
 
     def own(self, tensor: Tensor) -> Tensor:
         """This tensor, made elsewhere, as one that stays where it is, if these do."""

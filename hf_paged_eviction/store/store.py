@@ -277,15 +277,7 @@ class Store:
 
     def make(self, keys: Tensor, values: Tensor, slots: int) -> None:
         """Make room for so many tokens of states like these, and for no others."""
-        self._hold(self._made(keys, slots), self._made(values, slots))
-
-    def _made(self, like: Tensor, slots: int) -> Tensor:
-        rows, heads, _, width = like.shape
-        return self.room.make((rows, heads, slots, width), like.dtype, like.device)
-
-    def _hold(self, keys: Tensor, values: Tensor) -> None:
-        """Use these from now on. Nothing is turned until `turn`."""
-        self.columns.use(keys, values)
+        self.columns.use(*self.room.like((keys, values), slots))  # nothing is turned until `turn`
         if self.room.fixed:
             self._make_room_to_turn()
 

@@ -37,7 +37,7 @@ def spans_in(bounds: Tensor) -> list[Spans]:
 
 
 def blocks_in(bounds: Tensor, size: int) -> Tensor:
-    """`[rows]` int64, most blocks of `size` tokens that the spans of each row ever reach into, see `spans.blocks_of`."""
+    """`[rows]` int64, most blocks of `size` tokens that the spans of a row ever reach into, see `spans.blocks_of`."""
     begins = bounds[:, ::2]
     lengths, later = bounds[:, 1::2] - begins, (begins > 0) & (begins < NOWHERE)
     blocks = (lengths + torch.where(later, 2 * size - 2, size - 1)).div(size, rounding_mode="floor")

@@ -39,16 +39,16 @@ class WindowAttention(RecentWindow):
         return {"": over_group(attention.weights, chosen)}
 
     def observe(self, statistics: Statistics, attention: Attention) -> Statistics:
-        positions = attention.query_positions
+        positions, counts = attention.query_positions, attention.counts
         none = torch.zeros(len(positions), device=positions.device)
         before = statistics.get("newest", none - 1)
         newest = torch.maximum(before, positions.amax(-1).float())
         span = newest.long().div(self.window, rounding_mode="floor")
         steps = (span - before.long().div(self.window, rounding_mode="floor"))[:, None]
-        spans = positions.div(self.window, rounding_mode="floor").masked_fill(~attention.counts, -2)
+        spans = positions.div(self.window, rounding_mode="floor").masked_fill(~counts, -2)
         kept, aged = (steps == 0).float(), (steps == 1).float()
         after = {"newest": newest}
-        chosen = torch.stack([spans == span[:, None], spans == span[:, None] - 1], dim=1) & attention.counts[:, None]
+        chosen = torch.stack([spans == span[:, None], spans == span[:, None] - 1], dim=1) & counts[:, None]
         sums, queries = self.summed(attention, chosen.float()), chosen.sum(-1).float()
         for at, name in enumerate(("current", "previous")):
             for kind, numbers in sums.items():
