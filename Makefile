@@ -3,6 +3,7 @@ PYTHON ?= python3
 JOBS ?= 2
 DEMO_OUTPUT ?= results/demo
 REAL_TASKS = passkey,kv_recall,ruler_niah_single_1,ruler_niah_single_2,ruler_niah_multikey_1
+REAL_POLICIES = auto,tova,snapkv,paged_eviction,keydiff,streaming_llm,random
 # Real models are fetched into this folder, which git ignores.
 MODELS = results/models
 SMOLLM2 = $(MODELS)/SmolLM2-135M-Instruct.Q4_1.gguf
@@ -38,8 +39,9 @@ demo: .venv/.stamp-eval ## evaluate seven policies on the embedded model: table,
 	.venv/bin/paged-eviction eval --question-agnostic --output $(DEMO_OUTPUT)
 
 real: .venv/.stamp-eval $(SMOLLM2) ## the same on a real model of 135 million weights (fetches 93 MB), in results/real
-	.venv/bin/paged-eviction eval --model $(SMOLLM2) --tasks $(REAL_TASKS) --limit 12 --question-agnostic --agreement \
-		--workers 2 --output results/real
+	.venv/bin/paged-eviction eval --model $(SMOLLM2) --tasks $(REAL_TASKS) --policies $(REAL_POLICIES) \
+		--budgets 12.5%,25%,50%,full --limit 8 --question-agnostic --agreement --teacher-forced --workers 2 \
+		--output results/real
 
 $(SMOLLM2): | .venv/.stamp-eval
 	.venv/bin/python benchmarks/fetch_models.py smollm2 --folder $(MODELS)

@@ -22,7 +22,7 @@ from statistics import mean, stdev
 from typing import Any
 
 import torch
-from common import save
+from common import RESULTS, save
 from torch import Tensor
 from transformers import AttentionInterface, AutoModelForCausalLM, AutoTokenizer, DynamicCache
 from transformers.masking_utils import AttentionMaskInterface
@@ -378,7 +378,8 @@ def prompts(tokenizer: Any, options: argparse.Namespace) -> Iterator[tuple[Any, 
     names = {"policies": (), "budgets": (), "seed": options.seed, "question_aware": False}
     for task in (*NEEDLES.split(), *(RECORDS.split() if options.data else ())):
         made = is_generated(task)
-        limit = options.needles if made else options.records
+        if not (limit := options.needles if made else options.records):
+            continue
         settings = TaskSettings(tasks=(task,), limit=limit, data_dir=options.data, **names)
         length = None if made else options.longest
         for at, sample in enumerate(load_samples(task, settings, tokenizer, options.length if made else None)):
@@ -442,7 +443,12 @@ def table(options: argparse.Namespace) -> None:
                 line[f"{number}_over_drop_error"] = _error(apart)
             summary.append(line)
             print(_told(line))
-    save(f"attention_matching_{options.name}", {"first": FIRST, "last": LAST, "rows": summary})
+    name = f"attention_matching_{options.name}"
+    before = RESULTS / f"{name}.json"
+    if before.exists():  # kinds that were not run again stay
+        ran = {line["kind"] for line in summary}
+        summary += [line for line in json.loads(before.read_text())["rows"] if line["kind"] not in ran]
+    save(name, {"first": FIRST, "last": LAST, "rows": summary})
 
 
 def _told(line: dict[str, Any]) -> str:

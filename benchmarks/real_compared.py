@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -10,7 +11,7 @@ from typing import Any
 
 import leaderboard
 from common import RESULTS
-from real_tables import answered, by_variant, cell, finished, grid, late, once, percent, question
+from real_tables import EIGHTH, QUARTER, answered, by_variant, cell, finished, grid, late, once, percent, question
 
 #: What a cache is in these tables: a policy and the tokens of its blocks.
 Cache = tuple[str, int]
@@ -27,8 +28,10 @@ BESIDE: tuple[Cache, ...] = (
 NEWEST = ("gate:smollm2-kvzip.safetensors@global", "vase(tova)", "vase(snapkv)")
 #: Shares of the prompt by the names of budgets: of needles' prompts, about 890 tokens, and of texts.
 SHARES = {"56": "6 %", "112": "12.5 %", "224": "25 %", "448": "50 %", "12.5%": "12.5 %", "25%": "25 %", "50%": "50 %"}
+#: What stands beside kvpress.
+PRESSED = (*(policy for policy, _ in BESIDE), "expected_attention", "keydiff", "kvzip@global", NEWEST[0])
 #: Settings that make another protocol.
-_OTHER = ("heads", "max_length")
+_OTHER = ("heads", "max_length", "suite")
 #: By bits of a number, the tokens that are held of needles' prompts. Tables ask for these.
 TOKENS = {
     16: ("56", "112", "224"),
@@ -105,6 +108,30 @@ def _bytes(group: Sequence[dict[str, Any]], bits: int) -> float:
             took = row["kv_bytes"] / LAYERS - AS_THEY_CAME * NUMBERS * 2
             shares.append(took / (row["prompt_tokens"] * NUMBERS * 2))
     return fmean(shares)
+
+
+def beside_kvpress(name: str = "smollm2") -> str:
+    """kvpress and our policies on the same needles, question unknown: ours first, and those that diverge least."""
+    path = RESULTS / f"kvpress_{name}.json"
+    theirs = json.loads(path.read_text("utf-8"))["rows"] if path.exists() else []
+    asked = {(row["task"], row["id"]) for row in theirs if row["press"] == "full" and row["score"] == 1}
+    found: dict[tuple[bool, str, str], list[dict[str, Any]]] = defaultdict(list)
+    for row in theirs:
+        if (row["task"], row["id"]) in asked and row["tokens"]:
+            kept = {"score": row["score"], "agreement": {"kl": row["kl"]}}
+            found[True, row["press"], str(row["tokens"])].append(kept)
+    ours = [row for protocol, row in _rows(name, "tasks", False) if protocol["block_size"] == 16]
+    for row in once([row for row in ours if (row["task"], row["id"]) in asked]):
+        if row["policy"] in PRESSED and row["budget"] in (EIGHTH, QUARTER):
+            found[False, row["policy"], row["budget"]].append(row)
+    lines = [("", "tokens", "right, %", "KL"), ("---", *["---:"] * 3)]
+    for (other, policy, tokens), group in sorted(
+        found.items(), key=lambda item: (item[0][0], item[0][2], fmean(row["agreement"]["kl"] for row in item[1]))
+    ):
+        if len(group) == len(asked):
+            apart = cell([row["agreement"]["kl"] for row in group], 3)
+            lines.append((f"{'kvpress: ' * other}`{policy}`", tokens, percent(group), apart))
+    return f"n = {len(asked)}:\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def reading(path: Path = RESULTS / "reading.json") -> str:

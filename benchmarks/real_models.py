@@ -22,8 +22,9 @@ from statistics import fmean
 from typing import Any
 
 import leaderboard
-from real_compared import BESIDE, DEFAULT, TOKENS, compared, over_bytes, reading
+from real_compared import BESIDE, DEFAULT, TOKENS, beside_kvpress, compared, over_bytes, reading
 from real_compared import NEWEST as NEWEST_SCORES
+from real_suites import SUITES, course, overview
 from real_tables import EIGHTH, KEPT, QUARTER, front_table, once, read_kept
 from results_page import replace_section
 
@@ -53,25 +54,29 @@ RULER = ",".join(
         "niah_multiquery vt cwe fwe qa_1 qa_2"
     ).split()
 )
+#: Tokens of RULER's prompts.
+LENGTHS = (1024, 2048, 4096)
 #: Tokens per block, beside the default of 16: what is evicted at once where an answer is long or a text is read.
 BLOCKS = (1, 4)
 QUESTION = {"unknown": "--question-agnostic", "known": "--question-aware"}
 
 
 def _tables() -> dict[str, str]:
-    """Options of `paged-eviction eval` by table; {texts} are files that are made, {data} is what --data names."""
+    """Options of `paged-eviction eval` by table; {texts} and {summaries} are files that are made, {data} is --data."""
     texts = "--text {texts} --length 1024 --agreement"
-    records = "--data-dir {data} --max-length 2048 --agreement"
+    records = "--tasks all21 --data-dir {data} --max-length 2048"
     found = {
         "text": f"{texts} --policies {EVERY} --chunk 64 --budgets 25%,full",
         "newest_text": f"{texts} --policies {NEWEST} --chunk 64 --budgets 12.5%,25%,full",
         "text_auto": f"{texts} --policies auto --chunk 64 --budgets 25%,50%,full",
         "text_sizes": f"{texts} --policies {FEW} --chunk 64 --budgets 12.5%,25%,50%,full",
         "tokens": f"{texts} --policies {FEW} --chunk 1 --budgets 25%,full",
-        "longbench": f"{records} --tasks all21 --policies auto,snapkv,keydiff,streaming_llm --budgets 25%,full",
-        "longbench_forced": f"{records} --teacher-forced --tasks all21 --policies {FEW} --budgets 25%,full",
-        "longeval": f"--tasks longeval {FORCED} --length 1024,4096 --budgets 12.5%,25%,50%,full --policies {FEW}",
-        "turns": f"--tasks conversation --question-agnostic {FORCED} --length 2048 --budgets 12.5%,25%,full "
+        "longbench": f"{records} --policies auto,tova,snapkv,random --budgets 25%,full",
+        "longbench_forced": f"{records} {FORCED} --policies {FEW} --budgets 12.5%,25%,full",
+        "long": "--task-file {summaries} --max-new-tokens 256 --metric rouge --budgets 12.5%,25%,full "
+        "--policies auto,tova,vase(tova),snapkv,vase(snapkv),paged_eviction,random",
+        "longeval": f"--tasks longeval {FORCED} --length 1024 --budgets 12.5%,25%,50%,full --policies {FEW}",
+        "turns": f"--tasks conversation --question-agnostic {FORCED} --length 1024 --budgets 12.5%,25%,full "
         f"--policies {FEW}",
     }
     for size in BLOCKS:
@@ -101,8 +106,11 @@ def _tables() -> dict[str, str]:
             f"self_{name}": f"{needles} --budgets {EIGHTH},{QUARTER},full --policies self_calibrated@global",
             f"half_{name}": f"{needles} --budgets 448,full --policies auto@uniform,tova,keydiff",
             f"kvzip_{name}": f"{needles} --budgets {EIGHTH},{QUARTER},full --policies kvzip@global,kvzip",
-            f"ruler_{name}": f"--tasks {RULER} --length 1024,2048,4096 {asked} --budgets 6%,12.5%,25%,50%,full "
-            f"--policies {FEW},compactor,h2o,cake@cake,snapkv@ada_kv,keydiff@ada_kv,snapkv@pyramid",
+        }
+        found |= {
+            f"ruler{length}_{name}": f"--tasks {RULER} --length {length} {asked} --budgets 6%,12.5%,25%,50%,full "
+            f"--policies {FEW},compactor,h2o,cake@cake,snapkv@ada_kv,keydiff@ada_kv,snapkv@pyramid"
+            for length in LENGTHS
         }
     return found
 
@@ -133,6 +141,23 @@ def write_texts(folder: Path, count: int = 8, prose: Path | None = None) -> list
     return files
 
 
+def write_summaries(folder: Path, data: Path, characters: int = 4400) -> Path:
+    """A task of long answers: the first 800 to 1,000 tokens of LongBench's reports and news, to be summed up."""
+    kinds = ("report", "gov_report"), ("news", "multi_news")
+    files = [(kind, (data / f"{name}.jsonl").read_text("utf-8").splitlines()) for kind, name in kinds]
+    records = []
+    for at in range(min(len(lines) for _, lines in files)):
+        for kind, lines in files:
+            record = json.loads(lines[at])
+            question = f"Write a long summary of this {kind}, in your own words."
+            context = record["context"][:characters].rsplit(maxsplit=1)[0]
+            records.append({"context": context, "question": question, "answers": record["answers"]})
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "summaries.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in records), "utf-8")
+    return path
+
+
 def _contexts(records: Path) -> list[str]:
     lines = records.read_text("utf-8").splitlines()
     return list(dict.fromkeys(json.loads(line)["context"][2000:22000] for line in lines))
@@ -143,6 +168,10 @@ def run(options: argparse.Namespace) -> None:
     values = {"data": str(options.data or "")}
     if "{texts}" in TABLES[options.table]:
         values["texts"] = " ".join(map(str, write_texts(ROOT / "texts", prose=options.data)))
+    if "{summaries}" in TABLES[options.table]:
+        if options.data is None:
+            raise SystemExit("--data FOLDER: the texts to sum up are LongBench's")
+        values["summaries"] = str(write_summaries(ROOT / "texts", options.data))
     command = ["-m", "hf_paged_eviction_eval", "eval", "--model", options.model, "--workers", str(options.workers)]
     command += TABLES[options.table].format(**values).split()
     if options.limit is not None:
@@ -160,10 +189,13 @@ def keep() -> None:
     Rows that were kept before stay, unless they are of another protocol.
     """
     for path in sorted(ROOT.glob("*/*/results.jsonl")):
-        rows = [_short(json.loads(line)) for line in path.read_text("utf-8").splitlines()]
         meta = json.loads((path.parent / "run_meta.json").read_text("utf-8"))
+        own = not meta["settings"].get("teacher_forced")
+        rows = [_short(json.loads(line), own) for line in path.read_text("utf-8").splitlines()]
         facts = {name: meta[name] for name in ("versions", "hardware") if name in meta}
         facts["protocol"] = leaderboard.protocol(path.parent.parent.name, meta)
+        if (table := path.parent.name) in SUITES:
+            facts["protocol"]["suite"] = table
         target = KEPT / f"{path.parent.parent.name}_{path.parent.name}.jsonl.gz"
         target.parent.mkdir(exist_ok=True)
         facts["protocol"], rows = _beside_kept(target, facts["protocol"], rows)
@@ -185,7 +217,8 @@ def _beside_kept(
     return before | protocol, once([*kept, *rows])
 
 
-def _short(row: dict[str, Any]) -> dict[str, Any]:
+def _short(row: dict[str, Any], own: bool) -> dict[str, Any]:
+    """What the tables need of a row; `own`: every cache gave its own answer."""
     names = ("policy", "budget", "budget_tokens", "block_size")
     if "text" in row:
         row = row | {"text": Path(row["text"]).name}
@@ -193,7 +226,8 @@ def _short(row: dict[str, Any]) -> dict[str, Any]:
     hits = {"hit_rate": fmean(map(fmean, row["hit_rate"].values()))} if row.get("hit_rate") else {}
     kept = {name: row[name] for name in (*names, "task", "length", "id", "prompt_tokens", "score", "agreement")}
     took = row.get("efficiency", {}).get("kv_bytes")
-    return kept | hits | ({"kv_bytes": took} if took else {})
+    course = {name: row[name] for name in ("new_tokens", "ended", "repeated")} if own else {}
+    return kept | hits | course | ({"kv_bytes": took} if took else {})
 
 
 # ---- page -----------------------------------------------------------------------------------------------------------
@@ -208,6 +242,9 @@ def page() -> None:
         "newest": compared(
             "smollm2", [(policy, 16) for policy in ("auto", *NEWEST_SCORES, "tova", "snapkv")], NEWEST_SCORES
         ),
+        "long": course("smollm2", "long"),
+        "suites": overview("smollm2"),
+        "kvpress": beside_kvpress(),
         "bits_unknown": over_bytes(known=False),
         "bits_known": over_bytes(known=True, policies=("auto",)),
     }

@@ -96,11 +96,7 @@ def together(rows: list[dict[str, Any]], others: list[dict[str, Any]]) -> list[d
 
 def full_scores(rows: Iterable[dict[str, Any]]) -> dict[str, list[float]]:
     """The full cache's, by task."""
-    scores: dict[str, list[float]] = defaultdict(list)
-    for row in rows:
-        if row["policy"] == "full":
-            scores[row["task"]].append(row["score"])
-    return dict(scores)
+    return _by_task(_full(rows))
 
 
 def able(rows: Iterable[dict[str, Any]]) -> list[str]:
@@ -161,6 +157,8 @@ def text_tables(rows: list[dict[str, Any]]) -> str:
 def answer_tables(rows: list[dict[str, Any]]) -> str:
     """Scores and divergences of the tasks that the model is able to do; divergences of the others."""
     rows, _ = finished(rows)
+    if all("new_tokens" in row for row in rows):
+        return own_tables(rows)
     if yes_or_no(rows):
         return needle_tables(rows)
     scores = full_scores(rows)
@@ -180,6 +178,55 @@ def answer_tables(rows: list[dict[str, Any]]) -> str:
         names = ", ".join(task for task in scores if task not in good)
         parts.append(f"Too hard for this model ({names}): KL divergence alone\n\n{grid(apart, _order(others))}")
     return "\n\n".join(parts)
+
+
+def own_tables(rows: list[dict[str, Any]]) -> str:
+    """Answers that every cache gave by itself: their scores, and how they went on and ended."""
+    scores = full_scores(rows)
+    count = sum(map(len, scores.values()))
+    parts = [f"{count} answers of each cache's own.\n\n{course_table(rows)}"]
+    if len(scores) > 1:
+        variants = {key: _by_task(group) for key, group in {**by_variant(rows), ("full", ""): _full(rows)}.items()}
+        names = [f"{policy} {budget}".strip() for policy, budget in variants]
+        lines = [("task", "n", *(f"`{name}`" for name in names)), ("---", *["---:"] * (1 + len(names)))]
+        for task, found in scores.items():
+            each = (f"{100 * fmean(tasks[task]):.0f}" for tasks in variants.values())
+            lines.append((task, str(len(found)), *each))
+        table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        parts.append(f"<details><summary>Mean score by task</summary>\n\n{table}\n\n</details>")
+    return "\n\n".join(parts)
+
+
+def course_table(rows: list[dict[str, Any]]) -> str:
+    """Score, length, end and repetition of answers, and the two differences to the full cache's that are paired."""
+    full = {question(row): row for row in _full(rows)}
+    header = ("policy", "budget", "score", "less", "tokens", "ended, %", "repeated, %", "more")
+    lines = [header, ("---", *["---:"] * (len(header) - 1))]
+    variants = {("full", ""): list(full.values()), **by_variant(rows)}
+    for (policy, budget), group in variants.items():
+        apart = {
+            name: cell([100 * sign * (row[name] - full[question(row)][name]) for row in group], 0)
+            for name, sign in (("score", -1), ("repeated", 1))
+        }
+        score, said, repeated = (
+            cell([scale * row[name] for row in group], 0)
+            for name, scale in (("score", 100), ("new_tokens", 1), ("repeated", 100))
+        )
+        ended = percent([{"score": float(row["ended"])} for row in group])
+        less, more = ("", "") if policy == "full" else (apart["score"], apart["repeated"])
+        lines.append((f"`{policy}`", budget, score, less, said, ended, repeated, more))
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _full(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [row for row in rows if row["policy"] == "full"]
+
+
+def _by_task(rows: Iterable[dict[str, Any]]) -> dict[str, list[float]]:
+    found: dict[str, list[float]] = defaultdict(list)
+    for row in rows:
+        found[row["task"]].append(row["score"])
+    return found
 
 
 def needle_tables(rows: list[dict[str, Any]]) -> str:

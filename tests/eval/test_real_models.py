@@ -78,6 +78,23 @@ def test_tables_hold_back_prompts_that_not_all_caches_answered_and_tasks_that_ar
     assert text.index("Too hard") < text.index("| `tova` | 2.00 |")
 
 
+def test_answers_of_its_own_say_how_they_end_beside_the_full_caches(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = script("real_tables", monkeypatch)
+
+    def row(sample: str, policy: str, score: float, said: int, ended: bool, repeated: float) -> dict[str, Any]:
+        asked = {"task": "a", "id": sample, "policy": policy, "budget": "full" if policy == "full" else "25%"}
+        return {**asked, "score": score, "new_tokens": said, "ended": ended, "repeated": repeated, "agreement": None}
+
+    rows = [row("x", "full", 0.5, 8, True, 0.0), row("y", "full", 0.3, 6, True, 0.2)]
+    rows += [row("x", "tova", 0.4, 9, False, 0.5), row("y", "tova", 0.0, 9, False, 0.9)]
+    # Paired: .1 and .3 less, .5 and .7 more; of two answers none ended.
+    wanted = "| `tova` | 25% | 20 ± 20 | 20 ± 10 | 9 ± 0 | 0 ± 31 | 70 ± 20 | 60 ± 10 |"
+    text = real.answer_tables(rows)
+    assert wanted in text and "Mean score by task" not in text
+    rows += [{**each, "task": "b"} for each in rows]
+    assert "| b | 2 | 20 | 40 |" in real.answer_tables(rows)
+
+
 def test_rows_that_are_kept_have_versions_and_are_small() -> None:
     kept = sorted((BENCHMARKS / "results" / "real_models").glob("*.jsonl.gz"))
     assert kept
