@@ -1,7 +1,6 @@
-"""A store whose rows and KV heads hold different numbers of tokens, without padding."""
+"""Columns whose rows and KV heads have different numbers of slots, without padding."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -9,82 +8,122 @@ from torch import Tensor
 from ..attention.segments import InSegments
 from ..parts import persistent
 from ..store.columns import Columns
-from ..store.room import Room
-from ..store.store import Arrived, HeldSnapshot, Store
 from .segments import Segments
 
 
-@dataclass(frozen=True)
-class RaggedSnapshot(HeldSnapshot):
-    """What a ragged store holds.
+class RaggedColumns(Columns):
+    """Columns of which each row and KV head has as many slots as it may use, one after the other.
+
+    So a layer takes what the tokens that it may hold take, whatever the longest head holds. Until numbers differ they
+    are ordinary columns. Tensors of segments are of any size and do not come from a pool; what reads all slots at once
+    gets a padded copy, made for the moment.
 
     Attributes:
-        keys, values: `[total, dim]`.
-        lengths: `[batch, kv_heads]` int64, slots of each.
+        segments: where the slots lie; None as long as all have equally many.
     """
 
-    keys: Tensor
-    values: Tensor
-    lengths: Tensor
-
-    @property
-    def shape(self) -> torch.Size:
-        """See `HeldSnapshot`."""
-        return torch.Size([*self.lengths.shape, self.slots, self.keys.shape[-1]])
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """See `HeldSnapshot`."""
-        return self.keys.dtype
-
-
-class FlatColumns(Columns):
-    """Columns `[total, ...]`: the slots of all rows and KV heads one after the other.
-
-    Tensors of segments are of any size and do not come from a pool. What reads all slots at once gets a padded copy,
-    made for the moment.
-
-    Attributes:
-        segments: where the slots lie.
-
-    Args:
-        segments: see above.
-        tensors: of the columns.
-    """
-
-    def __init__(self, room: Room, segments: Segments, tensors: Sequence[Tensor]) -> None:
-        super().__init__(room)
-        self.segments, self.tensors = segments, tuple(tensors)
+    pads = False
+    segments: Segments | None = None
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """See `Columns.shape`; slots are those of a padded copy."""
+        """See `Columns.shape`; of segments, slots are those of a padded copy."""
+        if self.segments is None:
+            return super().shape
         return self.segments.rows, self.segments.heads, self.segments.width
+
+    @property
+    def lengths(self) -> list[int] | None:
+        """See `Columns.lengths`."""
+        return None if self.segments is None else self.segments.flat_lengths
+
+    def padded(self, column: int) -> Tensor:
+        """See `Columns.padded`."""
+        states = self.tensors[column]
+        return states if self.segments is None else self.segments.padded(states, self.segments.width)
 
     def first(self, held: int | None = None) -> Sequence[Tensor]:
         """See `Columns.first`."""
+        if self.segments is None:
+            return super().first(held)
         width = self.segments.width if held is None else held
         return [self.segments.padded(column, width) for column in self.tensors]
 
     def at(self, slots: Tensor) -> list[Tensor]:
         """See `Columns.at`."""
+        if self.segments is None:
+            return super().at(slots)
         places = self.segments.places(slots)
         return [column[places] for column in self.tensors]
 
+    def as_kept(self, held: int) -> tuple[Sequence[Tensor], Tensor | None]:
+        """See `Columns.as_kept`."""
+        if self.segments is None:
+            return super().as_kept(held)
+        return self.tensors, torch.tensor(self.segments.lengths)
+
+    def noted(self, keys: Tensor) -> Tensor | None:
+        """See `Columns.noted`; not on an accelerator, where a loop over rows and heads costs more than a
+        padded copy."""
+        if self.segments is None or keys.device.type != "cpu":
+            return None
+        noted, (held_keys, held_values) = keys[:, :, :0], self.tensors
+        noted.in_segments = InSegments(held_keys, held_values, self.segments.flat_lengths)  # type: ignore[attr-defined]
+        return noted
+
     def overwrite(self, slots: Tensor, new: Sequence[Tensor], where: Tensor | None = None) -> None:
-        """See `Columns.overwrite`; of a single slot each."""
-        places = self.segments.places_inside(slots)
+        """See `Columns.overwrite`."""
+        if self.segments is None:
+            super().overwrite(slots, new, where)
+            return
+        places = self.segments.places(slots).flatten()
         for column, states in zip(self.tensors, new, strict=True):
-            written = states.reshape(-1, states.shape[-1])
+            written = states.flatten(0, 2)
             if where is not None:
                 comes = where.expand(-1, self.segments.heads, -1).reshape(-1, 1)
                 written = torch.where(comes, written, column.index_select(0, places))
             column.index_copy_(0, places, written)
 
+    def take(self, sources: Sequence[Tensor], kept: Tensor, anew: bool, limits: Tensor | None = None) -> None:
+        """See `Columns.take`."""
+        if limits is None:
+            raise ValueError("Ragged columns are for layers whose rows or heads have limits of their own.")
+        rows, heads, width = sources[0].shape[:3]
+        segments = Segments(limits.expand(rows, heads).tolist(), kept.device, kept.shape[-1])
+        places = segments.taken_from(kept, width)
+        self._lay(segments, _chosen([states.flatten(0, 2) for states in sources], places))
+
+    def _lay(self, segments: Segments, columns: Sequence[Tensor]) -> None:
+        super().use()
+        self.segments, self.tensors = segments, tuple(columns)
+
+    def use(self, *new: Tensor) -> None:
+        """See `Columns.use`."""
+        super().use(*new)
+        self.segments = None
+
+    def replace(self, column: int, new: Tensor, changed: Tensor) -> None:
+        """See `Columns.replace`."""
+        if self.segments is None:
+            super().replace(column, new, changed)
+        else:
+            places = self.segments.places(torch.arange(new.shape[2], device=new.device))
+            self.tensors[column][places[changed]] = new[changed]
+
+    def hold(self, saved: Sequence[Tensor], lengths: Tensor | None, slots: int) -> None:
+        """See `Columns.hold`."""
+        if lengths is None:
+            super().hold(saved, lengths, slots)
+        else:
+            self._lay(Segments(lengths.tolist(), saved[0].device, slots), [persistent(states) for states in saved])
+
     def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
         """See `Columns.map_rows`."""
-        self.segments, places = self.segments.rows_of(change)
-        self.tensors = tuple(_chosen(self.tensors, places))
+        if self.segments is None:
+            super().map_rows(change)
+        else:
+            self.segments, places = self.segments.rows_of(change)
+            self.tensors = tuple(_chosen(self.tensors, places))
 
 
 def _chosen(columns: Sequence[Tensor], places: Tensor) -> list[Tensor]:
@@ -94,85 +133,3 @@ def _chosen(columns: Sequence[Tensor], places: Tensor) -> list[Tensor]:
     for column, into in zip(columns, made, strict=True):
         torch.index_select(column, 0, places, out=into)
     return made
-
-
-class RaggedStore(Store):
-    """Keys and values of all rows and KV heads one after the other, each with as many slots as it may use.
-
-    So a layer takes what the tokens that it may hold take, whatever the longest head holds. Until numbers differ it is
-    an ordinary store. A decoded token reads the segments where they lie, see `attention.segments`.
-    """
-
-    @property
-    def segments(self) -> Segments | None:
-        """Where the slots lie; None as long as all hold equally many."""
-        return self.columns.segments if isinstance(self.columns, FlatColumns) else None
-
-    @property
-    def copies(self) -> bool:
-        """See `Store.copies`."""
-        return self.segments is not None
-
-    def slots_to_begin_with(self, tokens: int, block_size: int, most: int) -> int:
-        """See `Store.slots_to_begin_with`. A prompt is never appended, so a block is enough."""
-        return most if self.room.pool is not None else min(block_size, most)
-
-    def keep(self, keys: Tensor, values: Tensor, kept: Tensor, held: int, arrived: Arrived, anew: bool) -> None:
-        """See `Store.keep`."""
-        limits = arrived.limits
-        if limits is None:
-            raise ValueError("A ragged store is for layers whose rows or heads have limits of their own.")
-        rows, heads = keys.shape[:2]
-        segments = Segments(limits.expand(rows, heads).tolist(), keys.device, kept.shape[-1])
-        places = segments.taken_from(kept, keys.shape[2])
-        self._hold_segments(segments, _chosen([keys.flatten(0, 2), values.flatten(0, 2)], places))
-
-    def _hold_segments(self, segments: Segments, states: Sequence[Tensor]) -> None:
-        self.columns.use()  # gives back what there was
-        self.columns = FlatColumns(self.room, segments, states)
-
-    def give_values(self, values: Tensor, changed: Tensor) -> None:
-        """See `Store.give_values`."""
-        if self.segments is None:
-            super().give_values(values, changed)
-            return
-        places = self.segments.places(torch.arange(values.shape[2], device=values.device))
-        self.tensors[1][places[changed]] = values[changed]
-
-    def give_up(self) -> None:
-        """See `Store.give_up`."""
-        super().give_up()
-        self.columns = Columns(self.room)
-
-    def noted(self, keys: Tensor) -> Tensor | None:
-        """See `Store.noted`; not on an accelerator, where a loop over rows and heads costs more than a padded copy."""
-        if self.segments is None or keys.device.type != "cpu":
-            return None
-        noted, (held_keys, held_values) = keys[:, :, :0], self.tensors
-        noted.in_segments = InSegments(held_keys, held_values, self.segments.flat_lengths)  # type: ignore[attr-defined]
-        return noted
-
-    def clear(self) -> None:
-        """See `Store.clear`. Segments serve no other prompt."""
-        if self.segments is None:
-            super().clear()
-        else:
-            self.give_up()
-
-    # ---- saving ---------------------------------------------------------------------------------------------------
-
-    def snapshot(self, held: int) -> HeldSnapshot:
-        """See `Store.snapshot`."""
-        if self.segments is None:
-            return super().snapshot(held)
-        keys, values = self.tensors
-        return RaggedSnapshot(held, keys, values, torch.tensor(self.segments.lengths))
-
-    def restore(self, saved: HeldSnapshot, device: torch.device) -> None:
-        """See `Store.restore`."""
-        if not isinstance(saved, RaggedSnapshot):
-            super().restore(saved, device)
-            return
-        self.dtype, self.device = saved.dtype, device
-        segments = Segments(saved.lengths.tolist(), device, saved.slots)
-        self._hold_segments(segments, [persistent(states.to(device)) for states in (saved.keys, saved.values)])

@@ -50,10 +50,6 @@ class Segments:
         """Where the slots `[B, 1 or H, n]` lie: `[B, H, n]`. Beyond the end of a segment the last slot stands."""
         return self._starts[..., None] + slots.minimum(self._lengths[..., None] - 1)
 
-    def places_inside(self, slot: Tensor) -> Tensor:
-        """As `places`, of one slot of each, `[B, 1 or H, 1]`, that is no dead one: `[B * H]`."""
-        return (self._starts + slot[..., 0]).flatten()
-
     def padded(self, column: Tensor, width: int) -> Tensor:
         """The first `width` slots of all segments, `[B, H, width, ...]`; those beyond an end mean nothing."""
         places = self.places(torch.arange(width, device=self.device))

@@ -365,9 +365,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     def _noted(self, keys: Tensor, table: BlockTable) -> Tensor | None:
         """See `Store.noted`. None also where some slots are not visible, or observers, or what is attended to beside
         them, are to be shown all keys."""
-        if self.outlet.reads or (self.store.rounds and self.masks_itself):
-            return None
-        if not table.filled or (self.needs.queries and table.may_fill_block):
+        if self.outlet.reads or not table.filled or (self.needs.queries and table.may_fill_block):
             return None
         return None if torch.compiler.is_compiling() else self.store.noted(keys)
 

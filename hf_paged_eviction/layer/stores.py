@@ -1,8 +1,9 @@
 """Which store a layer keeps its tokens in."""
 
-from ..allocators.ragged import RaggedStore
+from ..allocators.ragged import RaggedColumns
 from ..precision.codec import Codec
 from ..precision.coded import CodedStore
+from ..store.columns import Columns
 from ..store.store import Store
 from ..store.turning import Turning
 from ..table.budget import BlockBudget
@@ -18,11 +19,9 @@ def make_store(
 ) -> Store:
     """The store of a layer: `fixed` for compiled steps, coded where there are codecs; `separate`: see `CodedStore`.
 
-    With `unequal` rows or heads hold different numbers of tokens: then nothing is padded, unless tokens are coded or
-    turned.
+    With `unequal` rows or heads hold different numbers of tokens: then nothing is padded, unless tokens are turned.
     """
+    columns = RaggedColumns if unequal and turning is None else Columns
     if codecs is not None:
-        return CodedStore(codecs, budget.block_size, budget.protected, fixed, turning, separate)
-    if unequal and turning is None:
-        return RaggedStore()
-    return Store(turning, fixed)
+        return CodedStore(codecs, budget.block_size, budget.protected, fixed, turning, separate, columns)
+    return Store(turning, fixed, columns)

@@ -214,8 +214,7 @@ class CheckedOptions:
     def _bounded_in_bytes(self) -> bool:
         """Whether the total in tokens says what all layers take."""
         if isinstance(self.allocator, Global):
-            plain = self.precision is None and self.disposal.name == "drop"
-            return plain and self.positions == "text"  # else as the longest head
+            return self.disposal.name == "drop" and self.positions == "text"  # else as the longest head
         return not isinstance(self.allocator, LayerAllocator | HeadAllocator)
 
     @property

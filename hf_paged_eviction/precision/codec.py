@@ -42,12 +42,14 @@ class Codes:
     """Encoded states of `n` tokens.
 
     Attributes:
-        packed: `[batch, kv_heads, n, bytes]` uint8.
+        packed: `[batch, kv_heads, n, bytes]` uint8; with lengths `[total, bytes]`.
         levels: `[batch, kv_heads, n, 1]` bfloat16: the distance between two of them.
+        lengths: see `Columns.lengths`.
     """
 
     packed: Tensor
     levels: Tensor
+    lengths: list[int] | None = None
 
 
 class Codec:
@@ -193,10 +195,10 @@ class Codec:
             positions: `[B, 1 or H, n, 1]` of the tokens, where the mean turns with them.
         """
         if self.bits is None:
-            return asked @ codes.packed.to(asked.dtype).mT
+            return _products(asked, codes.packed.to(asked.dtype), codes)
         turned = asked * sizes.to(asked.dtype) if self.centred else asked
         turned = turned @ self.turn(asked.shape[-1], asked.dtype, asked.device) if self.turned else turned
-        found = self._index_products(turned, codes.packed) - self._middle * turned.sum(-1, keepdim=True)
+        found = self._index_products(turned, codes) - self._middle * turned.sum(-1, keepdim=True)
         found = found * codes.levels.to(asked.dtype)[:, :, None, :, 0]
         if not self.centred:
             return found
@@ -204,25 +206,25 @@ class Codec:
             return found + asked @ mean.to(asked.dtype).mT
         return found + self.rotary.products(asked, mean.to(asked.dtype), positions[..., 0])
 
-    def _index_products(self, turned: Tensor, packed: Tensor) -> Tensor:
+    def _index_products(self, turned: Tensor, codes: Codes) -> Tensor:
         """Of vectors `[B, H, G, dim]` with the indices of all tokens, `[B, H, G, n]`."""
         bits, dim = self.bits or 0, turned.shape[-1]
-        if not fuses():
-            return turned @ unpack(packed, bits, dim, turned.dtype).mT
+        if codes.lengths is not None or not fuses():
+            return _products(turned, unpack(codes.packed, bits, dim, turned.dtype), codes)
         sums = []
-        for factor, indices in planes_of(packed[:, :, None], bits, dim):
+        for factor, indices in planes_of(codes.packed[:, :, None], bits, dim):
             pairs = zip(indices, split_channels(turned * factor, len(indices)), strict=True)
             parts = [index.to(turned.dtype) * weight[..., None, :] for index, weight in pairs]
             sums.append(sum(parts[1:], parts[0]).sum(-1))
         return sum(sums[1:], sums[0])
 
-    def _index_sums(self, steps: Tensor, packed: Tensor, dim: int) -> Tensor:
+    def _index_sums(self, steps: Tensor, codes: Codes, dim: int) -> Tensor:
         """Of the indices of all tokens by weights `[B, H, G, n]`, `[B, H, G, dim]`."""
         bits = self.bits or 0
-        if not fuses():
-            return steps @ unpack(packed, bits, dim, steps.dtype)
+        if codes.lengths is not None or not fuses():
+            return _sums(steps, unpack(codes.packed, bits, dim, steps.dtype), codes)
         sums = []
-        for factor, indices in planes_of(packed[:, :, None], bits, dim):
+        for factor, indices in planes_of(codes.packed[:, :, None], bits, dim):
             parts = [(index.to(steps.dtype) * steps[..., None]).sum(-2) for index in indices]
             sums.append(torch.cat(parts, dim=-1)[..., :dim] * factor)
         return sum(sums[1:], sums[0])
@@ -231,9 +233,9 @@ class Codec:
         """Sums of the decoded states by `weights` `[B, H, G, n]`, `[B, H, G, dim]`, without decoding any; of a codec
         that subtracts no mean."""
         if self.bits is None:
-            return weights @ codes.packed.to(weights.dtype)
+            return _sums(weights, codes.packed.to(weights.dtype), codes)
         steps = weights * codes.levels.to(weights.dtype)[:, :, None, :, 0]
-        found = self._index_sums(steps, codes.packed, dim) - self._middle * steps.sum(-1, keepdim=True)
+        found = self._index_sums(steps, codes, dim) - self._middle * steps.sum(-1, keepdim=True)
         return found @ self.turn(dim, found.dtype, found.device).mT if self.turned else found
 
     def turn(self, dim: int, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -243,6 +245,26 @@ class Codec:
             with torch.inference_mode(False):
                 self._turns[key] = mixing_matrix(dim).to(device=device, dtype=dtype)
         return self._turns[key]
+
+
+def _products(vectors: Tensor, numbers: Tensor, codes: Codes) -> Tensor:
+    """`[B, H, G, dim]` times what lies in all slots, `[B, H, G, n]`; 0 beyond the end of a segment."""
+    if codes.lengths is None:
+        return vectors @ numbers.mT
+    found = vectors.new_zeros((*vectors.shape[:3], codes.levels.shape[2]))
+    segments = zip(found.flatten(0, 1), vectors.flatten(0, 1), numbers.split(codes.lengths), strict=True)
+    for own, each, segment in segments:
+        own[:, : len(segment)] = each @ segment.mT
+    return found
+
+
+def _sums(weights: Tensor, numbers: Tensor, codes: Codes) -> Tensor:
+    """What lies in all slots, by weights `[B, H, G, n]`: `[B, H, G, dim]`."""
+    if codes.lengths is None:
+        return weights @ numbers
+    pairs = zip(weights.flatten(0, 1), numbers.split(codes.lengths), strict=True)
+    found = torch.stack([each[:, : len(segment)] @ segment for each, segment in pairs])
+    return found.view(*weights.shape[:2], *found.shape[1:])
 
 
 def _less(states: Tensor, offset: Tensor | None) -> Tensor:

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from ..store.columns import Columns, gather_slots, slot_index
-from ..store.store import Arrived, HeldSnapshot, Store
+from ..store.room import Room
+from ..store.store import Arrived, HeldSnapshot, Store, shape_of
 from ..store.tensors import byte_count
 from ..store.turning import Turning
 from .codec import LEVELS, Codec, Codes, fuses
@@ -39,7 +40,8 @@ class CodedSnapshot(HeldSnapshot):
     Attributes:
         uncoded: see `Store`.
         shifts: see `CodedStore`, `[batch, sets, held]` int32.
-        key_codes, key_levels, value_codes, value_levels: see `Codes`, `[batch, kv_heads, held, ...]`.
+        key_codes, key_levels, value_codes, value_levels: see `Codes`, `[batch, kv_heads, held, ...]`; with lengths
+            `[total, ...]`, and so are positions.
         positions: `[batch, sets, held, 0 or 1]`, see `CodedStore`.
         keys, values, places, count, coded, means, sizes, since: see `Exact`, where the places are `slots`.
     """
@@ -63,7 +65,7 @@ class CodedSnapshot(HeldSnapshot):
     @property
     def shape(self) -> torch.Size:
         """See `HeldSnapshot`."""
-        return self.key_codes.shape
+        return shape_of(self.key_codes, self.lengths, self.slots)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -111,6 +113,7 @@ class CodedStore(Store):
         fixed: whether all tensors stay where they are, for compiled steps.
         turning: see `Store`.
         separate: whether each KV head has its own tokens.
+        columns: see `Store`.
     """
 
     rounds = True
@@ -123,10 +126,11 @@ class CodedStore(Store):
         fixed: bool = False,
         turning: Turning | None = None,
         separate: bool = False,
+        columns: Callable[[Room], Columns] = Columns,
     ) -> None:
-        super().__init__(turning, fixed)
+        super().__init__(turning, fixed, columns)
         self.room.zeroed = True  # what is hidden by a mask is decoded, too
-        self._separate = separate
+        self._separate = separate or not self.columns.pads
         self._shifts = Columns(self.room)  # [batch, sets, slots] int32; none before anything was turned
         self._codecs = codecs
         self._newest, self._first = block_size, min(protected, FIRST)
@@ -139,12 +143,6 @@ class CodedStore(Store):
         self._codecs = Codec(None), Codec(None)
 
     # ---- what there is --------------------------------------------------------------------------------------------
-
-    @property
-    def codes(self) -> tuple[Codes, Codes]:
-        """Of keys and values, used or not."""
-        parts = self.tensors
-        return Codes(*parts[:2]), Codes(*parts[2:4])
 
     @property
     def exact(self) -> Exact:
@@ -295,7 +293,7 @@ class CodedStore(Store):
         alike = zip(self._codecs, self._kinds, *self.exact.alike(), strict=True)
         for at, (codec, kind, mean, sizes) in enumerate(alike):
             offset = codec.offset(mean, parts[4][..., 0]) if codec.rotary is not None else codec.offset(mean, parts[4])
-            codes = Codes(*parts[2 * at : 2 * at + 2])
+            codes = Codes(parts[2 * at], parts[2 * at + 1])
             found.append(codec.decode(codes, kind.dim, kind.dtype, offset, sizes if codec.centred else None))
         return found[0], found[1]
 
@@ -344,10 +342,12 @@ class CodedStore(Store):
         readable = coded.readable and values.readable and not values.centred
         if self.turning is not None or self._kinds is None or not readable:
             return None
-        if not fuses() and self.slots * keys.shape[0] * keys.shape[1] < FEW:
+        if not fuses() and prod(self.tensors[0].shape[:-1]) < FEW:
             return None
-        noted, dim = keys[:, :, :0], self._kinds[1].dim
-        noted.in_codes = InCodes(self._codecs, self.codes, self.tensors[4], self.exact, dim)  # type: ignore[attr-defined]
+        noted, columns, dim = keys[:, :, :0], self.columns, self._kinds[1].dim
+        codes = [Codes(self.tensors[at], columns.padded(at + 1), columns.lengths) for at in (0, 2)]
+        read = InCodes(self._codecs, (codes[0], codes[1]), columns.padded(4), self.exact, dim)
+        noted.in_codes = read  # type: ignore[attr-defined]
         return noted
 
     def shown(self, held: int | None = None) -> tuple[Tensor, Tensor]:
@@ -444,7 +444,8 @@ class CodedStore(Store):
         """See `Store.keep`; new tokens are encoded, those held are not."""
         new = self._encode(keys[:, :, held:], values[:, :, held:], arrived.new.clamp_min(0))
         old = self.columns.first(held)
-        self.columns.take([torch.cat(parts, dim=2) for parts in zip(old, new, strict=True)], kept, anew)
+        all_of_it = [torch.cat(parts, dim=2) for parts in zip(old, new, strict=True)]
+        self.columns.take(all_of_it, kept, anew, arrived.limits)
 
         def states(slots: Tensor) -> tuple[Tensor, Tensor]:
             place = kept.expand(-1, slots.shape[1], -1).gather(-1, slots)
@@ -455,9 +456,8 @@ class CodedStore(Store):
     def give_values(self, values: Tensor, changed: Tensor) -> None:
         """See `Store.give_values`; of a codec that subtracts no mean."""
         codes = self._codecs[1].encode(values)
-        for held, new in zip(self.tensors[2:4], (codes.packed, codes.levels), strict=True):
-            first = held[:, :, : values.shape[2]]
-            first.copy_(torch.where(changed[..., None], new, first))
+        self.columns.replace(2, codes.packed, changed)
+        self.columns.replace(3, codes.levels, changed)
         slots = self.exact.slots.clamp_min(0)
         given = (self.exact.slots != EMPTY) & changed.gather(-1, slots)
         self.exact.values.copy_(torch.where(given[..., None], gather_slots(values, slots), self.exact.values))
@@ -491,7 +491,9 @@ class CodedStore(Store):
     def clear(self) -> None:
         """See `Store.clear`."""
         self.uncoded = 0
-        if not self.room.fixed:
+        if self.columns.lengths is not None:
+            self.give_up()
+        elif not self.room.fixed:
             self._shifts.use()
         elif self._exact is not None:
             self.columns.zero()
@@ -519,15 +521,16 @@ class CodedStore(Store):
     def snapshot(self, held: int) -> CodedSnapshot:
         """See `Store.snapshot`."""
         shifts = self._shifts.first(held)[0] if self.turns else None
-        return CodedSnapshot(self.slots, self.uncoded, shifts, *self.columns.first(held), *self.exact.tensors())
+        codes, lengths = self.columns.as_kept(held)
+        return CodedSnapshot(self.slots, self.uncoded, shifts, *codes, *self.exact.tensors(), lengths=lengths)
 
     def restore(self, saved: HeldSnapshot, device: torch.device) -> None:
         """See `Store.restore`."""
         if not isinstance(saved, CodedSnapshot):
             raise TypeError(f"A {type(self).__name__} cannot hold a {type(saved).__name__}.")
         self.dtype, self.device, self.uncoded = saved.dtype, device, saved.uncoded
-        self.make(saved.keys.to(device), saved.values.to(device), saved.slots)
-        self.columns.append(0, [part.to(device) for part in saved.codes])
+        self.make(saved.keys.to(device), saved.values.to(device), 0 if saved.lengths is not None else saved.slots)
+        self.columns.hold([part.to(device) for part in saved.codes], saved.lengths, saved.slots)
         for held, part in zip(self.exact.tensors(), saved.exact, strict=True):
             held.copy_(part)
         if saved.shifts is not None and self.turning is not None:
@@ -536,12 +539,15 @@ class CodedStore(Store):
 
     def expected(self, saved: CodedSnapshot) -> list[tuple[tuple[int, ...], torch.dtype]]:
         """Shapes and types of all tensors of a snapshot, given its first keys and values and how many are held."""
-        held, found = saved.shape[2], []
-        positions = self._positions_shape(saved.keys, held), _POSITIONS
+        held, found = saved.shape[2], list[tuple[tuple[int, ...], torch.dtype]]()
         for codec, like in zip(self._codecs, (saved.keys, saved.values), strict=True):
             packed, levels = codec.shapes(like, held)
             found += [(packed, codec.packed_dtype(like.dtype)), (levels, LEVELS)]
-        return [*found, positions, *self._exact_shapes(saved.keys, saved.values)]
+        found.append((self._positions_shape(saved.keys, held), _POSITIONS))
+        if saved.lengths is not None:
+            total = int(saved.lengths.sum())
+            found = [((total, *shape[3:]), dtype) for shape, dtype in found]
+        return [*found, *self._exact_shapes(saved.keys, saved.values)]
 
 
 def _without_slots(states: Tensor) -> tuple[int, ...]:

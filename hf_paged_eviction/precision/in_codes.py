@@ -20,7 +20,8 @@ from .exact import Exact
 
 @dataclass(frozen=True)
 class InCodes:
-    """All slots of a layer as attention may read them. Tokens in `exact` are read there, not from their slots.
+    """All slots of a layer as attention may read them. Tokens in `exact` are read there, not from their slots. Where
+    codes have lengths, what lies beyond them is nobody's.
 
     Attributes:
         codecs, codes: of keys and of values.
@@ -65,6 +66,9 @@ class InCodes:
         # One slot more than there are, for places that have no token.
         taken = asked.new_zeros(rows, heads, slots + 1)
         taken = taken.scatter(-1, torch.where(shown, self.exact.slots, slots), hidden)[..., :slots]
+        if self.codes[0].lengths is not None:
+            lengths = torch.tensor(self.codes[0].lengths, device=taken.device).view(rows, heads, 1)
+            taken = taken.masked_fill(torch.arange(slots, device=taken.device) >= lengths, hidden)
         places = torch.where(shown, 0.0, hidden).to(asked.dtype)
         if mask is None:
             return torch.cat([taken, places], dim=-1)[:, :, None]

@@ -261,7 +261,9 @@ def _attended_to_codes(
     if owner is not None:
         if not owner.as_given:
             raise _changed(module, "Use static=False or bits=None.")
-        mask = _fitting(mask, owner, queries.query, queries.key)
+        if owner.masks_itself:  # codes are noted once every slot that a head may use is visible
+            _check_own_mask(mask)
+        mask = None if owner.masks_itself else _fitting(mask, owner, queries.query, queries.key)
     found = join([codes.read(queries.query, mask, queries.logits)], queries.logits)
     if owner is not None:
         owner.attended(queries)

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from ..allocators.cascade import CascadeSnapshot
-from ..allocators.ragged import RaggedSnapshot, RaggedStore
 from ..allocators.sharing import SharingSnapshot
 from ..layer.contents import PagedSnapshot
 from ..layer.paged import PagedLayer
@@ -75,7 +74,7 @@ def check_paged(saved: PagedSnapshot, layer: PagedLayer, rows: int, seen: int) -
     # Where shares differ, slots beyond the row's own are dead and count as held.
     _check_counters(counters, held, seen, capacity, held <= seen or state.phase.limits is not None)
     _check_phase(state.phase, counters, (rows, sets, capacity), size, layer.quota.unequal)
-    if isinstance(saved.store, RaggedSnapshot):
+    if saved.store.lengths is not None:
         limits = state.phase.limits
         same = limits is not None and torch.equal(limits.expand(-1, heads), saved.store.lengths)
         _need(same, "rows and heads hold other numbers of tokens than they may")
@@ -106,38 +105,30 @@ def check_paged(saved: PagedSnapshot, layer: PagedLayer, rows: int, seen: int) -
 
 
 def _check_store(store: HeldSnapshot, layer: PagedLayer, rows: int, capacity: int) -> int:
+    if store.lengths is not None:
+        _check_lengths(store, store.lengths, layer, rows, capacity)
     if isinstance(layer.store, CodedStore):
         return _check_coded(store, layer, rows, capacity)
-    if isinstance(store, RaggedSnapshot):
-        return _check_ragged(store, layer, rows, capacity)
     _need(isinstance(store, StoreSnapshot), "its keys and values are in few bits, and here they are not")
     if not isinstance(store, StoreSnapshot):
         return 0
     keys, values = store.keys, store.values
-    _need(
-        keys.ndim == 4 and values.ndim == 4 and keys.shape[:3] == values.shape[:3] and keys.shape[0] == rows,
-        f"keys {list(keys.shape)} and values {list(values.shape)} are not those of {rows} rows",
-    )
+    dims = 4 if store.lengths is None else 2
+    fits = keys.ndim == values.ndim == dims and keys.shape[:-1] == values.shape[:-1]
+    fits = fits and (keys.shape[0] == rows if store.lengths is None else len(keys) == int(store.lengths.sum()))
+    _need(fits, f"keys {list(keys.shape)} and values {list(values.shape)} are not those of {rows} rows")
     _need(keys.dtype == values.dtype and keys.dtype.is_floating_point, f"keys are {keys.dtype}, values {values.dtype}")
-    heads, held = keys.shape[1], keys.shape[2]
+    heads, held = store.shape[1], store.shape[2]
     _need(heads > 0 and held <= store.slots <= capacity, f"{held} tokens, {store.slots} slots, a budget of {capacity}")
     layer.quota.check(heads, layer.local_heads)
     return heads
 
 
-def _check_ragged(store: RaggedSnapshot, layer: PagedLayer, rows: int, capacity: int) -> int:
-    _need(isinstance(layer.store, RaggedStore), "its heads hold different numbers of tokens, and here they do not")
-    keys, values, lengths = store.keys, store.values, store.lengths
+def _check_lengths(store: HeldSnapshot, lengths: Tensor, layer: PagedLayer, rows: int, capacity: int) -> None:
+    _need(not layer.store.columns.pads, "its heads hold different numbers of tokens, and here they do not")
     _need(lengths.ndim == 2 and lengths.shape[0] == rows and lengths.dtype == torch.int64, "its lengths are none")
-    _range("lengths", lengths, 1, capacity)
-    _need(
-        keys.ndim == 2 and values.ndim == 2 and keys.shape[0] == values.shape[0] == int(lengths.sum()),
-        f"keys {list(keys.shape)} and values {list(values.shape)} are not {int(lengths.sum())} tokens",
-    )
-    _need(keys.dtype == values.dtype and keys.dtype.is_floating_point, f"keys are {keys.dtype}, values {values.dtype}")
     _need(lengths.shape[1] > 0 and store.slots == capacity, f"{store.slots} slots, a budget of {capacity}")
-    layer.quota.check(lengths.shape[1], layer.local_heads)
-    return lengths.shape[1]
+    _range("lengths", lengths, 1, capacity)
 
 
 def _check_coded(saved: HeldSnapshot, layer: PagedLayer, rows: int, capacity: int) -> int:
@@ -145,7 +136,8 @@ def _check_coded(saved: HeldSnapshot, layer: PagedLayer, rows: int, capacity: in
     _need(isinstance(saved, CodedSnapshot), "its keys and values are as they came, and here they are in few bits")
     if not isinstance(saved, CodedSnapshot) or not isinstance(store, CodedStore):
         return 0
-    _need(all(states.ndim == 4 for states in (saved.key_codes, saved.keys, saved.values)), "its codes are none")
+    ndim = 4 if saved.lengths is None else 2
+    _need(saved.key_codes.ndim == ndim and saved.keys.ndim == saved.values.ndim == 4, "its codes are none")
     _need(saved.keys.shape[0] == rows and saved.dtype.is_floating_point, f"its keys are not those of {rows} rows")
     _need(saved.values.dtype == saved.dtype, f"keys are {saved.dtype}, values {saved.values.dtype}")
     for (shape, dtype), found in zip(store.expected(saved), [*saved.codes, *saved.exact], strict=True):

@@ -36,12 +36,15 @@ class Columns:
     A column is made anew only for another number of rows or slots, so that compiled code finds it where it was.
 
     Attributes:
+        pads: whether sets that may use fewer slots than others have as many all the same.
         tensors: the columns, in the order that their owner knows; none before the first tokens.
         room: where they come from.
 
     Args:
         room: see above.
     """
+
+    pads = True
 
     def __init__(self, room: Room) -> None:
         self.room = room
@@ -60,6 +63,16 @@ class Columns:
         """Of all slots, used or not."""
         return byte_count(*self.tensors)
 
+    @property
+    def lengths(self) -> list[int] | None:
+        """How many slots each set of each row has, where these lie one after the other, `[total, ...]`: `first` gives a
+        padded copy then. None = all have equally many, side by side."""
+        return None
+
+    def padded(self, column: int) -> Tensor:
+        """One of `first`."""
+        return self.tensors[column]
+
     def first(self, held: int | None = None) -> Sequence[Tensor]:
         """The first `held` slots, or all: views, where there may be any."""
         return self.tensors if held is None else [column[:, :, :held] for column in self.tensors]
@@ -67,6 +80,14 @@ class Columns:
     def at(self, slots: Tensor) -> list[Tensor]:
         """What lies in these slots, `[rows, sets, n, ...]` each."""
         return [gather_slots(column, slots) for column in self.tensors]
+
+    def as_kept(self, held: int) -> tuple[Sequence[Tensor], Tensor | None]:
+        """What a file holds: the first `held` slots; or all as they lie, and lengths `[rows, sets]` int64."""
+        return self.first(held), None
+
+    def noted(self, keys: Tensor) -> Tensor | None:
+        """See `Store.noted`; where the columns are keys and values."""
+        return None
 
     # ---- tokens ---------------------------------------------------------------------------------------------------
 
@@ -96,16 +117,27 @@ class Columns:
             # Not scatter_, for which inductor copies the whole column.
             column.index_put_((row, one, slot), states.detach().to(column.dtype)[:, :, 0])
 
-    def take(self, sources: Sequence[Tensor], kept: Tensor, anew: bool) -> None:
+    def take(self, sources: Sequence[Tensor], kept: Tensor, anew: bool, limits: Tensor | None = None) -> None:
         """Hold what stands at `kept` `[rows, 1 or sets, slots]` in these, `[rows, sets, n, ...]`, and nothing else.
 
         Args:
             anew: whether other tensors are needed: for another number of slots, or where sources are views of these.
+            limits: `[rows, 1 or sets]`, how many slots each set may use; None = all.
         """
         new = self.room.like(self.tensors, kept.shape[-1]) if anew else self.tensors
         for column, source in zip(new, sources, strict=True):
             torch.gather(source, 2, slot_index(kept, source), out=column)
         self.use(*new)
+
+    def replace(self, column: int, new: Tensor, changed: Tensor) -> None:
+        """Other content for the first slots of a column, `[rows, sets, n, ...]`, where `changed` `[rows, sets, n]` bool
+        says so."""
+        held = self.tensors[column][:, :, : new.shape[2]]
+        held.copy_(torch.where(changed[..., None], new, held))
+
+    def hold(self, saved: Sequence[Tensor], lengths: Tensor | None, slots: int) -> None:
+        """What `as_kept` gave, of columns of so many slots."""
+        self.append(0, saved)
 
     def reorder(self, order: Tensor) -> None:
         """Bring the first slots into another order, `[rows, 1 or sets, held]`."""

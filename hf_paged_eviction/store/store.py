@@ -1,7 +1,7 @@
 """Where a layer keeps its keys and values."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -19,9 +19,11 @@ class HeldSnapshot(Snapshot):
 
     Attributes:
         slots: how many there are, used or not.
+        lengths: see `Columns.as_kept`.
     """
 
     slots: int
+    lengths: Tensor | None = field(default=None, kw_only=True)
 
     @property
     def shape(self) -> torch.Size:
@@ -49,7 +51,7 @@ class StoreSnapshot(HeldSnapshot):
     """What a store holds.
 
     Attributes:
-        keys, values: `[batch, kv_heads, held, dim]`.
+        keys, values: `[batch, kv_heads, held, dim]`; with lengths `[total, dim]`.
         turned: as attention is shown those of them that are turned, see `Turning`.
     """
 
@@ -60,7 +62,7 @@ class StoreSnapshot(HeldSnapshot):
     @property
     def shape(self) -> torch.Size:
         """See `HeldSnapshot`."""
-        return self.keys.shape
+        return shape_of(self.keys, self.lengths, self.slots)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -76,6 +78,11 @@ class StoreSnapshot(HeldSnapshot):
     def key_width(self) -> int:
         """See `HeldSnapshot`."""
         return self.keys.shape[-1]
+
+
+def shape_of(column: Tensor, lengths: Tensor | None, slots: int) -> torch.Size:
+    """`[batch, kv_heads, slots, width]` of a column as a file holds it."""
+    return column.shape if lengths is None else torch.Size([*lengths.shape, slots, column.shape[-1]])
 
 
 @dataclass(frozen=True)
@@ -111,14 +118,17 @@ class Store:
     Args:
         turning: see above.
         fixed: whether all tensors stay where they are, for compiled steps. Slots that are not in use hold zeros.
+        columns: made from a room; those that do not pad go neither with `turning` nor with `fixed`.
     """
 
     rounds = False
     uncoded = 0
 
-    def __init__(self, turning: Turning | None = None, fixed: bool = False) -> None:
+    def __init__(
+        self, turning: Turning | None = None, fixed: bool = False, columns: Callable[[Room], Columns] = Columns
+    ) -> None:
         self.room = Room(fixed)
-        self.columns = Columns(self.room)
+        self.columns = columns(self.room)
         self.dtype: torch.dtype | None = None
         self.device: torch.device | None = None
         self.turning = turning
@@ -166,7 +176,7 @@ class Store:
     @property
     def copies(self) -> bool:
         """Whether `read` makes new tensors, so that what is shown is never the storage itself."""
-        return self.rounds
+        return self.rounds or self.columns.lengths is not None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -220,7 +230,7 @@ class Store:
         Args:
             keys: `[batch, kv_heads, 1, dim]`, which have been taken in.
         """
-        return None
+        return self.columns.noted(keys)
 
     def shown(self, held: int | None = None) -> tuple[Tensor, Tensor]:
         """As `read`, for attention: turned, where positions are counted in the cache."""
@@ -257,9 +267,12 @@ class Store:
     # ---- room -----------------------------------------------------------------------------------------------------
 
     def slots_to_begin_with(self, tokens: int, block_size: int, most: int) -> int:
-        """What a prompt of so many tokens needs, so that a large budget and a short prompt waste nothing."""
+        """What a prompt of so many tokens needs, so that a large budget and a short prompt waste nothing. Where rows or
+        heads differ, a prompt is never appended, and a block is enough."""
         if self.room.fixed or self.room.pool is not None:
             return most
+        if not self.columns.pads:
+            return min(block_size, most)
         blocks = -(-(tokens + 1) // block_size)
         return min(blocks * block_size, most)
 
@@ -346,7 +359,7 @@ class Store:
             arrived: what is held then.
             anew: whether other tensors are needed: for another number of slots, or where the states are views of these.
         """
-        self.columns.take(self._with_turned((keys, values)), kept, anew)
+        self.columns.take(self._with_turned((keys, values)), kept, anew, arrived.limits)
 
     def reorder(self, order: Tensor) -> None:
         """Bring the first slots into another order, `[batch, sets, held]`."""
@@ -355,8 +368,7 @@ class Store:
     def give_values(self, values: Tensor, changed: Tensor) -> None:
         """Other values for the tokens in the first slots, `[batch, kv_heads, held, dim]`, where `changed`
         `[batch, kv_heads, held]` says so."""
-        held = self.tensors[1][:, :, : values.shape[2]]
-        held.copy_(torch.where(changed[..., None], values, held))
+        self.columns.replace(1, values, changed)
 
     def wrote(self) -> None:
         """Compiled code has called `write`."""
@@ -374,9 +386,11 @@ class Store:
         self.columns.map_rows(change)
 
     def clear(self) -> None:
-        """The tokens are forgotten; the tensors wait for the next prompt."""
+        """The tokens are forgotten; the tensors wait for the next prompt, but for segments, which serve no other."""
         if self.room.fixed:
             self.columns.zero()
+        elif self.columns.lengths is not None:
+            self.give_up()
         else:
             self.columns.use(*self.columns.tensors[:2])
 
@@ -393,8 +407,8 @@ class Store:
 
     def snapshot(self, held: int) -> HeldSnapshot:
         """The first `held` slots; what lies behind them is nobody's."""
-        keys, values, *turned = self.columns.first(held)
-        return StoreSnapshot(self.slots, keys, values, turned[0] if turned else None)
+        (keys, values, *turned), lengths = self.columns.as_kept(held)
+        return StoreSnapshot(self.slots, keys, values, turned[0] if turned else None, lengths=lengths)
 
     def restore(self, saved: HeldSnapshot, device: torch.device) -> None:
         """Hold what another store held."""
@@ -402,8 +416,9 @@ class Store:
             raise TypeError(f"A {type(self).__name__} cannot hold a {type(saved).__name__}.")
         self.dtype, self.device = saved.dtype, device
         states = saved.keys.to(device), saved.values.to(device)
-        self.make(*states, saved.slots)
+        if saved.lengths is None:
+            self.make(*states, saved.slots)
         if saved.turned is not None:
             self._make_room_to_turn()
-        new = self._with_turned(states)
-        self.columns.append(0, new if saved.turned is None else (*states, saved.turned.to(device)))
+        new = self._with_turned(states) if saved.turned is None else (*states, saved.turned.to(device))
+        self.columns.hold(new, saved.lengths, saved.slots)

@@ -27,7 +27,7 @@ def test_slots_lie_one_after_the_other() -> None:
     for own, expected in zip(padded.flatten(0, 1).tolist(), parts, strict=True):
         assert own[: len(expected)] == expected.tolist()
     slot = torch.tensor([[[2], [0], [1]], [[1], [4], [0]]])
-    assert segments.places(slot).flatten().tolist() == segments.places_inside(slot).tolist() == [2, 3, 5, 9, 14, 15]
+    assert segments.places(slot).flatten().tolist() == [2, 3, 5, 9, 14, 15]
     kept = torch.tensor([[[7, 0, 3, 9, 9, 9]], [[1, 2, 4, 5, 6, 9]]])  # the same in all heads of a row
     assert segments.taken_from(kept, 10).tolist() == [
         *(7, 0, 3),
@@ -81,15 +81,21 @@ def test_bytes_are_those_of_the_budget(settings: dict[str, Any], monkeypatch: py
     monkeypatch.setattr(attention, "attend", lambda *given: calls.append(1) or attend(*given))
     model = models.shared("llama", "paged_eviction")
     cache = PagedEvictionCache(model.config, 24, 4, **settings)
+    few = PagedEvictionCache(model.config, 24, 4, bits=4, **settings)
     ids, mask = models.left_pad(models.prompts([60, 44]))
-    modes.generate(model, cache, ids, mask, 9)
+    for each in (cache, few):
+        modes.generate(model, each, ids, mask, 9)
     heads, width = model.config.num_key_value_heads, model.config.head_dim
-    assert cache.stats().storage_bytes == 2 * heads * 24 * width * 2 * 4 * len(cache.paged_layers)
+    numbers = 2 * heads * 24 * width * 2 * len(cache.paged_layers)
+    assert cache.stats().storage_bytes == numbers * 4
+    parts = few.stats().storage_parts
+    assert (parts["codes"], parts["levels"]) == (numbers // 2, numbers // width * 2)
     limits = torch.cat([layer.table.limits.expand(-1, heads) for _, layer in cache.paged_layers])
     assert limits.max() > 24
     assert len(calls) > 4 * len(cache.paged_layers)
-    cache.reset()
-    assert cache.stats().storage_bytes == 0
+    for each in (cache, few):
+        each.reset()
+        assert each.stats().storage_bytes == 0
 
 
 def test_a_model_that_changes_what_it_is_given_is_told() -> None:

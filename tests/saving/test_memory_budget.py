@@ -217,3 +217,17 @@ def test_turned_keys_count() -> None:
     modes.run(model, cache, "greedy", *inputs)
     assert cache.budget == 24
     assert cache.stats().storage_bytes == 2 * 3 * 24 * TOKEN * 3 // 2
+
+
+@pytest.mark.parametrize("bits", [None, 4, (8, 3)], ids=str)
+def test_one_threshold_in_few_bits(bits: Any) -> None:
+    """Whatever the longest head holds."""
+    model, given = models.shared("llama", "paged_eviction"), 20_000 if bits is None else 14_000
+    settings = {"policy": "kvzip", "allocator": "global", "heads": "separate", "bits": bits}
+    cache = make(model, budget=f"{given}B", **settings)
+    ids, mask = models.left_pad(models.prompts([70, 61]))
+    modes.generate(model, cache, ids, mask, 20)
+    held = cache.stats().storage_bytes
+    limits = torch.cat([layer.table.limits for _, layer in cache.paged_layers])
+    assert limits.max() > cache.budget, "a head holds more than its share"
+    assert given - 4 * given // cache.budget < held <= given

@@ -122,6 +122,7 @@ def test_goes_on(tmp_path: Path, settings: dict[str, Any], static: bool, padded:
         {"allocator": "ada_kv", "heads": "separate", "policy": "snapkv"},
         {"policy": "kvzip", "allocator": "global", "heads": "separate"},
         {"budget": [16, 32], "policy": "key_norm"},
+        {"allocator": "ada_kv", "heads": "separate", "policy": "snapkv", "bits": (4, 2)},
     ],
     ids=str,
 )

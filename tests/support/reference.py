@@ -22,7 +22,6 @@ from transformers import DynamicCache
 
 import models
 from closeness import SHARE, bound
-from hf_paged_eviction.allocators.ragged import RaggedStore
 from hf_paged_eviction.table.spans import blocks_of
 
 Visible = list[list[set[int]]]  # [row][kv head] -> columns
@@ -203,17 +202,21 @@ class Recorder:
             poison_unused(layer)
 
 
+def pads_in_segments(layer: Any) -> Tensor:
+    """Where the pads lie in columns whose rows and heads have different numbers of slots."""
+    segments = layer.store.columns.segments
+    inside = torch.arange(segments.width) < torch.tensor(segments.lengths)[..., None]
+    return segments.places(torch.arange(segments.width))[(layer.positions < 0) & inside]
+
+
 def poison_unused(layer: Any) -> None:
     """Spoil every slot that must not matter: what is beyond `held`, and the pads.
 
     The pads get huge numbers instead of NaN: attention may multiply them by a weight of exactly zero.
     """
-    if isinstance(layer.store, RaggedStore) and layer.store.segments is not None:
-        segments = layer.store.segments
-        inside = torch.arange(segments.width) < torch.tensor(segments.lengths)[..., None]
-        pads = segments.places(torch.arange(segments.width))[(layer.positions < 0) & inside]
+    if layer.store.columns.lengths is not None and not layer.store.rounds:
         for column in layer.store.tensors:
-            column[pads] = 1e4
+            column[pads_in_segments(layer)] = 1e4
         return
     layer.keys[:, :, layer.held :] = math.nan
     layer.values[:, :, layer.held :] = math.nan

@@ -19,7 +19,15 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from closeness import SHARE
-from reference import Recorder, _additive_mask, _recorded, assert_said, check_layer, replayed_forward
+from reference import (
+    Recorder,
+    _additive_mask,
+    _recorded,
+    assert_said,
+    check_layer,
+    pads_in_segments,
+    replayed_forward,
+)
 
 
 @cache
@@ -166,11 +174,15 @@ class RoundedRecorder(Recorder):
 def poison_codes(layer: Any) -> None:
     """As `reference.poison_unused`, of codes."""
     pads = (layer.positions < 0)[..., None]
-    for codes in layer.store.codes:
-        if codes.levels.shape[-1]:
-            codes.levels[:, :, layer.held :] = math.nan
-            held = codes.levels[:, :, : layer.held]
-            held.copy_(held.masked_fill(pads, 1e3))
+    for levels in layer.store.tensors[1:4:2]:
+        if not levels.shape[-1]:
+            continue
+        if layer.store.columns.lengths is not None:
+            levels[pads_in_segments(layer)] = 1e3
+            continue
+        levels[:, :, layer.held :] = math.nan
+        held = levels[:, :, : layer.held]
+        held.copy_(held.masked_fill(pads, 1e3))
 
 
 class _RoundedCache(DynamicCache):
