@@ -115,6 +115,7 @@ def _dataclass(kind: Any, tree: dict[str, Any], name: str, tensors: dict[str, Te
         kind = kinds[wanted]
     hints = get_type_hints(kind)
     names = [field.name for field in fields(kind)]
+    tree = {field.name: None for field in fields(kind) if field.default is None} | tree  # files of before lack some
     if sorted(tree) != sorted(names):
         differing = sorted(set(tree) ^ set(names))
         raise ValueError(f"{name or 'the state'} lacks, or should not have, {', '.join(differing)}")

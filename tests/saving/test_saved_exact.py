@@ -13,6 +13,8 @@ from torch import Tensor
 import models
 import modes
 from hf_paged_eviction import PagedEvictionCache, available_policies
+from hf_paged_eviction.saving.names import put_together, take_apart
+from hf_paged_eviction.store.store import StoreSnapshot
 
 NEEDS_514 = pytest.mark.skipif(models.VERSION < (5, 14), reason="needs transformers 5.14 or later")
 OURS = "paged_eviction"
@@ -317,3 +319,11 @@ def test_padded_contexts_keep_their_pads(tmp_path: Path) -> None:
         modes.generate(model, again, inputs["input_ids"], inputs["attention_mask"], 6)[:, 46:],
         modes.generate(model, modes.dynamic(model), full, modes.extend(mask, 6), 6)[:, 46:],
     )
+
+
+def test_a_field_that_files_of_before_lack() -> None:
+    saved = StoreSnapshot(4, torch.randn(1, 2, 3, 5), torch.randn(1, 2, 3, 5), None)
+    tree, tensors = take_apart(saved)
+    del tree["lengths"]
+    found = put_together(StoreSnapshot, tree, tensors)
+    assert found.lengths is None and torch.equal(found.keys, saved.keys)
