@@ -197,7 +197,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             self._forwards.check_own_mask(self._parts[layer_idx], key_states.shape[0], key_states.shape[2])
         if key_states.shape[2] > 1:
             self._attention.look()
-            if not torch.compiler.is_compiling():
+            if not torch.compiler.is_compiling() and self._forwards.masks.begun:
                 self._forwards.check_several(key_states.shape[0], self.get_seq_length())
         if self._needs_our_attention:
             self._options.check_attention(self._attention)

@@ -76,7 +76,12 @@ class Attention:
     def weights(self) -> Tensor:
         """`[batch, kv_heads, G, q, tokens]` float32; rows of queries that do not count are zero."""
         if self._weights is None:
-            self._weights = self._softmax()
+            products = self._products()
+            if self.logits.sinks is not None:
+                sinks = self.logits.sinks.float().view(1, products.shape[1], -1, 1, 1).expand(*products.shape[:-1], 1)
+                products = torch.cat([products, sinks], dim=-1)
+            weights = products.softmax(-1)[..., : self.key_positions.shape[-1]]
+            self._weights = weights.mul_(self.counts[:, None, None, :, None])
         return self._weights
 
     def largest_weights(self) -> Tensor:
@@ -86,15 +91,6 @@ class Attention:
         """
         weights = self._products().amax(2).softmax(-1)
         return weights * self.counts[:, None, :, None]
-
-    def _softmax(self) -> Tensor:
-        products = self._products()
-        if self.logits.sinks is not None:
-            sinks = self.logits.sinks.float().view(1, products.shape[1], -1, 1, 1).expand(*products.shape[:-1], 1)
-            products = torch.cat([products, sinks], dim=-1)
-        weights = products.softmax(-1)[..., : self.key_positions.shape[-1]]
-        counted: Tensor = weights.mul_(self.counts[:, None, None, :, None])
-        return counted
 
     def _products(self) -> Tensor:
         """Logits `[batch, kv_heads, G, q, tokens]` float32, far below any other where a token is not visible."""

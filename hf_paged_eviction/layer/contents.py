@@ -188,19 +188,20 @@ class Contents:
         capacity, device = budget.capacity, keys.device
         least = self.store.slots_to_begin_with(count, budget.block_size, capacity)
         self.store.start(keys, values, least, capacity)
-        self.table = table = self._new_table(budget, rows, heads, device)
-        self.outlet.start(rows, heads, self._scorer.sets(heads), capacity, device)
+        sets = self._scorer.sets(heads)
+        self.table = table = self._new_table(budget, rows, sets, device)
+        self.outlet.start(rows, heads, sets, capacity, device)
         if self.listener is not None:
             self.listener.observer.start(rows, heads, capacity, device)
         if self.marks is not None:
             self.marks.start(rows, heads, capacity, device)
         return table
 
-    def _new_table(self, budget: BlockBudget, rows: int, heads: int, device: torch.device) -> BlockTable:
+    def _new_table(self, budget: BlockBudget, rows: int, sets: int, device: torch.device) -> BlockTable:
         needs, picks = self._needs, self.outlet.picks_blocks
         interval = 1 if picks else needs.decision_interval
         return BlockTable(
-            *(budget, rows, self._scorer.sets(heads), device, needs.token_local and not picks, interval),
+            *(budget, rows, sets, device, needs.token_local and not picks, interval),
             absolute_noise=needs.absolute_noise,
             shifting=self.store.turning is not None,
         )
@@ -267,9 +268,8 @@ class Contents:
         if self.listener is not None:
             self.listener.observer.move(order, table.seen - table.pads, count)
 
-    def settle(self, kept: Tensor | None) -> None:
+    def settle(self, table: BlockTable, kept: Tensor | None) -> None:
         """The table has changed: of the held and new tokens `kept` `[B, S, C]` stay; None = all."""
-        table = self.known
         if self.outlet.takes:
             self.outlet.settle(kept, table.positions, table.capacity)
         if self.listener is not None:
@@ -312,14 +312,15 @@ class Contents:
         quota, (rows, heads) = self.quota, saved.store.shape[:2]
         quota.resize(saved.tokens)
         self.store.restore(saved.store, device)
-        self.table = self._new_table(quota.budget, rows, heads, device)
+        sets = self._scorer.sets(heads)
+        self.table = self._new_table(quota.budget, rows, sets, device)
         self.table.restore(saved.table)
         self.seen = self.table.seen
         if self.listener is not None and saved.observer is not None:
             self.listener.observer.restore(saved.observer, heads, device)
         if self.marks is not None and saved.marks is not None:
             self.marks.restore(saved.marks, self.table.capacity, device)
-        self.outlet.start(rows, heads, self._scorer.sets(heads), self.table.capacity, device)
+        self.outlet.start(rows, heads, sets, self.table.capacity, device)
         if saved.outlet is not None:
             self.outlet.restore(saved.outlet, device)
         quota.scores = None if saved.scores is None else persistent(saved.scores.to(device))

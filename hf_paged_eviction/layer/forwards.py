@@ -92,7 +92,7 @@ class Forwards:
             only.
         """
         self._check_attended(seen)
-        if not seen:
+        if not seen and self._states.any:
             self._states.begin(batch)
         mask = self._padding.observe(mask, seen, seen + query_length, batch)
         if query_length == 1 and self._steps is not None:

@@ -25,28 +25,31 @@ class Overflow:
     def __init__(self, contents: Contents, scores: Scores, needs: Needs) -> None:
         self._contents, self._scores = contents, scores
         self._needs = needs
-        self._survivors = Survivors(contents, needs.absolute_noise)
+        self._survivors = Survivors(contents.quota, contents.outlet, needs.absolute_noise)
 
-    def take(self, keys: Tensor, values: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
+    def take(self, table: BlockTable, keys: Tensor, values: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
         """Hold the best of all tokens held and of these new ones `[B, H, n, dim]`; see `PagedLayer.update`.
 
         Args:
+            table: of the layer.
             real: `[B, n]` bool, which of the new tokens are no pads; None = all.
 
         Returns:
             All of them, as attention gets them: `[B, H, held + n, dim]`.
         """
-        self._scores.encode()
-        contents, count = self._contents, keys.shape[2]
-        table, store = contents.known, contents.store
-        held = table.held
+        contents, store, survivors = self._contents, self._contents.store, self._survivors
+        if store.uncoded:
+            self._scores.encode()
+        held, count = table.counters.held, keys.shape[2]
         positions = table.positions_with(table.new_positions(count, real)[:, 0])
         attended = full_k, full_v = contents.shown_with(held, keys, values, real)
-        if store.turns and held:
+        if held and store.turns:
             full_k, full_v = with_new(store.read(held), keys, values)
-        scores = self._survivors.judged(self._scores.of_overflow(full_k, full_v, positions, count), positions)
-        self._survivors.offer(scores, positions)
-        self._keep_best(Held(full_k, full_v, positions), scores, count, real)
+        scores = self._scores.of_overflow(table, full_k, full_v, positions, count)
+        if contents.quota.common:
+            scores = survivors.judged(scores, positions)
+            survivors.offer(table, scores, positions)
+        self._keep_best(table, Held(full_k, full_v, positions), scores, count, real)
         return attended
 
     def fit(self, *, anew: bool = False) -> None:
@@ -60,46 +63,49 @@ class Overflow:
             return
         elif table.held >= capacity:
             table.refresh_scores(self._scores.in_slots)
-            self._keep_best(Held(*store.read(table.held), table.positions), table.scores, 0, None)
+            self._keep_best(table, Held(*store.read(table.held), table.positions), table.scores, 0, None)
         else:
             if store.slots > capacity:
                 store.move(capacity, table.held)
             table.resize(capacity)
-            contents.settle(None)
+            contents.settle(table, None)
 
     def _fit_unequal(self, table: BlockTable, anew: bool) -> None:
         quota, positions = self._contents.quota, table.positions
         scores = self._judged(positions)
-        limits = self._survivors.limits(scores, positions)
+        limits = self._survivors.limits(table, scores, positions, self._survivors.protected(table, positions))
         if limits is not None and (anew or table.limits is None or not torch.equal(limits, table.limits)):
-            self._keep_best(Held(*self._contents.store.read(table.held), positions), scores, 0, None)
+            self._keep_best(table, Held(*self._contents.store.read(table.held), positions), scores, 0, None)
         quota.resize(table.capacity)
 
     def offer(self) -> None:
         """Say what could stay of what is held, where layers are compared and it was not said before."""
-        contents = self._contents
-        if contents.quota.offered or contents.table is None or contents.pending is not None or not contents.table.held:
+        contents, table = self._contents, self._contents.table
+        if contents.quota.offered or table is None or contents.pending is not None or not table.held:
             return
         self._scores.encode()
-        positions = contents.known.positions
+        positions = table.positions
         contents.quota.scores = scores = self._judged(positions)
-        self._survivors.offer(scores, positions)
+        self._survivors.offer(table, scores, positions)
 
     def _judged(self, positions: Tensor) -> Tensor:
         """Scores of what is held, at these positions: those of the forward that goes on, where they are known."""
         scores = None if self._needs.reads_budget else self._contents.quota.scores
         return self._survivors.judged(self._scores.in_slots(None), positions) if scores is None else scores
 
-    def _keep_best(self, tokens: Held, scores: Tensor, count: int, real: Tensor | None) -> None:
+    def _keep_best(self, table: BlockTable, tokens: Held, scores: Tensor, count: int, real: Tensor | None) -> None:
         """Of these tokens, those held and `count` new ones behind them, keep the best."""
-        contents, positions = self._contents, tokens.positions
-        table, store, outlet, quota = contents.known, contents.store, contents.outlet, contents.quota
-        held, limits = table.held, self._survivors.limits(scores, positions)
+        contents, positions, survivors = self._contents, tokens.positions, self._survivors
+        store, outlet, quota = contents.store, contents.outlet, contents.quota
+        held, seen = table.counters.held, table.counters.seen
+        protected = survivors.protected(table, positions)
+        limits = survivors.limits(table, scores, positions, protected)
         if limits is not None:
             size = quota.budget.block_size
             quota.resize(-(-int(limits.max()) // size) * size)
-        kept, kept_positions = self._survivors.choose(scores, positions, limits, table.seen + count)
-        shifts = table.moved_shifts(kept, kept_positions, positions, count)
+        kept, kept_positions = survivors.choose(table, scores, positions, protected, limits, seen + count)
+        turns = store.turning is not None
+        shifts = table.moved_shifts(kept, kept_positions, positions, count) if turns else None
         if outlet.takes or outlet.plans:
             leaves = not_kept(positions, kept, kept_positions)
             form, new = tuple[Tensor, ...](), positions[..., held:]
@@ -110,7 +116,7 @@ class Overflow:
         # Without new tokens, these states are views of the storage.
         anew = count == 0 or store.slots != quota.budget.capacity
         came = count if real is None else real.sum(-1)
-        arrived = Arrived(kept_positions, positions[..., held:], table.seen - table.pads + came, limits)
+        arrived = Arrived(kept_positions, positions[..., held:], seen - table.pads + came, limits)
         store.keep(tokens.keys, tokens.values, kept, held, arrived, anew)
         if contents.marks is not None:
             contents.marks.keep(kept, held, count)
@@ -120,5 +126,6 @@ class Overflow:
         table.replace(kept_positions, scored, count, real, limits, shifts)
         if outlet.picks_blocks:
             table.align()
-        contents.turn_keys()
-        contents.settle(kept)
+        if turns:
+            contents.turn_keys()
+        contents.settle(table, kept)

@@ -222,7 +222,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.store.dtype, self.store.device = key_states.dtype, key_states.device
         self.is_initialized = True
         if key_states.shape[2] == 0 and value_states is not None and key_states.shape[0]:
-            self._measure(key_states, value_states)
+            if self.memory is not None:
+                self._measure(self.memory, key_states, value_states)
             if self.budget.tokens is None:
                 raise ValueError("budget= is a share, and needs a prompt before storage can be made: give tokens.")
             self.store.make(key_states, value_states, self.budget.capacity)
@@ -269,7 +270,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     def all_new(self) -> bool:
         """Whether the last `update` returned nothing but tokens that wait, none of them a pad. Reads no tensor."""
         pending = self.contents.pending
-        return pending is not None and pending.real is None and not self.held
+        return pending is not None and pending.real is None and not self.contents.held
 
     # ---- update ---------------------------------------------------------------------------------------------------
 
@@ -317,15 +318,15 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         return self._take_in(key_states, value_states)
 
     def _take_in(self, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
-        if self.listener is not None:
-            self.listener.check_told(self.layer_idx)
+        if self.listener is not None and self.listener.expects:
+            raise self.listener.untold(self.layer_idx)
         keys, values = self._use_then_evict(key_states, value_states)
         self.contents.seen += key_states.shape[2]
         if self.listener is None:
             return keys, values
         if key_states.shape[2]:
-            self.listener.expect()
-        if self.masks_itself and not self.store.copies and keys is self.store.shown()[0]:
+            self.listener.expects = True
+        if self.masks_itself and keys is not key_states and not self.store.copies and keys is self.store.shown()[0]:
             keys = keys[:]  # attention notes on them what may be seen, which the storage must not keep
         return keys, values
 
@@ -336,8 +337,10 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         count = keys.shape[2]
         if count == 0:
             return contents.shown_with(contents.held, keys, values)
-        if contents.pending is not None or self.listener is not None:
+        if contents.pending is not None:
             self.commit()
+        elif self.listener is not None:
+            self.listener.queries = None
         table = contents.table
         if table is None:
             table = self._start(keys, values)
@@ -373,27 +376,28 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         """The first tokens are about to come: make the table."""
         self.quota.check(keys.shape[1], self.local_heads)
         self.store.dtype, self.store.device = keys.dtype, keys.device
-        self._measure(keys, values)
+        if self.memory is not None:
+            self._measure(self.memory, keys, values)
         table = self.contents.start(keys, values)
         if keys.shape[0] > 1:
             self.padding.warn_if_unknown()
         return table
 
-    def _measure(self, keys: Tensor, values: Tensor) -> None:
+    def _measure(self, memory: MemoryPlan, keys: Tensor, values: Tensor) -> None:
         """Make tokens of a budget in bytes, for states like these."""
-        if self.memory is not None:
-            store, (beside, passing) = self.store, self.outlet.most_bytes(keys, values)
-            beside += store.fixed_bytes(keys, values)
-            token_bytes = self.outlet.slot_bytes(store.token_bytes(keys, values))
-            self.memory.begin(self.layer_idx, token_bytes, keys.shape[0], beside, passing, self.quota.budget.spans)
+        store, (beside, passing) = self.store, self.outlet.most_bytes(keys, values)
+        beside += store.fixed_bytes(keys, values)
+        token_bytes = self.outlet.slot_bytes(store.token_bytes(keys, values))
+        memory.begin(self.layer_idx, token_bytes, keys.shape[0], beside, passing, self.quota.budget.spans)
 
     def commit(self) -> None:
         """Take in the tokens that wait for `crop` or for attention, evicting as needed."""
-        if self.listener is not None:
-            self.listener.check_told(self.layer_idx)
-        pending, self.contents.pending = self.contents.pending, None
-        if pending is not None and pending.count:
-            self._take(self.contents.known, pending.keys, pending.values, pending.real)
+        if self.listener is not None and self.listener.expects:
+            raise self.listener.untold(self.layer_idx)
+        contents, pending = self.contents, self.contents.pending
+        contents.pending = None
+        if pending is not None and contents.table is not None and pending.keys.shape[2]:
+            self._take(contents.table, pending.keys, pending.values, pending.real)
         if self.listener is not None:
             self.listener.queries = None
 
@@ -416,7 +420,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         if count == 1 and table.counters.held == table.capacity:
             self._overwrite(table, keys, values, real)
         elif self._overflows(table, count):
-            return self._overflow.take(keys, values, real)
+            return self._overflow.take(table, keys, values, real)
         else:
             self._append(table, keys, values, real)
         if waited is not None and listener is not None and count == 1:
@@ -436,7 +440,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         elif quota.common:
             for other in self._others:
                 other.offer()
-        attended = self._overflow.take(keys, values, real)
+        attended = self._overflow.take(table, keys, values, real)
         if quota.common and quota.crowded(keys.shape[2]):
             self._fit_others()
         return attended

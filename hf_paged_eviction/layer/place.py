@@ -56,8 +56,9 @@ class Place:
         """
         contents, given, first, end = self._contents, self.given, self._first_row, self._end_row
         if contents.listener is not None:
-            contents.listener.check_told(layer_idx)
-            contents.listener.expect()
+            if contents.listener.expects:
+                raise contents.listener.untold(layer_idx)
+            contents.listener.expects = True
         if given is None or keys.shape[0] != end - first:
             contents.known.check_rows(keys.shape[0])
             raise RuntimeError(f"Layer {layer_idx} was left out of the forward before this one.")

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from ..policies.scorer import Scorer
 from ..precision.coded import CodedStore
+from ..table.table import BlockTable
 from .contents import Contents
 
 
@@ -50,25 +51,26 @@ class Scores:
         marks = None if contents.marks is None else contents.marks.at(slots, table.held)
         return self._scorer(keys, values, positions, seen, known, observed, room, marks)
 
-    def of_overflow(self, keys: Tensor, values: Tensor, positions: Tensor, count: int) -> Tensor:
+    def of_overflow(self, table: BlockTable, keys: Tensor, values: Tensor, positions: Tensor, count: int) -> Tensor:
         """Scores `[B, S, held + count]` of the tokens held and of `count` new ones behind them, all at `positions`.
 
         Args:
+            table: of the layer.
             keys, values: `[B, H, held + count, dim]`.
             positions: `[B, S, held + count]`.
         """
         contents = self._contents
-        table, listener = contents.known, contents.listener
+        listener, held = contents.listener, table.counters.held
         seen = positions[:, 0].amax(-1) + 1
-        marks = None if contents.marks is None else contents.marks.of_all(table.held, count)
+        marks = None if contents.marks is None else contents.marks.of_all(held, count)
         if listener is not None:
-            known = listener.observe_overflow(positions, table.held)
+            known = listener.observe_overflow(positions, held)
             if not self.early:
                 observed, room = listener.observer.count, contents.quota.room()
                 return self._scorer(keys, values, positions, seen, known, observed, room, marks)
         if marks is not None:
             return self._scorer(keys, values, positions, seen, budget=contents.quota.room(), marks=marks)
-        if not self._token_local or table.held == 0:
+        if not self._token_local or held == 0:
             return self.ask(keys, values, positions, seen)
         table.refresh_scores(self.in_slots)
         new = self.ask(keys[:, :, -count:], values[:, :, -count:], positions[..., -count:], seen)

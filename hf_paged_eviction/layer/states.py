@@ -16,6 +16,7 @@ class LinearStates:
     changed while its tokens were never counted belongs to a forward that failed.
 
     Attributes:
+        any: whether there are any.
         changed_at: that length, by layer.
 
     Args:
@@ -26,6 +27,7 @@ class LinearStates:
 
     def __init__(self, layers: Sequence[Any], counting: Any, static: bool) -> None:
         own = {at: layer for at, layer in enumerate(layers) if isinstance(layer, LinearAttentionLayer)}
+        self.any = bool(own)
         self._layers = [layer for layer in own.values() if hasattr(layer, "number_of_states")]
         self._counting, self._static = counting, static
         # What comes after the last count is changed when this forward has been counted.

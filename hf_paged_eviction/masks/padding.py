@@ -90,7 +90,8 @@ class Padding:
                 "new. It always covers everything seen, whatever the cache still holds: pass a mask of "
                 f"{length} columns, or none where there are no pads."
             )
-        mask = self._merge(mask, length, batch)
+        if mask is not None or self._given is not None:
+            mask = self._merge(mask, length, batch)
         if mask is None:
             self._mask = None
         elif length - seen > 1 or seen < self._all_real_from or seen == 0:

@@ -25,6 +25,7 @@ class Listener:
             waited.
         arriving: how many are being taken in.
         real: `[B, q]` bool, which of them are real; None = all.
+        expects: whether attention must tell of queries before anything else happens.
     """
 
     def __init__(self, observer: Observer) -> None:
@@ -33,30 +34,21 @@ class Listener:
         self.positions = torch.empty(0, 0, dtype=torch.int64)
         self.real: Tensor | None = None
         self.arriving = 0
-        self._expected = False
+        self.expects = False
 
     # ---- one forward ----------------------------------------------------------------------------------------------
 
-    def expect(self) -> None:
-        """Attention must tell of the queries of these tokens."""
-        self._expected = True
-
-    def check_told(self, layer_idx: int) -> None:
-        """Was attention told of, since the last `expect`?
-
-        Raises:
-            RuntimeError: no.
-        """
-        if self._expected:
-            raise RuntimeError(
-                f"The policy {self.observer.policy.label!r} decides by attention, but the model did not show any to "
-                f"layer {layer_idx}. Call model.set_attn_implementation('paged_eviction') before the first forward. If "
-                "it is set so, a forward has failed: call cache.reset() before the next."
-            )
+    def untold(self, layer_idx: int) -> RuntimeError:
+        """What to say where attention has not told of the queries that are expected."""
+        return RuntimeError(
+            f"The policy {self.observer.policy.label!r} decides by attention, but the model did not show any to layer "
+            f"{layer_idx}. Call model.set_attn_implementation('paged_eviction') before the first forward. If it is set "
+            "so, a forward has failed: call cache.reset() before the next."
+        )
 
     def told(self, queries: Queries | None) -> None:
         """Attention has told; keep the queries of tokens that wait."""
-        self._expected = False
+        self.expects = False
         if queries is not None:
             self.queries = queries
 
@@ -150,4 +142,4 @@ class Listener:
         """Forget everything."""
         self.observer.clear()
         self.queries = None
-        self._expected = False
+        self.expects = False

@@ -137,7 +137,9 @@ def wrong_positions() -> AbstractContextManager[Any]:
 
 
 def nothing_protected() -> AbstractContextManager[Any]:
-    return patch.object(survivors.Survivors, "_protected", lambda self, positions: torch.zeros_like(positions).bool())
+    return patch.object(
+        survivors.Survivors, "protected", lambda self, table, positions: torch.zeros_like(positions).bool()
+    )
 
 
 def pads_ignored() -> AbstractContextManager[Any]:

@@ -33,4 +33,9 @@ class RecentWindow(AttentionPolicy):
 
     def with_window(self, scores: Tensor, context: ScoreContext) -> Tensor:
         """The scores, with the tokens of the window pinned."""
-        return scores.masked_fill(context.valid & ~self.before(context), float("inf"))
+        newest = context.statistics.get("newest")
+        if newest is None:
+            return scores
+        return scores.masked_fill(
+            context.valid & (context.positions > newest[:, None, None] - self.window), float("inf")
+        )
