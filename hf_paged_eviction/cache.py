@@ -199,7 +199,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             self._attention.look()
             if not torch.compiler.is_compiling() and self._forwards.masks.begun:
                 self._forwards.check_several(key_states.shape[0], self.get_seq_length())
-        if self._needs_our_attention:
+        if self._needs_our_attention and not self._attention.shows_queries:
             self._options.check_attention(self._attention)
         if self._sharing is not None and key_states.shape[2]:
             # When a layer takes in tokens that wait, shares change. Let every layer do so before one gets new tokens.

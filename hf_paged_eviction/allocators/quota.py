@@ -162,15 +162,10 @@ class HeadQuota(Quota):
                 "allocator='uniform' or one that shares out among layers, or keep the model in one process."
             )
 
-    def room(self) -> int | Tensor:
-        """See `Quota.room`."""
-        return self.asked.capacity
-
     def limits(self, pinned: Tensor, positions: Tensor, least: Tensor) -> Tensor | None:
         """See `Quota.limits`."""
-        asked = self.asked
-        size, sets = asked.block_size, positions.shape[1]
-        weights = self._allocator.weights(pinned, asked.capacity)
+        size, tokens, sets = self.asked.block_size, self.asked.capacity, positions.shape[1]
+        weights = self._allocator.weights(pinned, tokens)
         most = -(-(positions[:, 0] >= 0).sum(-1) // size)
-        blocks = share_out(weights, asked.capacity // size * sets, least // size, most)
+        blocks = share_out(weights, tokens // size * sets, least // size, most)
         return blocks.to(positions.device) * size

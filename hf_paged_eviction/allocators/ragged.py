@@ -128,8 +128,9 @@ class RaggedColumns(Columns):
 
 def _chosen(columns: Sequence[Tensor], places: Tensor) -> list[Tensor]:
     """What stands at `places` in these, in tensors that may be written to in and out of `torch.inference_mode`."""
-    with torch.inference_mode(False):
-        made = [column.new_empty(len(places), *column.shape[1:]) for column in columns]
-    for column, into in zip(columns, made, strict=True):
-        torch.index_select(column, 0, places, out=into)
-    return made
+    chosen = []
+    for column in columns:
+        with torch.inference_mode(False):
+            made = column.new_empty(len(places), *column.shape[1:])
+        chosen.append(torch.index_select(column, 0, places, out=made))
+    return chosen

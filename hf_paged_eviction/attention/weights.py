@@ -107,8 +107,8 @@ class Attention:
             products = products.div_(self.logits.softcap).tanh_().mul_(self.logits.softcap)
         # The smaller of both, not their sum: a logit that overflowed at an invisible token would survive a sum.
         # Positions are mostly the same for all heads: a view that repeats them.
-        shared = self.key_positions.stride(1) == 0
-        visible = _visible(self.key_positions[:, :1], self.query_positions) if shared else self.visible
+        tokens = self.key_positions[:, :1] if self.key_positions.stride(1) == 0 else self.key_positions
+        visible = _visible(tokens, self.query_positions)
         limited: Tensor = torch.minimum(products, torch.where(visible, float("inf"), -1e30), out=products)
         return limited
 

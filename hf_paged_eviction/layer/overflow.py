@@ -103,7 +103,8 @@ class Overflow:
         if limits is not None:
             size = quota.budget.block_size
             quota.resize(-(-int(limits.max()) // size) * size)
-        kept, kept_positions = survivors.choose(table, scores, positions, protected, limits, seen + count)
+        capacity = quota.budget.capacity
+        kept, kept_positions = survivors.choose(table, scores, positions, protected, limits, capacity, seen + count)
         turns = store.turning is not None
         shifts = table.moved_shifts(kept, kept_positions, positions, count) if turns else None
         if outlet.takes or outlet.plans:
@@ -114,9 +115,9 @@ class Overflow:
             offered = Held(tokens.keys, tokens.values, positions.expand_as(leaves), scores, form)
             tokens = outlet.overflow(offered, leaves)
         # Without new tokens, these states are views of the storage.
-        anew = count == 0 or store.slots != quota.budget.capacity
+        anew = count == 0 or store.slots != capacity
         came = count if real is None else real.sum(-1)
-        arrived = Arrived(kept_positions, positions[..., held:], seen - table.pads + came, limits)
+        arrived = Arrived(kept_positions, positions[..., held:], seen - table.phase.pads + came, limits)
         store.keep(tokens.keys, tokens.values, kept, held, arrived, anew)
         if contents.marks is not None:
             contents.marks.keep(kept, held, count)

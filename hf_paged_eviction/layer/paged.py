@@ -61,7 +61,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         masks_itself: see below.
         memory: where the budget of the cache is in bytes, what makes tokens of them; None where it is not.
         marks: what the policy is told of the tokens from outside; None where it does not ask.
-        as_given: see `KeyOwner`.
+        reads, as_given: see `KeyOwner`.
 
     Args:
         budget: sizes in tokens.
@@ -123,6 +123,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
                 f"bits= keeps tokens in few bits, and the disposal {(disposal or Drop()).label!r} moves or reads them "
                 "as they came: use disposal='drop' or 'recall' with bits=, or bits=None."
             )
+        self.reads = self.outlet.reads
         self.listener: Listener | None = None
         self.masks_itself = masks_itself
         if needs.queries or masks_itself or self.outlet.reads:
@@ -368,7 +369,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     def _noted(self, keys: Tensor, table: BlockTable) -> Tensor | None:
         """See `Store.noted`. None also where some slots are not visible, or observers, or what is attended to beside
         them, are to be shown all keys."""
-        if self.outlet.reads or not table.filled or (self.needs.queries and table.may_fill_block):
+        if self.reads or not table.filled or (self.needs.queries and table.may_fill_block):
             return None
         return None if torch.compiler.is_compiling() else self.store.noted(keys)
 
@@ -511,7 +512,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def beside(self, queries: Queries, values: Tensor) -> Iterable[Part | Read] | None:
         """What these queries attend to beside the tokens that the last `update` returned; None = nothing."""
-        if not self.outlet.reads or self.listener is None:
+        if self.listener is None:
             return None
         pending = self.contents.pending
         real = self.listener.real if pending is None else pending.real
@@ -519,7 +520,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def logit_bias(self, tokens: int) -> Tensor | None:
         """See `Outlet.logit_bias`."""
-        return self.outlet.logit_bias(tokens) if self.outlet.reads else None
+        return self.outlet.logit_bias(tokens)
 
     def attended(self, queries: Queries) -> None:
         """The queries of the last forward, and what they were compared with."""
@@ -530,7 +531,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             self._observe(listener, queries)
         elif place.given is not None and queries.query.shape[2] == 1:
             place.ring.put(self.steps.seen[self.contents.device], queries.query)
-            listener.told(None)
+            listener.expects = False
         else:
             self._several_attended(listener, place.ring, queries)
 
@@ -540,11 +541,11 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self._observe(listener, queries)
 
     def _observe(self, listener: Listener, queries: Queries) -> None:
+        listener.expects = False
         if self.contents.pending is None:
-            listener.told(None)
             listener.observe_step(self.table, queries)
             return
-        listener.told(queries)
+        listener.queries = queries
         if not self.record_past:
             self.commit()
 

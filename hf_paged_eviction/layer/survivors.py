@@ -53,21 +53,22 @@ class Survivors:
         positions: Tensor,
         protected: Tensor,
         limits: Tensor | None,
+        count: int,
         columns: int,
     ) -> tuple[Tensor, Tensor]:
         """Indices of the tokens that stay, and their positions, both `[B, S, C]` in slot order.
 
         Args:
             limits: see `limits`.
+            count: `C`, how many stay at most.
             columns: seen by then, pads included.
         """
-        budget = self._quota.budget
         if limits is not None:
-            return best_within(self._rank(scores, positions, protected), positions, limits, budget.capacity)
+            return best_within(self._rank(scores, positions, protected), positions, limits, count)
         if self._outlet.picks_blocks:
-            kept = self._outlet.best_blocks(table, scores, positions, columns, budget)
+            kept = self._outlet.best_blocks(table, scores, positions, columns, self._quota.budget)
         else:
-            kept = best_tokens(self._rank(scores, positions, protected), positions, budget.capacity)
+            kept = best_tokens(self._rank(scores, positions, protected), positions, count)
         return kept, positions.gather(-1, kept)
 
     def _rank(self, scores: Tensor, positions: Tensor, protected: Tensor) -> Tensor:

@@ -56,7 +56,6 @@ class ScoreContext:
         statistics: what `observe` made of the attention so far, float32: `[batch, kv_heads, tokens]` for the names
             in `Needs.token_statistics`, `[batch, ...]` for those in `Needs.row_statistics`. Zero before anything was
             observed.
-        first_head: index in the layer of the first of these KV heads, where the layer has more of them.
         observed: queries observed, by row; None where the policy observes nothing.
         local_heads: where the layer's other KV heads are, for `all_heads`.
         budget: tokens that the layer may hold per KV head, 0 where that is not known; int64 `[batch, 1, 1]` where an
@@ -73,7 +72,6 @@ class ScoreContext:
     seen: Tensor
     layer_idx: int
     statistics: Mapping[str, Tensor] = field(default_factory=dict)
-    first_head: int = 0
     observed: QueryCount | None = None
     local_heads: LocalHeads = WHOLE
     budget: int | Tensor = 0
@@ -104,6 +102,11 @@ class ScoreContext:
         For scores that compare heads: where the layer has more heads than are given here, these are added.
         """
         return self.local_heads.gather(numbers)
+
+    @property
+    def first_head(self) -> int:
+        """Index in the layer of the first of these KV heads, where the layer has more of them."""
+        return self.local_heads.first_head(self.keys.shape[1])
 
     @property
     def valid(self) -> Tensor:

@@ -60,9 +60,9 @@ class Scorer:
             ValueError: the policy returned another shape than it was given.
         """
         positions = positions.expand(-1, keys.shape[1], -1)
-        first, layer = self.local_heads.first_head(keys.shape[1]), self.layer_idx
         context = ScoreContext(
-            *(keys, values, positions, seen, layer, statistics, first, observed, self.local_heads, budget, self.rotary),
+            *(keys, values, positions, seen, self.layer_idx, statistics, observed, self.local_heads, budget),
+            rotary=self.rotary,
             marks=marks,
         )
         scores = self.policy.score(context)

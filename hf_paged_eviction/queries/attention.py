@@ -214,12 +214,12 @@ def paged_eviction_attention(
             attention_mask = _last_rows(query, key)
     output: tuple[Tensor, Tensor | None]
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    bias = None if owner is None else owner.logit_bias(key.shape[2])
+    bias = owner.logit_bias(key.shape[2]) if owner is not None and owner.reads else None
     if bias is not None:
         attention_mask = _biased(attention_mask, bias, query, key, _is_causal(module, kwargs))
     kwargs["dropout"] = dropout
     queries = Queries(query, key, Logits(scaling, softcap, s_aux))
-    beside = None if owner is None else owner.beside(queries, value)
+    beside = owner.beside(queries, value) if owner is not None and owner.reads else None
     if beside is not None:
         output = _joined(queries, Part(key, value, _bias(attention_mask, key)), beside, dropout), None
     elif softcap is None and s_aux is None:

@@ -17,7 +17,7 @@ class Bystander:
         layer_idx: index in the model.
     """
 
-    masks_itself = False
+    masks_itself = reads = False
     as_given = False
     held = 0
     all_real = all_new = False

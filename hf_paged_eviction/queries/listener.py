@@ -46,19 +46,13 @@ class Listener:
             "so, a forward has failed: call cache.reset() before the next."
         )
 
-    def told(self, queries: Queries | None) -> None:
-        """Attention has told; keep the queries of tokens that wait."""
-        self.expects = False
-        if queries is not None:
-            self.queries = queries
-
     def prepare(self, table: BlockTable, count: int, real: Tensor | None) -> None:
         """The next `count` tokens are being taken in."""
         self.real = real
         self.arriving = count
         if count > 1 or self.queries is not None:
             self.positions = table.new_positions(count, real)[:, 0]
-        if self.queries is not None:
+        if self.queries is not None and self.queries.query.shape[2] != count:
             self.queries = self.queries.first(count)
 
     def observe_appended(self, table: BlockTable, held: int, count: int) -> None:

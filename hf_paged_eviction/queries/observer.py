@@ -140,7 +140,7 @@ class Observer:
     ) -> None:
         self.policy = policy
         self.observe: Observe = policy.observe
-        self._needs = policy.needs
+        self._needs, self._asks = policy.needs, policy.needs.queries
         self.block_size = block_size
         self.local_heads = local_heads
         self.rotary = rotary
@@ -192,7 +192,7 @@ class Observer:
 
     def keep(self, queries: Queries, real: Tensor | None) -> None:
         """Keep the query of a single token; `real` `[B, 1]` bool, False where it is a pad, None = nowhere."""
-        if self._needs.queries and self._needs.observes_decode:
+        if self._asks and self._needs.observes_decode:
             self._kept.append(queries.query.detach())
             self._kept_real.append(real)
             self._logits = queries.logits
@@ -263,7 +263,7 @@ class Observer:
             held: slots held before.
             all_real: whether it is known that none of the queries is a pad.
         """
-        if not self._needs.queries:
+        if not self._asks:
             return {}
         key_positions = key_positions.expand(-1, self._heads, -1)
         new = key_positions.shape[-1] - held

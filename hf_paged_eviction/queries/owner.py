@@ -20,11 +20,13 @@ class KeyOwner(Protocol):
         held: tokens held before this forward, or after it.
         all_real: whether a single query may see all keys, so that it needs no mask.
         all_new: whether all keys are those of this forward and none of a pad, so that causality says what is seen.
+        reads: whether `beside` and `logit_bias` want to be called.
         as_given: whether the last attention got the very keys and values that were handed over; set by it.
     """
 
     layer_idx: int
     as_given: bool
+    reads: bool
     masks_itself: bool
 
     @property

@@ -125,8 +125,11 @@ class Columns:
             limits: `[rows, 1 or sets]`, how many slots each set may use; None = all.
         """
         new = self.room.like(self.tensors, kept.shape[-1]) if anew else self.tensors
+        index = None
         for column, source in zip(new, sources, strict=True):
-            torch.gather(source, 2, slot_index(kept, source), out=column)
+            if index is None or index.shape != column.shape:
+                index = slot_index(kept, source)
+            torch.gather(source, 2, index, out=column)
         self.use(*new)
 
     def replace(self, column: int, new: Tensor, changed: Tensor) -> None:

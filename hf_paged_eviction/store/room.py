@@ -51,10 +51,13 @@ class Room:
 
     def like(self, states: Iterable[Tensor], slots: int) -> list[Tensor]:
         """As `make`, a tensor like each of these `[rows, sets, n, ...]` with another number of slots."""
-        made = []
-        for each in states:
-            made.append(self.make((*each.shape[:2], slots, *each.shape[3:]), each.dtype, each.device))
-        return made
+        take, made = torch.empty if self.pool is None else self.pool.take, []
+        with torch.inference_mode(False):
+            for each in states:
+                shape = (*each.shape[:2], slots, *each.shape[3:])
+                column = take(shape, dtype=each.dtype, device=each.device)
+                made.append(column.zero_() if self.zeroed else column)
+        return [*map(static, made)] if self.fixed else made
 
     def own(self, tensor: Tensor) -> Tensor:
         """This tensor, made elsewhere, as one that stays where it is, if these do."""

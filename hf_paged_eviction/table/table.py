@@ -73,8 +73,7 @@ class BlockTable:
         self._token_local = token_local
         self._absolute_noise = absolute_noise
         self.blocks_ahead = max(1, interval // self.block_size)
-        self.counters = Counters()
-        self.counters.know({self.capacity}, self.block_size)
+        self.counters = Counters(frozenset([self.capacity]), frozenset([self.capacity % self.block_size]))
         bounds = bounds_of(budget.spans, budget.protected, rows, device)
         self.give(TableState.empty(bounds, sets, self.capacity, self.block_size, self.blocks_ahead, shifting))
 
@@ -180,7 +179,9 @@ class BlockTable:
             self.write_back()
             stop = counters.held + count
             self.tokens.positions[:, :, counters.held : stop] = self.new_positions(count, real)
-        self._count(count, real)
+        counters.seen += count
+        if real is not None:
+            self._count_pads(real)
         counters.held += count
         if real is not None:
             counters.positions_until = counters.seen
@@ -194,12 +195,9 @@ class BlockTable:
             return (first + torch.arange(count, device=self.device))[:, None]
         return (first + real.cumsum(-1) - 1).masked_fill(~real, -1)[:, None]
 
-    def _count(self, count: int, real: Tensor | None) -> None:
-        self.counters.seen += count
-        if real is None:
-            return
-        pads = (~real).sum(-1)
-        phase = self.phase
+    def _count_pads(self, real: Tensor) -> None:
+        """Of columns that have been counted; reads a tensor."""
+        phase, pads = self.phase, (~real).sum(-1)
         self._enter(replace(phase, full_at=phase.full_at + pads[:, None], pads=phase.pads + pads))
 
     def _enter(self, phase: Phase) -> None:
@@ -334,7 +332,8 @@ class BlockTable:
             self.counters.seen += 1
         else:
             self.write_back()
-            self._count(1, real)
+            self.counters.seen += 1
+            self._count_pads(real)
             # A row whose token was a pad kept what it held: only the others moved on.
             self._write_newest(self.tokens.positions, 1, real[:, :1])
             self._forget_shifts(1, real[:, :1])
@@ -374,7 +373,9 @@ class BlockTable:
         """
         counters = self.counters
         counters.in_arrival_order = False
-        self._count(count, real)
+        counters.seen += count
+        if real is not None:
+            self._count_pads(real)
         self.phase = replace(self.phase, limits=limits)
         if limits is not None or positions.shape[-1] != self.capacity:
             self._make_room(positions.shape[-1])
@@ -544,7 +545,7 @@ class BlockTable:
 
     def positions_with(self, new: Tensor) -> Tensor:
         """`[B, S, held + n]` in slot order, and behind them those of new tokens `[B, n]`, the same for all sets."""
-        held = self.positions
+        held = self._all_positions()[:, :, : self.counters.held]
         return torch.cat([held, new[:, None].expand(-1, held.shape[1], -1)], dim=-1)
 
     def refresh_scores(self, score_slots: ScoreSlots) -> None:

@@ -36,6 +36,5 @@ class RecentWindow(AttentionPolicy):
         newest = context.statistics.get("newest")
         if newest is None:
             return scores
-        return scores.masked_fill(
-            context.valid & (context.positions > newest[:, None, None] - self.window), float("inf")
-        )
+        begins = (newest[:, None, None] - self.window).clamp_min(-1)  # pads are at -1, too
+        return scores.masked_fill(context.positions > begins, float("inf"))
