@@ -84,14 +84,14 @@ class RaggedColumns(Columns):
                 written = torch.where(comes, written, column.index_select(0, places))
             column.index_copy_(0, places, written)
 
-    def take(self, sources: Sequence[Tensor], kept: Tensor, anew: bool, limits: Tensor | None = None) -> None:
+    def take(self, sources: Sequence[Tensor], kept: Tensor, views: bool, limits: Tensor | None = None) -> None:
         """See `Columns.take`."""
         if limits is None:
             raise ValueError("Ragged columns are for layers whose rows or heads have limits of their own.")
         rows, heads, width = sources[0].shape[:3]
         segments = Segments(limits.expand(rows, heads).tolist(), kept.device, kept.shape[-1])
         places = segments.taken_from(kept, width)
-        self._lay(segments, _chosen([states.flatten(0, 2) for states in sources], places))
+        self._lay(segments, _chosen(sources, places, 2))
 
     def _lay(self, segments: Segments, columns: Sequence[Tensor]) -> None:
         super().use()
@@ -126,11 +126,13 @@ class RaggedColumns(Columns):
             self.tensors = tuple(_chosen(self.tensors, places))
 
 
-def _chosen(columns: Sequence[Tensor], places: Tensor) -> list[Tensor]:
-    """What stands at `places` in these, in tensors that may be written to in and out of `torch.inference_mode`."""
+def _chosen(columns: Sequence[Tensor], places: Tensor, last: int = 0) -> list[Tensor]:
+    """What stands at `places` in these, whose dimensions up to `last` count as one, in tensors that may be written to in
+    and out of `torch.inference_mode`."""
     chosen = []
     for column in columns:
+        flat = column.flatten(0, last)
         with torch.inference_mode(False):
-            made = column.new_empty(len(places), *column.shape[1:])
-        chosen.append(torch.index_select(column, 0, places, out=made))
+            made = flat.new_empty(len(places), *flat.shape[1:])
+        chosen.append(torch.index_select(flat, 0, places, out=made))
     return chosen

@@ -114,11 +114,9 @@ class Overflow:
                 form = store.form_of(tokens.keys, tokens.values, held, new)
             offered = Held(tokens.keys, tokens.values, positions.expand_as(leaves), scores, form)
             tokens = outlet.overflow(offered, leaves)
-        # Without new tokens, these states are views of the storage.
-        anew = count == 0 or store.slots != capacity
         came = count if real is None else real.sum(-1)
         arrived = Arrived(kept_positions, positions[..., held:], seen - table.phase.pads + came, limits)
-        store.keep(tokens.keys, tokens.values, kept, held, arrived, anew)
+        store.keep(tokens.keys, tokens.values, kept, held, arrived, views=count == 0)
         if contents.marks is not None:
             contents.marks.keep(kept, held, count)
         scores = scores.gather(-1, kept)

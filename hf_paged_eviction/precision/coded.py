@@ -440,12 +440,12 @@ class CodedStore(Store):
         self.exact.counted(None)
         self.uncoded += 1
 
-    def keep(self, keys: Tensor, values: Tensor, kept: Tensor, held: int, arrived: Arrived, anew: bool) -> None:
+    def keep(self, keys: Tensor, values: Tensor, kept: Tensor, held: int, arrived: Arrived, views: bool) -> None:
         """See `Store.keep`; new tokens are encoded, those held are not."""
         new = self._encode(keys[:, :, held:], values[:, :, held:], arrived.new.clamp_min(0))
         old = self.columns.first(held)
         all_of_it = [torch.cat(parts, dim=2) for parts in zip(old, new, strict=True)]
-        self.columns.take(all_of_it, kept, anew, arrived.limits)
+        self.columns.take(all_of_it, kept, views, arrived.limits)
 
         def states(slots: Tensor) -> tuple[Tensor, Tensor]:
             place = kept.expand(-1, slots.shape[1], -1).gather(-1, slots)

@@ -305,7 +305,7 @@ class Observer:
         """Keep the statistics of the tokens `[B, 1 or H, n]`, or of all, in slot order; make room for `capacity`."""
         columns = self.columns
         if kept is not None:
-            columns.take(columns.tensors, kept, anew=True)
+            columns.take(columns.tensors, kept, views=True)
         elif columns.tensors:
             columns.resize(capacity, min(columns.shape[2], capacity))
 

@@ -117,13 +117,14 @@ class Columns:
             # Not scatter_, for which inductor copies the whole column.
             column.index_put_((row, one, slot), states.detach().to(column.dtype)[:, :, 0])
 
-    def take(self, sources: Sequence[Tensor], kept: Tensor, anew: bool, limits: Tensor | None = None) -> None:
+    def take(self, sources: Sequence[Tensor], kept: Tensor, views: bool, limits: Tensor | None = None) -> None:
         """Hold what stands at `kept` `[rows, 1 or sets, slots]` in these, `[rows, sets, n, ...]`, and nothing else.
 
         Args:
-            anew: whether other tensors are needed: for another number of slots, or where sources are views of these.
+            views: whether sources are views of these columns, so that other tensors are needed.
             limits: `[rows, 1 or sets]`, how many slots each set may use; None = all.
         """
+        anew = views or kept.shape[-1] != self.tensors[0].shape[2]
         new = self.room.like(self.tensors, kept.shape[-1]) if anew else self.tensors
         index = None
         for column, source in zip(new, sources, strict=True):

@@ -351,15 +351,15 @@ class Store:
         """As `overwrite`, to the slot `[batch, sets]`, for compiled code."""
         self.columns.write(slot, self._with_turned((keys, values)))
 
-    def keep(self, keys: Tensor, values: Tensor, kept: Tensor, held: int, arrived: Arrived, anew: bool) -> None:
+    def keep(self, keys: Tensor, values: Tensor, kept: Tensor, held: int, arrived: Arrived, views: bool) -> None:
         """Hold what stands at `kept` `[batch, sets, n]` in these states, and nothing else.
 
         Args:
             keys, values: the first `held` are what `read` gave, the others are new.
             arrived: what is held then.
-            anew: whether other tensors are needed: for another number of slots, or where the states are views of these.
+            views: whether the states are views of what is kept.
         """
-        self.columns.take(self._with_turned((keys, values)), kept, anew, arrived.limits)
+        self.columns.take(self._with_turned((keys, values)), kept, views, arrived.limits)
 
     def reorder(self, order: Tensor) -> None:
         """Bring the first slots into another order, `[batch, sets, held]`."""

@@ -74,7 +74,7 @@ def test_every_call_does_what_lists_do(fixed: bool, seed: int) -> None:
 
     kept = torch.randint(9, (ROWS, 1, SLOTS), generator=generator)
     sources = [torch.cat([held, new], dim=2) for held, new in zip(columns.first(5), made(generator, 4), strict=True)]
-    columns.take(sources, kept, anew=True)
+    columns.take(sources, kept, views=True)
     for column, source in zip(columns.tensors, sources, strict=True):
         for row in range(ROWS):
             assert column[row].tolist() == [[slots[at] for at in kept[row, 0]] for slots in source[row].tolist()]

@@ -111,8 +111,7 @@ class LayerMarks:
 
     def keep(self, kept: Tensor, held: int, count: int) -> None:
         """See `Marks.keep`."""
-        anew = count == 0 or kept.shape[-1] != self.columns.shape[2]
-        self.columns.take([self.of_all(held, count)], kept, anew)
+        self.columns.take([self.of_all(held, count)], kept, views=count == 0)
         self._new = None if count else self._new
 
     def reorder(self, order: Tensor) -> None:
