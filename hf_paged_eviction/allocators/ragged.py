@@ -127,8 +127,8 @@ class RaggedColumns(Columns):
 
 
 def _chosen(columns: Sequence[Tensor], places: Tensor, last: int = 0) -> list[Tensor]:
-    """What stands at `places` in these, whose dimensions up to `last` count as one, in tensors that may be written to in
-    and out of `torch.inference_mode`."""
+    """What stands at `places` in these, whose dimensions up to `last` count as one. It may be written to in and out of
+    `torch.inference_mode`."""
     chosen = []
     for column in columns:
         flat = column.flatten(0, last)

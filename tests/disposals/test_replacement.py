@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import OrderedDict
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -188,8 +189,9 @@ def test_a_learned_score_that_is_late_gives_way_to_lru(monkeypatch: pytest.Monke
     assert own.argmax() != lru.argmax()  # this one wants old blocks to stay
     calls = []
     monkeypatch.setattr(Timed, "score", lambda self, *_: calls.append(1) or torch.zeros(1, 1, 4))
-    ticks = iter(range(100))
-    monkeypatch.setattr("hf_paged_eviction.disposals.replacement.timed.time.perf_counter", lambda: next(ticks))
+    ticks = iter(range(100))  # of this file alone: other threads ask the clock, too
+    clock = SimpleNamespace(perf_counter=lambda: next(ticks))
+    monkeypatch.setattr("hf_paged_eviction.disposals.replacement.timed.time", clock)
     late = Timed(patience=2)
     for _ in range(4):
         assert torch.equal(late.ranks(resident, ids, now), lru)
