@@ -298,8 +298,8 @@ def rounded(model: Any, held: list[Held], kept: list[list[Tensor]], bits: int = 
             states.append([])
             for each, at in zip(old, places, strict=True):
                 many, where = each[None, None], at[None]
-                offset = codec.offset(codec.mean(many, where, None), where[:, None]) if codec.centred else None
-                new = codec.decode(codec.encode(many, offset), many.shape[-1], many.dtype, offset)[0, 0]
+                given = codec.alike(many, where, None) if codec.centred else None, where[:, None, :, None]
+                new = codec.decode(codec.encode(many, *given), many.shape[-1], many.dtype, *given)[0, 0]
                 states[-1].append(torch.cat([each[:FIRST], new[FIRST:]]))
         made.append(Held(states[0], states[1], layer.bias))
     return made

@@ -52,6 +52,19 @@ class Codes:
     lengths: list[int] | None = None
 
 
+@dataclass(frozen=True)
+class Alike:
+    """What is alike in the tokens of a row, as its first ones show it, `[batch, kv_heads, 1, dim]` each.
+
+    Attributes:
+        mean: see `Codec.mean`.
+        sizes: see `Codec.sizes`.
+    """
+
+    mean: Tensor
+    sizes: Tensor
+
+
 class Codec:
     """Rounds states `[batch, kv_heads, n, dim]` to `2**bits` levels per token and head.
 
@@ -90,6 +103,11 @@ class Codec:
         """Of `Codes.packed`, for states of this type."""
         return dtype if self.bits is None else torch.uint8
 
+    def alike(self, states: Tensor, positions: Tensor, real: Tensor | None) -> Alike:
+        """What is alike in rows that begin with these states; the rest as for `mean`."""
+        mean = self.mean(states, positions, real)
+        return Alike(mean, self.sizes(states, self._offset(mean, positions[:, None, :, None]), real))
+
     def mean(self, states: Tensor, positions: Tensor, real: Tensor | None) -> Tensor:
         """What is to be subtracted from the states of rows that begin with these, `[batch, kv_heads, 1, dim]`: their
         mean, as it is before the model turns them. In few digits, so that it does not depend on the last one.
@@ -113,7 +131,7 @@ class Codec:
         1: the root of how large they are beside each other. In few digits, as `mean`.
 
         Args:
-            offset: see `offset`.
+            offset: what is subtracted from them, or None.
             real: see `mean`.
         """
         numbers = _less(states, offset)
@@ -128,20 +146,23 @@ class Codec:
         shares = torch.where(whole > 0, found / whole, 1.0)
         return ((count * shares + _ALIKE) / (count + _ALIKE)).pow(0.25).to(LEVELS).to(states.dtype)
 
-    def offset(self, mean: Tensor, positions: Tensor) -> Tensor | None:
-        """What is subtracted from tokens at these positions `[batch, 1 or kv_heads, n]`, `[batch, kv_heads, 1 or n,
-        dim]`; None = nothing. `mean`: see above."""
-        if not self.centred:
-            return None
-        return mean if self.rotary is None else self.rotary.rotate(mean, positions)
+    def _offset(self, mean: Tensor, positions: Tensor) -> Tensor:
+        """What is subtracted from tokens, `[batch, kv_heads, 1 or n, dim]`; the rest as for `encode`."""
+        return mean if self.rotary is None else self.rotary.rotate(mean, positions[..., 0])
 
-    def encode(self, states: Tensor, offset: Tensor | None = None, sizes: Tensor | None = None) -> Codes:
-        """Round states of any floating type; `offset`, `sizes`: see above."""
+    def encode(self, states: Tensor, alike: Alike | None = None, positions: Tensor | None = None) -> Codes:
+        """Round states of any floating type.
+
+        Args:
+            alike: of their rows, where the codec is centred.
+            positions: `[batch, 1 or kv_heads, n, 1]` of the tokens, where the mean turns with them; else any tensor.
+        """
         if self.bits is None:
             return Codes(states, states.new_empty((*states.shape[:3], 0), dtype=LEVELS))
-        numbers = _less(states, offset)
-        if sizes is not None:
-            numbers = numbers / sizes
+        if self.centred and alike is not None and positions is not None:
+            numbers = _less(states, self._offset(alike.mean, positions)) / alike.sizes
+        else:
+            numbers = _less(states, None)
         if self.turned:
             numbers = numbers @ self.turn(states.shape[-1], numbers.dtype, states.device)
         reach = numbers.abs().amax(-1, keepdim=True)
@@ -173,8 +194,8 @@ class Codec:
         codes: Codes,
         dim: int,
         dtype: torch.dtype,
-        offset: Tensor | None = None,
-        sizes: Tensor | None = None,
+        alike: Alike | None = None,
+        positions: Tensor | None = None,
     ) -> Tensor:
         """The rounded states `[batch, kv_heads, n, dim]`, in a tensor of their own; the rest as for `encode`."""
         if self.bits is None:
@@ -183,28 +204,24 @@ class Codec:
         numbers = ((unpack(codes.packed, self.bits, dim, wide) - self._middle) * codes.levels.to(wide)).to(dtype)
         if self.turned:
             numbers = numbers @ self.turn(dim, dtype, numbers.device).mT
-        if sizes is not None:
-            numbers = numbers.mul_(sizes)
-        return numbers if offset is None else numbers.add_(offset)
+        if self.centred and alike is not None and positions is not None:
+            numbers = numbers.mul_(alike.sizes).add_(self._offset(alike.mean, positions))
+        return numbers
 
-    def products(self, asked: Tensor, codes: Codes, mean: Tensor, sizes: Tensor, positions: Tensor) -> Tensor:
-        """Queries `[B, H, G, dim]` times the decoded states, `[B, H, G, n]`, without decoding any.
-
-        Args:
-            mean, sizes: see there.
-            positions: `[B, 1 or H, n, 1]` of the tokens, where the mean turns with them.
-        """
+    def products(self, asked: Tensor, codes: Codes, alike: Alike, positions: Tensor) -> Tensor:
+        """Queries `[B, H, G, dim]` times the decoded states, `[B, H, G, n]`, without decoding any; the rest as for
+        `encode`."""
         if self.bits is None:
             return _products(asked, codes.packed.to(asked.dtype), codes)
-        turned = asked * sizes.to(asked.dtype) if self.centred else asked
+        turned = asked * alike.sizes.to(asked.dtype) if self.centred else asked
         turned = turned @ self.turn(asked.shape[-1], asked.dtype, asked.device) if self.turned else turned
         found = self._index_products(turned, codes) - self._middle * turned.sum(-1, keepdim=True)
         found = found * codes.levels.to(asked.dtype)[:, :, None, :, 0]
         if not self.centred:
             return found
         if self.rotary is None:
-            return found + asked @ mean.to(asked.dtype).mT
-        return found + self.rotary.products(asked, mean.to(asked.dtype), positions[..., 0])
+            return found + asked @ alike.mean.to(asked.dtype).mT
+        return found + self.rotary.products(asked, alike.mean.to(asked.dtype), positions[..., 0])
 
     def _index_products(self, turned: Tensor, codes: Codes) -> Tensor:
         """Of vectors `[B, H, G, dim]` with the indices of all tokens, `[B, H, G, n]`."""

@@ -279,8 +279,8 @@ class CodedStore(Store):
     def _encode(self, keys: Tensor, values: Tensor, positions: Tensor) -> list[Tensor]:
         """What is kept of tokens at these positions `[batch, 1 or kv_heads, n]`, in the order of `tensors`."""
         made = []
-        for codec, states, mean, sizes in zip(self._codecs, (keys, values), *self.exact.alike(), strict=True):
-            codes = codec.encode(states, codec.offset(mean, positions), sizes if codec.centred else None)
+        for codec, states, alike in zip(self._codecs, (keys, values), self.exact.alike(), strict=True):
+            codes = codec.encode(states, alike, positions[..., None])
             made += [codes.packed, codes.levels]
         rows, sets, _, asked = self._positions_shape(keys, 1)
         placed = positions[:, :sets].expand(rows, sets, -1)[..., None][..., :asked]
@@ -289,13 +289,12 @@ class CodedStore(Store):
     def _decode(self, parts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         if self._kinds is None:
             raise RuntimeError("The cache is empty: run a forward first.")
-        found = []
-        alike = zip(self._codecs, self._kinds, *self.exact.alike(), strict=True)
-        for at, (codec, kind, mean, sizes) in enumerate(alike):
-            offset = codec.offset(mean, parts[4][..., 0]) if codec.rotary is not None else codec.offset(mean, parts[4])
-            codes = Codes(parts[2 * at], parts[2 * at + 1])
-            found.append(codec.decode(codes, kind.dim, kind.dtype, offset, sizes if codec.centred else None))
-        return found[0], found[1]
+        pairs = zip(self._codecs, self._kinds, self.exact.alike(), strict=True)
+        keys, values = (
+            codec.decode(Codes(packed, levels), kind.dim, kind.dtype, alike, parts[4])
+            for (packed, levels), (codec, kind, alike) in zip((parts[:2], parts[2:4]), pairs, strict=True)
+        )
+        return keys, values
 
     def newest(self) -> Newest:
         """See `Exact.newest_tokens`."""

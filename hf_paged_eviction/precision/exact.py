@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ..store.columns import gather_slots, slot_index
-from .codec import Codec
+from .codec import Alike, Codec
 
 #: The slot of a place that has no token.
 EMPTY = -1
@@ -94,18 +94,18 @@ class Exact:
         new = (self.count == 0) & torch.as_tensor(several > 1, device=self.means.device)
         arrived = torch.ones_like(states[0][:, 0, :, 0], dtype=torch.bool) if real is None else real
         positions = (arrived.cumsum(-1) - 1).clamp_min(0)
-        for codec, held, mean, sizes in zip(codecs, states, *self.alike(), strict=True):
+        for codec, came, held in zip(codecs, states, self.alike(), strict=True):
             if codec.centred:
-                found = codec.mean(held, positions, real)
-                found_sizes = codec.sizes(held, codec.offset(found, positions[:, None]), real)
-                mean.copy_(torch.where(new[:, None, None, None], found, mean))
-                sizes.copy_(torch.where(new[:, None, None, None], found_sizes, sizes))
+                found = codec.alike(came, positions, real)
+                for part, by_these in ((held.mean, found.mean), (held.sizes, found.sizes)):
+                    part.copy_(torch.where(new[:, None, None, None], by_these, part))
 
-    def alike(self) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-        """The means and the sizes of keys and of values, views."""
-        width = self.keys.shape[-1]
-        means, sizes = ((both[..., :width], both[..., width:]) for both in (self.means, self.sizes))
-        return means, sizes
+    def alike(self) -> tuple[Alike, Alike]:
+        """Of keys and of values, views."""
+        keys, values = slice(self.keys.shape[-1]), slice(self.keys.shape[-1], None)
+        return Alike(self.means[..., keys], self.sizes[..., keys]), Alike(
+            self.means[..., values], self.sizes[..., values]
+        )
 
     # ---- one token ------------------------------------------------------------------------------------------------
 

@@ -43,11 +43,11 @@ class InCodes:
             query: `[batch, query_heads, 1, dim]`; `G` query heads share a KV head.
             mask: bool or additive, broadcastable to `[batch, query_heads, 1, slots or more]`; None = all are visible.
         """
-        exact, ((mean, _), (sizes, _)) = self.exact, self.exact.alike()
+        exact, (alike, _) = self.exact, self.exact.alike()
         heads, places = exact.slots.shape[1:]
         asked = query[:, :, 0].unflatten(1, (heads, -1))  # [B, H, G, D]
         asked = asked.to(torch.promote_types(query.dtype, torch.float32)) * logits.scaling
-        products = self.codecs[0].products(asked, self.codes[0], mean, sizes, self.positions)
+        products = self.codecs[0].products(asked, self.codes[0], alike, self.positions)
         products = torch.cat([products, asked @ exact.keys.to(asked.dtype).mT], dim=-1)  # [B, H, G, slots + W]
         if logits.softcap is not None:
             products = (products / logits.softcap).tanh() * logits.softcap

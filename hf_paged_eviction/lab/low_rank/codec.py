@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ...integration.heads import LocalHeads
-from ...precision.codec import Codec, Codes
+from ...precision.codec import Alike, Codec, Codes
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class RankCodec(Codec):
         """See `Codec.shapes`."""
         return super().shapes(like[..., : self.rank], slots)
 
-    def encode(self, states: Tensor, offset: Tensor | None = None, sizes: Tensor | None = None) -> Codes:
+    def encode(self, states: Tensor, alike: Alike | None = None, positions: Tensor | None = None) -> Codes:
         """See `Codec.encode`; nothing is subtracted or divided, the basis has a mean of its own."""
         wide = torch.promote_types(states.dtype, torch.float32)
         mean, down, _ = self._matrices(states, wide)
@@ -96,8 +96,8 @@ class RankCodec(Codec):
         codes: Codes,
         dim: int,
         dtype: torch.dtype,
-        offset: Tensor | None = None,
-        sizes: Tensor | None = None,
+        alike: Alike | None = None,
+        positions: Tensor | None = None,
     ) -> Tensor:
         """See `Codec.decode`."""
         coefficients = super().decode(codes, self.rank, dtype)
