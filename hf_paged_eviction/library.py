@@ -5,7 +5,6 @@ from .cache import PagedEvictionCache
 from .disposals import Disposal, available_disposals, make_disposal
 from .integration.roles import spans_of_roles
 from .lab.episodes import Episodes, read_episodes
-from .lab.gates.install import install_gates
 from .lab.query_memory.query_memory import query_memory
 from .layer.stats import CacheStats, LayerStats
 from .options.cache_options import CacheOptions
@@ -20,6 +19,7 @@ from .policies import (
     register_policy,
 )
 from .recipes.procedures.encoder_decoder import paged_encoder_decoder_cache
+from .recipes.procedures.gates import install_gates
 from .recipes.procedures.probe import compress_by_probe
 from .recipes.verify import Verification, check_policy, verify
 from .store.pool import StoragePool

@@ -9,8 +9,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_paged_eviction.lab.attention_gate.straight_through import StraightThrough, train_gates
-from hf_paged_eviction.lab.gates import save_gates
-from hf_paged_eviction.lab.gates.fit import Training, fit_gates
+from hf_paged_eviction.learned.gates import save_gates
+from hf_paged_eviction.recipes.fit.gates import Training, fit_gates
 from hf_paged_eviction_eval.embedded import gates_path, path
 
 from .calibrate import windows

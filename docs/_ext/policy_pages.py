@@ -17,7 +17,7 @@ from hf_paged_eviction_eval import embedded
 PAGES = {"keys-and-values": "keys-values", "attention": "attention", "modifiers": "modifiers"}
 _EMBEDDED = embedded.path().parent.name
 #: Policies with a file, which no registry knows, and their pages.
-FITTED = {f"calibrated:{_EMBEDDED}": "calibrated", f"gate:{_EMBEDDED}": "../lab/gates"}
+FITTED = {f"calibrated:{_EMBEDDED}": "calibrated", f"gate:{_EMBEDDED}": "gates"}
 
 
 def sections(group: str) -> str:
@@ -32,7 +32,7 @@ def calibrated(_: str) -> str:
 
 def gate(_: str) -> str:
     """The same of the gates."""
-    return _fitted("../lab/gates")
+    return _fitted("gates")
 
 
 def _fitted(page: str) -> str:

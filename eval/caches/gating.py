@@ -27,7 +27,7 @@ def install_named(model: Any, names: Iterable[str]) -> None:
     if not files:
         return
     from hf_paged_eviction import install_gates, make_policy
-    from hf_paged_eviction.lab.gates import Gate
+    from hf_paged_eviction.policies import Gate
 
     gates = {policy.network.digest: policy for policy in map(make_policy, files) if isinstance(policy, Gate)}
     there = _INSTALLED.setdefault(model, set())

@@ -74,7 +74,7 @@ def fit_gate(options: FitGateOptions) -> None:
     Without --text the model reads the documentation of Python.
     """
     from hf_paged_eviction.lab.attention_gate.straight_through import StraightThrough
-    from hf_paged_eviction.lab.gates.fit import Training
+    from hf_paged_eviction.recipes.fit.gates import Training
 
     from ..caches.fitting.gates import Ways, run_fit_gate
     from ..caches.fitting.reading import text_settings

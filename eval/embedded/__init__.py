@@ -9,8 +9,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_paged_eviction.lab.fold import name_kernels
-from hf_paged_eviction.lab.gates import name_gates
 from hf_paged_eviction.learned.calibration import name_calibration
+from hf_paged_eviction.learned.gates import name_gates
 
 
 def path() -> Path:

@@ -16,6 +16,7 @@ from .attention.tova import TOVA
 from .attention_policy import AttentionPolicy
 from .base import EvictionPolicy, QueryCount, ScoreContext, Statistics
 from .fitted.calibrated import Calibrated
+from .fitted.gate import Gate
 from .fitted.self_calibrated import SelfCalibrated
 from .keys.key_norm import KeyNorm
 from .keys.keydiff import KeyDiff
@@ -58,6 +59,7 @@ __all__ = [
     "Compactor",
     "EvictionPolicy",
     "ExpectedAttention",
+    "Gate",
     "GraphKV",
     "Hybrid",
     "KVzip",

@@ -36,13 +36,13 @@ PAGES = (
     "lab/demote.md",
     "lab/episodes.md",
     "lab/fold.md",
-    "lab/gates.md",
     "lab/low_rank.md",
     "lab/merge.md",
     "lab/query_memory.md",
     "lab/triattention.md",
     "policies/calibrated.md",
     "policies/disposals.md",
+    "policies/gates.md",
     "policies/own.md",
 )
 NOT_RUN = re.compile(r"<!-- not run: \S.* -->")

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from hf_paged_eviction import PagedEvictionCache, install_gates, make_policy
-from hf_paged_eviction.lab.gates import load_gates
+from hf_paged_eviction.learned.gates import load_gates
 from hf_paged_eviction_eval import embedded
 from hf_paged_eviction_eval.caches.gating import install_named
 from hf_paged_eviction_eval.caches.policy_names import needs_queries, split_list

@@ -13,7 +13,7 @@ import models
 import modes
 from hf_paged_eviction import EvictionPolicy, Needs, ScoreContext
 from hf_paged_eviction.integration.heads import LocalHeads
-from hf_paged_eviction.lab.gates.marks import LayerMarks
+from hf_paged_eviction.learned.gates.marks import LayerMarks
 
 
 class FirstNumbers(LayerMarks):

@@ -16,8 +16,8 @@ from torch import Tensor
 
 import models
 from hf_paged_eviction import EvictionPolicy, Needs, ScoreContext
-from hf_paged_eviction.lab.gates import GateLayer, Gates
 from hf_paged_eviction.learned.calibration.calibration import fingerprint
+from hf_paged_eviction.learned.gates import GateLayer, Gates
 from hf_paged_eviction.policies.needs import Cutoff
 
 

@@ -10,12 +10,12 @@ import torch
 
 import models
 from hf_paged_eviction import PagedEvictionCache, install_gates
-from hf_paged_eviction.lab.gates import load_gates, save_gates
-from hf_paged_eviction.lab.gates.fit import Training, fit_gates, fit_line, fit_network
-from hf_paged_eviction.lab.gates.repeating import watch_repeated
-from hf_paged_eviction.lab.gates.samples import Samples
+from hf_paged_eviction.learned.gates import load_gates, save_gates
 from hf_paged_eviction.recipes.fit.calibration import Window, watched
 from hf_paged_eviction.recipes.fit.future import Seen
+from hf_paged_eviction.recipes.fit.gates import Training, fit_gates, fit_line, fit_network
+from hf_paged_eviction.recipes.fit.repeating import watch_repeated
+from hf_paged_eviction.recipes.fit.samples import Samples
 
 
 def draw(*shape: int, seed: int = 0) -> torch.Tensor:

@@ -13,8 +13,8 @@ from slow_gate import random_gates
 import models
 import modes
 from hf_paged_eviction import PagedEvictionCache, check_policy, compress_by_probe, install_gates, make_policy
-from hf_paged_eviction.lab.gates import Gate, GateLayer, Gates, load_gates, save_gates
-from hf_paged_eviction.policies import H2O, Hybrid
+from hf_paged_eviction.learned.gates import GateLayer, Gates, load_gates, save_gates
+from hf_paged_eviction.policies import H2O, Gate, Hybrid
 
 OURS = "paged_eviction"
 

@@ -14,7 +14,8 @@ import models
 import modes
 import rows
 from hf_paged_eviction import PagedEvictionCache, install_gates
-from hf_paged_eviction.lab.gates import Gate, Gates, save_gates
+from hf_paged_eviction.learned.gates import Gates, save_gates
+from hf_paged_eviction.policies import Gate
 from hf_paged_eviction.policies.needs import Cutoff
 
 OURS = "paged_eviction"

@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.progress import Progress
 
 from hf_paged_eviction.lab.attention_gate.straight_through import StraightThrough, TrainedGates, train_gates
-from hf_paged_eviction.lab.gates import save_gates
-from hf_paged_eviction.lab.gates.fit import FittedGates, Training, fit_gates
+from hf_paged_eviction.learned.gates import save_gates
 from hf_paged_eviction.recipes.fit.calibration import Window, split
+from hf_paged_eviction.recipes.fit.gates import FittedGates, Training, fit_gates
 from hf_paged_eviction.recipes.procedures.probe import REPEAT
 
 from ...errors import UserError

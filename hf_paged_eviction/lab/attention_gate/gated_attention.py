@@ -15,7 +15,7 @@ from transformers.masking_utils import AttentionMaskInterface, eager_mask
 
 from ...queries.attention import HARMLESS
 from ...recipes.fit.calibration import DISTANCE, using
-from ..gates.install import hidden_states
+from ...recipes.procedures.gates import hidden_states
 
 #: For `model.set_attn_implementation`.
 GATED_ATTENTION = "paged_eviction_gated"

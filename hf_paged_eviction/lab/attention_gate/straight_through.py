@@ -23,11 +23,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from ...learned.calibration.calibration import fingerprint
+from ...learned.gates import GateLayer, Gates
 from ...recipes.fit.calibration import DISTANCE, Progress, Window, split
-from ..gates import GateLayer, Gates
-from ..gates.fit import check_numbers, folded, place, read_facts, scale
-from ..gates.install import attention_modules
-from ..gates.samples import claim, digest
+from ...recipes.fit.gates import check_numbers, folded, place, read_facts, scale
+from ...recipes.fit.samples import claim, digest
+from ...recipes.procedures.gates import attention_modules
 from .gated_attention import Gatekeeper, gated, yes_or_no
 
 #: Rate of learning, at its highest.

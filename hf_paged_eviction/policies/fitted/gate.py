@@ -6,14 +6,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from ...learned.gates import Gates, load_gates
+from ...learned.gates.files import is_here
+from ...learned.gates.marks import GateMarks
 from ...naming.of_files import quoted
-from ...policies.base import EvictionPolicy, ScoreContext
-from ...policies.checks import check_between, check_count
-from ...policies.needs import Cutoff, Needs
-from ...policies.registry import register_policy
-from .files import is_here, load_gates
-from .gates import Gates
-from .marks import GateMarks
+from ..base import EvictionPolicy, ScoreContext
+from ..checks import check_between, check_count
+from ..needs import Cutoff, Needs
+from ..registry import register_policy
 
 
 @register_policy("gate")

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from ... import __version__
 from ...learned.calibration.calibration import fingerprint
-from ...recipes.fit.calibration import DISTANCE, HELD_OUT, Progress, Window, split
-from ...recipes.fit.correlation import spearman
-from .gates import GateLayer, Gates
+from ...learned.gates import GateLayer, Gates
+from .calibration import DISTANCE, HELD_OUT, Progress, Window, split
+from .correlation import spearman
 from .samples import Samples, Target, digest
 
 #: Tokens of one step.

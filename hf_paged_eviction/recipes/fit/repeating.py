@@ -11,8 +11,8 @@ from ...integration.feeding import feed
 from ...integration.models import is_paged, layer_plan
 from ...queries.bystander import Bystander, OverheardCache
 from ...queries.observer import Queries
-from ...recipes.fit.future import Seen, Visit
-from ...recipes.procedures.probe import repeated
+from ..procedures.probe import repeated
+from .future import Seen, Visit
 
 #: Attention weights that exist at one time, in bytes.
 _PIECE = 64 * 2**20

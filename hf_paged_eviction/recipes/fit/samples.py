@@ -16,9 +16,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ...learned.calibration.calibration import fingerprint
-from ...recipes.fit.calibration import DISTANCE, Progress, Window, usable, watched
-from ...recipes.fit.future import Seen, watch
-from .install import attention_modules, hidden_states
+from ..procedures.gates import attention_modules, hidden_states
+from .calibration import DISTANCE, Progress, Window, usable, watched
+from .future import Seen, watch
 from .repeating import watch_repeated
 
 #: "attention": the largest weight that a token gets from tokens of the text at least 64 later, the mean over the query

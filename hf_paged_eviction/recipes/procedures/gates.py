@@ -10,9 +10,8 @@ from transformers.cache_utils import Cache
 
 from ...integration.models import is_latent_attention, is_paged, layer_plan
 from ...layer.hybrid import paged_part
-from .files import load_gates
-from .gates import GateLayer, Gates
-from .marks import LayerMarks
+from ...learned.gates import GateLayer, Gates, load_gates
+from ...learned.gates.marks import LayerMarks
 
 
 class InstalledGates:

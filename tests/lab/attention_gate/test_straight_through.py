@@ -12,9 +12,9 @@ import models
 from hf_paged_eviction import PagedEvictionCache, install_gates
 from hf_paged_eviction.lab.attention_gate.gated_attention import gated, shut_softmax, straight_through
 from hf_paged_eviction.lab.attention_gate.straight_through import StraightThrough, train_gates
-from hf_paged_eviction.lab.gates import load_gates, save_gates
-from hf_paged_eviction.lab.gates.install import attention_modules
+from hf_paged_eviction.learned.gates import load_gates, save_gates
 from hf_paged_eviction.recipes.fit.calibration import DISTANCE, Window
+from hf_paged_eviction.recipes.procedures.gates import attention_modules
 
 
 def windows(count: int = 5, length: int = DISTANCE + 40) -> list[Window]:
