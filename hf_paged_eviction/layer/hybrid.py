@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..table.takeback import columns_to_remove
+from ..table.takeback import columns_to_remove, crop_all_or_none
 from .paged import PagedLayer
 from .states import rows_of
 
@@ -94,11 +94,11 @@ class HybridLayer(LinearAttentionAndFullAttentionLayer):  # type: ignore[misc]
         LinearAttentionLayer.activate_past_recording(self)
 
     def crop(self, tokens_to_remove: int) -> None:
-        """See `PagedLayer.crop` and `crop_state`."""
-        count = columns_to_remove(tokens_to_remove, self.get_seq_length())
+        """See `PagedLayer.crop` and `crop_state`; of both halves, or of none."""
+        seen = self.get_seq_length()
+        count = columns_to_remove(tokens_to_remove, seen)
         self.paged.check_crop(-count)
-        if count or self.record_past:
-            self.crop_state(-count)
+        crop_all_or_none([self], [self.crop_state], count, seen - count)
         self.paged.crop(-count)
 
     def crop_state(self, tokens_to_remove: int) -> None:

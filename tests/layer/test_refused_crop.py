@@ -14,6 +14,7 @@ import models
 import modes
 from closeness import assert_close
 from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction.layer.hybrid import HybridLayer
 from hf_paged_eviction.layer.paged import PagedLayer
 
 TEXT = torch.stack(models.prompts([60, 60], seed=4))
@@ -132,6 +133,24 @@ def test_the_last_of_several_layers_refuses() -> None:
     last = [layer for layer in cache.layers if hasattr(layer, "conv_states")][-1]
     last.record_past = False
     refused("lfm2", cache, -2)
+
+
+@pytest.mark.skipif(models.VERSION < (5, 15), reason="recurrent layers cannot record")
+def test_a_layer_with_a_convolution_refuses_by_itself() -> None:
+    """More than was recorded since the last crop is refused by its own `crop` as by that of the cache."""
+    layer = next(each for each in make("falcon_h1", budget=48).layers if isinstance(each, HybridLayer))
+    layer.activate_past_recording()
+    for count in (10, 2):
+        layer.update(*torch.randn(2, 1, 2, count, 8))
+        layer.update_conv_state(torch.randn(1, 6, count), conv_kernel_size=4)
+        if count == 10:
+            layer.crop(0)
+    recorded = layer.conv_states[0].clone()
+    with pytest.raises(ValueError, match="a short convolution recorded fewer"):
+        layer.crop(-5)
+    assert layer.get_seq_length() == 12 and torch.equal(layer.conv_states[0], recorded)
+    layer.crop(-2)
+    assert layer.get_seq_length() == 10 and torch.equal(layer.conv_states[0], recorded[..., :4])
 
 
 @pytest.mark.parametrize("argument", [-3, 4])
