@@ -24,6 +24,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hf_paged_eviction_eval.store.results import write_whole
+
 HERE = Path(__file__).parents[1]
 EVAL = (sys.executable, "-m", "hf_paged_eviction_eval")
 TESTS = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "addopts=")
@@ -276,13 +278,6 @@ def _table(out: Path) -> str:
     return "\n".join(line for line in _lines(out / "log.txt") if not line.lstrip().startswith(noise))[-6000:]
 
 
-def _write(path: Path, text: str) -> None:
-    """All of it or nothing, whenever this process ends."""
-    partial = path.with_suffix(".partial")
-    partial.write_text(text, "utf-8")
-    partial.replace(path)
-
-
 def main(words: Sequence[str] | None = None) -> int:
     """0 if every step is done."""
     asked = _arguments().parse_args(words)
@@ -309,11 +304,11 @@ def main(words: Sequence[str] | None = None) -> int:
             print(f"== {step.name}: done already")
             continue
         known[step.name] = vars(run(step, folder, device, asked.dry_run))
-        _write(state, json.dumps(known, indent=1) + "\n")
+        write_whole(state, f"{json.dumps(known, indent=1)}\n".encode())
         found = {"facts": where, "steps": known}
-        _write(target / "gpu.json", json.dumps(found, indent=1) + "\n")
+        write_whole(target / "gpu.json", f"{json.dumps(found, indent=1)}\n".encode())
         tables = {each.name: _table(folder / each.name) for each in STEPS if each.name in known}
-        _write(target / "gpu.md", page({**found, "tables": tables}))
+        write_whole(target / "gpu.md", page({**found, "tables": tables}).encode())
     print(f"\n{target / 'gpu.json'}, {target / 'gpu.md'}")
     return 0 if all(known.get(step.name, {}).get("state") == DONE for step in chosen) else 1
 

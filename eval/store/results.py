@@ -88,6 +88,25 @@ class RowFile:
                 raise cannot_write(self.path, error) from error
 
 
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file, whole or not at all, whenever this process ends.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    partial = path.with_name(f"{path.name}.{uuid4().hex}.partial")
+    try:
+        with partial.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except OSError as error:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise cannot_write(path, error) from error
+
+
 class ResultFolder:
     """Rows in JSON-lines files beside `run_meta.json`; the same settings continue, different ones are refused.
 
@@ -187,7 +206,7 @@ class ResultFolder:
         parts = sorted(self.path.glob(PARTS))
         lines, notes = read_lines([self.path / ROWS, *parts], self._key_of)
         if (notes or parts) and not self.has_others:
-            self._replace(ROWS, b"".join(line for line, _ in lines.values()))
+            write_whole(self.path / ROWS, b"".join(line for line, _ in lines.values()))
             for part in parts:  # a crash before this point reads them again, and counts every row once
                 part.unlink(missing_ok=True)
         self.rows = {key: row for key, (_, row) in lines.items()}
@@ -218,24 +237,11 @@ class ResultFolder:
     def write_json(self, name: str, content: Any) -> None:
         """Write a JSON file, whole or not at all."""
         text = json.dumps(finite(content), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-        self._replace(name, text.encode("utf-8", errors="backslashreplace"))
+        write_whole(self.path / name, text.encode("utf-8", errors="backslashreplace"))
 
     def write_text(self, name: str, text: str) -> None:
         """Write a text file, whole or not at all."""
-        self._replace(name, text.encode("utf-8"))
-
-    def _replace(self, name: str, content: bytes) -> None:
-        partial = self.path / f"{name}.{uuid4().hex}.partial"
-        try:
-            with partial.open("wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(partial, self.path / name)
-        except OSError as error:
-            with suppress(OSError):
-                partial.unlink(missing_ok=True)
-            raise cannot_write(self.path / name, error) from error
+        write_whole(self.path / name, text.encode("utf-8"))
 
 
 _ELSEWHERE = "choose another --output, or move that folder away"
