@@ -173,7 +173,12 @@ def run(options: argparse.Namespace) -> None:
             raise SystemExit("--data FOLDER: the texts to sum up are LongBench's")
         values["summaries"] = str(write_summaries(ROOT / "texts", options.data))
     command = ["-m", "hf_paged_eviction_eval", "eval", "--model", options.model, "--workers", str(options.workers)]
-    command += TABLES[options.table].format(**values).split()
+    own = TABLES[options.table].format(**values).split()
+    for name in {each for each in options.more if each.startswith("--")} & set(own):
+        at = own.index(name)  # some options add up where they are given twice
+        flag = all(each.startswith("--") for each in own[at + 1 : at + 2])
+        del own[at : at + (1 if flag else 2)]
+    command += own
     if options.limit is not None:
         command += ["--limit", str(options.limit)]
     command += options.more
@@ -243,6 +248,7 @@ def page() -> None:
             "smollm2", [(policy, 16) for policy in ("auto", *NEWEST_SCORES, "tova", "snapkv")], NEWEST_SCORES
         ),
         "long": course("smollm2", "long"),
+        "longbench": course("smollm2", "longbench"),
         "suites": overview("smollm2"),
         "kvpress": beside_kvpress(),
         "bits_unknown": over_bytes(known=False),

@@ -186,7 +186,7 @@ def own_tables(rows: list[dict[str, Any]]) -> str:
     count = sum(map(len, scores.values()))
     parts = [f"{count} answers of each cache's own.\n\n{course_table(rows)}"]
     if len(scores) > 1:
-        variants = {key: _by_task(group) for key, group in {**by_variant(rows), ("full", ""): _full(rows)}.items()}
+        variants = {key: _by_task(group) for key, group in {("full", ""): _full(rows), **by_variant(rows)}.items()}
         names = [f"{policy} {budget}".strip() for policy, budget in variants]
         lines = [("task", "n", *(f"`{name}`" for name in names)), ("---", *["---:"] * (1 + len(names)))]
         for task, found in scores.items():
