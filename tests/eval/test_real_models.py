@@ -92,7 +92,7 @@ def test_answers_of_its_own_say_how_they_end_beside_the_full_caches(monkeypatch:
     text = real.answer_tables(rows)
     assert wanted in text and "Mean score by task" not in text
     rows += [{**each, "task": "b"} for each in rows]
-    assert "| b | 2 | 20 | 40 |" in real.answer_tables(rows)
+    assert "| b | 2 | 40 | 20 |" in real.answer_tables(rows)
 
 
 def test_rows_that_are_kept_have_versions_and_are_small() -> None:
