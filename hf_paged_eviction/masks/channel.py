@@ -68,7 +68,7 @@ class MaskWatch:
         return begun and self._asked_at != seen
 
 
-def _listening(build_mask: Callable[..., Any]) -> Callable[..., Any]:
+def _telling(build_mask: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(build_mask)
     def with_cache(*args: Any, **kwargs: Any) -> Any:
         offset = kwargs.get("kv_offset")
@@ -92,4 +92,4 @@ def open_channel() -> None:
     """Wrap the mask functions that are registered now. Doing it again wraps only what came since."""
     for name, build_mask in list(AttentionMaskInterface._global_mapping.items()):
         if not getattr(build_mask, "tells_paged_eviction", False):
-            AttentionMaskInterface.register(name, _listening(build_mask))
+            AttentionMaskInterface.register(name, _telling(build_mask))

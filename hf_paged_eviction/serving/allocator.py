@@ -33,7 +33,7 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
     Args:
         cache: of transformers. It must not have served any request.
         options: how each request is bounded.
-        share: whether requests that begin alike share pages from which nothing is evicted.
+        share_pages: whether requests that begin alike share pages from which nothing is evicted.
 
     Raises:
         ValueError: transformers takes other layers for full-attention layers than this package does.
@@ -42,7 +42,7 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
     supports_block_sharing = False
     supports_block_table = False
 
-    def __init__(self, cache: PagedAttentionCache, options: ServingOptions, share: bool) -> None:
+    def __init__(self, cache: PagedAttentionCache, options: ServingOptions, share_pages: bool) -> None:
         stock = cache.cache_allocators[self.layer_type]
         if set(stock.layer_indices) != set(options.layers):
             raise ValueError(
@@ -70,15 +70,15 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
         self._starts: dict[str, Start] = {}
         self._reading: dict[str, Start] = {}
         # Where other layers hold tokens, too, a prompt has to be read for those.
-        shares = share and len(cache.cache_allocators) == 1
+        shares = share_pages and len(cache.cache_allocators) == 1
         self.prefixes = Prefixes(self.tokens_per_page, shares)
         self._step = self._new_step()
         self._place = {layer: at for at, layer in enumerate(self.layer_indices)}
 
     @classmethod
-    def install(cls, cache: PagedAttentionCache, options: ServingOptions, share: bool) -> "BoundedAllocator":
+    def install(cls, cache: PagedAttentionCache, options: ServingOptions, share_pages: bool) -> "BoundedAllocator":
         """Make one and put it where this cache looks for its allocators."""
-        bounded = cls(cache, options, share)
+        bounded = cls(cache, options, share_pages)
         cache.cache_allocators[cls.layer_type] = bounded
         cache.layer_to_allocator.update(dict.fromkeys(bounded.layer_indices, bounded))
         cache.use_prefix_sharing = False

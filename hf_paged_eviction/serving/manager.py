@@ -40,7 +40,7 @@ class BoundedManager(ContinuousBatchingManager):  # type: ignore[misc]
     ) -> None:
         self.options = options
         self._last = BatchingStats()
-        self._share = continuous_batching_config is None or bool(continuous_batching_config.allow_block_sharing)
+        self._share_pages = continuous_batching_config is None or bool(continuous_batching_config.allow_block_sharing)
         config = options.configure(continuous_batching_config, model.device)
         super().__init__(model, generation_config, config, workload_hints)
         # transformers reads a prompt up to its last token, then forks it. Each child reads the prompt itself here, so
@@ -113,7 +113,7 @@ class BoundedManager(ContinuousBatchingManager):  # type: ignore[misc]
         processor = super()._create_batch_processor()
         if not isinstance(processor.scheduler, FixedCutScheduler):  # it was not there before
             self.options.check_room(self.continuous_batching_config)
-            bounded = BoundedAllocator.install(processor.cache, self.options, self._share)
+            bounded = BoundedAllocator.install(processor.cache, self.options, self._share_pages)
             vocabulary = self.model.get_input_embeddings().num_embeddings
             cut = self.options.prefill_chunk_size
             processor.scheduler = FixedCutScheduler(processor.scheduler, bounded, cut, vocabulary)

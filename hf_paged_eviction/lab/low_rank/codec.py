@@ -72,7 +72,7 @@ class RankCodec(Codec):
     def __init__(self, axes: Axes, rank: int, bits: int | None, local_heads: LocalHeads) -> None:
         # Coefficients differ in size, the first are the largest: mixed, they local_heads levels fairly.
         super().__init__(bits, turned=True)
-        self._axes, self.rank, self._share = axes, rank, local_heads
+        self._axes, self.rank, self._local_heads = axes, rank, local_heads
         self._placed: dict[tuple[int, torch.dtype, torch.device], tuple[Tensor, Tensor, Tensor]] = {}
 
     def __repr__(self) -> str:
@@ -109,7 +109,7 @@ class RankCodec(Codec):
         heads = states.shape[1]
         key = heads, dtype, states.device
         if key not in self._placed:
-            first = self._share.first_head(heads)
+            first = self._local_heads.first_head(heads)
             own = slice(first, first + heads)
             with torch.inference_mode(False):
                 parts = (
