@@ -41,7 +41,7 @@ TOKENS = {
 }
 #: Numbers per token in each layer of SmolLM2, and tokens of which few bits hold a copy as they came: four first ones,
 #: the newest block, and the mean that is subtracted.
-NUMBERS, LAYERS, AS_THEY_CAME = 3 * 2 * 64, 30, 4 + 16 + 1
+NUMBERS, LAYERS, AS_THEY_CAME = 3 * 2 * 64, 30, 4 + 16 + 2
 
 
 def compared(name: str, caches: Sequence[Cache], decide: Collection[str] = ()) -> str:
@@ -120,7 +120,8 @@ def beside_kvpress(name: str = "smollm2") -> str:
         if (row["task"], row["id"]) in asked and row["tokens"]:
             kept = {"score": row["score"], "agreement": {"kl": row["kl"]}}
             found[True, row["press"], str(row["tokens"])].append(kept)
-    ours = [row for protocol, row in _rows(name, "tasks", False) if protocol["block_size"] == 16]
+    plain = [each for each in _rows(name, "tasks", False) if each[0]["block_size"] == 16 and not each[0].get("bits")]
+    ours = [row for _, row in plain]
     for row in once([row for row in ours if (row["task"], row["id"]) in asked]):
         if row["policy"] in PRESSED and row["budget"] in (EIGHTH, QUARTER):
             found[False, row["policy"], row["budget"]].append(row)
