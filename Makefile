@@ -40,7 +40,7 @@ demo: .venv/.stamp-eval ## evaluate seven policies on the embedded model: table,
 
 real: .venv/.stamp-eval $(SMOLLM2) ## the same on a real model of 135 million weights (fetches 93 MB), in results/real
 	.venv/bin/paged-eviction eval --model $(SMOLLM2) --tasks $(REAL_TASKS) --policies $(REAL_POLICIES) \
-		--budgets 12.5%,25%,50%,full --limit 8 --question-agnostic --agreement --teacher-forced --workers 2 \
+		--budgets 12.5%,25%,50%,full --limit 12 --question-agnostic --agreement --teacher-forced --workers 2 \
 		--output results/real
 
 $(SMOLLM2): | .venv/.stamp-eval
