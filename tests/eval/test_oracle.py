@@ -189,6 +189,9 @@ def test_lists_of_names() -> None:
         "caote(h2o)",
     ]
     assert split_list(" , ") == [] and split_list("a),b") == ["a)", "b"]
+    quoted = """calibrated:"both ' and ,.safetensors\""""
+    for file in ("calibrated:'a, b (1).safetensors'", f"hybrid({quoted}, h2o)", "calibrated:'folder@v2/x=1, y'"):
+        assert split_list(f"{file},tova, {file}@ada_kv") == [file, "tova", f"{file}@ada_kv"]
     assert choose_policies("oracle,full,oracle,snapkv(window=8),all") == ("oracle", "full", "snapkv(window=8)", "all")
     for wrong, message in {
         "orakle": "did you mean 'oracle'",
