@@ -158,3 +158,21 @@ def test_arrows_run_downwards() -> None:
         for target in targets
     }
     assert {(start, end) for start, end in arrows if start in rooms and end in rooms[: rooms.index(start)]} == set()
+
+
+#: Modules of the harness that need none of the packages that only the harness needs.
+BARE = {"hf_paged_eviction_eval", "hf_paged_eviction_eval.tasks"}
+
+
+def test_tests_of_the_library_need_nothing_of_the_harness() -> None:
+    """`make test-bare` collects them where its packages are not installed."""
+    (rooms,) = re.findall(r"addprefix tests/,([\w ]+)\)", (ROOT / "Makefile").read_text("utf-8"))
+    files = [path for room in rooms.split() for path in (ROOT / "tests" / room).rglob("*.py")]
+    assert len(files) > 50
+    for path in files:
+        for node in ast.parse(path.read_text("utf-8")).body:
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("hf_paged_eviction_eval"):
+                names = (
+                    {alias.name for alias in node.names} if node.module == "hf_paged_eviction_eval" else {"embedded"}
+                )
+                assert node.module in BARE and names == {"embedded"}, path
