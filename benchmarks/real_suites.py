@@ -48,6 +48,8 @@ def overview(name: str, share: str = "25%") -> str:
         if not rows or "new_tokens" in rows[0]:
             continue
         found = {policy: group for (policy, size), group in by_variant(rows).items() if size == share}
+        if "auto" not in found:
+            continue  # rows that are older than the default
         apart.append({policy: fmean(row["agreement"]["kl"] for row in group) for policy, group in found.items()})
         full = [row for row in rows if row["policy"] == "full"]
         cells = {policy: cell([row["agreement"]["kl"] for row in group], 2) for policy, group in found.items()}
