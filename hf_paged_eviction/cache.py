@@ -87,7 +87,8 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         if options.static:
             check_static(config, self._attention.name, options.policy)
         plan = layer_plan(config)
-        warn_of_surprises(config, plan, stacklevel=4 if alone else 5)
+        known_bad = None if options.precision is None else options.precision.known_bad
+        warn_of_surprises(config, plan, known_bad, stacklevel=4 if alone else 5)
         self._alone = alone
         # The decoder's own prompt is a start token: no pads to be told of.
         self._padding = Padding(asked.attention_mask, expected=alone)

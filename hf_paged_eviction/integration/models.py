@@ -218,8 +218,11 @@ def asks_for_mask_sizes(config: Any) -> bool:
     )
 
 
-def warn_of_surprises(config: Any, plan: list[Any], stacklevel: int) -> None:
-    """One warning where the cache cannot do what its user expects, pointing `stacklevel` calls up."""
+def warn_of_surprises(config: Any, plan: list[Any], known: str | None, stacklevel: int) -> None:
+    """One warning each where the cache cannot do what its user expects, pointing `stacklevel` calls up; `known`: of how
+    it keeps its tokens."""
+    if known is not None:
+        warnings.warn(known, stacklevel=stacklevel)
     text = config.get_text_config(decoder=True)
     growing = _types_of(text, plan, lambda layer: not isinstance(layer, _OF_FIXED_SIZE))
     if not any(is_paged(layer) for layer in plan):

@@ -434,3 +434,11 @@ def test_heads_are_the_policys_unless_the_user_or_the_model_says_otherwise() -> 
     mixing = models.build("llama", PAGED_EVICTION).config
     mixing.model_type = "doge"
     assert chosen_heads(None, make_policy("value_norm"), make_allocator("uniform"), mixing) == "shared"
+
+
+@pytest.mark.parametrize(("bits", "told"), [(2, True), ((2, 4), True), ((4, 2), False), (3, False)], ids=str)
+def test_what_is_known_to_be_bad_is_said(bits: Any, told: bool) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        PagedEvictionCache(models.shared("llama").config, budget=64, bits=bits)
+    assert [(str(each.message)[:14], each.filename) for each in caught] == [("Keys in 2 bits", __file__)] * told
