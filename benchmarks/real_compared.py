@@ -44,11 +44,12 @@ TOKENS = {
 NUMBERS, LAYERS, AS_THEY_CAME = 3 * 2 * 64, 30, 4 + 16 + 2
 
 
-def compared(name: str, caches: Sequence[Cache], decide: Collection[str] = ()) -> str:
+def compared(name: str, caches: Sequence[Cache], decide: Collection[str] = (), limit: int | None = None) -> str:
     """Nats lost in text, and needles that are kept with the question unknown and known: three tables.
 
     Args:
         decide: policies over whose questions they are; none = over those of most rows.
+        limit: over the first so many prompts of each task; None = all.
     """
     parts = []
     for title, of, known in (
@@ -56,7 +57,7 @@ def compared(name: str, caches: Sequence[Cache], decide: Collection[str] = ()) -
         ("Needles, question unknown, right in %", "tasks", False),
         ("Needles, question known, right in %", "tasks", True),
     ):
-        found, full = _same(name, caches, of, known, decide)
+        found, full = _same(name, caches, of, known, decide, limit)
         if not found:
             continue
         if of == "texts":
@@ -158,13 +159,13 @@ def reading(path: Path = RESULTS / "reading.json") -> str:
 
 
 def _same(
-    name: str, caches: Sequence[Cache], of: str, known: bool | None, decide: Collection[str]
+    name: str, caches: Sequence[Cache], of: str, known: bool | None, decide: Collection[str], limit: int | None
 ) -> tuple[dict[tuple[str, str], list[dict[str, Any]]], dict[Any, dict[str, Any]]]:
     """Rows by cache and share, over the same questions; the full cache's rows, by question."""
     rows = []
     for protocol, row in _rows(name, of, known):
         cache = row["policy"], protocol["block_size"]
-        if protocol.get("bits"):
+        if protocol.get("bits") or (of == "tasks" and limit and int(row["id"].rpartition("/")[2]) >= limit):
             continue
         if row["policy"] == "full":
             rows.append(row)

@@ -242,7 +242,7 @@ def page() -> None:
     """Write the summary of SmolLM2, the leaderboard with every row, and the README's front table."""
     sections = {
         "front": front_table(),
-        "default": compared("smollm2", DEFAULT),
+        "default": compared("smollm2", DEFAULT, limit=8),
         "beside": compared("smollm2", BESIDE),
         "newest": compared(
             "smollm2", [(policy, 16) for policy in ("auto", *NEWEST_SCORES, "tova", "snapkv")], NEWEST_SCORES
