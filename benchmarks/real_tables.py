@@ -159,7 +159,7 @@ def answer_tables(rows: list[dict[str, Any]]) -> str:
     rows, _ = finished(rows)
     if all("new_tokens" in row for row in rows):
         return own_tables(rows)
-    if yes_or_no(rows):
+    if yes_or_no(rows) and answered(rows):
         return needle_tables(rows)
     scores = full_scores(rows)
     good = able(rows)
