@@ -40,7 +40,7 @@ TOKENS = {
     2: ("208", "560", "1024"),
 }
 #: Numbers per token in each layer of SmolLM2, and tokens of which few bits hold a copy as they came: four first ones,
-#: the newest block, and the mean that is subtracted.
+#: the newest block, and the mean and the sizes of channels that all of them share.
 NUMBERS, LAYERS, AS_THEY_CAME = 3 * 2 * 64, 30, 4 + 16 + 2
 
 
@@ -121,9 +121,8 @@ def beside_kvpress(name: str = "smollm2") -> str:
         if (row["task"], row["id"]) in asked and row["tokens"]:
             kept = {"score": row["score"], "agreement": {"kl": row["kl"]}}
             found[True, row["press"], str(row["tokens"])].append(kept)
-    plain = [each for each in _rows(name, "tasks", False) if each[0]["block_size"] == 16 and not each[0].get("bits")]
-    ours = [row for _, row in plain]
-    for row in once([row for row in ours if (row["task"], row["id"]) in asked]):
+    plain = (row for known, row in _rows(name, "tasks", False) if known["block_size"] == 16 and not known.get("bits"))
+    for row in once(row for row in plain if (row["task"], row["id"]) in asked):
         if row["policy"] in PRESSED and row["budget"] in (EIGHTH, QUARTER):
             found[False, row["policy"], row["budget"]].append(row)
     lines = [("", "tokens", "right, %", "KL"), ("---", *["---:"] * 3)]
