@@ -38,6 +38,8 @@ OTHERS = (
 FEW = f"auto,{OTHERS}"
 #: Every policy of the library that needs no file, and one threshold over all layers and heads where scores have a unit.
 EVERY = "auto,auto@uniform,all,expected_attention@global,kvzip@global,self_calibrated@global"
+#: Every allocator, around a policy of its paper where it has one, and around the same policy.
+ALLOCATORS = "cake@cake,h2o@d2o,snapkv@ada_kv,snapkv@cake,snapkv@d2o,snapkv@pyramid,keydiff@ada_kv"
 #: Scores of 2026, and what they stand beside. The file is made where the table is run, by `paged-eviction fit-gate
 #: --model MODEL --target kvzip --units 0 --tokens 8192 --output smollm2-kvzip.safetensors`.
 NEWEST = f"auto,tova,{','.join(NEWEST_SCORES)}"
@@ -55,7 +57,7 @@ RULER = ",".join(
     ).split()
 )
 #: Tokens of RULER's prompts.
-LENGTHS = (1024, 2048, 4096)
+LENGTHS = (1024, 2048, 4096, 8000)
 #: Tokens per block, beside the default of 16: what is evicted at once where an answer is long or a text is read.
 BLOCKS = (1, 4)
 QUESTION = {"unknown": "--question-agnostic", "known": "--question-aware"}
@@ -103,6 +105,7 @@ def _tables() -> dict[str, str]:
             f"newest_{name}": f"{needles} --budgets {EIGHTH},{QUARTER},full --policies {NEWEST} {HITS}",
             f"gates_{name}": f"{needles} --budgets {EIGHTH},{QUARTER},full --policies {NEWEST_SCORES[0]}",
             f"auto_{name}": f"{needles} --budgets {EIGHTH},{QUARTER},448,full --policies auto",
+            f"every_{name}": f"{needles} --budgets 56,{EIGHTH},{QUARTER},448,full --policies {EVERY},{ALLOCATORS}",
             f"self_{name}": f"{needles} --budgets {EIGHTH},{QUARTER},full --policies self_calibrated@global",
             f"half_{name}": f"{needles} --budgets 448,full --policies auto@uniform,tova,keydiff",
             f"kvzip_{name}": f"{needles} --budgets {EIGHTH},{QUARTER},full --policies kvzip@global,kvzip",

@@ -7,7 +7,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.integration.window import trained_window
 
 from ..data.prompting.prompts import Batch, longest_context, make_batches, pack, refuse_long
@@ -24,9 +23,10 @@ from ..store.results import SUMMARY, ResultFolder
 from ..store.summaries.plot import accuracy_by_task, mean_accuracy, perplexity_by_position
 from ..store.summaries.plot_style import save
 from ..store.summaries.summary import Cell, Curve, curves, summarise
-from .perplexity import make_text_jobs, run_texts, text_row_key
+from .perplexity import make_text_jobs, run_texts, text_row_key, text_variants
 from .processes.distributed import Team, join
 from .runner import batch_keys, row_key, run_batch
+from .variants import check_caches, variants
 
 S = TypeVar("S", bound=Settings)
 
@@ -56,6 +56,7 @@ def evaluate_tasks(
     """
     team, settings, earlier = _gather(settings, output, shard)
     config, tokenizer = load_config(settings), load_tokenizer(settings)
+    check_caches(config, settings, variants(settings))
     batches = make_batches(settings, tokenizer, config)
     if settings.over_long == "refuse":
         refuse_long(batches, longest_context(config, tokenizer))
@@ -96,7 +97,7 @@ def evaluate_texts(
     """Predict every text under every policy and budget; arguments and result as of `evaluate_tasks`."""
     team, settings, earlier = _gather(settings, output, shard)
     config, tokenizer = load_config(settings), load_tokenizer(settings)
-    check_positions(config, settings)
+    check_caches(config, settings, text_variants(settings))
     found = make_text_jobs(settings, tokenizer)
     jobs = [(job, job.keys()) for job in found]
     there = make_text_jobs(earlier, tokenizer) if earlier else found
@@ -121,19 +122,6 @@ def evaluate_texts(
     if summary:
         save(perplexity_by_position(summary, found[0].length, window), output / "perplexity.png")
     return outcome, summary
-
-
-def check_positions(config: Any, settings: TextSettings) -> None:
-    """Refuse a model whose held tokens cannot be moved, before anything runs.
-
-    Raises:
-        UserError: with the reason.
-    """
-    if "cache" in settings.positions.split(",") and settings.policies:
-        try:
-            PagedEvictionCache(config, budget=1024, policy="recency", positions="cache")
-        except ValueError as error:
-            raise UserError(f"--positions {settings.positions}: {error}") from error
 
 
 def long_texts(settings: TextSettings, length: int, window: int | None) -> list[str]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -21,6 +22,9 @@ from ..data.prompting.prompts import Batch, Prompt
 from ..errors import UserError
 from ..options.settings import Settings, TaskSettings
 from ..store.results import Row
+
+#: Tokens that a share is taken of where the prompts are not known yet.
+LONG = 1 << 20
 
 
 class RowKey(NamedTuple):
@@ -105,6 +109,27 @@ def row_key(row: Row) -> RowKey:
 def batch_keys(settings: TaskSettings, batch: Batch) -> list[RowKey]:
     """The rows that a batch yields, by variant and prompt."""
     return [variant.key(batch, prompt) for variant in variants(settings) for prompt in batch.prompts]
+
+
+def check_caches(config: Any, settings: Settings, found: Iterable[Variant]) -> None:
+    """Refuse a policy or a budget that this model cannot have, before anything is read.
+
+    Args:
+        found: which caches the run will make; the oracle's is not among what a configuration can tell.
+
+    Raises:
+        UserError: with the reason, and the policy and budget.
+    """
+    config = copy(config)
+    if settings.attn_implementation is not None:
+        config._attn_implementation = settings.attn_implementation
+    for variant in found:
+        budget = variant.budget
+        if budget.is_full or variant.is_oracle:
+            continue
+        size = f"{budget.memory}B" if budget.memory is not None else budget.resolve(LONG, settings)
+        more = {} if variant.positions is None else {"positions": variant.positions}
+        make_paged_cache(config, settings, variant.policy, f"at {budget.label}", budget=size, protect=None, **more)
 
 
 def make_cache(

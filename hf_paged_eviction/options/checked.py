@@ -187,9 +187,10 @@ class CheckedOptions:
         if self.sizes.keep_ratio is not None and not (self.uniform or isinstance(allocator, Global)):
             raise ValueError(f"The allocator {allocator.name!r} needs budget= in tokens, not as a share of the prompt.")
         if self.sizes.memory is not None and not self._bounded_in_bytes:
+            plain = ", or positions='text' and disposal='drop'" if isinstance(allocator, Global) else ""
             raise ValueError(
-                f"The allocator {allocator.name!r} shares tokens out among rows or heads, and bytes turn into "
-                "tokens only when a prompt arrives: give budget= in tokens, or use allocator='uniform' or 'pyramid'."
+                f"The allocator {allocator.name!r} shares tokens out among rows or heads, and bytes turn into tokens "
+                f"only when a prompt arrives: give budget= in tokens, or use allocator='uniform' or 'pyramid'{plain}."
             )
         if isinstance(allocator, HeadAllocator) and self.heads != "separate":
             raise ValueError(f'The allocator {allocator.name!r} shares out among KV heads: use heads="separate".')

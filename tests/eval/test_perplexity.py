@@ -16,9 +16,17 @@ from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction_eval.data.texts import read_texts
 from hf_paged_eviction_eval.errors import RowsFailed, UserError
 from hf_paged_eviction_eval.options.settings import TextSettings
-from hf_paged_eviction_eval.running.evaluation import check_positions, long_texts
-from hf_paged_eviction_eval.running.perplexity import Bins, make_text_jobs, run_texts, stream_logits, token_losses
+from hf_paged_eviction_eval.running.evaluation import long_texts
+from hf_paged_eviction_eval.running.perplexity import (
+    Bins,
+    make_text_jobs,
+    run_texts,
+    stream_logits,
+    text_variants,
+    token_losses,
+)
 from hf_paged_eviction_eval.running.processes.workers import LISTENER, Reading
+from hf_paged_eviction_eval.running.variants import check_caches, variants
 from hf_paged_eviction_eval.store.summaries.summary import BINS, curves
 
 
@@ -225,8 +233,21 @@ def test_a_text_may_be_longer_than_the_window() -> None:
 
 
 def test_models_whose_tokens_cannot_be_moved_are_refused_before_a_run() -> None:
-    config, settings = GPT2Config(n_layer=1, n_head=2, n_embd=8), text_settings((), positions="text,cache")
-    with pytest.raises(UserError, match=r"--positions text,cache: .*rotat"):
-        check_positions(config, settings)
-    check_positions(config, settings.but(positions="text"))
-    check_positions(LlamaConfig(), settings)
+    settings = text_settings((), positions="text,cache", policies=("recency",), budgets=("full", "32"))
+    config = GPT2Config(n_layer=1, n_head=2, n_embd=8)
+    with pytest.raises(UserError, match=r'recency at 32: positions="cache" .*rotat'):
+        check_caches(config, settings, text_variants(settings))
+    for fine, model_config in ((settings.but(positions="text"), config), (settings, LlamaConfig())):
+        check_caches(model_config, fine, text_variants(fine))
+
+
+@pytest.mark.parametrize(
+    ("policy", "budget", "reason"),
+    [("snapkv@global", "25%", "no common unit"), ("keydiff@ada_kv", "2MiB", "bytes turn into tokens")],
+)
+def test_caches_that_cannot_be_are_refused_before_a_run(policy: str, budget: str, reason: str) -> None:
+    settings = text_settings((), policies=("recency", policy), budgets=("full", budget)).but(
+        attn_implementation="paged_eviction"
+    )
+    with pytest.raises(UserError, match=f"{policy} at .*{reason}"):
+        check_caches(LlamaConfig(), settings, variants(settings))
