@@ -128,7 +128,7 @@ def check_caches(config: Any, settings: Settings, found: Iterable[Variant]) -> N
         if budget.is_full or variant.is_oracle:
             continue
         size = f"{budget.memory}B" if budget.memory is not None else budget.resolve(LONG, settings)
-        more = {} if variant.positions is None else {"positions": variant.positions}
+        more: dict[str, Any] = {} if variant.positions is None else {"positions": variant.positions}
         make_paged_cache(config, settings, variant.policy, f"at {budget.label}", budget=size, protect=None, **more)
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import models
@@ -48,6 +49,20 @@ def test_a_wrong_rotation_shows() -> None:
     assert found.error > 0.1
     assert "WRONG" in str(found)
     assert not replace(Verification("", "", "", 0, 0, ()), distances=found).ok
+
+
+def test_frequencies_that_were_rounded_with_the_weights_are_named() -> None:
+    model = llama(rope_type="default")
+    model.config.max_position_embeddings = 4096  # far away, a rounded frequency is a wrong angle
+    before = str(look_at_distances(model))
+    found = look_at_distances(model.to(torch.bfloat16))
+    assert "rounded" not in before
+    assert not found.ok
+    assert "rotary frequencies were rounded to bfloat16" in str(found) and "load it with dtype=" in str(found)
+    for rotary in (module for module in model.modules() if hasattr(module, "inv_freq")):
+        rotary.inv_freq = torch.tensor(1e4) ** -(torch.arange(len(rotary.inv_freq)) / len(rotary.inv_freq))
+    again = look_at_distances(model)
+    assert again.ok and again.rounding > again.moved > 1e-3, again
 
 
 def test_rotation_by_length_shows_beyond_the_window() -> None:

@@ -61,12 +61,13 @@ def ids(loaded: tuple[Any, Any]) -> torch.Tensor:
 
 @contextmanager
 def precision(model: Any, dtype: torch.dtype) -> Iterator[Any]:
-    """The same model, for a while in another precision: back in its own, it has the weights that it had."""
+    """The same model, for a while in another precision as loading with `dtype=` makes it: buffers stay in float32."""
     before = {name: weight.data for name, weight in model.named_parameters()}
     try:
-        yield model.to(dtype)
+        for weight in model.parameters():
+            weight.data = weight.data.to(dtype)
+        yield model
     finally:
-        model.to(torch.float32)
         for name, weight in model.named_parameters():
             weight.data = before[name]
 
@@ -76,6 +77,7 @@ def test_verify(model: Any, dtype: torch.dtype) -> None:
     with precision(model, dtype):
         report = verify(model)
     assert report.ok and report.exact and not report.wrong, str(report)
+    assert any("in float32, too" in note for note in report.notes) == (dtype == torch.bfloat16)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -8,6 +8,7 @@ from torch import Tensor
 from .model_state import NotCovered, use_attention
 from .reference import Reference
 from .report import CallNames
+from .rounding import nudged
 from .running import Feeder
 from .text import Calls, Text, calls_of, row_alone, text_of, whole, without
 
@@ -64,7 +65,7 @@ class Baseline:
     Attributes:
         noise: how far rounding alone was seen to move a logit: between two attention implementations, between a row
             alone and in a batch, and, of what is small enough, between one forward and several.
-        tolerance: what counts as rounding.
+        tolerance: what counts as rounding; in half precision at least what `nudged` embeddings change.
         reference: runs with masks of their own.
 
     Args:
@@ -86,6 +87,10 @@ class Baseline:
             raise NotCovered(
                 f"with DynamicCache, too, a row without pads depends on the rows beside it: by {self.noise:.1e}"
             )
+        if feeder.rounds_coarsely:
+            with nudged(feeder.model):
+                least = max(least, distance(self.run(text, whole(text.length)), self._whole, text.mask))
+        self.tolerance = max(least, _NOISES * self.noise)
         self.reference = Reference(feeder.model, layers)
         self.no_reference: str | None = None
         try:
@@ -169,7 +174,7 @@ class Baseline:
         except NotCovered:
             self.reference.use_hooks()
             noise = self._try_masks(seen, layers)
-        if noise > self._no_rounding:
+        if noise > max(self._no_rounding, self.tolerance):
             raise NotCovered(
                 f"the attention implementation {self._attention!r} of this model and its eager function differ by "
                 f"{noise:.1e} standard deviations without any cache of this package"
@@ -187,6 +192,11 @@ class Baseline:
     def notes(self) -> tuple[str, ...]:
         """What the model itself makes of calls and pads."""
         notes = []
+        if self.tolerance > self._no_rounding:
+            notes.append(
+                f"Rounding alone may move the logits of this model by {self.tolerance:.1e} standard deviations, so "
+                "little can be told from them. Verify the model in float32, too."
+            )
         for name, found in self._calls.items():
             if isinstance(found, OwnCalls) and found.chunks:
                 notes.append(

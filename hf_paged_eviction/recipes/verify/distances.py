@@ -11,6 +11,7 @@ from ...integration.models import check_model, is_paged, layer_plan
 from ...integration.window import trained_window
 from ...layer.build import turnings_of
 from .rotation import equal_states, spread, token_from_the_middle
+from .rounding import coarse, nudged
 
 #: Relative to the size of keys, and in standard deviations of the logits.
 _SAME = 1e-3
@@ -27,27 +28,31 @@ class Distances:
             size, close by and beyond its window; None where that was not seen.
         moved: how much the logits of a text change when all of its positions are moved by the same number, in standard
             deviations of the logits; None where that was not seen.
-        tolerance: largest `error` and `moved` that count as rounding.
-        reason: why there is no `error`; such a model is refused with it, or it was not looked at.
+        tolerance: largest `error` that counts as rounding.
+        rounding: largest `moved` that does.
+        reason: why there is no `error`; such a model is refused with it, or it was not looked at. Or why it is large.
     """
 
     error: float | None
     moved: float | None
     tolerance: float
     reason: str = ""
+    rounding: float = 0.0
 
     @property
     def ok(self) -> bool:
         """Whether nothing is wrong."""
-        return all(found is None or found <= self.tolerance for found in (self.error, self.moved))
+        limits = (self.error, self.tolerance), (self.moved, max(self.tolerance, self.rounding))
+        return all(found is None or found <= limit for found, limit in limits)
 
     def __str__(self) -> str:
         if self.error is None or self.moved is None:
             return f'positions="cache": not possible, or not known ({self.reason})'
         said = "right" if self.ok else "WRONG"
+        why = f" ({self.reason})" if self.reason else ""
         return (
             f'positions="cache": {said}, turned keys are off by {self.error:.1e} of their size; moving a whole text '
-            f"moves its logits by {self.moved:.1e}"
+            f"moves its logits by {self.moved:.1e}{why}"
         )
 
 
@@ -65,7 +70,7 @@ def look_at_distances(model: Any) -> Distances:
             return Distances(None, None, tolerance, "no layer of this model evicts")
         turnings = turnings_of(model.config, layers)
         errors = [_turning_error(model, turnings, offset) for offset in dict.fromkeys((_NEAR, far))]
-        moved = _moved(model)
+        moved, rounding = _moved(model)
     except torch.OutOfMemoryError:
         raise
     except Exception as problem:
@@ -73,8 +78,21 @@ def look_at_distances(model: Any) -> Distances:
         return Distances(None, None, tolerance, f"{type(problem).__name__}: {problem}")
     seen = [error for error in errors if error is not None]
     if len(seen) < len(errors):
-        return Distances(None, moved, tolerance, "no layer shows it")
-    return Distances(max(seen), moved, tolerance)
+        return Distances(None, moved, tolerance, "no layer shows it", rounding)
+    return Distances(
+        max(seen), moved, tolerance, _rounded_frequencies(model) if max(seen) > tolerance else "", rounding
+    )
+
+
+def _rounded_frequencies(model: Any) -> str:
+    """Why keys are turned wrongly if `model.to()` rounded the frequencies along with the weights."""
+    for name, numbers in model.named_buffers():
+        if name.endswith("inv_freq") and coarse(numbers.dtype):
+            return (
+                f"the model's own rotary frequencies were rounded to {str(numbers.dtype).removeprefix('torch.')} when "
+                "it was turned to that type; load it with dtype= instead, which leaves them in float32"
+            )
+    return ""
 
 
 @torch.no_grad()
@@ -100,15 +118,23 @@ def _turning_error(model: Any, turnings: dict[int, Any], offset: int) -> float |
 
 
 @torch.no_grad()
-def _moved(model: Any) -> float:
-    """How much logits change when a text is moved as a whole."""
+def _moved(model: Any) -> tuple[float, float]:
+    """How much logits change when a text is moved as a whole, and how much they may by rounding alone."""
     device, count = model.get_input_embeddings().weight.device, len(model.get_input_embeddings().weight)
     ids = torch.randint(count // 4, count // 2 + 1, (1, _TOKENS), generator=torch.Generator().manual_seed(0)).to(device)
-    said = []
-    for start in (0, _NEAR):
+
+    def logits(start: int) -> Tensor:
         at = torch.arange(start, start + _TOKENS, device=device)[None]
-        said.append(model(input_ids=ids, position_ids=at, use_cache=False).logits.float())
-    return float((said[0] - said[1]).abs().amax() / said[0].std().clamp_min(1e-20))
+        found: Tensor = model(input_ids=ids, position_ids=at, use_cache=False).logits
+        return found.float()
+
+    here = logits(0)
+    scale = here.std().clamp_min(1e-20)
+    moved = float((here - logits(_NEAR)).abs().amax() / scale)
+    if not coarse(model.dtype):
+        return moved, 0.0
+    with nudged(model):
+        return moved, float((here - logits(0)).abs().amax() / scale)
 
 
 def _difference(one: Tensor, other: Tensor) -> float:

@@ -11,6 +11,7 @@ from transformers import DynamicCache, EncoderDecoderCache
 from ...cache import PagedEvictionCache
 from ..procedures.encoder_decoder import paged_encoder_decoder_cache
 from .model_state import NotCovered
+from .rounding import coarse
 from .text import Calls, Text, embeddings
 
 #: Logits are compared for so many ids at least, evenly spread over the vocabulary.
@@ -33,7 +34,7 @@ class Feeder:
         self.model = model
         self.encodes: bool = model.config.is_encoder_decoder
         self.dtype: torch.dtype = embeddings(model).dtype
-        self.rounds_coarsely = torch.finfo(self.dtype).bits < 32
+        self.rounds_coarsely = coarse(self.dtype)
         inner = model.get_base_model() if hasattr(model, "get_base_model") else model  # PEFT hands all arguments on
         takes = inspect.signature(inner.forward).parameters
         self._takes_positions, self._takes_cache = "position_ids" in takes, "past_key_values" in takes
