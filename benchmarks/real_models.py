@@ -24,6 +24,7 @@ from typing import Any
 import leaderboard
 from real_compared import BESIDE, DEFAULT, TOKENS, beside_kvpress, compared, over_bytes, reading
 from real_compared import NEWEST as NEWEST_SCORES
+from real_positions import draw_positions
 from real_suites import SUITES, course, overview
 from real_tables import EIGHTH, KEPT, QUARTER, front_table, once, read_kept
 from results_page import replace_section
@@ -259,6 +260,7 @@ def page() -> None:
     }
     if (KEPT.parent / "reading.json").exists():
         sections["reading"] = reading()
+    draw_positions("smollm2")
     text = PAGE.read_text("utf-8")
     for name, section in sections.items():
         if f"<!-- {name}:begin -->" in text:

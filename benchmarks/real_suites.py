@@ -16,8 +16,8 @@ SUITES = {
     "longeval": "LongEval",
     "turns": "turns",
     **{
-        f"ruler{length}_{question}": f"RULER {length // 1024}k, {question}"
-        for length in (1024, 2048, 4096)
+        f"ruler{length}_{question}": f"RULER {round(length / 1024)}k, {question}"
+        for length in (1024, 2048, 4096, 8000)
         for question in ("unknown", "known")
     },
 }

@@ -17,7 +17,7 @@ from ..options.settings import Settings, TaskSettings, TextSettings
 from ..store.completion import Outcome, Watch, Work, complete
 from ..store.facts import task_facts, text_facts
 from ..store.grouping import grouped
-from ..store.growth import grown
+from ..store.growth import beyond, grown
 from ..store.prompt_file import PROMPTS, as_lines
 from ..store.results import SUMMARY, ResultFolder
 from ..store.summaries.plot import accuracy_by_task, mean_accuracy, perplexity_by_position
@@ -54,7 +54,7 @@ def evaluate_tasks(
     Returns:
         None in all processes of a launched run but the main one.
     """
-    team, settings, earlier = _gather(settings, output, shard)
+    team, settings, earlier = _gather(settings, output, shard, say)
     config, tokenizer = load_config(settings), load_tokenizer(settings)
     check_caches(config, settings, variants(settings))
     batches = make_batches(settings, tokenizer, config)
@@ -95,7 +95,7 @@ def evaluate_texts(
     shard: str | None = None,
 ) -> tuple[Outcome, list[Curve]] | None:
     """Predict every text under every policy and budget; arguments and result as of `evaluate_tasks`."""
-    team, settings, earlier = _gather(settings, output, shard)
+    team, settings, earlier = _gather(settings, output, shard, say)
     config, tokenizer = load_config(settings), load_tokenizer(settings)
     check_caches(config, settings, text_variants(settings))
     found = make_text_jobs(settings, tokenizer)
@@ -154,13 +154,15 @@ def long_prompts(tasks: dict[str, Any], context: int | None) -> list[str]:
     return notes
 
 
-def _gather(settings: S, output: Path, shard: str | None) -> tuple[Team, S, S | None]:
+def _gather(settings: S, output: Path, shard: str | None, say: Callable[[str], None]) -> tuple[Team, S, S | None]:
     """Meet the other processes; the settings with what the folder has already, and those that it had.
 
     A folder of other settings is refused before anything is loaded.
     """
     found, earlier = grown(settings, output)
     ResultFolder(output, found.as_json(), row_key, earlier.as_json() if earlier else None).check()
+    if note := beyond(settings, found):
+        say(note)
     return join(found, shard), found, earlier
 
 

@@ -62,6 +62,17 @@ def _larger(settings: Settings, before: int | None) -> int | None:
     return None if generated == {False} else now
 
 
+def beyond(asked: Settings, now: Settings) -> str:
+    """What runs besides what was asked for, since the folder has it, in one line; empty if nothing does."""
+    parts = []
+    for name in LISTS:
+        typed: Any = getattr(asked, name, ())
+        parts += [str(each) for each in getattr(now, name, ()) if each not in typed]
+    if not parts:
+        return ""
+    return f"this folder has {', '.join(parts)}, too, and what is missing of that runs as well; another --output runs alone"
+
+
 def describe(earlier: Settings, now: Settings) -> str:
     """What is new, in one line."""
     parts = []

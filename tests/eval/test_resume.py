@@ -132,6 +132,7 @@ def test_a_run_grows(commands: Commands, words: list[str], expected: Path, tmp_p
     assert status == 0 and f"{ROWS}/{ROWS}" in output and "folder grows" not in output
     status, output = commands.run([*few.replace("400", "300").split(), "--output", str(tmp_path)])
     assert status == 0 and len(rows_of(tmp_path)) == 2 * ROWS, output
+    assert "this folder has paged_eviction, full, kv_recall, 400, too, and what is missing of that runs" in output
     # What is known of a prompt must still be so when the folder grows.
     meta = json.loads((tmp_path / "run_meta.json").read_text("utf-8"))
     meta["tasks"]["passkey"]["ids_sha256"] = "0" * 64
