@@ -27,7 +27,8 @@ BESIDE: tuple[Cache, ...] = (
 #: Scores of 2026 and what they stand beside.
 NEWEST = ("gate:smollm2-kvzip.safetensors@global", "vase(tova)", "vase(snapkv)")
 #: Shares of the prompt by the names of budgets: of needles' prompts, about 890 tokens, and of texts.
-SHARES = {"56": "6 %", "112": "12.5 %", "224": "25 %", "448": "50 %", "12.5%": "12.5 %", "25%": "25 %", "50%": "50 %"}
+SHARES = {"56": "6 %", "112": "12.5 %", "224": "25 %", "448": "50 %"}
+SHARES |= {f"{share}%": f"{share} %" for share in ("6", "12.5", "25", "50")}
 #: What stands beside kvpress.
 PRESSED = (*(policy for policy, _ in BESIDE), "expected_attention", "keydiff", "kvzip@global", NEWEST[0])
 #: Settings that make another protocol.
@@ -44,12 +45,11 @@ TOKENS = {
 NUMBERS, LAYERS, AS_THEY_CAME = 3 * 2 * 64, 30, 4 + 16 + 2
 
 
-def compared(name: str, caches: Sequence[Cache], decide: Collection[str] = (), limit: int | None = None) -> str:
+def compared(name: str, caches: Sequence[Cache], decide: Collection[str] = ()) -> str:
     """Nats lost in text, and needles that are kept with the question unknown and known: three tables.
 
     Args:
         decide: policies over whose questions they are; none = over those of most rows.
-        limit: over the first so many prompts of each task; None = all.
     """
     parts = []
     for title, of, known in (
@@ -57,7 +57,7 @@ def compared(name: str, caches: Sequence[Cache], decide: Collection[str] = (), l
         ("Needles, question unknown, right in %", "tasks", False),
         ("Needles, question known, right in %", "tasks", True),
     ):
-        found, full = _same(name, caches, of, known, decide, limit)
+        found, full = _same(name, caches, of, known, decide)
         if not found:
             continue
         if of == "texts":
@@ -158,13 +158,13 @@ def reading(path: Path = RESULTS / "reading.json") -> str:
 
 
 def _same(
-    name: str, caches: Sequence[Cache], of: str, known: bool | None, decide: Collection[str], limit: int | None
+    name: str, caches: Sequence[Cache], of: str, known: bool | None, decide: Collection[str]
 ) -> tuple[dict[tuple[str, str], list[dict[str, Any]]], dict[Any, dict[str, Any]]]:
     """Rows by cache and share, over the same questions; the full cache's rows, by question."""
     rows = []
     for protocol, row in _rows(name, of, known):
         cache = row["policy"], protocol["block_size"]
-        if protocol.get("bits") or (of == "tasks" and limit and int(row["id"].rpartition("/")[2]) >= limit):
+        if protocol.get("bits"):
             continue
         if row["policy"] == "full":
             rows.append(row)

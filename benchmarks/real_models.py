@@ -25,7 +25,7 @@ import leaderboard
 from real_compared import BESIDE, DEFAULT, TOKENS, beside_kvpress, compared, over_bytes, reading
 from real_compared import NEWEST as NEWEST_SCORES
 from real_positions import draw_positions
-from real_suites import SUITES, course, overview
+from real_suites import SUITES, course, everything, heads_apart, overview
 from real_tables import EIGHTH, KEPT, QUARTER, front_table, once, read_kept
 from results_page import replace_section
 
@@ -41,6 +41,11 @@ FEW = f"auto,{OTHERS}"
 EVERY = "auto,auto@uniform,all,expected_attention@global,kvzip@global,self_calibrated@global"
 #: Every allocator, around a policy of its paper where it has one, and around the same policy.
 ALLOCATORS = "cake@cake,h2o@d2o,snapkv@ada_kv,snapkv@cake,snapkv@d2o,snapkv@pyramid,keydiff@ada_kv"
+#: Policies of which heads may evict together or apart.
+APART = (
+    "paged_eviction,keydiff,key_norm,value_norm,lagkv,leverage,snapkv,h2o,expected_attention,r_kv,sage_kv,cake,"
+    "scissorhands,lazy_eviction,roco,lru,random,self_calibrated,tova"
+)
 #: Scores of 2026, and what they stand beside. The file is made where the table is run, by `paged-eviction fit-gate
 #: --model MODEL --target kvzip --units 0 --tokens 8192 --output smollm2-kvzip.safetensors`.
 NEWEST = f"auto,tova,{','.join(NEWEST_SCORES)}"
@@ -71,7 +76,9 @@ def _tables() -> dict[str, str]:
     found = {
         "text": f"{texts} --policies {EVERY} --chunk 64 --budgets 25%,full",
         "newest_text": f"{texts} --policies {NEWEST} --chunk 64 --budgets 12.5%,25%,full",
-        "text_auto": f"{texts} --policies auto --chunk 64 --budgets 25%,50%,full",
+        "heads_text": f"{texts} --policies paged_eviction,leverage,self_calibrated,sage_kv,snapkv,keydiff --chunk 64 "
+        "--heads separate --budgets 25%,full",
+        "text_auto": f"{texts} --policies auto --chunk 64 --budgets 6%,12.5%,25%,50%,full",
         "text_sizes": f"{texts} --policies {FEW} --chunk 64 --budgets 12.5%,25%,50%,full",
         "tokens": f"{texts} --policies {FEW} --chunk 1 --budgets 25%,full",
         "longbench": f"{records} --policies auto,tova,snapkv,random --budgets 25%,full",
@@ -105,8 +112,9 @@ def _tables() -> dict[str, str]:
             f"--policies {FEW}",
             f"newest_{name}": f"{needles} --budgets {EIGHTH},{QUARTER},full --policies {NEWEST} {HITS}",
             f"gates_{name}": f"{needles} --budgets {EIGHTH},{QUARTER},full --policies {NEWEST_SCORES[0]}",
-            f"auto_{name}": f"{needles} --budgets {EIGHTH},{QUARTER},448,full --policies auto",
+            f"auto_{name}": f"{needles} --budgets 56,{EIGHTH},{QUARTER},448,full --policies auto",
             f"every_{name}": f"{needles} --budgets 56,{EIGHTH},{QUARTER},448,full --policies {EVERY},{ALLOCATORS}",
+            f"heads_{name}": f"{needles} --budgets {EIGHTH},{QUARTER},full --heads separate --policies {APART}",
             f"self_{name}": f"{needles} --budgets {EIGHTH},{QUARTER},full --policies self_calibrated@global",
             f"half_{name}": f"{needles} --budgets 448,full --policies auto@uniform,tova,keydiff",
             f"kvzip_{name}": f"{needles} --budgets {EIGHTH},{QUARTER},full --policies kvzip@global,kvzip",
@@ -246,14 +254,17 @@ def page() -> None:
     """Write the summary of SmolLM2, the leaderboard with every row, and the README's front table."""
     sections = {
         "front": front_table(),
-        "default": compared("smollm2", DEFAULT, limit=8),
+        "default": compared("smollm2", DEFAULT),
         "beside": compared("smollm2", BESIDE),
         "newest": compared(
             "smollm2", [(policy, 16) for policy in ("auto", *NEWEST_SCORES, "tova", "snapkv")], NEWEST_SCORES
         ),
         "long": course("smollm2", "long"),
         "longbench": course("smollm2", "longbench"),
+        "every": everything("smollm2"),
+        "heads": heads_apart("smollm2"),
         "suites": overview("smollm2"),
+        "gemma": overview("gemma3"),
         "kvpress": beside_kvpress(),
         "bits_unknown": over_bytes(known=False),
         "bits_known": over_bytes(known=True, policies=("auto",)),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from statistics import fmean
 from typing import Any
 
-from real_tables import able, by_variant, cell, course_table, finished, load, percent, question
+from real_compared import SHARES
+from real_tables import QUARTER, able, answered, by_variant, cell, course_table, finished, late, load, percent, question
 
 #: By table: what its column is called. Their rows stand in tables of their own on the leaderboard, since the settings
 #: of some are those of the needles.
@@ -39,6 +41,76 @@ def course(name: str, table: str) -> str:
     return f"n = {len({question(row) for row in rows})}:\n\n{course_table(rows)}{told}"
 
 
+def everything(name: str) -> str:
+    """Divergence of every policy and allocator, question unknown and known, at every share; and what is right."""
+    sides: dict[str, dict[tuple[str, str], list[dict[str, Any]]]] = {}
+    counts: list[str] = []
+    for side in ("unknown", "known"):
+        rows, _ = finished(load(name, f"every_{side}"))
+        if rows:
+            same = answered(rows)
+            sides[side] = by_variant(same)
+            counts.append(f"{side} {sum(row['policy'] == 'full' for row in same)}")
+    if not sides:
+        return "No rows."
+    columns = [(side, budget) for side in sides for budget in dict.fromkeys(budget for _, budget in sides[side])]
+    policies = {policy for found in sides.values() for policy, _ in found}
+    parts = [f"n: {', '.join(counts)}."]
+    for title, shown in (("KL divergence, nats per token", _apart), ("Right, %", percent)):
+        lines = [("policy", *(f"{side}, {SHARES[budget]}" for side, budget in columns))]
+        lines.append(("---", *["---:"] * len(columns)))
+        for policy in sorted(policies, key=lambda policy: _mean_apart(sides, policy)):
+            groups = (sides[side].get((policy, budget)) for side, budget in columns)
+            lines.append((f"`{policy}`", *(shown(group) if group else "" for group in groups)))
+        table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        parts.append(f"<details><summary>{title}</summary>\n\n{table}\n\n</details>")
+    return "\n\n".join(parts)
+
+
+def heads_apart(name: str) -> str:
+    """What it changes that each KV head evicts its own tokens: divergence in needles and texts, paired by question."""
+    columns: list[dict[str, tuple[str, str, str]]] = []
+    headers = []
+    for title, tables, apart, size in (
+        ("unknown", ("needles_unknown", "every_unknown"), "heads_unknown", QUARTER),
+        ("known", ("needles_known", "every_known"), "heads_known", QUARTER),
+        ("text", ("text",), "heads_text", "25%"),
+    ):
+        measure = (lambda row: late(row, "kl")) if title == "text" else (lambda row: row["agreement"]["kl"])
+        together = {
+            (row["policy"], question(row)): row
+            for table in tables
+            for row in (load(name, table) if title == "text" else answered(load(name, table)))
+            if row["budget"] == size
+        }
+        pairs: dict[str, list[tuple[float, float]]] = defaultdict(list)
+        for row in load(name, apart):
+            if row["budget"] == size and (other := together.get((row["policy"], question(row)))):
+                pairs[row["policy"]].append((measure(other), measure(row)))
+        columns.append({policy: _pair(found) for policy, found in pairs.items()})
+        headers += [f"{title}: together", "apart", f"more (n = {max(map(len, pairs.values()), default=0)})"]
+    lines = [("policy", *headers), ("---", *["---:"] * len(headers))]
+    for policy in sorted({policy for column in columns for policy in column}):
+        cells = [cell for column in columns for cell in column.get(policy, ("", "", ""))]
+        lines.append((f"`{policy}`", *cells))
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _pair(found: list[tuple[float, float]]) -> tuple[str, str, str]:
+    """Both means, and the mean of the differences with its error."""
+    one, other = (f"{fmean(values):.2f}" for values in zip(*found, strict=True))
+    return one, other, cell([after - before for before, after in found], 2)
+
+
+def _mean_apart(sides: dict[str, dict[tuple[str, str], list[dict[str, Any]]]], policy: str) -> float:
+    groups = [group for found in sides.values() for (name, _), group in found.items() if name == policy]
+    return fmean(fmean(row["agreement"]["kl"] for row in group) for group in groups)
+
+
+def _apart(group: list[dict[str, Any]]) -> str:
+    return cell([row["agreement"]["kl"] for row in group], 2)
+
+
 def overview(name: str, share: str = "25%") -> str:
     """Divergence over all prompts of a suite, and scores in tasks that the model does, at one share of the prompt."""
     columns: list[tuple[str, dict[str, str]]] = []
@@ -52,7 +124,7 @@ def overview(name: str, share: str = "25%") -> str:
             continue  # rows that are older than the default
         apart.append({policy: fmean(row["agreement"]["kl"] for row in group) for policy, group in found.items()})
         full = [row for row in rows if row["policy"] == "full"]
-        cells = {policy: cell([row["agreement"]["kl"] for row in group], 2) for policy, group in found.items()}
+        cells = {policy: _apart(group) for policy, group in found.items()}
         columns.append((f"{title}: KL (n = {len(full)})", cells))
         if good := able(rows):
             groups = {policy: [row for row in group if row["task"] in good] for policy, group in found.items()}

@@ -30,7 +30,7 @@ def filled(policy: Any, steps: int, **settings: Any) -> tuple[PagedEvictionCache
 
 
 def test_what_sage_kv_chose_stays_and_the_rest_slides() -> None:
-    _, held = filled("sage_kv(window=12)", 30, heads="separate")
+    _, held = filled("sage_kv(window=12)", 30)
     for row, length in enumerate((PROMPT, PROMPT - 6)):
         chosen = {p for p in held[0][row].tolist() if p < length - 12}
         assert 4 < len(chosen) < length - 12  # more than the sinks, and not all
@@ -44,9 +44,16 @@ def test_what_sage_kv_chose_stays_and_the_rest_slides() -> None:
 
 
 def test_without_a_window_the_choice_is_never_final() -> None:
-    _, held = filled("sage_kv", 30, heads="separate")
+    _, held = filled("sage_kv", 30)
     before = {p for p in held[0][0].tolist() if p < PROMPT - 12}
     assert not before <= set(held[-1][0].tolist())
+
+
+def test_heads_of_sage_kv_choose_apart_and_those_of_tova_together() -> None:
+    for policy, apart in (("sage_kv", True), ("tova", False)):
+        cache, _ = filled(policy, 0)
+        choices = torch.cat([layer.positions.sort(-1).values for layer in cache.layers])
+        assert bool((choices[:, 0] != choices[:, 1]).any()) == apart, policy
 
 
 @pytest.mark.parametrize("static", [False, True])

@@ -16,7 +16,7 @@ from .last_query import LastQueryAttention
 @register_policy("sage_kv")
 @dataclass(frozen=True)
 class SageKV(LastQueryAttention):
-    r"""The attention of the newest query, for each KV head on its own (use `heads="separate"`).
+    r"""The attention of the newest query, for each KV head on its own.
 
     .. math:: s_t = a_{\text{newest},t}
 
@@ -44,8 +44,8 @@ class SageKV(LastQueryAttention):
 
     @property
     def needs(self) -> Needs:  # type: ignore[override]
-        """One choice looks at no later query."""
-        return replace(super().needs, observes_decode=not self.window)
+        """Heads choose apart, or it would be TOVA. One choice looks at no later query."""
+        return replace(super().needs, heads="separate", observes_decode=not self.window)
 
     def attention(self, context: ScoreContext) -> Tensor:
         return context.statistics["attention"]
