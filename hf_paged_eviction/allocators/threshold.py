@@ -109,7 +109,8 @@ class Threshold(Sharing):
         return share
 
     def crowded(self, place: int, came: int) -> bool:
-        """Whether layers have to give up now what they do not need: the last one is through, or all hold too much.
+        """Whether layers have to give up now what they do not need: the last one is through, or those that are hold too
+        much.
 
         Args:
             place: of the layer that has just taken in new tokens.
@@ -118,7 +119,8 @@ class Threshold(Sharing):
         if place == self.layers - 1:
             return True
         device, sets = self._shares[place].device, self._shares[place].shape[1]
-        much = [(held - self._shares[at].to(held.device)).sum(-1) for at, held in self._fitted.items()]
+        through = [(at, held) for at, held in self._fitted.items() if at <= place]
+        much = [(held - self._shares[at].to(held.device)).sum(-1) for at, held in through]
         surplus = torch.stack([each.to(device) for each in much]).sum(0)  # [B]
         return int(surplus.amax()) > max(came * sets, self.budget.capacity * self.layers * sets // 20)
 

@@ -433,26 +433,24 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     ) -> tuple[Tensor, Tensor]:
         """As `_take`, of several tokens where rows or heads may hold different numbers: other layers may have to give
         up tokens for these."""
-        quota = self.quota
+        quota, fits = self.quota, False
         if quota.decides and listener.queries is not None:
             positions = table.positions_with(listener.positions).expand(-1, keys.shape[1], -1)
-            if quota.decide(self.held, self.local_heads, listener.queries, positions, listener.positions):
-                self._fit_others()
+            fits = quota.decide(self.held, self.local_heads, listener.queries, positions, listener.positions)
         elif quota.common:
             for other in self._others:
                 other.offer()
         attended = self._overflow.take(table, keys, values, real)
-        if quota.common and quota.crowded(keys.shape[2]):
-            self._fit_others()
+        if fits or (quota.common and quota.crowded(keys.shape[2])):
+            for other in self._others:
+                # What a later layer holds, these tokens have yet to attend to there: it fits when they come to it.
+                if other.seen >= self.contents.seen:
+                    other.fit()
         return attended
 
     @property
     def _others(self) -> list[Member]:
         return [other for other in self.cohorts.members if other is not self.member]
-
-    def _fit_others(self) -> None:
-        for other in self._others:
-            other.fit()
 
     def _overflows(self, table: BlockTable, count: int) -> bool:
         """Whether `count` new tokens make the layer choose anew all that it holds."""

@@ -180,17 +180,18 @@ def test_the_total_is_that_of_equal_shares(name: str, padded: bool) -> None:
 
 @pytest.mark.parametrize("chunk", [None, 7])
 def test_cake_keeps_the_total_at_every_moment(chunk: int | None) -> None:
-    """Layers that have been through hold no more than the total together, while the others are still to come."""
+    """Layers that have been through hold no more than the total together, while the others, which are still to come,
+    hold what they held before."""
     model = models.build("llama", OURS, num_hidden_layers=5)
     cache = models.paged(model.config, budget=24, block_size=BLOCK, policy="h2o", allocator=Cake(observed=8))
     ids, mask = models.left_pad(models.prompts([120]))
     held: list[int] = []
     for _, layer in cache.paged_layers:
-        attended = layer.attended
 
-        def follow(queries: Any, attended: Any = attended) -> None:
+        def follow(queries: Any, layer: Any = layer, attended: Any = layer.attended) -> None:
             attended(queries)
-            held.append(sum(one.table.capacity for _, one in cache.paged_layers if one.held))
+            through = [one for _, one in cache.paged_layers if one.held and one.contents.seen >= layer.contents.seen]
+            held.append(sum(one.table.capacity for one in through))
 
         layer.attended = follow
     settings = {} if chunk is None else {"prefill_chunk_size": chunk}
@@ -248,3 +249,27 @@ def test_beams_and_rows_follow() -> None:
     modes.forward(model, cache, ids, mask, 0, 40)
     for ours, old in zip(shares(cache), before, strict=True):
         assert torch.equal(ours, old)
+
+
+@pytest.mark.parametrize(
+    ("policy", "allocator"),
+    [
+        ("expected_attention", "global"),
+        ("self_calibrated", "global"),
+        ("snapkv", "cake"),
+        ("keydiff", "d2o"),
+        ("keydiff", "ada_kv"),
+        ("snapkv", "pyramid"),
+    ],
+)
+def test_tokens_do_not_see_what_comes_behind_them(policy: str, allocator: str) -> None:
+    """A layer that is made to give up tokens before it has attended would show it, here by how long the forward is."""
+    model = models.build("llama", "paged_eviction", num_hidden_layers=8)
+    ids, mask = models.left_pad(models.prompts([130, 117]))
+    found = []
+    for stop in (86, 100, 130):
+        cache = PagedEvictionCache(model.config, budget=24, block_size=4, policy=policy, allocator=allocator)
+        modes.forward(model, cache, ids, mask, 0, 80)
+        found.append(modes.forward(model, cache, ids, mask, 80, stop)[:, :6])
+    for other in found[1:]:
+        assert_close(other, found[0])
