@@ -255,7 +255,7 @@ def page() -> None:
     sections = {
         "front": front_table(),
         "default": compared("smollm2", DEFAULT),
-        "beside": compared("smollm2", BESIDE),
+        "beside": compared("smollm2", BESIDE, ("self_calibrated@global",)),
         "newest": compared(
             "smollm2", [(policy, 16) for policy in ("auto", *NEWEST_SCORES, "tova", "snapkv")], NEWEST_SCORES
         ),

@@ -70,7 +70,8 @@ def beyond(asked: Settings, now: Settings) -> str:
         parts += [str(each) for each in getattr(now, name, ()) if each not in typed]
     if not parts:
         return ""
-    return f"this folder has {', '.join(parts)}, too, and what is missing of that runs as well; another --output runs alone"
+    listed = ", ".join(parts)
+    return f"this folder has {listed}, too, and what is missing of that runs as well; another --output runs alone"
 
 
 def describe(earlier: Settings, now: Settings) -> str:
