@@ -35,9 +35,9 @@ class Global(BudgetAllocator):
 
     It is decided layer by layer while a forward of several tokens walks through the model: the best of the layers so
     far contain the best of all, so what stays in the end is what a decision at the end would have kept. Layers give
-    their tokens up when all together hold more than the budget and as much again as one layer was just given (or a
-    twentieth of the budget, where that is more), and after the last layer: then all together hold what the budget
-    says. While single tokens come, numbers stay as they are.
+    their tokens up once the new ones have attended to them: when those that are through hold more than their share and
+    as much again as one layer was just given (or a twentieth of the budget, where that is more), and after the last
+    layer: then all together hold what the budget says. While single tokens come, numbers stay as they are.
     """
 
     paper = "2505.23416"
