@@ -87,8 +87,9 @@ def heads_apart(name: str) -> str:
         for row in load(name, apart):
             if row["budget"] == size and (other := together.get((row["policy"], question(row)))):
                 pairs[row["policy"]].append((measure(other), measure(row)))
-        columns.append({policy: _pair(found) for policy, found in pairs.items()})
-        headers += [f"{title}: together", "apart", f"more (n = {max(map(len, pairs.values()), default=0)})"]
+        most = max(map(len, pairs.values()), default=0)
+        columns.append({policy: _pair(found, most) for policy, found in pairs.items()})
+        headers += [f"{title}: together", "apart", f"more (n = {most})"]
     lines = [("policy", *headers), ("---", *["---:"] * len(headers))]
     for policy in sorted({policy for column in columns for policy in column}):
         cells = [cell for column in columns for cell in column.get(policy, ("", "", ""))]
@@ -96,10 +97,11 @@ def heads_apart(name: str) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def _pair(found: list[tuple[float, float]]) -> tuple[str, str, str]:
-    """Both means, and the mean of the differences with its error."""
+def _pair(found: list[tuple[float, float]], most: int) -> tuple[str, str, str]:
+    """Both means, and the mean of the differences with its error; how many there are, if not `most`."""
     one, other = (f"{fmean(values):.2f}" for values in zip(*found, strict=True))
-    return one, other, cell([after - before for before, after in found], 2)
+    count = f" (n = {len(found)})" if len(found) < most else ""
+    return one, other, cell([after - before for before, after in found], 2) + count
 
 
 def _mean_apart(sides: dict[str, dict[tuple[str, str], list[dict[str, Any]]]], policy: str) -> float:
