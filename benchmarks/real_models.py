@@ -90,6 +90,7 @@ def _tables() -> dict[str, str]:
         f"--policies {FEW}",
     }
     for size in BLOCKS:
+        found[f"tokens_blocks{size}"] = f"{texts} --policies auto --chunk 1 --block-size {size} --budgets 25%,full"
         found[f"text_blocks{size}"] = (
             f"{texts} --policies auto,paged_eviction,tova --chunk 64 --block-size {size} --budgets 12.5%,25%,full"
         )
