@@ -25,7 +25,7 @@ import leaderboard
 from real_compared import BESIDE, DEFAULT, TOKENS, beside_kvpress, compared, over_bytes, reading
 from real_compared import NEWEST as NEWEST_SCORES
 from real_positions import draw_positions
-from real_suites import SUITES, course, everything, heads_apart, overview
+from real_suites import LENGTHS, SUITES, course, everything, heads_apart, overview
 from real_tables import EIGHTH, KEPT, QUARTER, front_table, once, read_kept
 from results_page import replace_section
 
@@ -62,8 +62,6 @@ RULER = ",".join(
         "niah_multiquery vt cwe fwe qa_1 qa_2"
     ).split()
 )
-#: Tokens of RULER's prompts.
-LENGTHS = (1024, 2048, 4096, 8000)
 #: Tokens per block, beside the default of 16: what is evicted at once where an answer is long or a text is read.
 BLOCKS = (1, 4)
 QUESTION = {"unknown": "--question-agnostic", "known": "--question-aware"}
@@ -265,7 +263,6 @@ def page() -> None:
         "every": everything("smollm2"),
         "heads": heads_apart("smollm2"),
         "suites": overview("smollm2"),
-        "gemma": overview("gemma3"),
         "kvpress": beside_kvpress(),
         "bits_unknown": over_bytes(known=False),
         "bits_known": over_bytes(known=True, policies=("auto",)),

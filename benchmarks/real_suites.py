@@ -9,6 +9,8 @@ from typing import Any
 from real_compared import SHARES
 from real_tables import QUARTER, able, answered, by_variant, cell, course_table, finished, late, load, percent, question
 
+#: Tokens of RULER's prompts.
+LENGTHS = (1024, 2048, 4096, 8000)
 #: By table: what its column is called. Their rows stand in tables of their own on the leaderboard, since the settings
 #: of some are those of the needles.
 SUITES = {
@@ -19,7 +21,7 @@ SUITES = {
     "turns": "turns",
     **{
         f"ruler{length}_{question}": f"RULER {round(length / 1024)}k, {question}"
-        for length in (1024, 2048, 4096, 8000)
+        for length in LENGTHS
         for question in ("unknown", "known")
     },
 }

@@ -64,13 +64,9 @@ def _larger(settings: Settings, before: int | None) -> int | None:
 
 def beyond(asked: Settings, now: Settings) -> str:
     """What runs besides what was asked for, since the folder has it, in one line; empty if nothing does."""
-    parts = []
-    for name in LISTS:
-        typed: Any = getattr(asked, name, ())
-        parts += [str(each) for each in getattr(now, name, ()) if each not in typed]
-    if not parts:
+    listed = ", ".join(each for name in LISTS for each in _added(asked, now, name))
+    if not listed:
         return ""
-    listed = ", ".join(parts)
     return f"this folder has {listed}, too, and what is missing of that runs as well; another --output runs alone"
 
 
@@ -81,6 +77,12 @@ def describe(earlier: Settings, now: Settings) -> str:
         old: Any = getattr(earlier, name, None)
         new: Any = getattr(now, name, None)
         if old != new:
-            more = [str(each) for each in new if each not in old] if isinstance(new, tuple) else [f"{old} to {new}"]
+            more = _added(earlier, now, name) if isinstance(new, tuple) else [f"{old} to {new}"]
             parts += [f"{name} {', '.join(more)}"] if more else []
     return f"this folder grows: {'; '.join(parts)}"
+
+
+def _added(before: Settings, now: Settings, name: str) -> list[str]:
+    """What a list of the settings has now and had not before; nothing where they have no such list."""
+    old: Any = getattr(before, name, ())
+    return [str(each) for each in getattr(now, name, ()) if each not in old]

@@ -82,7 +82,7 @@ class Baseline:
         self._no_rounding = _NO_ROUNDING.get(feeder.dtype, 0.25)
         self._whole = self.run(text, whole(text.length))
         first = self.run(text.alone(0), whole(text.length))
-        self.noise, self.tolerance = distance(self._whole[:1], first, text.mask[:1]), least
+        self.noise = distance(self._whole[:1], first, text.mask[:1])
         if self.noise > self._no_rounding:
             raise NotCovered(
                 f"with DynamicCache, too, a row without pads depends on the rows beside it: by {self.noise:.1e}"
