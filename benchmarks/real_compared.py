@@ -11,7 +11,20 @@ from typing import Any
 
 import leaderboard
 from common import RESULTS
-from real_tables import EIGHTH, QUARTER, answered, by_variant, cell, finished, grid, late, once, percent, question
+from real_tables import (
+    EIGHTH,
+    QUARTER,
+    answered,
+    by_variant,
+    cell,
+    finished,
+    grid,
+    late,
+    once,
+    percent,
+    piped,
+    question,
+)
 
 #: What a cache is in these tables: a policy and the tokens of its blocks.
 Cache = tuple[str, int]
@@ -95,7 +108,7 @@ def over_bytes(
         apart = cell([row["agreement"]["kl"] for row in group], 3)
         took = f"{100 * _bytes(group, many):.1f}"
         lines.append((f"`{policy}`", str(many), tokens, took, percent(group), apart))
-    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    table = piped(lines)
     return f"{len(full)} prompts that the full cache answers:\n\n{table}" if found else "No rows."
 
 
@@ -132,7 +145,7 @@ def beside_kvpress(name: str = "smollm2") -> str:
         if len(group) == len(asked):
             apart = cell([row["agreement"]["kl"] for row in group], 3)
             lines.append((f"{'kvpress: ' * other}`{policy}`", tokens, percent(group), apart))
-    return f"n = {len(asked)}:\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return f"n = {len(asked)}:\n\n" + piped(lines)
 
 
 def reading(path: Path = RESULTS / "reading.json") -> str:
@@ -154,7 +167,7 @@ def reading(path: Path = RESULTS / "reading.json") -> str:
             for text in ((f"{one['seconds'] / other['seconds']:.2f}", f"{one['peak_mib']:.0f}") if one else ("", ""))
         ]
         lines.append((f"`{variant}`", f"{row['read'] / full['read']:.2f}", f"{row['step'] / full['step']:.2f}", *each))
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return piped(lines)
 
 
 def _same(

@@ -7,7 +7,20 @@ from statistics import fmean
 from typing import Any
 
 from real_compared import SHARES
-from real_tables import QUARTER, able, answered, by_variant, cell, course_table, finished, late, load, percent, question
+from real_tables import (
+    QUARTER,
+    able,
+    answered,
+    by_variant,
+    cell,
+    course_table,
+    finished,
+    late,
+    load,
+    percent,
+    piped,
+    question,
+)
 
 #: Tokens of RULER's prompts.
 LENGTHS = (1024, 2048, 4096, 8000)
@@ -64,7 +77,7 @@ def everything(name: str) -> str:
         for policy in sorted(policies, key=lambda policy: _mean_apart(sides, policy)):
             groups = (sides[side].get((policy, budget)) for side, budget in columns)
             lines.append((f"`{policy}`", *(shown(group) if group else "" for group in groups)))
-        table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        table = piped(lines)
         parts.append(f"<details><summary>{title}</summary>\n\n{table}\n\n</details>")
     return "\n\n".join(parts)
 
@@ -96,7 +109,7 @@ def heads_apart(name: str) -> str:
     for policy in sorted({policy for column in columns for policy in column}):
         cells = [cell for column in columns for cell in column.get(policy, ("", "", ""))]
         lines.append((f"`{policy}`", *cells))
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return piped(lines)
 
 
 def _pair(found: list[tuple[float, float]], most: int) -> tuple[str, str, str]:
@@ -142,7 +155,7 @@ def overview(name: str, share: str = "25%") -> str:
     lines = [("policy", *(header for header, _ in columns)), ("---", *["---:"] * len(columns))]
     for policy in ("full", *ranked, *sorted({policy for found in apart for policy in found} - set(ranked))):
         lines.append((f"`{policy}`", *(column.get(policy, "") for _, column in columns)))
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return piped(lines)
 
 
 def _score(group: list[dict[str, Any]]) -> str:

@@ -39,13 +39,18 @@ def cell(values: Sequence[float], digits: int) -> str:
     return f"{fmean(values):.{digits}f}{error}"
 
 
+def piped(lines: Iterable[Sequence[str]]) -> str:
+    """A Markdown table: the header, the line below it, and rows."""
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
 def grid(cells: dict[tuple[str, str], str], ranked: dict[str, float]) -> str:
     """Policies down, the best first; budgets across."""
     budgets = list(dict.fromkeys(budget for _, budget in cells))
     lines = [("policy", *budgets), ("---", *("---:" for _ in budgets))]
     for policy in sorted(ranked, key=ranked.__getitem__):
         lines.append((f"`{policy}`", *(cells.get((policy, budget), "") for budget in budgets)))
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return piped(lines)
 
 
 def by_variant(rows: Iterable[dict[str, Any]]) -> dict[tuple[str, str], list[dict[str, Any]]]:
@@ -192,7 +197,7 @@ def own_tables(rows: list[dict[str, Any]]) -> str:
         for task, found in scores.items():
             each = (f"{100 * fmean(tasks[task]):.0f}" for tasks in variants.values())
             lines.append((task, str(len(found)), *each))
-        table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        table = piped(lines)
         parts.append(f"<details><summary>Mean score by task</summary>\n\n{table}\n\n</details>")
     return "\n\n".join(parts)
 
@@ -215,7 +220,7 @@ def course_table(rows: list[dict[str, Any]]) -> str:
         ended = percent([{"score": float(row["ended"])} for row in group])
         less, more = ("", "") if policy == "full" else (apart["score"], apart["repeated"])
         lines.append((f"`{policy}`", budget, score, less, said, ended, repeated, more))
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return piped(lines)
 
 
 def _full(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -294,7 +299,7 @@ def front_table(name: str = "smollm2", tokens: str = QUARTER, share: str = "25%"
             for text in (percent(column[policy]), cell([row["agreement"]["kl"] for row in column[policy]], 2))
         ]
         lines.append((f"`{policy}`", lost.get(policy, "not run"), *pairs))
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return piped(lines)
 
 
 def _apart(columns: list[dict[str, list[dict[str, Any]]]], policy: str) -> float:
