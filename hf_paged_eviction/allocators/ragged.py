@@ -62,13 +62,14 @@ class RaggedColumns(Columns):
             return super().as_kept(held)
         return self.tensors, torch.tensor(self.segments.lengths)
 
-    def noted(self, keys: Tensor) -> Tensor | None:
+    def noted(self, keys: Tensor, empty: int = 0) -> Tensor | None:
         """See `Columns.noted`; not on an accelerator, where a loop over rows and heads costs more than a
         padded copy."""
         if self.segments is None or keys.device.type != "cpu":
             return None
         noted, (held_keys, held_values) = keys[:, :, :0], self.tensors
-        noted.in_segments = InSegments(held_keys, held_values, self.segments.flat_lengths)  # type: ignore[attr-defined]
+        held = InSegments(held_keys, held_values, self.segments.flat_lengths, empty)
+        noted.in_segments = held  # type: ignore[attr-defined]
         return noted
 
     def overwrite(self, slots: Tensor, new: Sequence[Tensor], where: Tensor | None = None) -> None:

@@ -37,7 +37,9 @@ class Global(BudgetAllocator):
     far contain the best of all, so what stays in the end is what a decision at the end would have kept. Layers give
     their tokens up once the new ones have attended to them: when those that are through hold more than their share and
     as much again as one layer was just given (or a twentieth of the budget, where that is more), and after the last
-    layer: then all together hold what the budget says. While single tokens come, numbers stay as they are.
+    layer: then all together hold what the budget says. While single tokens come it is decided anew whenever a block is
+    full, for all layers at once and with room in each head for the tokens to come. (Not while `crop` may take tokens
+    back: then each head gives up a block of its own.)
     """
 
     paper = "2505.23416"
@@ -84,6 +86,7 @@ class Threshold(Sharing):
             ranks: `[B, sets, tokens]` int64, comparable over layers; `KEEP` for protected tokens, `DROP` for none.
             least: `[B]` tokens that each set has room for in any case, also where it does not have so many.
         """
+        least = least.clamp_max(self.budget.capacity)
         missing = max(int(least.max()) - ranks.shape[-1], 0)
         ranks = pad(ranks.sort(dim=-1, descending=True).values, (0, missing), value=DROP)
         certain = torch.arange(ranks.shape[-1], device=ranks.device) < least[:, None, None]

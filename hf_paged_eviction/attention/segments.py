@@ -11,16 +11,25 @@ from .weights import Logits
 
 @dataclass(frozen=True)
 class InSegments:
-    """Keys and values of all rows and KV heads, one after the other, all of them visible.
+    """Keys and values of all rows and KV heads, one after the other.
 
     Attributes:
         keys, values: `[total, dim]`.
-        lengths: tokens of each segment: rows, then KV heads.
+        lengths: slots of each segment: rows, then KV heads.
+        empty: so many slots at the beginning of each hold no token; all others are visible.
     """
 
     keys: Tensor
     values: Tensor
     lengths: list[int]
+    empty: int = 0
+
+    def split(self, states: Tensor) -> tuple[Tensor, ...]:
+        """Each segment of these `[total, dim]` without its empty slots, `[1, 1, tokens, dim]`."""
+        if not self.empty:
+            return torch.split(states[None, None], self.lengths, dim=2)
+        sizes = [size for length in self.lengths for size in (self.empty, length - self.empty)]
+        return torch.split(states[None, None], sizes, dim=2)[1::2]
 
 
 def attend(query: Tensor, held: InSegments, logits: Logits) -> Tensor:
@@ -37,7 +46,7 @@ def attend(query: Tensor, held: InSegments, logits: Logits) -> Tensor:
     rows, heads = query.shape[:2]
     # All of four dimensions: others take a slower way.
     asked = query.reshape(len(held.lengths), 1, 1, -1, query.shape[-1]).unbind(0)  # per segment [1, 1, G, D]
-    keys, values = (states[None, None].split(held.lengths, dim=2) for states in (held.keys, held.values))
+    keys, values = held.split(held.keys), held.split(held.values)
     if logits.softcap is None and logits.sinks is None:
         found = [
             scaled_dot_product_attention(one, key, value, scale=logits.scaling)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from ..integration.rotary import Rotary
 from ..policies import Needs
@@ -53,11 +54,11 @@ class Member:
         """Hold so many tokens, which a budget in bytes has turned out to be."""
         self.contents.quota.budget = budget
 
-    def fit(self) -> None:
+    def fit(self, free: Tensor | None = None) -> None:
         """Give up, or get room for, tokens: the quota has changed. Tokens that wait for `crop` are decided on later."""
         if self.contents.table is not None and self.contents.pending is None:
-            self.overflow.fit()
+            self.overflow.fit(free=free)
 
-    def offer(self) -> None:
+    def offer(self, free: Tensor | None = None) -> None:
         """Say what could stay, see `Overflow.offer`."""
-        self.overflow.offer()
+        self.overflow.offer(free)

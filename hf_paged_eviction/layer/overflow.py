@@ -52,13 +52,18 @@ class Overflow:
         self._keep_best(table, Held(full_k, full_v, positions), scores, count, real)
         return attended
 
-    def fit(self, *, anew: bool = False) -> None:
-        """Bring tokens and storage in line with the quota, which has changed; `anew`: cut blocks in any case."""
+    def fit(self, *, anew: bool = False, free: Tensor | None = None) -> None:
+        """Bring tokens and storage in line with the quota, which has changed.
+
+        Args:
+            anew: cut blocks in any case.
+            free: `[B]` slots of each set that are to be empty, see `offer`.
+        """
         self._scores.encode()
         contents, capacity = self._contents, self._contents.quota.budget.capacity
         table, store = contents.known, contents.store
         if contents.quota.unequal:
-            self._fit_unequal(table, anew)
+            self._fit_unequal(table, anew, free)
         elif table.capacity == capacity and not anew:
             return
         elif table.held >= capacity:
@@ -70,31 +75,45 @@ class Overflow:
             table.resize(capacity)
             contents.settle(table, None)
 
-    def _fit_unequal(self, table: BlockTable, anew: bool) -> None:
+    def _fit_unequal(self, table: BlockTable, anew: bool, free: Tensor | None) -> None:
         quota, positions = self._contents.quota, table.positions
         scores = self._judged(positions)
         limits = self._survivors.limits(table, scores, positions, self._survivors.protected(table, positions))
+        anew = anew or free is not None
         if limits is not None and (anew or table.limits is None or not torch.equal(limits, table.limits)):
-            self._keep_best(table, Held(*self._contents.store.read(table.held), positions), scores, 0, None)
+            self._keep_best(table, Held(*self._contents.store.read(table.held), positions), scores, 0, None, free)
         quota.resize(table.capacity)
 
-    def offer(self) -> None:
-        """Say what could stay of what is held, where layers are compared and it was not said before."""
+    def offer(self, free: Tensor | None = None) -> None:
+        """Say what could stay of what is held, where layers are compared and it was not said before.
+
+        Args:
+            free: `[B]` single tokens to come, for which room is to be made; 0 leaves a row as it is.
+        """
         contents, table = self._contents, self._contents.table
-        if contents.quota.offered or table is None or contents.pending is not None or not table.held:
+        known = contents.quota.offered and free is None
+        if known or table is None or contents.pending is not None or not table.held:
             return
         self._scores.encode()
         positions = table.positions
         contents.quota.scores = scores = self._judged(positions)
-        self._survivors.offer(table, scores, positions)
+        self._survivors.offer(table, scores, positions, free)
 
     def _judged(self, positions: Tensor) -> Tensor:
         """Scores of what is held, at these positions: those of the forward that goes on, where they are known."""
         scores = None if self._needs.reads_budget else self._contents.quota.scores
         return self._survivors.judged(self._scores.in_slots(None), positions) if scores is None else scores
 
-    def _keep_best(self, table: BlockTable, tokens: Held, scores: Tensor, count: int, real: Tensor | None) -> None:
-        """Of these tokens, those held and `count` new ones behind them, keep the best."""
+    def _keep_best(
+        self,
+        table: BlockTable,
+        tokens: Held,
+        scores: Tensor,
+        count: int,
+        real: Tensor | None,
+        free: Tensor | None = None,
+    ) -> None:
+        """Of these tokens, those held and `count` new ones behind them, keep the best; `free`: see `fit`."""
         contents, positions, survivors = self._contents, tokens.positions, self._survivors
         store, outlet, quota = contents.store, contents.outlet, contents.quota
         held, seen = table.counters.held, table.counters.seen
@@ -104,7 +123,9 @@ class Overflow:
             size = quota.budget.block_size
             quota.resize(-(-int(limits.max()) // size) * size)
         capacity = quota.budget.capacity
-        kept, kept_positions = survivors.choose(table, scores, positions, protected, limits, capacity, seen + count)
+        kept, kept_positions = survivors.choose(
+            *(table, scores, positions, protected, limits, capacity, seen + count), free=free
+        )
         turns = store.turning is not None
         shifts = table.moved_shifts(kept, kept_positions, positions, count) if turns else None
         if outlet.takes or outlet.plans:

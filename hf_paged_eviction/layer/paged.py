@@ -367,11 +367,12 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         return attended
 
     def _noted(self, keys: Tensor, table: BlockTable) -> Tensor | None:
-        """See `Store.noted`. None also where some slots are not visible, or observers, or what is attended to beside
-        them, are to be shown all keys."""
-        if self.reads or not table.filled or (self.needs.queries and table.may_fill_block):
+        """See `Store.noted`. None also where it is not known which slots are visible, or where observers, or what is
+        attended to beside them, are to be shown all keys."""
+        empty = table.empty
+        if self.reads or empty is None or (self.needs.queries and table.may_fill_block):
             return None
-        return None if torch.compiler.is_compiling() else self.store.noted(keys)
+        return None if torch.compiler.is_compiling() else self.store.noted(keys, empty)
 
     def _start(self, keys: Tensor, values: Tensor) -> BlockTable:
         """The first tokens are about to come: make the table."""
@@ -412,8 +413,10 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         count, listener = keys.shape[2], self.listener
         if count > 1 and self.store.rounds:
             self.store.meet(keys, values, real)
-        self.quota.scores = None
         waited = None if listener is None else listener.queries
+        if count == 1 and self.quota.common and waited is None and table.victims_due:
+            self._make_room(table, real)
+        self.quota.scores = None
         if listener is not None:
             listener.prepare(table, count, real)
         if count > 1 and self.quota.unequal and listener is not None:
@@ -447,6 +450,16 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
                 if other.seen >= self.contents.seen:
                     other.fit()
         return attended
+
+    def _make_room(self, table: BlockTable, real: Tensor | None) -> None:
+        """Decide anew what stays in all layers, where blocks are full, before single tokens come."""
+        free = None if self.outlet.picks_blocks else table.room_ahead(real, int(self.quota.room()))
+        if free is None:
+            return
+        for member in self.cohorts.members:
+            member.offer(free)
+        for member in self.cohorts.members:
+            member.fit(free)
 
     @property
     def _others(self) -> list[Member]:

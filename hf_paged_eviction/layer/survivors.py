@@ -1,17 +1,20 @@
 """Which tokens stay where more were held and came than may stay."""
 
+import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ..allocators.quota import Quota
 from ..disposals import Outlet
-from ..table.ranking import KEEP, best_tokens, best_within, exact_keys, rank_keys, rounded
+from ..table.ranking import DROP, KEEP, best_tokens, best_within, exact_keys, rank_keys, rounded
 from ..table.table import BlockTable
 
 
 class Survivors:
-    """Chooses the tokens of a layer that stay, token by token: after a forward of several, or for a smaller budget.
+    """Chooses the tokens of a layer that stay, token by token: after a forward of several, for a smaller budget, and
+    with one threshold over all layers also where single tokens need room.
 
-    What leaves while single tokens come is chosen block by block, see `Cohort`. Scores and positions are `[B, S,
+    Else what leaves while single tokens come is chosen block by block, see `Cohort`. Scores and positions are `[B, S,
     tokens]`, positions -1 for pads; `protected` as `protected` returns it.
 
     Args:
@@ -33,11 +36,20 @@ class Survivors:
         newest = positions.amax(-1, keepdim=True) - self._quota.budget.recent
         return table.protected(positions) | ((positions >= 0) & (positions > newest))
 
-    def offer(self, table: BlockTable, scores: Tensor, positions: Tensor) -> None:
-        """Say what could stay of the tokens with these judged scores, where other layers' count as well."""
-        if self._quota.common:
-            rank = self._rank(scores, positions, self.protected(table, positions))
-            self._quota.offer(rank, table.least(self._quota.budget, whole=False))
+    def offer(self, table: BlockTable, scores: Tensor, positions: Tensor, free: Tensor | None = None) -> None:
+        """Say what could stay of the tokens with these judged scores, where other layers' count as well.
+
+        Args:
+            free: `[B]` single tokens to come for which each set needs room beside them. Rows that need none keep what
+                they have. None = other tokens came, and all rows choose anew.
+        """
+        if not self._quota.common:
+            return
+        rank = self._rank(scores, positions, self.protected(table, positions))
+        least = table.least(self._quota.budget, whole=False)
+        if free is not None:
+            rank, least = with_room(rank, free, table.usable), least + free
+        self._quota.offer(rank, least)
 
     def limits(self, table: BlockTable, scores: Tensor, positions: Tensor, protected: Tensor) -> Tensor | None:
         """`[B, S]` how many of these tokens may stay; None = equally many of all."""
@@ -55,6 +67,7 @@ class Survivors:
         limits: Tensor | None,
         count: int,
         columns: int,
+        free: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Indices of the tokens that stay, and their positions, both `[B, S, C]` in slot order.
 
@@ -62,9 +75,10 @@ class Survivors:
             limits: see `limits`.
             count: `C`, how many stay at most.
             columns: seen by then, pads included.
+            free: `[B]` of the limits are left empty; None = none.
         """
         if limits is not None:
-            return best_within(self._rank(scores, positions, protected), positions, limits, count)
+            return best_within(self._rank(scores, positions, protected), positions, limits, count, free)
         if self._outlet.picks_blocks:
             kept = self._outlet.best_blocks(table, scores, positions, columns, self._quota.budget)
         else:
@@ -79,3 +93,21 @@ class Survivors:
         else:
             rank = rank_keys(scores, positions, valid, self._absolute_noise)
         return rank.masked_fill(protected, KEEP)
+
+
+def with_room(rank: Tensor, free: Tensor, usable: Tensor) -> Tensor:
+    """What sets offer where single tokens are to come: these before all that is held.
+
+    Args:
+        rank: `[B, S, tokens]` of what is held.
+        free: `[B]` tokens to come. Rows where it is 0 offer all slots that they have, so that they keep them.
+        usable: `[B, S]` slots of each set now.
+
+    Returns:
+        `[B, S, n]`.
+    """
+    rank = pad(rank, (0, max(int(free.max()), int(usable.max()) - rank.shape[-1])), value=DROP)
+    places = torch.arange(rank.shape[-1], device=rank.device)
+    coming = rank.sort(dim=-1).values.masked_fill(places < free[:, None, None], KEEP)
+    same = torch.full_like(rank, KEEP).masked_fill(places >= usable[..., None], DROP)
+    return torch.where((free == 0)[:, None, None], same, coming)

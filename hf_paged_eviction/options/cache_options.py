@@ -93,7 +93,8 @@ class CacheOptions:
         recent_tokens: newest real tokens of each row that are never evicted; one block if None (an eighth of the
             budget where policy="auto" found a calibration). Exact to the token where a prompt, chunk or turn
             overflows, and in `shrink`. While single tokens come, whole blocks go: any that holds one of these tokens
-            stays, and so does the newest block, even if this is less than a block.
+            stays, and so does the newest block, even if this is less than a block. (Not with allocator="global", so
+            not where policy="auto" found a calibration: there single tokens, too, are chosen one by one.)
         protect: parts of the text that are never evicted wherever they stand, such as instructions: a list of pairs
             `(start, end)`, the tokens from `start` up to `end`, which is the first one behind it, or a text
             ("0:64,100:120"). Each row counts its own real tokens from 0 on, so pads change nothing. A list of such

@@ -334,7 +334,7 @@ class CodedStore(Store):
 
     # ---- what attention reads -------------------------------------------------------------------------------------
 
-    def noted(self, keys: Tensor) -> Tensor | None:
+    def noted(self, keys: Tensor, empty: int = 0) -> Tensor | None:
         """See `Store.noted`; not where keys are turned for attention, nor of latents, which it does not read, nor where
         it would be slower."""
         coded, values = self._codecs
@@ -345,7 +345,7 @@ class CodedStore(Store):
             return None
         noted, columns, dim = keys[:, :, :0], self.columns, self._kinds[1].dim
         codes = [Codes(self.tensors[at], columns.padded(at + 1), columns.lengths) for at in (0, 2)]
-        read = InCodes(self._codecs, (codes[0], codes[1]), columns.padded(4), self.exact, dim)
+        read = InCodes(self._codecs, (codes[0], codes[1]), columns.padded(4), self.exact, dim, empty)
         noted.in_codes = read  # type: ignore[attr-defined]
         return noted
 

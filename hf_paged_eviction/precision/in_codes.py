@@ -28,6 +28,7 @@ class InCodes:
         positions: `[batch, sets, slots, 0 or 1]` of the tokens, see `CodedStore`.
         exact: see there.
         dim: of the values.
+        empty: so many slots at the beginning of each row and head hold no token.
     """
 
     codecs: tuple[Codec, Codec]
@@ -35,6 +36,7 @@ class InCodes:
     positions: Tensor
     exact: Exact
     dim: int
+    empty: int = 0
 
     def read(self, query: Tensor, mask: Tensor | None, logits: Logits) -> Read:
         """Attention of one query per row.
@@ -66,6 +68,8 @@ class InCodes:
         # One slot more than there are, for places that have no token.
         taken = asked.new_zeros(rows, heads, slots + 1)
         taken = taken.scatter(-1, torch.where(shown, self.exact.slots, slots), hidden)[..., :slots]
+        if self.empty:
+            taken[..., : self.empty] = hidden
         if self.codes[0].lengths is not None:
             lengths = torch.tensor(self.codes[0].lengths, device=taken.device).view(rows, heads, 1)
             taken = taken.masked_fill(torch.arange(slots, device=taken.device) >= lengths, hidden)

@@ -85,7 +85,7 @@ class Columns:
         """What a file holds: the first `held` slots; or all as they lie, and lengths `[rows, sets]` int64."""
         return self.first(held), None
 
-    def noted(self, keys: Tensor) -> Tensor | None:
+    def noted(self, keys: Tensor, empty: int = 0) -> Tensor | None:
         """See `Store.noted`; where the columns are keys and values."""
         return None
 

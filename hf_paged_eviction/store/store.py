@@ -223,14 +223,15 @@ class Store:
 
     # ---- what attention reads -------------------------------------------------------------------------------------
 
-    def noted(self, keys: Tensor) -> Tensor | None:
+    def noted(self, keys: Tensor, empty: int = 0) -> Tensor | None:
         """No keys, with a note of all that is held, where attention may read that where it lies in a form of its own;
         None where it gets keys and values.
 
         Args:
             keys: `[batch, kv_heads, 1, dim]`, which have been taken in.
+            empty: so many slots at the beginning of each row and head hold no token; all others are visible.
         """
-        return self.columns.noted(keys)
+        return self.columns.noted(keys, empty)
 
     def shown(self, held: int | None = None) -> tuple[Tensor, Tensor]:
         """As `read`, for attention: turned, where positions are counted in the cache."""

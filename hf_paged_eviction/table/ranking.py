@@ -130,13 +130,16 @@ def not_kept(positions: Tensor, kept: Tensor, kept_positions: Tensor) -> Tensor:
     return (positions >= 0) & (stays == 0)
 
 
-def best_within(keys: Tensor, positions: Tensor, limits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def best_within(
+    keys: Tensor, positions: Tensor, limits: Tensor, count: int, free: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """As `best_tokens`, with a limit of its own for each row and head.
 
     Args:
         keys, positions: `[batch, heads, candidates]`.
         limits: `[batch, heads]` int64, how many stay; where there are fewer candidates, pads make up for them.
         count: the largest limit.
+        free: `[batch]` int64, how many of these are to be pads in any case; None = none.
 
     Returns:
         Indices `[batch, heads, count]` and their positions: pads (-1), real tokens by position, then slots beyond the
@@ -147,6 +150,9 @@ def best_within(keys: Tensor, positions: Tensor, limits: Tensor, count: int) -> 
     positions = torch.nn.functional.pad(positions, (0, missing), value=-1)
     kept = padded.topk(count, dim=-1).indices
     held = positions.expand(-1, keys.shape[1], -1).gather(-1, kept)
-    beyond = torch.arange(count, device=keys.device) >= limits[..., None]
+    places = torch.arange(count, device=keys.device)
+    if free is not None:
+        held = held.masked_fill(places >= (limits - free[:, None])[..., None], -1)
+    beyond = places >= limits[..., None]
     held, order = held.masked_fill(beyond, KEEP).sort(dim=-1, stable=True)
     return kept.gather(-1, order).clamp_max(keys.shape[-1] - 1), held.masked_fill(held == KEEP, -1)

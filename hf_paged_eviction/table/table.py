@@ -23,6 +23,9 @@ from .ranking import KEEP, rank_keys
 from .spans import Spans
 from .state import Choice, Counters, Phase, TableState, Tokens, empty_tokens
 
+#: Tokens that come one by one for which room is made at once, where that means to decide on all that is held.
+AHEAD = 32
+
 ScoreSlots = Callable[[Tensor | None], Tensor]
 
 
@@ -226,7 +229,7 @@ class BlockTable:
     def _start_overwriting(self) -> None:
         """All slots are in use. The row's newest block is its last one."""
         self.write_back()
-        counters, usable, missing = self.counters, self._usable, self._missing
+        counters, usable, missing = self.counters, self.usable, self._missing
         full_at = self.phase.full_at.clamp_min(counters.seen)
         if min(counters.full_at_values) < counters.seen:
             counters.know([max(value, counters.seen) for value in counters.full_at_values], self.block_size)
@@ -243,7 +246,7 @@ class BlockTable:
         self.begin((usable + missing - held_pads - 1).clamp_min(0) // self.block_size)
 
     @property
-    def _usable(self) -> Tensor:
+    def usable(self) -> Tensor:
         """`[B, S]` slots that are not dead."""
         limits = self.phase.limits
         return torch.full_like(self.phase.full_at, self.capacity) if limits is None else limits
@@ -256,7 +259,7 @@ class BlockTable:
         return 0 if limits is None else -limits % self.block_size
 
     def _logical_order(self, held_pads: Tensor) -> Tensor:
-        places, usable = torch.arange(self.capacity, device=self.device), self._usable[..., None]
+        places, usable = torch.arange(self.capacity, device=self.device), self.usable[..., None]
         logical = places - (0 if self.phase.limits is None else -usable % self.block_size)
         shifted = logical + held_pads[..., None]
         order = torch.where(shifted < usable, shifted, usable - 1 - logical)
@@ -273,7 +276,7 @@ class BlockTable:
     def block_of_pads(self) -> Tensor:
         """`[B, S]` logical block that lies in the slots of pads, for sets that still hold some."""
         left = self.phase.full_at - self.counters.seen
-        return (self._usable + self._missing - left).clamp_min(0) // self.block_size
+        return (self.usable + self._missing - left).clamp_min(0) // self.block_size
 
     @property
     def full(self) -> bool:
@@ -304,6 +307,25 @@ class BlockTable:
         free = blocks - self._sizes.protected_blocks - 1
         together = max(1, min(free // 2, self.blocks_ahead, blocks)) * self.block_size
         return any(seen >= full_at and (seen - full_at) % together == 0 for full_at in self.counters.full_at_values)
+
+    def room_ahead(self, real: Tensor | None, capacity: int) -> Tensor | None:
+        """`[B]` int64, single tokens for which a set is to make room at once, in rows of which some set is full; None
+        where it is known that there is no such row.
+
+        Making room rewrites all slots, so it is made for `AHEAD` tokens at least, unless so few may be evicted that
+        little would be left to choose from.
+
+        Args:
+            real: `[B, 1]` bool, rows whose next token is no pad; None = all.
+            capacity: slots of a set on average.
+        """
+        seen, size = self.counters.seen, self.block_size
+        if not any(full_at <= seen and (seen - full_at) % size == 0 for full_at in self.counters.full_at_values):
+            return None
+        due = ((self.phase.full_at <= seen) & ((seen - self.phase.full_at) % size == 0)).any(-1)
+        spare = capacity // size - blocks_in(self.phase.bounds, size) - self._sizes.recent_blocks  # [B]
+        ahead = (spare // 4).clamp(1, max(-(-AHEAD // size), self.blocks_ahead)) * size
+        return ahead.where(due if real is None else due & real[:, 0], 0)
 
     def next_slot(self) -> Tensor:
         """Slot the next token goes to, `[B, S, 1]`."""
@@ -399,7 +421,7 @@ class BlockTable:
 
     def _work_out_full_at(self, positions: Tensor) -> Tensor:
         """`Phase.full_at` from the positions held, `[B, S, held]`."""
-        return self.counters.seen + self._usable - (positions >= 0).sum(-1)
+        return self.counters.seen + self.usable - (positions >= 0).sum(-1)
 
     def _grow_again(self, pads: Tensor) -> None:
         """There are free slots; `pads` `[B]` among the columns that remain."""
@@ -568,10 +590,14 @@ class BlockTable:
         return self.tokens.scores[:, :, : self.held]
 
     @property
-    def filled(self) -> bool:
-        """Whether every slot that a set may use is known to hold a real token. Reads no tensor."""
+    def empty(self) -> int | None:
+        """How many slots at the beginning of every set hold no real token, all others that it may use being known to
+        hold one; None where that is not known, or not the same everywhere. Reads no tensor."""
         counters = self.counters
-        return counters.overwriting and max(counters.full_at_values) <= counters.seen
+        if not counters.overwriting:
+            return None
+        most = max(counters.full_at_values) - counters.seen
+        return max(most, 0) if most <= 0 or len(counters.full_at_values) == 1 else None
 
     @property
     def all_real(self) -> bool:

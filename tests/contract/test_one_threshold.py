@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -80,6 +81,69 @@ def test_layer_by_layer_is_a_decision_at_the_end(heads: Any, budget: int, chunk:
                 differ += len({len(positions) for positions in expected.values()}) > 1
                 before[row] = expected
     assert differ, "all heads got the same"
+
+
+@pytest.mark.parametrize("heads", ["separate", "shared"])
+@pytest.mark.parametrize(("budget", "block"), [(16, 4), (36, 4), (64, 1), (96, 8)])
+@pytest.mark.parametrize("prompt", [3, 25, 100])
+def test_single_tokens_are_decided_on_together(heads: Any, budget: int, block: int, prompt: int) -> None:
+    """Whenever a set of a row has no slot left, all of them give up what a decision at this moment does not keep, and
+    no sooner; what a row holds does not depend on the others."""
+    model = models.build("llama", OURS, num_hidden_layers=3)
+    length = prompt + 90
+    ids, mask = models.left_pad(models.prompts([length, length - 19], seed=4))
+    settings: dict[str, Any] = {"sink_tokens": 2, "recent_tokens": 3, "allocator": "global"}
+    cache = PagedEvictionCache(model.config, budget, block, Coarse(), heads, **settings)
+    sizes = cache.paged_layers[0][1].budget
+    free = budget // block - sizes.protected_blocks - sizes.recent_blocks
+    coming = max(1, min(-(-32 // block), free // 4)) * block
+    expected: list[dict[tuple[int, int], set[int]]] = [{}, {}]
+    decided = 0
+    with Recorder(model, cache) as recorder:
+        modes.forward(model, cache, ids, mask, 0, prompt)
+        for at in range(prompt, length):
+            for row, held in enumerate(expected):
+                if at == prompt or not held:  # whatever the prompt left; decided on above
+                    expected[row] = held = held_by(cache, row)
+                limits = {(index, head): limit for index, head, limit in limits_of(cache, row)}
+                full = [place for place, tokens in held.items() if len(tokens) == limits[place]]
+                if full and mask[row, at]:
+                    columns = [column for column in recorder.columns if column.real[row]]
+                    scores = {
+                        (index, head): {
+                            token: score(columns[token].values[index][row], heads, head) for token in tokens
+                        }
+                        for (index, head), tokens in held.items()
+                    }
+                    expected[row] = slow_threshold(scores, budget * len(scores), budget, sizes, coming)
+                    decided += 1
+            modes.forward(model, cache, ids, mask, at, at + 1)
+            for row, held in enumerate(expected):
+                if mask[row, at]:
+                    new = int(mask[row, : at + 1].sum()) - 1
+                    expected[row] = held = {place: tokens | {new} for place, tokens in held.items()}
+                assert held_by(cache, row) == held
+    assert decided >= 90 // coming - (budget // coming)
+
+
+def held_by(cache: PagedEvictionCache, row: int) -> dict[tuple[int, int], set[int]]:
+    return {
+        (index, head): {*tokens} - {-1}
+        for index, layer in cache.paged_layers
+        for head, tokens in enumerate(layer.table.positions[row].tolist())
+    }
+
+
+def limits_of(cache: PagedEvictionCache, row: int) -> Iterator[tuple[int, int, int]]:
+    for index, layer in cache.paged_layers:
+        limits = layer.table.usable[row].tolist()
+        yield from ((index, head, limit) for head, limit in enumerate(limits))
+
+
+def score(values: Tensor, heads: str, head: int) -> float:
+    """Of one token, `[heads, dim]`."""
+    scores = coarse(values)
+    return (scores.mean() if heads == "shared" else scores[head]).item()
 
 
 @pytest.mark.parametrize("chunk", [None, 17], ids=["one forward", "chunks"])

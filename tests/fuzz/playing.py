@@ -199,6 +199,7 @@ class Game:
         columns = self._columns(count, pads)
         if self.case.told and not self.slow.seen:
             self.cache = self._made(attention_mask=columns[1].long())
+            self.slow.spans = list(self.case.options.get("protect") or [])  # others were given to the cache before
         self._feed(columns)
 
     def steps(self, count: int, pads: str = "none") -> None:
