@@ -88,7 +88,6 @@ def _tables() -> dict[str, str]:
         f"--policies {FEW}",
     }
     for size in BLOCKS:
-        found[f"tokens_blocks{size}"] = f"{texts} --policies auto --chunk 1 --block-size {size} --budgets 25%,full"
         found[f"text_blocks{size}"] = (
             f"{texts} --policies auto,paged_eviction,tova --chunk 64 --block-size {size} --budgets 12.5%,25%,full"
         )
@@ -263,6 +262,7 @@ def page() -> None:
         "every": everything("smollm2"),
         "heads": heads_apart("smollm2"),
         "suites": overview("smollm2"),
+        "gemma": overview("gemma3"),
         "kvpress": beside_kvpress(),
         "bits_unknown": over_bytes(known=False),
         "bits_known": over_bytes(known=True, policies=("auto",)),

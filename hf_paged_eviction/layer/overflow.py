@@ -77,7 +77,7 @@ class Overflow:
 
     def _fit_unequal(self, table: BlockTable, anew: bool, free: Tensor | None) -> None:
         quota, positions = self._contents.quota, table.positions
-        scores = self._judged(positions)
+        scores = self._judged(table, positions)
         limits = self._survivors.limits(table, scores, positions, self._survivors.protected(table, positions))
         anew = anew or free is not None
         if limits is not None and (anew or table.limits is None or not torch.equal(limits, table.limits)):
@@ -96,13 +96,16 @@ class Overflow:
             return
         self._scores.encode()
         positions = table.positions
-        contents.quota.scores = scores = self._judged(positions)
+        contents.quota.scores = scores = self._judged(table, positions)
         self._survivors.offer(table, scores, positions, free)
 
-    def _judged(self, positions: Tensor) -> Tensor:
+    def _judged(self, table: BlockTable, positions: Tensor) -> Tensor:
         """Scores of what is held, at these positions: those of the forward that goes on, where they are known."""
         scores = None if self._needs.reads_budget else self._contents.quota.scores
-        return self._survivors.judged(self._scores.in_slots(None), positions) if scores is None else scores
+        if scores is not None:
+            return scores
+        table.refresh_scores(self._scores.in_slots)
+        return self._survivors.judged(table.scores, positions)
 
     def _keep_best(
         self,

@@ -106,8 +106,9 @@ def with_room(rank: Tensor, free: Tensor, usable: Tensor) -> Tensor:
     Returns:
         `[B, S, n]`.
     """
-    rank = pad(rank, (0, max(int(free.max()), int(usable.max()) - rank.shape[-1])), value=DROP)
+    held = rank.shape[-1]
+    rank = pad(rank, (0, max(int(free.max()), int(usable.max()) - held)), value=DROP)
     places = torch.arange(rank.shape[-1], device=rank.device)
-    coming = rank.sort(dim=-1).values.masked_fill(places < free[:, None, None], KEEP)
-    same = torch.full_like(rank, KEEP).masked_fill(places >= usable[..., None], DROP)
-    return torch.where((free == 0)[:, None, None], same, coming)
+    coming = (places >= held) & (places < held + free[:, None, None])
+    same = (free == 0)[:, None, None] & (places < usable[..., None])
+    return rank.masked_fill(coming | same, KEEP)

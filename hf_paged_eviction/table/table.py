@@ -24,7 +24,7 @@ from .spans import Spans
 from .state import Choice, Counters, Phase, TableState, Tokens, empty_tokens
 
 #: Tokens that come one by one for which room is made at once, where that means to decide on all that is held.
-AHEAD = 32
+AHEAD = 64
 
 ScoreSlots = Callable[[Tensor | None], Tensor]
 

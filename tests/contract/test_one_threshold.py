@@ -15,6 +15,7 @@ import modes
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.policies import ScoreContext
 from hf_paged_eviction.policies.keys.value_norm import ValueNorm
+from hf_paged_eviction.table.table import AHEAD
 from reference import Recorder, slow_threshold
 
 pytestmark = pytest.mark.contract
@@ -96,7 +97,7 @@ def test_single_tokens_are_decided_on_together(heads: Any, budget: int, block: i
     cache = PagedEvictionCache(model.config, budget, block, Coarse(), heads, **settings)
     sizes = cache.paged_layers[0][1].budget
     free = budget // block - sizes.protected_blocks - sizes.recent_blocks
-    coming = max(1, min(-(-32 // block), free // 4)) * block
+    coming = max(1, min(-(-AHEAD // block), free // 4)) * block
     expected: list[dict[tuple[int, int], set[int]]] = [{}, {}]
     decided = 0
     with Recorder(model, cache) as recorder:
