@@ -72,7 +72,7 @@ def main() -> None:
         "--variants", nargs="+", default=["full", "paged_eviction", "auto", "auto/4", "self_calibrated@global"]
     )
     parser.add_argument("--rounds", type=int, default=3, help="of the shortest prompt")
-    parser.add_argument("--steps", type=int, default=16)
+    parser.add_argument("--steps", type=int, default=96, help="tokens decoded behind the prompt")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(1)
