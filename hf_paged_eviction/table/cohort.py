@@ -217,7 +217,10 @@ def _choose(table: BlockTable, score_slots: ScoreSlots, real: Tensor | None, alw
     if real is not None:
         used_up = used_up & real
     moving = used_up & full
-    if always or table.decides:
+    if min(counters.full_at_values) > counters.seen:  # all have room where there were pads: nothing is to be chosen
+        table.write_back()
+        counters.scored, victim = False, table.choice.block
+    elif always or table.decides:
         table.refresh_scores(score_slots)
         victim = _next_victim(table, moving)
     else:
