@@ -312,8 +312,8 @@ class BlockTable:
         """`[B]` int64, single tokens for which a set is to make room at once, in rows of which some set is full; None
         where it is known that there is no such row.
 
-        Making room rewrites all slots, so it is made for `AHEAD` tokens at least, unless so few may be evicted that
-        little would be left to choose from.
+        Making room rewrites all slots, so it is made for `AHEAD` tokens at once, or for a quarter of what may be
+        evicted, where that is less.
 
         Args:
             real: `[B, 1]` bool, rows whose next token is no pad; None = all.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -106,7 +105,7 @@ def test_single_tokens_are_decided_on_together(heads: Any, budget: int, block: i
             for row, held in enumerate(expected):
                 if at == prompt or not held:  # whatever the prompt left; decided on above
                     expected[row] = held = held_by(cache, row)
-                limits = {(index, head): limit for index, head, limit in limits_of(cache, row)}
+                limits = limits_of(cache, row)
                 full = [place for place, tokens in held.items() if len(tokens) == limits[place]]
                 if full and mask[row, at]:
                     columns = [column for column in recorder.columns if column.real[row]]
@@ -135,10 +134,12 @@ def held_by(cache: PagedEvictionCache, row: int) -> dict[tuple[int, int], set[in
     }
 
 
-def limits_of(cache: PagedEvictionCache, row: int) -> Iterator[tuple[int, int, int]]:
-    for index, layer in cache.paged_layers:
-        limits = layer.table.usable[row].tolist()
-        yield from ((index, head, limit) for head, limit in enumerate(limits))
+def limits_of(cache: PagedEvictionCache, row: int) -> dict[tuple[int, int], int]:
+    return {
+        (index, head): limit
+        for index, layer in cache.paged_layers
+        for head, limit in enumerate(layer.table.usable[row].tolist())
+    }
 
 
 def score(values: Tensor, heads: str, head: int) -> float:
