@@ -30,7 +30,8 @@ class Rotary:
         tables = frequencies.float(), partners, signs.float(), scaling.float()
         self._tables: dict[torch.device, tuple[Tensor, Tensor, Tensor, Tensor]] = {frequencies.device: tables}
         self._given = tables
-        self._pairs = _pairs(*tables[:3])
+        self._pairs = _pairs(*tables)
+        self._turned = slice(0, self.width) if self._pairs is None else self._pairs[0]  # whose waves are worked out
 
     def __deepcopy__(self, memo: Any) -> "Rotary":
         return self  # is never changed
@@ -64,7 +65,7 @@ class Rotary:
         Here no model has to be imitated: angles are worked out in float64 where the device has it, so that millions of
         positions are turned as exactly as one.
         """
-        return self._turn(states, *self._exact_waves(_one_for_all_heads(offsets), states, slice(None)), scaled=0)
+        return self._turn(states, *self._exact_waves(_one_for_all_heads(offsets), states, self._turned), scaled=0)
 
     def rotate_by_into(self, target: Tensor, states: Tensor, offsets: Tensor) -> None:
         """As `rotate_by`, written to `target` `[..., head_dim]`, of any type, in the fewest passes over memory."""
@@ -147,12 +148,12 @@ class Rotary:
         return self._on(device)[3]
 
     def _waves(self, positions: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosine and signed sine, `[..., width]`."""
+        """Cosine and signed sine of the channels `_turned`."""
         if states.shape[-1] < self.width:
             raise ValueError(f"This rotation turns {self.width} channels, but the heads have {states.shape[-1]} only.")
         frequencies, _, signs, _ = self._on(states.device)
-        angles = positions.to(states.device)[..., None].float() * frequencies
-        return angles.cos(), angles.sin() * signs
+        angles = positions.to(states.device)[..., None].float() * frequencies[self._turned]
+        return angles.cos(), angles.sin() * signs[self._turned]
 
     def _exact_waves(self, offsets: Tensor, states: Tensor, which: slice) -> tuple[Tensor, Tensor]:
         """As `_waves` of some channels, without the rounding of large angles."""
@@ -165,11 +166,19 @@ class Rotary:
     def _turn(self, states: Tensor, cos: Tensor, sin: Tensor, scaled: int) -> Tensor:
         _, partners, _, scaling = self._on(states.device)
         states = states.to(torch.promote_types(states.dtype, torch.float32))
-        turning, still = states[..., : self.width], states[..., self.width :]
         if scaled:
-            factor = scaling**scaled
+            factor = scaling[self._turned] ** scaled
             cos, sin = cos * factor, sin * factor
-        turned = turning * cos + turning.index_select(-1, partners) * sin
+        if self._pairs is None:
+            turning, still = states[..., : self.width], states[..., self.width :]
+            turned = turning * cos + turning.index_select(-1, partners) * sin
+        else:
+            one, other = (states[..., channels] for channels in self._pairs)
+            cos, sin = cos.to(states.dtype), sin.to(states.dtype)
+            both = torch.addcmul(one * cos, other, sin), torch.addcmul(other * cos, one, sin, value=-1)
+            by_turns = self._pairs[0].step is not None
+            turned = torch.stack(both, dim=-1).flatten(-2) if by_turns else torch.cat(both, dim=-1)
+            still = states[..., self._pairs[1].stop :]
         if not still.shape[-1]:
             return turned
         return torch.cat([turned, still.expand(*turned.shape[:-1], -1)], dim=-1)  # one state, many positions
@@ -181,17 +190,18 @@ class Rotary:
         return self._tables[device]
 
 
-def _pairs(frequencies: Tensor, partners: Tensor, signs: Tensor) -> tuple[slice, slice] | None:
+def _pairs(frequencies: Tensor, partners: Tensor, signs: Tensor, scaling: Tensor) -> tuple[slice, slice] | None:
     """Two strides of channels of which each turns with its counterpart, as in all common layouts; None for others.
 
-    Channels behind them do not turn.
+    Channels behind them are left as they are.
     """
     channels = torch.arange(len(partners), device=partners.device)
     width = int(((partners != channels) * (channels + 1)).max())
     for one, other in ((slice(0, width // 2), slice(width // 2, width)), (slice(0, width, 2), slice(1, width, 2))):
         matching = channels[one].shape == channels[other].shape and torch.equal(partners[one], channels[other])
         if matching and torch.equal(partners[other], channels[one]):
-            alike = torch.equal(frequencies[one], frequencies[other]) and torch.equal(signs[one], -signs[other])
+            same = all(torch.equal(each[one], each[other]) for each in (frequencies, scaling))
+            alike = same and torch.equal(signs[one], -signs[other]) and bool((scaling[width:] == 1).all())
             return (one, other) if alike else None
     return None
 

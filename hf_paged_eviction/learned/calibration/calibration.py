@@ -157,11 +157,14 @@ class Calibration:
         layers: by index in the model.
         model: see `fingerprint`.
         facts: what it was fitted to, and how well: texts, tokens, version, correlations.
+        unrotated: whether it scores keys before rotary embedding, else as cached. The direction of a rotated key says
+            also where it stands, so that such a score holds only for positions like those that it was fitted to.
     """
 
     layers: Mapping[int, LayerScore]
     model: Mapping[str, str]
     facts: Mapping[str, str] = field(default_factory=dict)
+    unrotated: bool = False
 
     def check_model(self, config: Any) -> None:
         """Refuse another model.
@@ -176,7 +179,7 @@ class Calibration:
         """Scores `[batch, kv_heads, tokens]` float32 of the tokens of a layer.
 
         Args:
-            keys, values: `[batch, kv_heads, tokens, dim]`.
+            keys, values: `[batch, kv_heads, tokens, dim]`, keys as `unrotated` says.
             positions: `[batch, kv_heads, tokens]`.
             first_head: index in the model of the first of these heads.
 

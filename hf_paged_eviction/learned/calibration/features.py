@@ -50,7 +50,8 @@ def features(keys: Tensor, values: Tensor, positions: Tensor, means: Means) -> T
     """All features of all tokens.
 
     Args:
-        keys, values: `[batch, kv_heads, tokens, dim]`, floating point of 32 bits or more.
+        keys, values: `[batch, kv_heads, tokens, dim]`, floating point of 32 bits or more; keys as the calibration has
+            them, see `Calibration.unrotated`.
         positions: `[batch, kv_heads, tokens]`.
 
     Returns:

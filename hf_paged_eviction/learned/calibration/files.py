@@ -9,12 +9,15 @@ from ...naming.tensors import FileKind
 from .calibration import Calibration, LayerScore
 from .features import VERSION
 
+#: What files say of the keys that they score; where they say nothing, it is keys as cached.
+_UNROTATED = "unrotated"
 #: What the file is called in a repository on the Hub.
 FILE_NAME = "calibration.safetensors"
 
 
 def _made(layers: Tensors, said: dict[str, Any]) -> Calibration:
-    return Calibration({index: LayerScore.of(parts) for index, parts in layers.items()}, said["model"], said["facts"])
+    scores = {index: LayerScore.of(parts) for index, parts in layers.items()}
+    return Calibration(scores, said["model"], said["facts"], said.get("keys") == _UNROTATED)
 
 
 _FILES = FittedFiles(
@@ -34,4 +37,5 @@ find_file = _FILES.names.find
 def save_calibration(calibration: Calibration, path: str | Path) -> None:
     """Write a calibration; `load_calibration` reads it back bit by bit."""
     layers = {index: layer.tensors() for index, layer in calibration.layers.items()}
-    _FILES.save(path, layers, calibration.model, calibration.facts)
+    keys = {"keys": _UNROTATED} if calibration.unrotated else {}
+    _FILES.save(path, layers, calibration.model, calibration.facts, **keys)

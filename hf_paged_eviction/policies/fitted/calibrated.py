@@ -26,8 +26,9 @@ class Calibrated(EvictionPolicy):
 
     Which keys matter is a habit of a model: in one those of a large norm, in another those of a small one. So this
     score is fitted, per layer and KV head, to what the model at hand attends to in some text: a line through cheap
-    features, then a rising curve. It costs what a norm costs. The direction of a key is one feature (Q-Filters,
-    2503.02812), the others are norms and distances that are policies of their own elsewhere.
+    features, then a rising curve. It costs little more than a norm. The direction of a key is one feature (Q-Filters,
+    2503.02812), the others are norms and distances that are policies of their own elsewhere. Keys are looked at before
+    rotary embedding, where the file was made so: then what was learned in short texts holds for every position.
 
     Args:
         file: what `paged-eviction calibrate` wrote, a name given to such a file, or `organisation/name` on the Hugging
@@ -40,7 +41,6 @@ class Calibrated(EvictionPolicy):
     file: str
 
     of_file: ClassVar[bool] = True
-    needs = Needs(heads="separate", token_local=True, absolute_noise=True, common_unit=True, supports_mla=False)
 
     def __post_init__(self) -> None:
         _ = self.calibration  # read at once, so that a file that is not there is an error here
@@ -49,6 +49,17 @@ class Calibrated(EvictionPolicy):
     def calibration(self) -> Calibration:
         """What the file says."""
         return load_calibration(self.file)
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(
+            heads="separate",
+            token_local=True,
+            absolute_noise=True,
+            common_unit=True,
+            supports_mla=False,
+            rotary=self.calibration.unrotated,
+        )
 
     @property
     def label(self) -> str:
@@ -63,6 +74,5 @@ class Calibrated(EvictionPolicy):
         self.calibration.check_model(config)
 
     def score(self, context: ScoreContext) -> Tensor:
-        return self.calibration.score(
-            context.keys, context.values, context.positions, context.layer_idx, context.first_head
-        )
+        keys = context.unrotated_keys if self.calibration.unrotated else context.keys
+        return self.calibration.score(keys, context.values, context.positions, context.layer_idx, context.first_head)

@@ -6,23 +6,25 @@ equations, then the curve and the correlations. Of a token nothing is kept but o
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ... import __version__
-from ...integration.models import is_latent_attention
+from ...integration.model_rotary import UnknownRotaryError, layer_rotaries
+from ...integration.models import is_latent_attention, is_paged, layer_plan
+from ...integration.rotary import Rotary
 from ...learned.calibration.calibration import Calibration, LayerScore, fingerprint
 from ...learned.calibration.features import SCALARS, Means, features, unit
 from ...learned.calibration.monotone import fit_curve
 from ...learned.moments import Line, Moments
 from ...queries.attention import PAGED_EVICTION
 from .correlation import pearson, spearman
-from .future import Seen, watch
+from .future import Seen, Visit, watch
 
 #: Tokens nearer than this to a query do not count: they are in the cache anyway.
 DISTANCE = 64
@@ -99,7 +101,8 @@ def split(windows: Sequence[Window]) -> tuple[list[Window], list[Window]]:
 def fit(model: Any, windows: Sequence[Window], progress: Progress = lambda tokens: None) -> Fitted:
     """Fit a score to the attention that a model pays in some windows of text.
 
-    The model is left as it was found. Its attention implementation is "paged_eviction" meanwhile.
+    The model is left as it was found. Its attention implementation is "paged_eviction" meanwhile. Keys are looked at
+    before rotary embedding; as cached, where the model's rotation is not known.
 
     Args:
         model: a decoder, in evaluation mode.
@@ -111,21 +114,24 @@ def fit(model: Any, windows: Sequence[Window], progress: Progress = lambda token
     if is_latent_attention(model.config):
         raise ValueError("This model caches latents instead of keys and values (MLA); no score is known for those.")
     train, held_out = split(windows)
+    rotaries = _rotaries(model.config)
+    read = _Reading(model, rotaries, progress)
     with watched(model):
-        means = _find_means(model, train[:_MEAN_WINDOWS], progress)
+        means = _find_means(read, train[:_MEAN_WINDOWS])
         if not means:
             reason = f"No layer of this model can evict, or no window is longer than {DISTANCE} tokens"
             raise ValueError(f"{reason}: there is nothing to calibrate.")
-        lines = _fit_lines(model, train, means, progress)
+        lines = _fit_lines(read, train, means)
         curves = _Curves(lines, means)
         for window in train:
-            _pass(model, window, curves.add, progress)
+            read(window, curves.add)
         checks = _Checks(lines, means)
         for window in held_out:
-            _pass(model, window, checks.add, progress)
+            read(window, checks.add)
     layers = {index: _layer(means[index], line, *curves.fit(index)) for index, line in lines.items()}
     reports = checks.reports()
-    return Fitted(Calibration(layers, fingerprint(model.config), _facts(windows, reports)), reports)
+    facts = _facts(windows, reports)
+    return Fitted(Calibration(layers, fingerprint(model.config), facts, unrotated=rotaries is not None), reports)
 
 
 @contextmanager
@@ -149,9 +155,29 @@ def using(model: Any, implementation: str) -> Iterator[None]:
         model.set_attn_implementation(before)
 
 
-def _pass(model: Any, window: Window, visit: Callable[[Seen], None], progress: Progress) -> None:
-    watch(model, window.tokens, window.mask, DISTANCE, visit)
-    progress(window.count)
+def _rotaries(config: Any) -> Mapping[int, Rotary | None] | None:
+    """How the layers that evict turn their keys; None where that cannot be known."""
+    try:
+        return layer_rotaries(config, [index for index, layer in enumerate(layer_plan(config)) if is_paged(layer)])
+    except UnknownRotaryError:
+        return None
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """Lets a model read a window, and visits its layers one by one."""
+
+    model: Any
+    rotaries: Mapping[int, Rotary | None] | None
+    progress: Progress
+
+    def __call__(self, window: Window, visit: Visit) -> None:
+        watch(self.model, window.tokens, window.mask, DISTANCE, lambda seen: visit(self._unrotated(seen)))
+        self.progress(window.count)
+
+    def _unrotated(self, seen: Seen) -> Seen:
+        rotary = self.rotaries[seen.layer_idx] if self.rotaries is not None else None
+        return seen if rotary is None else replace(seen, keys=rotary.unrotate(seen.keys, seen.positions))
 
 
 def usable(seen: Seen, values: Tensor) -> Tensor:
@@ -162,7 +188,7 @@ def usable(seen: Seen, values: Tensor) -> Tensor:
 # ---- first pass -------------------------------------------------------------------------------------------------
 
 
-def _find_means(model: Any, windows: Sequence[Window], progress: Progress) -> dict[int, Means]:
+def _find_means(read: _Reading, windows: Sequence[Window]) -> dict[int, Means]:
     sums: dict[int, list[Tensor]] = {}
 
     def add(seen: Seen) -> None:
@@ -174,7 +200,7 @@ def _find_means(model: Any, windows: Sequence[Window], progress: Progress) -> di
             sums[seen.layer_idx] = new if old is None else [a + b for a, b in zip(old, new, strict=True)]
 
     for window in windows:
-        _pass(model, window, add, progress)
+        read(window, add)
     return {index: Means(unit(key), value / count) for index, (key, value, count) in sums.items()}
 
 
@@ -186,7 +212,7 @@ def penalty(key_dim: int) -> Tensor:
     return torch.tensor([_SCALAR_PENALTY] * len(SCALARS) + [_DIRECTION_PENALTY] * key_dim)
 
 
-def _fit_lines(model: Any, windows: Sequence[Window], means: dict[int, Means], progress: Progress) -> dict[int, Line]:
+def _fit_lines(read: _Reading, windows: Sequence[Window], means: dict[int, Means]) -> dict[int, Line]:
     moments = {index: Moments() for index in means}
 
     def add(seen: Seen) -> None:
@@ -194,7 +220,7 @@ def _fit_lines(model: Any, windows: Sequence[Window], means: dict[int, Means], p
         moments[seen.layer_idx].add(usable(seen, samples), usable(seen, seen.future))
 
     for window in windows:
-        _pass(model, window, add, progress)
+        read(window, add)
     return {index: each.solve(penalty(means[index].key.shape[1])) for index, each in moments.items()}
 
 

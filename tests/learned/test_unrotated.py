@@ -1,0 +1,151 @@
+"""A calibration of keys before rotary embedding: under every option the tokens stay that its scores say."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+import models
+import modes
+from closeness import assert_close
+from hf_paged_eviction import EvictionPolicy, Needs, PagedEvictionCache, ScoreContext, make_policy
+from hf_paged_eviction.integration.model_rotary import UnknownRotaryError
+from hf_paged_eviction.learned.calibration import Calibration, LayerScore, load_calibration, save_calibration
+from hf_paged_eviction.learned.calibration.calibration import fingerprint
+from hf_paged_eviction.learned.calibration.features import SCALARS, Means, unit
+from hf_paged_eviction.recipes.fit import calibration as fitting
+from hf_paged_eviction.recipes.fit.calibration import Window, fit
+from hf_paged_eviction.recipes.fit.future import watch
+
+HEADS, WIDTH, COLUMNS, STEPS = 2, 8, 60, 9
+LENGTHS = [57, 34]
+
+
+@dataclass(frozen=True)
+class Known(EvictionPolicy):
+    """Says what it was told of each position."""
+
+    name: ClassVar[str] = "known"
+    scores: Tensor = field(compare=False)  # [rows, heads, positions]
+    needs = Needs(heads="separate", token_local=True, absolute_noise=True, common_unit=True)
+
+    def score(self, context: ScoreContext) -> Tensor:
+        return self.scores.gather(-1, context.positions.clamp_min(0))
+
+
+def turned_back(keys: Tensor, width: int) -> Tensor:
+    """`[rows, heads, tokens, dim]` at positions 0, 1, ... before Llama's rotation of the first `width` channels."""
+    half = width // 2
+    frequencies = 10000.0 ** (-torch.arange(half, dtype=torch.float64) / half)
+    angles = torch.arange(keys.shape[2], dtype=torch.float64)[:, None] * frequencies
+    a, b, rest = keys[..., :half].double(), keys[..., half:width].double(), keys[..., width:].double()
+    back = a * angles.cos() + b * angles.sin(), b * angles.cos() - a * angles.sin()
+    return torch.cat([*back, rest], dim=-1).float()
+
+
+def a_calibration(config: Any, heads: int = HEADS) -> Calibration:
+    draw = torch.Generator().manual_seed(3)
+    means = Means(unit(torch.randn(heads, WIDTH, generator=draw)), torch.randn(heads, WIDTH, generator=draw))
+    weights = torch.randn(heads, len(SCALARS) + WIDTH, generator=draw)
+    x, y = torch.rand(2, heads, 16, generator=draw).cumsum(-1)
+    return Calibration({0: LayerScore(means, weights, torch.zeros(heads), x - 4, y)}, fingerprint(config), {}, True)
+
+
+def truth(model: Any, ids: Tensor, calibration: Calibration, width: int) -> Tensor:
+    """`[rows, heads, positions]`: each row read alone and whole. In the first layer keys depend on nothing else."""
+    scores = torch.zeros(len(ids), calibration.layers[0].kv_heads, ids.shape[1])
+    for row, length in enumerate(LENGTHS):
+        cache = DynamicCache(config=model.config)
+        read = ids[row : row + 1, COLUMNS - length :]
+        model(read, past_key_values=cache)
+        places = torch.arange(read.shape[1])[None, None]
+        keys = turned_back(cache.layers[0].keys, width)
+        found = calibration.score(keys, cache.layers[0].values, places.expand(*keys.shape[:3]), 0)
+        scores[row, :, : read.shape[1]] = found[0]
+    return scores
+
+
+def drive(model: Any, cache: PagedEvictionCache, ids: Tensor, mask: Tensor, chunk: int) -> Tensor:
+    """Read in chunks, then token by token."""
+    ends = [*range(chunk, COLUMNS, chunk), *range(COLUMNS, ids.shape[1] + 1)]
+    found = [modes.forward(model, cache, ids, mask, *part) for part in zip([0, *ends], ends, strict=False)]
+    return torch.cat(found, dim=1)[:, COLUMNS:]
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt_neox"])
+@pytest.mark.parametrize("chunk", [60, 13])
+@pytest.mark.parametrize("heads", ["separate", "shared"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"allocator": "global"},
+        {"bits": 8},
+        {"static": True},
+        {"positions": "cache"},
+        {"allocator": "global", "bits": (8, 4), "positions": "cache"},
+    ],
+    ids=lambda options: "-".join(map(str, options)) or "plain",
+)
+def test_scores_are_those_of_keys_turned_back(
+    family: str, chunk: int, heads: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    if heads == "shared" and "allocator" in options:
+        pytest.skip("one threshold is over heads")
+    kv_heads, width = {"llama": (HEADS, 8), "gpt_neox": (4, 4)}[family]
+    model = models.build(family, "paged_eviction", num_hidden_layers=1)
+    calibration = a_calibration(model.config, kv_heads)
+    save_calibration(calibration, tmp_path / "c.safetensors")
+    ids, mask = models.left_pad(models.prompts(LENGTHS), COLUMNS)
+    ids = torch.cat([ids, torch.randint(2, models.VOCABULARY, (len(ids), STEPS))], dim=1)
+    mask = torch.cat([mask, torch.ones(len(ids), STEPS, dtype=mask.dtype)], dim=1)
+    known = Known(truth(model, ids, calibration, width))
+    policies = make_policy(f"calibrated:{tmp_path / 'c.safetensors'}"), known
+    caches = [PagedEvictionCache(model.config, 24, 4, policy=each, heads=heads, **options) for each in policies]
+    found, expected = (drive(model, cache, ids, mask, chunk) for cache in caches)
+    assert_close(found, expected)
+    assert torch.equal(*(cache.layers[0].positions for cache in caches))
+    assert caches[0].stats().evicted_tokens > 0
+
+
+def windows() -> list[Window]:
+    return [Window(ids[None]) for ids in models.prompts([160] * 4)]
+
+
+def test_it_is_fitted_to_keys_turned_back(tmp_path: Path) -> None:
+    model = models.build("llama", num_hidden_layers=1)
+    fitted = fit(model, windows()).calibration
+    keys = []
+    for window in (windows()[index] for index in (0, 2, 3)):  # the second is for checking
+        cache = DynamicCache(config=model.config)
+        model(window.tokens, past_key_values=cache)
+        keys.append(unit(turned_back(cache.layers[0].keys, WIDTH))[0, :, :-64])
+    torch.testing.assert_close(fitted.layers[0].means.key, unit(torch.cat(keys, dim=1).mean(1)))
+    save_calibration(fitted, tmp_path / "c.safetensors")
+    assert load_calibration(tmp_path / "c.safetensors").unrotated
+    assert make_policy(f"calibrated:{tmp_path / 'c.safetensors'}").needs.rotary
+
+
+def test_keys_are_taken_as_cached_where_the_rotation_is_not_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unknown(*_: Any) -> None:
+        raise UnknownRotaryError("it is made so here")
+
+    monkeypatch.setattr(fitting, "layer_rotaries", unknown)
+    model = models.build("llama", num_hidden_layers=1)
+    fitted = fit(model, windows()).calibration
+    seen: list[Tensor] = []
+    with fitting.watched(model):
+        for window in (windows()[index] for index in (0, 2, 3)):
+            watch(model, window.tokens, None, 64, lambda each: seen.append(unit(each.keys)[0, :, :-64]))
+    torch.testing.assert_close(fitted.layers[0].means.key, unit(torch.cat(seen, dim=1).mean(1)))
+    save_calibration(fitted, tmp_path / "c.safetensors")
+    assert not load_calibration(tmp_path / "c.safetensors").unrotated
+    assert not make_policy(f"calibrated:{tmp_path / 'c.safetensors'}").needs.rotary
