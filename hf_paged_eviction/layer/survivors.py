@@ -48,7 +48,8 @@ class Survivors:
         rank = self._rank(scores, positions, self.protected(table, positions))
         least = table.least(self._quota.budget, whole=False)
         if free is not None:
-            rank, least = with_room(rank, free, table.usable), least + free
+            most = max(table.capacity, rank.shape[-1] + table.most_ahead)
+            rank, least = with_room(rank, free, table.usable, most), least + free
         self._quota.offer(rank, least)
 
     def limits(self, table: BlockTable, scores: Tensor, positions: Tensor, protected: Tensor) -> Tensor | None:
@@ -95,19 +96,20 @@ class Survivors:
         return rank.masked_fill(protected, KEEP)
 
 
-def with_room(rank: Tensor, free: Tensor, usable: Tensor) -> Tensor:
+def with_room(rank: Tensor, free: Tensor, usable: Tensor, most: int) -> Tensor:
     """What sets offer where single tokens are to come: these before all that is held.
 
     Args:
         rank: `[B, S, tokens]` of what is held.
         free: `[B]` tokens to come. Rows where it is 0 offer all slots that they have, so that they keep them.
         usable: `[B, S]` slots of each set now.
+        most: `n`, no set offers more.
 
     Returns:
         `[B, S, n]`.
     """
     held = rank.shape[-1]
-    rank = pad(rank, (0, max(int(free.max()), int(usable.max()) - held)), value=DROP)
+    rank = pad(rank, (0, most - held), value=DROP)
     places = torch.arange(rank.shape[-1], device=rank.device)
     coming = (places >= held) & (places < held + free[:, None, None])
     same = (free == 0)[:, None, None] & (places < usable[..., None])

@@ -324,8 +324,13 @@ class BlockTable:
             return None
         due = ((self.phase.full_at <= seen) & ((seen - self.phase.full_at) % size == 0)).any(-1)
         spare = capacity // size - blocks_in(self.phase.bounds, size) - self._sizes.recent_blocks  # [B]
-        ahead = (spare // 4).clamp(1, max(-(-AHEAD // size), self.blocks_ahead)) * size
+        ahead = (spare // 4).clamp(1, self.most_ahead // size) * size
         return ahead.where(due if real is None else due & real[:, 0], 0)
+
+    @property
+    def most_ahead(self) -> int:
+        """Single tokens for which `room_ahead` makes room at most."""
+        return max(-(-AHEAD // self.block_size), self.blocks_ahead) * self.block_size
 
     def next_slot(self) -> Tensor:
         """Slot the next token goes to, `[B, S, 1]`."""

@@ -46,6 +46,12 @@ def run_calibrate(settings: TextSettings, output: Path | None, tokens: int) -> F
     read = sum(window.count for window in windows)
     how = "caches find it by the model's name" if found_by_name else f"--policies calibrated:{quoted(str(output))}"
     say(notes, f"{read} tokens in {len(windows)} windows; written to {output}: {how}")
+    if not fitted.calibration.unrotated:
+        say(
+            notes,
+            "note: how this model rotates its keys is not known, so that the score holds for positions within a "
+            f"window ({settings.length} tokens): calibrate with --window as long as your prompts",
+        )
     return fitted
 
 
