@@ -80,24 +80,19 @@ def drive(model: Any, cache: PagedEvictionCache, ids: Tensor, mask: Tensor, chun
 
 @pytest.mark.parametrize("family", ["llama", "gpt_neox"])
 @pytest.mark.parametrize("chunk", [60, 13])
-@pytest.mark.parametrize("heads", ["separate", "shared"])
 @pytest.mark.parametrize(
     "options",
     [
-        {},
+        {"heads": "separate"},
+        {"heads": "shared", "bits": 8},
+        {"heads": "shared", "positions": "cache"},
+        {"heads": "separate", "static": True},
         {"allocator": "global"},
-        {"bits": 8},
-        {"static": True},
-        {"positions": "cache"},
         {"allocator": "global", "bits": (8, 4), "positions": "cache"},
     ],
-    ids=lambda options: "-".join(map(str, options)) or "plain",
+    ids=lambda options: "-".join(map(str, options.values())),
 )
-def test_scores_are_those_of_keys_turned_back(
-    family: str, chunk: int, heads: str, options: dict[str, Any], tmp_path: Path
-) -> None:
-    if heads == "shared" and "allocator" in options:
-        pytest.skip("one threshold is over heads")
+def test_scores_are_those_of_keys_turned_back(family: str, chunk: int, options: dict[str, Any], tmp_path: Path) -> None:
     kv_heads, width = {"llama": (HEADS, 8), "gpt_neox": (4, 4)}[family]
     model = models.build(family, "paged_eviction", num_hidden_layers=1)
     calibration = a_calibration(model.config, kv_heads)
@@ -107,7 +102,7 @@ def test_scores_are_those_of_keys_turned_back(
     mask = torch.cat([mask, torch.ones(len(ids), STEPS, dtype=mask.dtype)], dim=1)
     known = Known(truth(model, ids, calibration, width))
     policies = make_policy(f"calibrated:{tmp_path / 'c.safetensors'}"), known
-    caches = [PagedEvictionCache(model.config, 24, 4, policy=each, heads=heads, **options) for each in policies]
+    caches = [PagedEvictionCache(model.config, 24, 4, policy=each, **options) for each in policies]
     found, expected = (drive(model, cache, ids, mask, chunk) for cache in caches)
     assert_close(found, expected)
     assert torch.equal(*(cache.layers[0].positions for cache in caches))
