@@ -64,6 +64,14 @@ def layer_rotaries(config: Any, layers: Iterable[int], latents: bool = False) ->
     return found
 
 
+def known_rotaries(config: Any, layers: Iterable[int]) -> dict[int, Rotary | None]:
+    """How these layers turn their keys, or the rotary part of latents; nothing where that is not known."""
+    try:
+        return layer_rotaries(config, layers, latents=is_latent_attention(config))
+    except UnknownRotaryError:
+        return {}
+
+
 def _rotates(text: Any, index: int) -> bool:
     """Whether this layer rotates, as far as the configuration says that some do not."""
     switches = getattr(text, "no_rope_layers", None)

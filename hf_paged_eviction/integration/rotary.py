@@ -65,7 +65,7 @@ class Rotary:
         Here no model has to be imitated: angles are worked out in float64 where the device has it, so that millions of
         positions are turned as exactly as one.
         """
-        return self._turn(states, *self._exact_waves(_one_for_all_heads(offsets), states, self._turned), scaled=0)
+        return self._turn(states, *self._exact_waves(_one_for_all_heads(offsets), states), scaled=0)
 
     def rotate_by_into(self, target: Tensor, states: Tensor, offsets: Tensor) -> None:
         """As `rotate_by`, written to `target` `[..., head_dim]`, of any type, in the fewest passes over memory."""
@@ -73,7 +73,7 @@ class Rotary:
             target.copy_(self.rotate_by(states, offsets))
             return
         one, other = self._pairs
-        cos, sin = self._exact_waves(_one_for_all_heads(offsets), states, one)
+        cos, sin = self._exact_waves(_one_for_all_heads(offsets), states)
         for new, own, partner, sign in ((one, one, other, 1), (other, other, one, -1)):
             if target.dtype == states.dtype == cos.dtype:
                 torch.mul(states[..., own], cos, out=target[..., new]).addcmul_(states[..., partner], sin, value=sign)
@@ -88,11 +88,10 @@ class Rotary:
             states.copy_(self.rotate_by(states, offsets))
             return
         one, other = self._pairs
-        cos, sin = self._exact_waves(_one_for_all_heads(offsets), states, one)
+        cos, sin = self._exact_waves(_one_for_all_heads(offsets), states)
         own, partner = states[..., one].to(cos.dtype), states[..., other].to(cos.dtype)
         # Both are worked out before either is written, and with the very operations of `rotate_by_into`.
-        turned = torch.addcmul(own * cos, partner, sin), torch.addcmul(partner * cos, own, sin, value=-1)
-        states[..., one], states[..., other] = turned
+        states[..., one], states[..., other] = _turn_both(own, partner, cos, sin)
 
     def products(self, asked: Tensor, state: Tensor, positions: Tensor) -> Tensor:
         """`asked` times `state`, as it is where the model turned it to these positions; no turned state is made.
@@ -155,13 +154,13 @@ class Rotary:
         angles = positions.to(states.device)[..., None].float() * frequencies[self._turned]
         return angles.cos(), angles.sin() * signs[self._turned]
 
-    def _exact_waves(self, offsets: Tensor, states: Tensor, which: slice) -> tuple[Tensor, Tensor]:
-        """As `_waves` of some channels, without the rounding of large angles."""
+    def _exact_waves(self, offsets: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
+        """As `_waves`, without the rounding of large angles."""
         frequencies, _, signs, _ = self._on(states.device)
         wide = torch.float32 if states.device.type == "mps" else torch.float64
-        angles = offsets.to(states.device)[..., None].to(wide) * frequencies[which]
+        angles = offsets.to(states.device)[..., None].to(wide) * frequencies[self._turned]
         angles = angles.remainder_(2 * pi).to(torch.promote_types(states.dtype, torch.float32))
-        return angles.cos(), angles.sin() * signs[which]
+        return angles.cos(), angles.sin() * signs[self._turned]
 
     def _turn(self, states: Tensor, cos: Tensor, sin: Tensor, scaled: int) -> Tensor:
         _, partners, _, scaling = self._on(states.device)
@@ -174,8 +173,7 @@ class Rotary:
             turned = turning * cos + turning.index_select(-1, partners) * sin
         else:
             one, other = (states[..., channels] for channels in self._pairs)
-            cos, sin = cos.to(states.dtype), sin.to(states.dtype)
-            both = torch.addcmul(one * cos, other, sin), torch.addcmul(other * cos, one, sin, value=-1)
+            both = _turn_both(one, other, cos.to(states.dtype), sin.to(states.dtype))
             by_turns = self._pairs[0].step is not None
             turned = torch.stack(both, dim=-1).flatten(-2) if by_turns else torch.cat(both, dim=-1)
             still = states[..., self._pairs[1].stop :]
@@ -188,6 +186,11 @@ class Rotary:
             frequencies, partners, signs, scaling = (table.to(device) for table in self._given)
             self._tables[device] = frequencies, partners, signs, scaling
         return self._tables[device]
+
+
+def _turn_both(one: Tensor, other: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """The two strides of `_pairs`, turned."""
+    return torch.addcmul(one * cos, other, sin), torch.addcmul(other * cos, one, sin, value=-1)
 
 
 def _pairs(frequencies: Tensor, partners: Tensor, signs: Tensor, scaling: Tensor) -> tuple[slice, slice] | None:

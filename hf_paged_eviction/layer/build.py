@@ -15,7 +15,7 @@ from ..allocators.quota import HeadQuota, MakeQuota, Quota, RowQuota
 from ..allocators.sharing import Sharing
 from ..allocators.threshold import Global, Threshold, ThresholdQuota
 from ..integration.heads import LocalHeads
-from ..integration.model_rotary import UnknownRotaryError, layer_rotaries
+from ..integration.model_rotary import UnknownRotaryError, known_rotaries, layer_rotaries
 from ..integration.models import is_latent_attention, is_paged
 from ..integration.rotary import Rotary
 from ..masks.padding import Padding
@@ -158,14 +158,6 @@ def checked_storage(options: CheckedOptions, layers: int, sizes: BlockBudget, ro
     except ValueError as error:
         raise ValueError(f"budget={options.sizes.text!r} leaves {sizes.tokens} tokens: {error}") from error
     return most_stored(sizes, options.allocator, layers, rows)
-
-
-def known_rotaries(config: Any, paged: Sequence[int]) -> Mapping[int, Rotary | None]:
-    """How these layers turn their keys, or the rotary part of latents; nothing where that is not known."""
-    try:
-        return layer_rotaries(config, paged, latents=is_latent_attention(config))
-    except UnknownRotaryError:
-        return {}
 
 
 def turnings_of(config: Any, paged: Sequence[int]) -> dict[int, Turning]:

@@ -15,6 +15,7 @@ import models
 import modes
 from closeness import assert_close
 from hf_paged_eviction import EvictionPolicy, Needs, PagedEvictionCache, ScoreContext, make_policy
+from hf_paged_eviction.integration import model_rotary
 from hf_paged_eviction.integration.model_rotary import UnknownRotaryError
 from hf_paged_eviction.learned.calibration import Calibration, LayerScore, load_calibration, save_calibration
 from hf_paged_eviction.learned.calibration.calibration import fingerprint
@@ -130,10 +131,10 @@ def test_it_is_fitted_to_keys_turned_back(tmp_path: Path) -> None:
 def test_keys_are_taken_as_cached_where_the_rotation_is_not_known(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def unknown(*_: Any) -> None:
+    def unknown(*_: Any, **__: Any) -> None:
         raise UnknownRotaryError("it is made so here")
 
-    monkeypatch.setattr(fitting, "layer_rotaries", unknown)
+    monkeypatch.setattr(model_rotary, "layer_rotaries", unknown)
     model = models.build("llama", num_hidden_layers=1)
     fitted = fit(model, windows()).calibration
     seen: list[Tensor] = []

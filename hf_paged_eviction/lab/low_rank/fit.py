@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ... import __version__
 from ...integration.feeding import feed
-from ...integration.model_rotary import UnknownRotaryError, layer_rotaries
+from ...integration.model_rotary import known_rotaries
 from ...integration.models import is_latent_attention, is_paged, layer_plan
 from ...integration.rotary import Rotary
 from ...learned.calibration.calibration import fingerprint
@@ -132,10 +132,7 @@ def add_windows(
     paged = [index for index, layer in enumerate(layer_plan(model.config)) if is_paged(layer)]
     if not paged:
         raise ValueError("No layer of this model can evict: there is nothing to fit.")
-    try:
-        rotaries: Mapping[int, Rotary | None] = layer_rotaries(model.config, paged)
-    except UnknownRotaryError:  # it is asked for by the report only
-        rotaries = {}
+    rotaries = known_rotaries(model.config, paged)  # asked for by the report only
     before = model.config.get_text_config(decoder=True)._attn_implementation
     if not shows_queries(model):
         model.set_attn_implementation(PAGED_EVICTION)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ... import __version__
-from ...integration.model_rotary import UnknownRotaryError, layer_rotaries
+from ...integration.model_rotary import known_rotaries
 from ...integration.models import is_latent_attention, is_paged, layer_plan
 from ...integration.rotary import Rotary
 from ...learned.calibration.calibration import Calibration, LayerScore, fingerprint
@@ -114,7 +114,8 @@ def fit(model: Any, windows: Sequence[Window], progress: Progress = lambda token
     if is_latent_attention(model.config):
         raise ValueError("This model caches latents instead of keys and values (MLA); no score is known for those.")
     train, held_out = split(windows)
-    rotaries = _rotaries(model.config)
+    paged = [index for index, layer in enumerate(layer_plan(model.config)) if is_paged(layer)]
+    rotaries = known_rotaries(model.config, paged)
     read = _Reading(model, rotaries, progress)
     with watched(model):
         means = _find_means(read, train[:_MEAN_WINDOWS])
@@ -131,7 +132,7 @@ def fit(model: Any, windows: Sequence[Window], progress: Progress = lambda token
     layers = {index: _layer(means[index], line, *curves.fit(index)) for index, line in lines.items()}
     reports = checks.reports()
     facts = _facts(windows, reports)
-    return Fitted(Calibration(layers, fingerprint(model.config), facts, unrotated=rotaries is not None), reports)
+    return Fitted(Calibration(layers, fingerprint(model.config), facts, unrotated=bool(rotaries)), reports)
 
 
 @contextmanager
@@ -155,20 +156,12 @@ def using(model: Any, implementation: str) -> Iterator[None]:
         model.set_attn_implementation(before)
 
 
-def _rotaries(config: Any) -> Mapping[int, Rotary | None] | None:
-    """How the layers that evict turn their keys; None where that cannot be known."""
-    try:
-        return layer_rotaries(config, [index for index, layer in enumerate(layer_plan(config)) if is_paged(layer)])
-    except UnknownRotaryError:
-        return None
-
-
 @dataclass(frozen=True)
 class _Reading:
-    """Lets a model read a window, and visits its layers one by one."""
+    """Lets a model read a window, and visits its layers one by one; without rotaries, their keys as cached."""
 
     model: Any
-    rotaries: Mapping[int, Rotary | None] | None
+    rotaries: Mapping[int, Rotary | None]
     progress: Progress
 
     def __call__(self, window: Window, visit: Visit) -> None:
@@ -176,7 +169,7 @@ class _Reading:
         self.progress(window.count)
 
     def _unrotated(self, seen: Seen) -> Seen:
-        rotary = self.rotaries[seen.layer_idx] if self.rotaries is not None else None
+        rotary = self.rotaries.get(seen.layer_idx)
         return seen if rotary is None else replace(seen, keys=rotary.unrotate(seen.keys, seen.positions))
 
 
