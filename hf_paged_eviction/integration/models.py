@@ -203,6 +203,11 @@ def is_paged(layer: Any) -> bool:
     return layer is None or type(layer) is LINEAR_AND_FULL
 
 
+def paged_layers(config: Any) -> list[int]:
+    """Indices of the layers of `layer_plan` that are paged, as a whole or in part."""
+    return [index for index, layer in enumerate(layer_plan(config)) if is_paged(layer)]
+
+
 def asks_for_mask_sizes(config: Any) -> bool:
     """Whether the model builds its masks with `transformers.masking_utils`, which asks the cache what it holds.
 

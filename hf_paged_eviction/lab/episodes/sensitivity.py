@@ -9,7 +9,7 @@ from transformers import DynamicCache
 
 from ...allocators.share import share_out
 from ...integration.feeding import feed
-from ...integration.models import is_paged, layer_plan
+from ...integration.models import paged_layers
 from ...table.budget import whole_number
 
 
@@ -45,7 +45,7 @@ def layer_sensitivity(model: Any, input_ids: Tensor, *, block: int = 256, sinks:
             f"input_ids must be [1, length] with more than sinks + block = {sinks + block} tokens, got "
             f"{list(input_ids.shape)}."
         )
-    paged = [index for index, layer in enumerate(layer_plan(model.config)) if is_paged(layer)]
+    paged = paged_layers(model.config)
     whole = DynamicCache(config=model.config)
     feed(model, input_ids, None, whole)
     found = []

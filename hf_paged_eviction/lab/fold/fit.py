@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ... import __version__
 from ...attention.parts import join
-from ...integration.models import is_latent_attention, is_paged, layer_plan
+from ...integration.models import is_latent_attention, paged_layers
 from ...learned.calibration.calibration import fingerprint
 from ...recipes.fit.calibration import HELD_OUT, watched
 from .kernels import LARGEST, Kernels, LayerKernels
@@ -69,7 +69,7 @@ def paged_indices(model: Any) -> list[int]:
         raise ValueError("this model caches latents instead of keys and values (MLA): use another disposal")
     if getattr(model.config.get_text_config(decoder=True), "num_kv_shared_layers", 0):
         raise ValueError("layers of this model share keys and values: use another disposal")
-    found = [index for index, layer in enumerate(layer_plan(model.config)) if is_paged(layer)]
+    found = paged_layers(model.config)
     if not found:
         raise ValueError("no layer of this model can evict")
     return found

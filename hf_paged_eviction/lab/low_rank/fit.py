@@ -17,7 +17,7 @@ from torch import Tensor
 from ... import __version__
 from ...integration.feeding import feed
 from ...integration.model_rotary import known_rotaries
-from ...integration.models import is_latent_attention, is_paged, layer_plan
+from ...integration.models import is_latent_attention, paged_layers
 from ...integration.rotary import Rotary
 from ...learned.calibration.calibration import fingerprint
 from ...queries.attention import PAGED_EVICTION
@@ -129,7 +129,7 @@ def add_windows(
     """
     if is_latent_attention(model.config):
         raise ValueError("This model caches latents instead of keys and values (MLA), which are of low rank already.")
-    paged = [index for index, layer in enumerate(layer_plan(model.config)) if is_paged(layer)]
+    paged = paged_layers(model.config)
     if not paged:
         raise ValueError("No layer of this model can evict: there is nothing to fit.")
     rotaries = known_rotaries(model.config, paged)  # asked for by the report only

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...integration.feeding import feed
 from ...integration.model_rotary import layer_rotaries
-from ...integration.models import is_latent_attention, is_paged, layer_plan
+from ...integration.models import is_latent_attention, paged_layers
 from ...integration.rotary import Rotary
 from ...learned.calibration.calibration import fingerprint
 from ...naming.files import NamedFiles
@@ -63,7 +63,7 @@ def find_centres(model: Any, windows: Sequence[Window], progress: Progress = lam
     """
     if is_latent_attention(model.config):
         raise ValueError("This model caches latents instead of keys and values (MLA): it has no such queries.")
-    paged = [index for index, layer in enumerate(layer_plan(model.config)) if is_paged(layer)]
+    paged = paged_layers(model.config)
     rotaries = layer_rotaries(model.config, paged)
     sums = {index: _Sums(index, rotary) for index, rotary in rotaries.items() if rotary is not None}
     if not sums or not windows:

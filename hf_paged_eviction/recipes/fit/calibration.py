@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ... import __version__
 from ...integration.model_rotary import known_rotaries
-from ...integration.models import is_latent_attention, is_paged, layer_plan
+from ...integration.models import is_latent_attention, paged_layers
 from ...integration.rotary import Rotary
 from ...learned.calibration.calibration import Calibration, LayerScore, fingerprint
 from ...learned.calibration.features import SCALARS, Means, features, unit
@@ -114,7 +114,7 @@ def fit(model: Any, windows: Sequence[Window], progress: Progress = lambda token
     if is_latent_attention(model.config):
         raise ValueError("This model caches latents instead of keys and values (MLA); no score is known for those.")
     train, held_out = split(windows)
-    paged = [index for index, layer in enumerate(layer_plan(model.config)) if is_paged(layer)]
+    paged = paged_layers(model.config)
     rotaries = known_rotaries(model.config, paged)
     read = _Reading(model, rotaries, progress)
     with watched(model):

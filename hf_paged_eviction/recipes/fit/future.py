@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...attention.weights import Attention
 from ...integration.feeding import feed
-from ...integration.models import is_paged, layer_plan
+from ...integration.models import paged_layers
 from ...queries.attention import PAGED_EVICTION
 from ...queries.bystander import Bystander, OverheardCache
 from ...queries.observer import Queries
@@ -106,8 +106,7 @@ def watch(model: Any, tokens: Tensor, mask: Tensor | None, distance: int, visit:
     """
     real = torch.ones_like(tokens) if mask is None else mask
     places = (real.cumsum(-1) - 1).masked_fill(real == 0, -1)
-    plan = layer_plan(model.config)
-    paged = [index for index, layer in enumerate(plan) if is_paged(layer)]
+    paged = paged_layers(model.config)
     watchers = {index: _Watcher(index, places, distance, visit) for index in paged}
     cache = OverheardCache(model.config, watchers)
     for index, watcher in watchers.items():

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ...attention.weights import Attention
 from ...integration.feeding import feed
-from ...integration.models import is_paged, layer_plan
+from ...integration.models import paged_layers
 from ...queries.bystander import Bystander, OverheardCache
 from ...queries.observer import Queries
 from ..procedures.probe import repeated
@@ -88,7 +88,7 @@ def watch_repeated(
     every = torch.cat([real, asked], dim=1)
     cache = _Repeated(model.config, {})
     cache.places, cache.columns = (every.cumsum(-1) - 1).masked_fill(every == 0, -1), tokens.shape[1]
-    paged = [index for index, layer in enumerate(layer_plan(model.config)) if is_paged(layer)]
+    paged = paged_layers(model.config)
     cache.bystanders.update({index: _Repeater(index, cache, visit) for index in paged})
     with torch.inference_mode():
         feed(model, tokens, mask, cache)

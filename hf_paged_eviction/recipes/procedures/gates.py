@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
-from ...integration.models import is_latent_attention, is_paged, layer_plan
+from ...integration.models import is_latent_attention, paged_layers
 from ...layer.hybrid import paged_part
 from ...learned.gates import GateLayer, Gates, load_gates
 from ...learned.gates.marks import LayerMarks
@@ -146,7 +146,7 @@ def attention_modules(model: Any) -> dict[int, nn.Module]:
         raise ValueError("Gates stand before the self-attention of decoders; this is an encoder-decoder model.")
     if is_latent_attention(config):
         raise ValueError("This model caches latents instead of keys and values (MLA), and gates score KV heads.")
-    wanted = {index for index, layer in enumerate(layer_plan(config)) if is_paged(layer)}
+    wanted = set(paged_layers(config))
     found: dict[int, nn.Module] = {}
     for index, module in _candidates(model):
         if index in wanted:

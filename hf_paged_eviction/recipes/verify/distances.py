@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from ...integration.models import check_model, is_paged, layer_plan
+from ...integration.models import check_model, paged_layers
 from ...integration.window import trained_window
 from ...layer.build import turnings_of
 from .rotation import equal_states, spread, token_from_the_middle
@@ -65,7 +65,7 @@ def look_at_distances(model: Any) -> Distances:
         return Distances(None, None, tolerance, "an encoder-decoder model")
     try:
         check_model(model.config)
-        layers = [index for index, layer in enumerate(layer_plan(model.config)) if is_paged(layer)]
+        layers = paged_layers(model.config)
         if not layers:
             return Distances(None, None, tolerance, "no layer of this model evicts")
         turnings = turnings_of(model.config, layers)
