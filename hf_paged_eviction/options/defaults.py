@@ -1,9 +1,9 @@
 """What a cache does where nobody says which policy: the one place where that is decided.
 
-Measured on real models, see docs/policies/index.md, "The default". A model with a calibration gets that: with one
-threshold over all layers and heads where its attention implementation can serve it, else with equal shares; with an
-eighth of the budget for the newest tokens, and four first tokens. Any other model gets the published policy, which
-needs nothing.
+Measured on real models, see docs/policies/index.md, "The default". A model with a calibration gets that: where its
+attention implementation can serve it, with what the newest queries look at and one threshold over all layers and heads,
+else with equal shares; with an eighth of the budget for the newest tokens, and four first tokens. Any other model gets
+the published policy, which needs nothing.
 """
 
 from collections.abc import Callable
@@ -52,8 +52,9 @@ def defaults(config: Any) -> tuple[Default, ...]:
     file = find_calibration(config)
     if file is None:
         return (Default("paged_eviction"),)
-    equal = Default(f"calibrated:{quoted(str(file))}", recent=1 / 8, sinks=4)
-    return replace(equal, allocator="global"), equal, Default("paged_eviction")
+    name = quoted(str(file))
+    alone = Default(f"calibrated:{name}", recent=1 / 8, sinks=4)
+    return replace(alone, policy=f"observed:{name}", allocator="global"), alone, Default("paged_eviction")
 
 
 def choose(

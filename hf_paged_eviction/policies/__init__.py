@@ -17,6 +17,7 @@ from .attention_policy import AttentionPolicy
 from .base import EvictionPolicy, QueryCount, ScoreContext, Statistics
 from .fitted.calibrated import Calibrated
 from .fitted.gate import Gate
+from .fitted.observed import Observed
 from .fitted.self_calibrated import SelfCalibrated
 from .keys.key_norm import KeyNorm
 from .keys.keydiff import KeyDiff
@@ -70,6 +71,7 @@ __all__ = [
     "Leverage",
     "Modifier",
     "Needs",
+    "Observed",
     "PagedEviction",
     "QueryCount",
     "Random",

@@ -1,8 +1,8 @@
-"""A calibration of keys before rotary embedding: under every option the tokens stay that its scores say."""
+"""Calibrations of keys before rotary embedding, and what is observed besides: the tokens stay that the scores say."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,6 +20,7 @@ from hf_paged_eviction.integration.model_rotary import UnknownRotaryError
 from hf_paged_eviction.learned.calibration import Calibration, LayerScore, load_calibration, save_calibration
 from hf_paged_eviction.learned.calibration.calibration import fingerprint
 from hf_paged_eviction.learned.calibration.features import SCALARS, Means, unit
+from hf_paged_eviction.policies.attention.window_attention import WindowAttention
 from hf_paged_eviction.recipes.fit import calibration as fitting
 from hf_paged_eviction.recipes.fit.calibration import Window, fit
 from hf_paged_eviction.recipes.fit.future import watch
@@ -38,6 +39,22 @@ class Known(EvictionPolicy):
 
     def score(self, context: ScoreContext) -> Tensor:
         return self.scores.gather(-1, context.positions.clamp_min(0))
+
+
+@dataclass(frozen=True)
+class KnownObserved(WindowAttention):
+    """The same, and four times the mean attention of the newest 32 queries."""
+
+    name: ClassVar[str] = "known_observed"
+    scores: Tensor = field(compare=False)
+    window: int = 32
+
+    @property
+    def needs(self) -> Needs:
+        return replace(super().needs, heads="separate", absolute_noise=True, common_unit=True)
+
+    def attention(self, context: ScoreContext) -> Tensor:
+        return self.scores.gather(-1, context.positions.clamp_min(0)) + 4 * self.mean(context)
 
 
 def turned_back(keys: Tensor, width: int) -> Tensor:
@@ -81,6 +98,7 @@ def drive(model: Any, cache: PagedEvictionCache, ids: Tensor, mask: Tensor, chun
 
 @pytest.mark.parametrize("family", ["llama", "gpt_neox"])
 @pytest.mark.parametrize("chunk", [60, 13])
+@pytest.mark.parametrize("policy", ["calibrated", "observed"])
 @pytest.mark.parametrize(
     "options",
     [
@@ -93,7 +111,11 @@ def drive(model: Any, cache: PagedEvictionCache, ids: Tensor, mask: Tensor, chun
     ],
     ids=lambda options: "-".join(map(str, options.values())),
 )
-def test_scores_are_those_of_keys_turned_back(family: str, chunk: int, options: dict[str, Any], tmp_path: Path) -> None:
+def test_scores_are_those_of_keys_turned_back(
+    family: str, chunk: int, policy: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    if policy == "observed":  # scores what is held anew, after codes have rounded it
+        options = {name: value for name, value in options.items() if name != "bits"}
     kv_heads, width = {"llama": (HEADS, 8), "gpt_neox": (4, 4)}[family]
     model = models.build(family, "paged_eviction", num_hidden_layers=1)
     calibration = a_calibration(model.config, kv_heads)
@@ -101,8 +123,8 @@ def test_scores_are_those_of_keys_turned_back(family: str, chunk: int, options: 
     ids, mask = models.left_pad(models.prompts(LENGTHS), COLUMNS)
     ids = torch.cat([ids, torch.randint(2, models.VOCABULARY, (len(ids), STEPS))], dim=1)
     mask = torch.cat([mask, torch.ones(len(ids), STEPS, dtype=mask.dtype)], dim=1)
-    known = Known(truth(model, ids, calibration, width))
-    policies = make_policy(f"calibrated:{tmp_path / 'c.safetensors'}"), known
+    known = (Known if policy == "calibrated" else KnownObserved)(truth(model, ids, calibration, width))
+    policies = make_policy(f"{policy}:{tmp_path / 'c.safetensors'}"), known
     caches = [PagedEvictionCache(model.config, 24, 4, policy=each, **options) for each in policies]
     found, expected = (drive(model, cache, ids, mask, chunk) for cache in caches)
     assert_close(found, expected)
