@@ -83,7 +83,8 @@ class CacheOptions:
         block_size: tokens per block.
         policy: a name from `available_policies()`, a name with a file (`available_policy_files()`) or an
             `EvictionPolicy`. "auto" = the model's calibration, if there is one by its name (`paged-eviction
-            calibrate`), else "paged_eviction"; see `defaults`.
+            calibrate`), and, where attention can be seen, what the newest queries look at; else "paged_eviction"; see
+            `defaults`.
         heads: "shared" = the KV heads of a layer evict the same tokens (scores are averaged), "separate" = each
             evicts its own. None = what the policy says (`Needs.heads`), "separate" for allocators that share out among
             heads.
