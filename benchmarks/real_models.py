@@ -252,10 +252,10 @@ def page() -> None:
     """Write the summary of SmolLM2, the leaderboard with every row, and the README's front table."""
     sections = {
         "front": front_table(),
-        "default": compared("smollm2", DEFAULT),
+        "default": compared("smollm2", DEFAULT, ("auto",)),
         "beside": compared("smollm2", BESIDE, ("self_calibrated@global",)),
         "newest": compared(
-            "smollm2", [(policy, 16) for policy in ("auto", *NEWEST_SCORES, "tova", "snapkv")], NEWEST_SCORES
+            "smollm2", [*DEFAULT, *((policy, 16) for policy in (*NEWEST_SCORES, "tova", "snapkv"))], NEWEST_SCORES
         ),
         "long": course("smollm2", "long"),
         "longbench": course("smollm2", "longbench"),
@@ -265,7 +265,7 @@ def page() -> None:
         "gemma": overview("gemma3"),
         "kvpress": beside_kvpress(),
         "bits_unknown": over_bytes(known=False),
-        "bits_known": over_bytes(known=True, policies=("auto",)),
+        "bits_known": over_bytes(known=True, policies=("calibrated@global",)),
     }
     if (KEPT.parent / "reading.json").exists():
         sections["reading"] = reading()

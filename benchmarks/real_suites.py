@@ -133,7 +133,7 @@ def overview(name: str, share: str = "25%") -> str:
     columns: list[tuple[str, dict[str, str]]] = []
     apart: list[dict[str, float]] = []
     for table, title in SUITES.items():
-        rows, _ = finished(load(name, table))
+        rows, _ = finished(load(name, table), {("auto", share)})
         if not rows or "new_tokens" in rows[0]:
             continue
         found = {policy: group for (policy, size), group in by_variant(rows).items() if size == share}

@@ -285,7 +285,8 @@ def front_table(name: str = "smollm2", tokens: str = QUARTER, share: str = "25%"
     }
     columns: list[dict[str, list[dict[str, Any]]]] = []
     for table in ("unknown", "known"):
-        rows = together(finished(load(name, f"needles_{table}"))[0], finished(load(name, f"auto_{table}"))[0])
+        own, _ = finished(load(name, f"auto_{table}"), {("auto", tokens)})
+        rows = together(finished(load(name, f"needles_{table}"))[0], own)
         found = by_variant(answered(rows))
         columns.append({policy: group for (policy, size), group in found.items() if size == tokens})
     lines = [
