@@ -28,11 +28,12 @@ from real_tables import (
 
 #: What a cache is in these tables: a policy and the tokens of its blocks.
 Cache = tuple[str, int]
-#: The default, and what it was before it looked at queries: its rows of that time bear this name.
-DEFAULT: tuple[Cache, ...] = (("auto", 16), ("calibrated@global", 16))
+#: What the default was before it looked at queries: its rows of that time bear this name.
+FORMER = "calibrated@global"
+DEFAULT: tuple[Cache, ...] = (("auto", 16), (FORMER, 16))
 BESIDE: tuple[Cache, ...] = (
     *DEFAULT,
-    ("calibrated@global", 4),
+    (FORMER, 4),
     ("self_calibrated@global", 16),
     ("paged_eviction", 16),
     ("tova", 16),
@@ -88,7 +89,7 @@ def compared(name: str, caches: Sequence[Cache], decide: Collection[str] = ()) -
 
 
 def over_bytes(
-    known: bool, policies: Sequence[str] = ("calibrated@global", "calibrated", "tova", "keydiff"), name: str = "smollm2"
+    known: bool, policies: Sequence[str] = (FORMER, "calibrated", "tova", "keydiff"), name: str = "smollm2"
 ) -> str:
     """Needles: policies, bits and tokens, with the bytes that they took, those of 16 bits as in bfloat16."""
     rows, bits = [], {}

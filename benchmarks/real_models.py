@@ -22,7 +22,7 @@ from statistics import fmean
 from typing import Any
 
 import leaderboard
-from real_compared import BESIDE, DEFAULT, TOKENS, beside_kvpress, compared, over_bytes, reading
+from real_compared import BESIDE, DEFAULT, FORMER, TOKENS, beside_kvpress, compared, over_bytes, reading
 from real_compared import NEWEST as NEWEST_SCORES
 from real_positions import draw_positions
 from real_suites import LENGTHS, SUITES, course, everything, heads_apart, overview
@@ -265,7 +265,7 @@ def page() -> None:
         "gemma": overview("gemma3"),
         "kvpress": beside_kvpress(),
         "bits_unknown": over_bytes(known=False),
-        "bits_known": over_bytes(known=True, policies=("calibrated@global",)),
+        "bits_known": over_bytes(known=True, policies=(FORMER,)),
     }
     if (KEPT.parent / "reading.json").exists():
         sections["reading"] = reading()

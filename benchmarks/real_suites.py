@@ -6,7 +6,7 @@ from collections import defaultdict
 from statistics import fmean
 from typing import Any
 
-from real_compared import SHARES
+from real_compared import FORMER, SHARES
 from real_tables import (
     QUARTER,
     able,
@@ -22,8 +22,6 @@ from real_tables import (
     question,
 )
 
-#: Over whose questions suites are compared: the calibrated score alone, which has answered the most.
-FORMER = "calibrated@global"
 #: Tokens of RULER's prompts.
 LENGTHS = (1024, 2048, 4096, 8000)
 #: By table: what its column is called. Their rows stand in tables of their own on the leaderboard, since the settings
@@ -131,7 +129,10 @@ def _apart(group: list[dict[str, Any]]) -> str:
 
 
 def overview(name: str, share: str = "25%") -> str:
-    """Divergence over all prompts of a suite, and scores in tasks that the model does, at one share of the prompt."""
+    """Divergence over all prompts of a suite, and scores in tasks that the model does, at one share of the prompt.
+
+    Over the questions that the former default has answered, which are the most.
+    """
     columns: list[tuple[str, dict[str, str]]] = []
     apart: list[dict[str, float]] = []
     for table, title in SUITES.items():
