@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from keyword import iskeyword
 from typing import Any
 
-from .of_files import take_out
+from .of_files import quoted, take_out
 
 _LONGEST = 1000
 
@@ -141,12 +141,16 @@ def spell(thing: Any, hosts: tuple[Any, ...] = ()) -> str:
     """The text that this is made of.
 
     Args:
-        thing: a dataclass with a `name`; of any other object the name is all there is to tell.
+        thing: a dataclass with a `name`; of any other object the name is all there is to tell. Of one `of_file` the
+            first field stands behind a colon.
         hosts: the policies inside a modifier; the fields that hold them are no parameters.
     """
     name = thing.name or type(thing).__name__
     inside = [host.label for host in hosts]
-    for field in fields(thing) if is_dataclass(thing) else ():
+    parameters = list(fields(thing)) if is_dataclass(thing) else []
+    if getattr(thing, "of_file", False):
+        name += f":{quoted(getattr(thing, parameters.pop(0).name))}"
+    for field in parameters:
         value = getattr(thing, field.name)
         is_host = value is hosts or any(value is host for host in hosts)
         if not is_host and field.init and value != field.default:

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from ...learned.calibration.calibration import refuse_other_model
-from ...naming.of_files import quoted
 from ...policies.base import EvictionPolicy, ScoreContext
 from ...policies.checks import check_count
 from ...policies.needs import Needs
@@ -58,11 +57,6 @@ class TriAttention(EvictionPolicy):
     def centres(self) -> Centres:
         """What the file says."""
         return load_centres(self.file)
-
-    @property
-    def label(self) -> str:
-        more = "" if self.farthest == TriAttention.farthest else f"(farthest={self.farthest})"
-        return f"{self.name}:{quoted(self.file)}{more}"
 
     def check_model(self, config: Any) -> None:
         remedy = "Find those of this model with `find_centres`."

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from ...learned.calibration import Calibration, load_calibration
 from ...learned.calibration.files import is_here
-from ...naming.of_files import quoted
 from ..base import EvictionPolicy, ScoreContext
 from ..needs import Needs
 from ..registry import register_policy
@@ -60,10 +59,6 @@ class Calibrated(EvictionPolicy):
             supports_mla=False,
             rotary=self.calibration.unrotated,
         )
-
-    @property
-    def label(self) -> str:
-        return f"{self.name}:{quoted(self.file)}"
 
     @staticmethod
     def is_here(file: str) -> bool:

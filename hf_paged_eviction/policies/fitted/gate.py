@@ -9,7 +9,6 @@ from torch import Tensor
 from ...learned.gates import Gates, load_gates
 from ...learned.gates.files import is_here
 from ...learned.gates.marks import GateMarks
-from ...naming.of_files import quoted
 from ..base import EvictionPolicy, ScoreContext
 from ..checks import check_between, check_count
 from ..needs import Cutoff, Needs
@@ -66,12 +65,6 @@ class Gate(EvictionPolicy):
         cutoff = None if self.keep_above is None else Cutoff(float(self.keep_above), self.room)
         marks = GateMarks(self.network.digest)
         return Needs(heads="separate", supports_mla=False, common_unit=True, marks=marks, cutoff=cutoff)
-
-    @property
-    def label(self) -> str:
-        said = [] if self.keep_above is None else [f"keep_above={self.keep_above!r}"]
-        said += [] if self.room == Gate.room else [f"room={self.room}"]
-        return f"{self.name}:{quoted(self.file)}" + (f"({', '.join(said)})" if said else "")
 
     @staticmethod
     def is_here(file: str) -> bool:

@@ -6,7 +6,6 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from ...naming.of_files import quoted
 from ..attention.window_attention import WindowAttention
 from ..base import ScoreContext
 from ..checks import check_count, check_positive
@@ -59,12 +58,6 @@ class Observed(WindowAttention):
         own, window = self.expected.needs, super().needs
         seen = {name: getattr(window, name) for name in ("token_statistics", "row_statistics", "window")}
         return replace(own, token_local=False, **seen)
-
-    @property
-    def label(self) -> str:
-        numbers = {"weight": (self.weight, Observed.weight), "window": (self.window, Observed.window)}
-        said = ", ".join(f"{name}={value!r}" for name, (value, usual) in numbers.items() if value != usual)
-        return f"{self.name}:{quoted(self.file)}" + (f"({said})" if said else "")
 
     @staticmethod
     def is_here(file: str) -> bool:
