@@ -1,7 +1,8 @@
 """What it costs to read a prompt and to decode behind it, of a real model: `python benchmarks/reading.py --help`.
 
 CPU seconds of one thread, caches in turn and the median of all rounds, over those of the full cache; and the peak of a
-process of its own, less what it had with the model alone. A variant is a policy, an allocator behind @, and the tokens
+process of its own, less what it had with the model alone: the least of all rounds, since what a process keeps of freed
+memory differs by 100 MiB from run to run. A variant is a policy, an allocator behind @, and the tokens
 of a block behind a slash: auto/4. The longest prompt is read once, by the processes that measure memory.
 """
 
@@ -51,15 +52,19 @@ def resident(what: str) -> float:
 
 
 def alone(options: argparse.Namespace) -> dict[str, dict[str, dict[str, float]]]:
-    """Peak and seconds of one reading, each in a process of its own, by length and variant."""
+    """Least peak and seconds of readings, each in a process of its own, by length and variant."""
     found: dict[str, dict[str, dict[str, float]]] = {}
     for length in options.lengths:
         for variant in (each for each in options.variants if "/" not in each):
             command = [sys.executable, __file__, "--model", options.model, "--lengths", str(length)]
             command += ["--variants", variant, "--share", str(options.share), "--child"]
-            said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-            found.setdefault(str(length), {})[variant] = json.loads(said.splitlines()[-1])
-            print(length, variant, said.splitlines()[-1], flush=True)
+            runs = [
+                json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
+                for _ in range(options.rounds)
+            ]
+            least = {name: min(run[name] for run in runs) for name in runs[0]}
+            found.setdefault(str(length), {})[variant] = least
+            print(length, variant, least, flush=True)
     return found
 
 
@@ -71,7 +76,7 @@ def main() -> None:
     parser.add_argument(
         "--variants", nargs="+", default=["full", "paged_eviction", "auto", "auto/4", "self_calibrated@global"]
     )
-    parser.add_argument("--rounds", type=int, default=3, help="of the shortest prompt")
+    parser.add_argument("--rounds", type=int, default=3, help="of the shortest prompt, and of every process")
     parser.add_argument("--steps", type=int, default=96, help="tokens decoded behind the prompt")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()

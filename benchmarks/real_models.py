@@ -227,7 +227,9 @@ def _beside_kept(
         return protocol, rows
     facts, kept = read_kept(target)
     before = facts.get("protocol") or {}
-    if not before or any(before[key] != protocol[key] for key in before.keys() & protocol.keys()):
+    if other := [key for key in before.keys() & protocol.keys() if before[key] != protocol[key]]:
+        print(f"{target}: {len(kept)} rows are replaced, since they differ in {', '.join(sorted(other))}")
+    if other or not before:
         return protocol, rows
     return before | protocol, once([*kept, *rows])
 
