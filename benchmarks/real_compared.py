@@ -33,6 +33,7 @@ FORMER = "calibrated@global"
 DEFAULT: tuple[Cache, ...] = (("auto", 16), (FORMER, 16))
 BESIDE: tuple[Cache, ...] = (
     *DEFAULT,
+    ("auto", 4),
     (FORMER, 4),
     ("self_calibrated@global", 16),
     ("paged_eviction", 16),

@@ -68,13 +68,18 @@ def everything(name: str) -> str:
             counts.append(f"{side} {sum(row['policy'] == 'full' for row in same)}")
     if not sides:
         return "No rows."
-    columns = [(side, budget) for side in sides for budget in dict.fromkeys(budget for _, budget in sides[side])]
+    columns = [(side, budget) for side in sides for budget in sorted({budget for _, budget in sides[side]}, key=int)]
     policies = {policy for found in sides.values() for policy, _ in found}
+    shared = [(side, budget) for side, budget in columns if all((policy, budget) in sides[side] for policy in policies)]
+    order = {
+        policy: fmean(row["agreement"]["kl"] for side, budget in shared for row in sides[side][policy, budget])
+        for policy in policies
+    }
     parts = [f"n: {', '.join(counts)}."]
     for title, shown in (("KL divergence, nats per token", _apart), ("Right, %", percent)):
         lines = [("policy", *(f"{side}, {SHARES[budget]}" for side, budget in columns))]
         lines.append(("---", *["---:"] * len(columns)))
-        for policy in sorted(policies, key=lambda policy: _mean_apart(sides, policy)):
+        for policy in sorted(policies, key=order.__getitem__):
             groups = (sides[side].get((policy, budget)) for side, budget in columns)
             lines.append((f"`{policy}`", *(shown(group) if group else "" for group in groups)))
         table = piped(lines)
@@ -119,11 +124,6 @@ def _pair(found: list[tuple[float, float]], most: int) -> tuple[str, str, str]:
     return one, other, cell([after - before for before, after in found], 2) + count
 
 
-def _mean_apart(sides: dict[str, dict[tuple[str, str], list[dict[str, Any]]]], policy: str) -> float:
-    groups = [group for found in sides.values() for (name, _), group in found.items() if name == policy]
-    return fmean(fmean(row["agreement"]["kl"] for row in group) for group in groups)
-
-
 def _apart(group: list[dict[str, Any]]) -> str:
     return cell([row["agreement"]["kl"] for row in group], 2)
 
@@ -131,17 +131,17 @@ def _apart(group: list[dict[str, Any]]) -> str:
 def overview(name: str, share: str = "25%") -> str:
     """Divergence over all prompts of a suite, and scores in tasks that the model does, at one share of the prompt.
 
-    Over the questions that the former default has answered, which are the most.
+    Over the questions that the default has answered, or what it was before where it was not run.
     """
     columns: list[tuple[str, dict[str, str]]] = []
     apart: list[dict[str, float]] = []
     for table, title in SUITES.items():
-        rows, _ = finished(load(name, table), {(FORMER, share)})
-        if not rows or "new_tokens" in rows[0]:
+        rows = load(name, table)
+        default = next((each for each in ("auto", FORMER) if any(row["policy"] == each for row in rows)), None)
+        if default is None or "new_tokens" in rows[0]:
             continue
+        rows, _ = finished(rows, {(default, share)})
         found = {policy: group for (policy, size), group in by_variant(rows).items() if size == share}
-        if FORMER not in found:
-            continue  # rows that are older than the default
         apart.append({policy: fmean(row["agreement"]["kl"] for row in group) for policy, group in found.items()})
         full = [row for row in rows if row["policy"] == "full"]
         cells = {policy: _apart(group) for policy, group in found.items()}
