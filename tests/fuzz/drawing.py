@@ -6,7 +6,7 @@ from math import ceil
 from random import Random
 from typing import Any
 
-from playing import MODELS, RECURRENT, Call, Case
+from playing import FITTED, MODELS, PLAIN, RECURRENT, SLIDING, Call, Case
 
 OURS = "paged_eviction"
 #: These have a rule in lists, so that nothing the cache says is believed.
@@ -16,7 +16,7 @@ LISTENING = (
     *("sage_kv", "cake", "scissorhands(window=6)", "lra", "lfa", "kvzip", "expected_attention", "caote(h2o)"),
 )
 #: Scores that mean the same in every layer and head.
-ALIKE = ("expected_attention", "kvzip", "self_calibrated(distance=2, least_tokens=4)")
+ALIKE = ("expected_attention", "kvzip", "self_calibrated(distance=2, least_tokens=4)", *FITTED)
 OTHERS = ("lagkv(lag=4)", "leverage", "compactor", "hybrid(keydiff, recency)", "graphkv(keydiff)", "vase(keydiff)")
 ALLOCATORS = ("pyramid", "cake", "d2o", "ada_kv", "global")
 RECALLS = (
@@ -104,6 +104,10 @@ def _what(random: Random, family: str) -> dict[str, Any]:
     options["policy"] = random.choice(policies)
     if options.get("allocator") == "global":
         options["policy"] = random.choice(ALIKE)
+    elif random.random() < 0.1:
+        options["policy"] = random.choice(FITTED)
+    if options["policy"] in FITTED and family not in (*PLAIN, *SLIDING):
+        options["policy"] = "expected_attention"
     if family == "deepseek_v3" and options["policy"] in ("paged_eviction", "key_norm", "value_norm"):
         options["policy"] = random.choice(("keydiff", "random", "recency"))
     # What is refused shows little: mostly leave one of two out that do not go together.

@@ -20,9 +20,14 @@ from transformers import AttentionInterface, DynamicCache
 
 import models
 from hf_paged_eviction import PagedEvictionCache, StoragePool
+from hf_paged_eviction.integration.models import paged_layers
 from hf_paged_eviction.lab.low_rank import LowRank
 from hf_paged_eviction.lab.low_rank.basis import Basis
 from hf_paged_eviction.lab.low_rank.codec import Axes, LayerBasis
+from hf_paged_eviction.learned.calibration import Calibration, LayerScore, save_calibration
+from hf_paged_eviction.learned.calibration.calibration import fingerprint
+from hf_paged_eviction.learned.calibration.features import SCALARS, Means, unit
+from hf_paged_eviction.naming.of_files import quoted
 from slow_cache import SlowCache
 
 Call = tuple[Any, ...]
@@ -86,6 +91,8 @@ RECURRENT = ("lfm2", "falcon_h1")
 
 
 OURS = "paged_eviction"
+#: Policies of a file, which is drawn.
+FITTED = ("calibrated", "observed")
 
 
 @memoize
@@ -120,6 +127,25 @@ def basis_of(family: str, attention: str) -> Basis:
     return Basis({index: LayerBasis(axes(), axes()) for index in range(config.num_hidden_layers)}, {})
 
 
+@memoize
+def calibration_of(family: str, attention: str) -> str:
+    """A file of scores that have nothing to do with the model, of keys before rotary embedding: one for each layer."""
+    config = model_of(family, attention).config.get_text_config()
+    heads, draw = config.num_key_value_heads, torch.Generator().manual_seed(2)
+    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+    def score() -> LayerScore:
+        means = Means(unit(torch.randn(heads, dim, generator=draw)), torch.randn(heads, dim, generator=draw))
+        weights = torch.randn(heads, len(SCALARS) + dim, generator=draw)
+        x, y = torch.rand(2, heads, 16, generator=draw).cumsum(-1)
+        return LayerScore(means, weights, torch.zeros(heads), x - 4, y)
+
+    layers = {index: score() for index in paged_layers(config)}
+    path = Path(tempfile.mkdtemp()) / "drawn.safetensors"
+    save_calibration(Calibration(layers, fingerprint(config), {}, True), path)
+    return quoted(str(path))
+
+
 class Game:
     """One case being played. Every method is a call of a case, by its name."""
 
@@ -149,6 +175,8 @@ class Game:
 
     def _made(self, **told: Tensor) -> PagedEvictionCache:
         options = {**self.case.options, **self._parts(), **told}
+        if (policy := options.get("policy")) in FITTED:
+            options["policy"] = f"{policy}:{calibration_of(self.case.family, self.case.attention)}"
         rank, basis = options.pop("rank", None), options.pop("basis", None)
         if rank is not None and basis is not None:
             options["bits"] = LowRank(basis, rank, options.get("bits"))
