@@ -133,9 +133,10 @@ class Threshold(Sharing):
         self._offered, self._decided = {}, True
 
     def shrink(self, budget: BlockBudget) -> None:
-        """See `Sharing.shrink`."""
+        """See `Sharing.shrink`. Layers offer anew what they hold: what they offered last may be room for single tokens,
+        which is more than the new budget has."""
         super().shrink(budget)
-        self._decided = not self._offered
+        self._offered, self._decided = {}, True
 
     def _decide(self) -> None:
         places, mean = sorted(self._offered), self.budget.capacity
