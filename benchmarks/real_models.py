@@ -49,6 +49,9 @@ APART = (
 #: Scores of 2026, and what they stand beside. The file is made where the table is run, by `paged-eviction fit-gate
 #: --model MODEL --target kvzip --units 0 --tokens 8192 --output smollm2-kvzip.safetensors`.
 NEWEST = f"auto,tova,{','.join(NEWEST_SCORES)}"
+#: What `auto` was before it looked at queries, with its four first tokens and an eighth of a quarter for the newest.
+PUBLISHED = "calibrated:hf_paged_eviction/learned/calibration/published/smollm2-135m-instruct.safetensors"
+FORMERLY = f"--policies {PUBLISHED},{PUBLISHED}@global --sink-tokens 4 --recent-tokens {int(QUARTER) // 8}"
 #: Why policies fail: what is held of what the answer will look at.
 HITS = "--hit-rate 32"
 #: Which the model answers in 60 % of the cases; of the last two no prompt was looked at when the default was chosen.
@@ -111,6 +114,7 @@ def _tables() -> dict[str, str]:
             f"newest_{name}": f"{needles} --budgets {EIGHTH},{QUARTER},full --policies {NEWEST} {HITS}",
             f"gates_{name}": f"{needles} --budgets {EIGHTH},{QUARTER},full --policies {NEWEST_SCORES[0]}",
             f"auto_{name}": f"{needles} --budgets 56,{EIGHTH},{QUARTER},448,full --policies auto",
+            f"former_{name}": f"{needles} --budgets {QUARTER},full {FORMERLY}",
             f"every_{name}": f"{needles} --budgets 56,{EIGHTH},{QUARTER},448,full --policies {EVERY},{ALLOCATORS}",
             f"heads_{name}": f"{needles} --budgets {EIGHTH},{QUARTER},full --heads separate --policies {APART}",
             f"self_{name}": f"{needles} --budgets {EIGHTH},{QUARTER},full --policies self_calibrated@global",
@@ -237,6 +241,7 @@ def _beside_kept(
 def _short(row: dict[str, Any], own: bool) -> dict[str, Any]:
     """What the tables need of a row; `own`: every cache gave its own answer."""
     names = ("policy", "budget", "budget_tokens", "block_size")
+    row = row | {"policy": row["policy"].replace(PUBLISHED, "calibrated")}
     if "text" in row:
         row = row | {"text": Path(row["text"]).name}
         return {name: row[name] for name in (*names, "text", "tokens", "loss", "count", "kl")}
@@ -254,7 +259,8 @@ def page() -> None:
     """Write the summary of SmolLM2, the leaderboard with every row, and the README's front table."""
     sections = {
         "front": front_table(),
-        "default": compared("smollm2", DEFAULT, ("auto",)),
+        "default": compared("smollm2", DEFAULT[:1]),
+        "former": compared("smollm2", DEFAULT, (FORMER,)),
         "beside": compared("smollm2", BESIDE, ("self_calibrated@global",)),
         "newest": compared(
             "smollm2", [*DEFAULT, *((policy, 16) for policy in (*NEWEST_SCORES, "tova", "snapkv"))], NEWEST_SCORES

@@ -93,10 +93,11 @@ def finished(
     return kept, [variant for variant in deciding if variant not in whole]
 
 
-def together(rows: list[dict[str, Any]], others: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows of the prompts that are in both tables; those of the first if the second has none."""
-    prompts = [{(row["task"], row["id"]) for row in table} for table in (rows, others or rows)]
-    return [row for row in (*rows, *others) if (row["task"], row["id"]) in prompts[0] & prompts[1]]
+def together(*tables: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of the prompts that are in all tables; tables without rows do not count."""
+    prompts = [{(row["task"], row["id"]) for row in table} for table in tables if table]
+    same = set.intersection(*prompts) if prompts else set()
+    return [row for table in tables for row in table if (row["task"], row["id"]) in same]
 
 
 def full_scores(rows: Iterable[dict[str, Any]]) -> dict[str, list[float]]:
@@ -284,10 +285,10 @@ def front_table(name: str = "smollm2", tokens: str = QUARTER, share: str = "25%"
         if size == share
     }
     columns: list[dict[str, list[dict[str, Any]]]] = []
-    for table in ("unknown", "known"):
-        own, _ = finished(load(name, f"auto_{table}"), {("auto", tokens)})
-        rows = together(finished(load(name, f"needles_{table}"))[0], own)
-        found = by_variant(answered(rows))
+    for asked in ("unknown", "known"):
+        default = [row for row in load(name, f"auto_{asked}") if row["policy"] in ("auto", "full")]
+        tables = default, load(name, f"needles_{asked}"), load(name, f"former_{asked}")
+        found = by_variant(answered(together(*(finished(rows)[0] for rows in tables))))
         columns.append({policy: group for (policy, size), group in found.items() if size == tokens})
     lines = [
         ("policy", "text: nats lost", "unknown: right, %", "KL", "known: right, %", "KL"),
@@ -300,7 +301,8 @@ def front_table(name: str = "smollm2", tokens: str = QUARTER, share: str = "25%"
             for text in (percent(column[policy]), cell([row["agreement"]["kl"] for row in column[policy]], 2))
         ]
         lines.append((f"`{policy}`", lost.get(policy, "not run"), *pairs))
-    return piped(lines)
+    counts = (str(len(column["auto"])) for column in columns)
+    return f"{piped(lines)}\n\n{len(full)} texts; the same {' and '.join(counts)} prompts under all policies."
 
 
 def _apart(columns: list[dict[str, list[dict[str, Any]]]], policy: str) -> float:
