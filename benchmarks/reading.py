@@ -2,8 +2,8 @@
 
 CPU seconds of one thread, caches in turn and the median of all rounds, over those of the full cache; and the peak of a
 process of its own, less what it had with the model alone: the least of all rounds, since what a process keeps of freed
-memory differs by 100 MiB from run to run. A variant is a policy, an allocator behind @, and the tokens
-of a block behind a slash: auto/4. The longest prompt is read once, by the processes that measure memory.
+memory differs by 100 MiB from run to run. The longest prompt is read by these processes alone. A variant is a policy,
+an allocator behind @, and the tokens of a block behind a slash: auto/4.
 """
 
 from __future__ import annotations

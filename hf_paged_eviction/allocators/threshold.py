@@ -130,12 +130,16 @@ class Threshold(Sharing):
     def protect(self, spans: tuple[Spans, ...]) -> None:
         """See `Sharing.protect`. Layers offer anew what they hold."""
         super().protect(spans)
-        self._offered, self._decided = {}, True
+        self._ask_anew()
 
     def shrink(self, budget: BlockBudget) -> None:
         """See `Sharing.shrink`. Layers offer anew what they hold: what they offered last may be room for single tokens,
         which is more than the new budget has."""
         super().shrink(budget)
+        self._ask_anew()
+
+    def _ask_anew(self) -> None:
+        """Layers offer again what they hold."""
         self._offered, self._decided = {}, True
 
     def _decide(self) -> None:
@@ -173,12 +177,13 @@ class Threshold(Sharing):
         """See `Sharing.map_rows`. Layers offer anew what they then hold."""
         super().map_rows(change)
         self._fitted = {place: change(share) for place, share in self._fitted.items()}
-        self._offered, self._decided = {}, True
+        self._ask_anew()
 
     def clear(self) -> None:
         """See `Sharing.clear`."""
         super().clear()
-        self._offered, self._fitted, self._decided = {}, {}, True
+        self._fitted = {}
+        self._ask_anew()
 
     def restore(self, saved: SharingSnapshot, device: torch.device) -> None:
         """See `Sharing.restore`."""

@@ -19,14 +19,14 @@ from torch import Tensor
 from transformers import AttentionInterface, DynamicCache
 
 import models
+from calibrations import drawn_score
 from hf_paged_eviction import PagedEvictionCache, StoragePool
 from hf_paged_eviction.integration.models import paged_layers
 from hf_paged_eviction.lab.low_rank import LowRank
 from hf_paged_eviction.lab.low_rank.basis import Basis
 from hf_paged_eviction.lab.low_rank.codec import Axes, LayerBasis
-from hf_paged_eviction.learned.calibration import Calibration, LayerScore, save_calibration
+from hf_paged_eviction.learned.calibration import Calibration, save_calibration
 from hf_paged_eviction.learned.calibration.calibration import fingerprint
-from hf_paged_eviction.learned.calibration.features import SCALARS, Means, unit
 from hf_paged_eviction.naming.of_files import quoted
 from slow_cache import SlowCache
 
@@ -112,12 +112,18 @@ def model_of(family: str, attention: str) -> Any:
     return model
 
 
+def shape_of(family: str, attention: str) -> tuple[Any, int, int]:
+    """The text model's config, its KV heads, and their width."""
+    config = model_of(family, attention).config.get_text_config()
+    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return config, config.num_key_value_heads, dim
+
+
 @memoize
 def basis_of(family: str, attention: str) -> Basis:
     """Directions that have nothing to do with the model: each token loses its own part of itself."""
-    config = model_of(family, attention).config.get_text_config()
-    heads, draw = config.num_key_value_heads, torch.Generator().manual_seed(1)
-    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    config, heads, dim = shape_of(family, attention)
+    draw = torch.Generator().manual_seed(1)
 
     def axes() -> Axes:
         mean, square = torch.randn(heads, dim, generator=draw), torch.randn(heads, dim, dim, generator=draw)
@@ -130,17 +136,9 @@ def basis_of(family: str, attention: str) -> Basis:
 @memoize
 def calibration_of(family: str, attention: str) -> str:
     """A file of scores that have nothing to do with the model, of keys before rotary embedding: one for each layer."""
-    config = model_of(family, attention).config.get_text_config()
-    heads, draw = config.num_key_value_heads, torch.Generator().manual_seed(2)
-    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-
-    def score() -> LayerScore:
-        means = Means(unit(torch.randn(heads, dim, generator=draw)), torch.randn(heads, dim, generator=draw))
-        weights = torch.randn(heads, len(SCALARS) + dim, generator=draw)
-        x, y = torch.rand(2, heads, 16, generator=draw).cumsum(-1)
-        return LayerScore(means, weights, torch.zeros(heads), x - 4, y)
-
-    layers = {index: score() for index in paged_layers(config)}
+    config, heads, dim = shape_of(family, attention)
+    draw = torch.Generator().manual_seed(2)
+    layers = {index: drawn_score(heads, dim, draw) for index in paged_layers(config)}
     path = Path(tempfile.mkdtemp()) / "drawn.safetensors"
     save_calibration(Calibration(layers, fingerprint(config), {}, True), path)
     return quoted(str(path))

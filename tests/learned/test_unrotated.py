@@ -13,13 +13,14 @@ from transformers import DynamicCache
 
 import models
 import modes
+from calibrations import drawn_score
 from closeness import assert_close
 from hf_paged_eviction import EvictionPolicy, Needs, PagedEvictionCache, ScoreContext, make_policy
 from hf_paged_eviction.integration import model_rotary
 from hf_paged_eviction.integration.model_rotary import UnknownRotaryError
-from hf_paged_eviction.learned.calibration import Calibration, LayerScore, load_calibration, save_calibration
+from hf_paged_eviction.learned.calibration import Calibration, load_calibration, save_calibration
 from hf_paged_eviction.learned.calibration.calibration import fingerprint
-from hf_paged_eviction.learned.calibration.features import SCALARS, Means, unit
+from hf_paged_eviction.learned.calibration.features import unit
 from hf_paged_eviction.policies.attention.window_attention import WindowAttention
 from hf_paged_eviction.recipes.fit import calibration as fitting
 from hf_paged_eviction.recipes.fit.calibration import Window, fit
@@ -68,11 +69,8 @@ def turned_back(keys: Tensor, width: int) -> Tensor:
 
 
 def a_calibration(config: Any, heads: int = HEADS) -> Calibration:
-    draw = torch.Generator().manual_seed(3)
-    means = Means(unit(torch.randn(heads, WIDTH, generator=draw)), torch.randn(heads, WIDTH, generator=draw))
-    weights = torch.randn(heads, len(SCALARS) + WIDTH, generator=draw)
-    x, y = torch.rand(2, heads, 16, generator=draw).cumsum(-1)
-    return Calibration({0: LayerScore(means, weights, torch.zeros(heads), x - 4, y)}, fingerprint(config), {}, True)
+    score = drawn_score(heads, WIDTH, torch.Generator().manual_seed(3))
+    return Calibration({0: score}, fingerprint(config), {}, True)
 
 
 def truth(model: Any, ids: Tensor, calibration: Calibration, width: int) -> Tensor:
