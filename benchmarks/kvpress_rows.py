@@ -41,7 +41,7 @@ PRESSES: dict[str, tuple[Callable[[float], Any], tuple[int, ...]]] = {
 
 @torch.inference_mode()
 def rows(model: Any, tokenizer: Any, prompt: Any, settings: TaskSettings) -> Iterator[dict[str, Any]]:
-    """One row per press and size; none for a prompt that the full cache does not answer."""
+    """The full cache's row, and where it is right one per press and size."""
     sample, context, question = prompt.sample, torch.tensor([prompt.context]), [*prompt.question]
     ends = end_tokens(model, tokenizer, sample.stop_at_newline)
     cache = DynamicCache(config=model.config)
@@ -65,7 +65,9 @@ def rows(model: Any, tokenizer: Any, prompt: Any, settings: TaskSettings) -> Ite
             "kl": divergence(expected, logits).mean().item(),
         }
 
-    yield row("full", None, expected)
+    yield (full := row("full", None, expected))
+    if full["score"] < 1:
+        return
     for name, (made, sizes) in PRESSES.items():
         for tokens in sizes:
             cache = DynamicCache(config=model.config)

@@ -49,9 +49,9 @@ APART = (
 #: Scores of 2026, and what they stand beside. The file is made where the table is run, by `paged-eviction fit-gate
 #: --model MODEL --target kvzip --units 0 --tokens 8192 --output smollm2-kvzip.safetensors`.
 NEWEST = f"auto,tova,{','.join(NEWEST_SCORES)}"
-#: What `auto` was before it looked at queries, with its four first tokens and an eighth of a quarter for the newest.
+#: What `auto` was before it looked at queries, with its four first tokens (an eighth of a quarter is the newest block).
 PUBLISHED = "calibrated:hf_paged_eviction/learned/calibration/published/smollm2-135m-instruct.safetensors"
-FORMERLY = f"--policies {PUBLISHED},{PUBLISHED}@global --sink-tokens 4 --recent-tokens {int(QUARTER) // 8}"
+FORMERLY = f"--policies {PUBLISHED},{PUBLISHED}@global --sink-tokens 4"
 #: Why policies fail: what is held of what the answer will look at.
 HITS = "--hit-rate 32"
 #: Which the model answers in 60 % of the cases; of the last two no prompt was looked at when the default was chosen.
@@ -260,8 +260,8 @@ def page() -> None:
     sections = {
         "front": front_table(),
         "default": compared("smollm2", DEFAULT[:1]),
-        "former": compared("smollm2", DEFAULT, (FORMER,)),
-        "beside": compared("smollm2", BESIDE, ("self_calibrated@global",)),
+        "former": compared("smollm2", (*DEFAULT, ("self_calibrated@global", 16)), (FORMER,)),
+        "beside": compared("smollm2", BESIDE, ("auto, blocks of 4",)),
         "newest": compared(
             "smollm2", [*DEFAULT, *((policy, 16) for policy in (*NEWEST_SCORES, "tova", "snapkv"))], NEWEST_SCORES
         ),
@@ -272,8 +272,9 @@ def page() -> None:
         "suites": overview("smollm2"),
         "gemma": overview("gemma3"),
         "kvpress": beside_kvpress(),
-        "bits_unknown": over_bytes(known=False),
-        "bits_known": over_bytes(known=True, policies=(FORMER,)),
+        "bits_unknown": over_bytes(known=False, policies=("auto",)),
+        "bits_known": over_bytes(known=True, policies=("auto",)),
+        "bits_others": over_bytes(known=False),
     }
     if (KEPT.parent / "reading.json").exists():
         sections["reading"] = reading()

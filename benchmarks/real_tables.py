@@ -286,8 +286,10 @@ def front_table(name: str = "smollm2", tokens: str = QUARTER, share: str = "25%"
     }
     columns: list[dict[str, list[dict[str, Any]]]] = []
     for asked in ("unknown", "known"):
-        default = [row for row in load(name, f"auto_{asked}") if row["policy"] in ("auto", "full")]
-        tables = default, load(name, f"needles_{asked}"), load(name, f"former_{asked}")
+        alone = {"former": "calibrated", "auto": "auto"}  # of tables with other policies, over fewer prompts
+        tables = [load(name, f"needles_{asked}")]
+        for table, policy in alone.items():
+            tables.append([row for row in load(name, f"{table}_{asked}") if row["policy"] in (policy, "full")])
         found = by_variant(answered(together(*(finished(rows)[0] for rows in tables))))
         columns.append({policy: group for (policy, size), group in found.items() if size == tokens})
     lines = [
