@@ -46,7 +46,24 @@ def protocol(name: str, meta: dict[str, Any]) -> dict[str, Any]:
     model = {key: meta.get("model", {}).get(key) for key in ("class", "parameters")}
     precision = meta.get("model", {}).get("dtype", settings.get("dtype"))
     found = {"model": name, **model, "of": "texts" if "files" in meta["settings"] else "tasks", **settings, **data}
-    return {**found, "dtype": precision, "transformers": meta["versions"]["transformers"]}
+    return told({**found, "dtype": precision, "transformers": meta["versions"]["transformers"]})
+
+
+def told(found: dict[str, Any]) -> dict[str, Any]:
+    """A protocol without what is off: an option that came later makes no other protocol of a run without it."""
+
+    def off(key: str, value: Any) -> bool:
+        return key != "question_aware" and (value is False or value in (None, "drop", []))
+
+    return {key: value for key, value in found.items() if not off(key, value)}
+
+
+def changed(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """What two protocols differ in, but for the records of tasks that one of them does not have."""
+    before, now = told(before), told(now)
+    both = before.keys() & now.keys()
+    apart = [key for key, value in (before | now).items() if key in both or not isinstance(value, dict)]
+    return sorted(key for key in apart if before.get(key) != now.get(key))
 
 
 def tables(folder: Path = KEPT) -> list[tuple[str, dict[str, Any] | None, list[dict[str, Any]]]]:
@@ -55,7 +72,7 @@ def tables(folder: Path = KEPT) -> list[tuple[str, dict[str, Any] | None, list[d
     for path in sorted(folder.glob("*.jsonl.gz")):
         name = path.name.removesuffix(".jsonl.gz")
         facts, rows = read_kept(path)
-        found = facts.get("protocol")
+        found = told(facts["protocol"]) if facts.get("protocol") else None
         key = json.dumps(found, sort_keys=True) if found else name
         groups.setdefault(key, [name, found, []])[2].extend(rows)
     return [(name, found, once(rows)) for name, found, rows in groups.values()]
@@ -85,10 +102,7 @@ def _tables(rows: list[dict[str, Any]]) -> str:
 
 
 def _described(found: dict[str, Any]) -> str:
-    said = {name: value for name, value in found.items() if value not in (None, "drop", [], 0) or name == "seed"}
-    if "question_aware" in found:
-        said["question_aware"] = found["question_aware"]
-    return f"Protocol: {', '.join(f'{name} {_word(value)}' for name, value in said.items())}."
+    return f"Protocol: {', '.join(f'{name} {_word(value)}' for name, value in found.items())}."
 
 
 def _word(value: Any) -> str:

@@ -65,6 +65,8 @@ RULER = ",".join(
         "niah_multiquery vt cwe fwe qa_1 qa_2"
     ).split()
 )
+#: Base models: they go on behind an answer, say it again, and a cache that is fed that needs to have kept nothing.
+BASE = ("gemma3",)
 #: Tokens per block, beside the default of 16: what is evicted at once where an answer is long or a text is read.
 BLOCKS = (1, 4)
 QUESTION = {"unknown": "--question-agnostic", "known": "--question-aware"}
@@ -193,6 +195,8 @@ def run(options: argparse.Namespace) -> None:
         flag = all(each.startswith("--") for each in own[at + 1 : at + 2])
         del own[at : at + (1 if flag else 2)]
     command += own
+    if options.name in BASE and FORCED in TABLES[options.table] and "{data}" not in TABLES[options.table]:
+        command.append("--stop-when-right")
     if options.limit is not None:
         command += ["--limit", str(options.limit)]
     command += options.more
@@ -231,8 +235,8 @@ def _beside_kept(
         return protocol, rows
     facts, kept = read_kept(target)
     before = facts.get("protocol") or {}
-    if other := [key for key in before.keys() & protocol.keys() if before[key] != protocol[key]]:
-        print(f"{target}: {len(kept)} rows are replaced, since they differ in {', '.join(sorted(other))}")
+    if other := leaderboard.changed(before, protocol):
+        print(f"{target}: {len(kept)} rows are replaced, since they differ in {', '.join(other)}")
     if other or not before:
         return protocol, rows
     return before | protocol, once([*kept, *rows])

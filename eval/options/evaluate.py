@@ -168,6 +168,12 @@ class TaskOptions(TaskFileOptions):
         "would say at each token counts as theirs: one forward per cache in place of one per token.",
         panel=MEASURES,
     )
+    stop_when_right: bool = option(
+        False,
+        "An answer ends with the token that makes it right. For base models, which go on and say it again: a cache "
+        "that is fed the rest (--teacher-forced) reads there what it should have kept. Generated tasks only.",
+        panel=MEASURES,
+    )
 
 
 class MetricOptions(Options):

@@ -87,6 +87,11 @@ def task_settings(options: EvalOptions) -> TaskSettings:
     shared = shared_settings(options)
     if options.teacher_forced and not options.agreement:
         raise UserError("--teacher-forced follows the full cache's answers: add --agreement")
+    if options.stop_when_right and (others := [task for task in tasks if task not in generated]):
+        raise UserError(
+            f"--stop-when-right: {', '.join(others)} {'is' if len(others) == 1 else 'are'} scored by the whole answer, "
+            "which ends as the protocol says; leave it out, or run generated tasks (`paged-eviction tasks`) alone"
+        )
     found = {
         **options.common(TaskSettings),
         **shared,

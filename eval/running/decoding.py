@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, repeat
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .agreement import FullAnswer, divergence, identical_share, logits_along, recorded_logits
 from .efficiency import Stopwatch, evictions, host_bytes, kv_bytes, timed_updates
-from .generation import Generator, until_end
+from .generation import Generator, Judge, until_end
 from .prefill import Inputs
 from .start import Start
 
@@ -59,6 +59,7 @@ def decode(
     *,
     record: bool = False,
     tell: Callable[[int, int], None] | None = None,
+    judges: Sequence[Judge] = (),
 ) -> Decoding:
     """Continue from the first tokens until every answer has ended.
 
@@ -66,6 +67,7 @@ def decode(
         limits: most tokens per row.
         record: keep the logits that each token was chosen by.
         tell: told after every forward how many of how many tokens there are.
+        judges: one per row, where an answer ends as soon as it is right.
     """
     watch = Stopwatch(inputs.ids.device)
     with (
@@ -73,9 +75,12 @@ def decode(
         recorded_logits(generator.model, record) as logits,
         _steps_told(generator.model, max(limits), tell),
     ):
-        output = generator.rest(inputs, start.first.tokens, start.cache, limits)
+        output = generator.rest(inputs, start.first.tokens, start.cache, limits, judges)
         seconds = watch.lap()
-    answers = [until_end(tokens, limit, generator.ends) for tokens, limit in zip(output.tolist(), limits, strict=True)]
+    answers = [
+        until_end(tokens, limit, generator.ends, judge)
+        for tokens, limit, judge in zip(output.tolist(), limits, judges or repeat(None, len(limits)), strict=True)
+    ]
     first = start.first.logits
     costs = _costs(start, len(answers), seconds, output.shape[1] - 1, updates.seconds)
     return Decoding(answers, costs, [first, *logits] if record and first is not None else [])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from typing import Any
 
 import torch
@@ -47,6 +47,28 @@ class StopAtColumn(StoppingCriteria):  # type: ignore[misc]
         return self.columns <= input_ids.shape[1]
 
 
+#: Whether an answer of these tokens is right as it stands.
+Judge = Callable[[Sequence[int]], bool]
+
+
+class StopWhenRight(StoppingCriteria):  # type: ignore[misc]
+    """Ends each row with the token after the one that made its answer right, if it is right still: no longer number.
+
+    Args:
+        width: columns of the prompts.
+        judges: one per row.
+    """
+
+    def __init__(self, width: int, judges: Sequence[Judge]) -> None:
+        self.width, self.judges = width, judges
+
+    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
+        """`[rows]` bool, which rows are done."""
+        answers = input_ids[:, self.width :].tolist()
+        right = [judge(said[:-1]) and judge(said) for judge, said in zip(self.judges, answers, strict=True)]
+        return torch.tensor(right, device=input_ids.device)
+
+
 class Generator:
     """`generate` in two steps, so that many caches can continue from one reading of the prompt.
 
@@ -69,12 +91,20 @@ class Generator:
             settings["prefill_chunk_size"] = chunk
         return self._generate(inputs.ids, inputs.mask, cache, max_new_tokens=1, **settings)[:, -1]
 
-    def rest(self, inputs: Inputs, first: Tensor, cache: DynamicCache, limits: Sequence[int]) -> Tensor:
+    def rest(
+        self,
+        inputs: Inputs,
+        first: Tensor,
+        cache: DynamicCache,
+        limits: Sequence[int],
+        judges: Sequence[Judge] = (),
+    ) -> Tensor:
         """All tokens of the answers, `[rows, tokens]`; see `until_end` for where a row's own answer stops.
 
         Args:
             first: `[rows]`, not yet fed to the cache.
             limits: most tokens per row.
+            judges: one per row, where an answer ends as soon as it is right.
         """
         tokens = first[:, None].to(inputs.ids.device)
         most = torch.tensor(limits, device=tokens.device)
@@ -83,9 +113,11 @@ class Generator:
             return tokens
         ids, mask = inputs.extended(tokens)
         width = inputs.ids.shape[1]
-        stop = StopAtColumn((width + most).masked_fill(ended, 0))
+        rules: list[StoppingCriteria] = [StopAtColumn((width + most).masked_fill(ended, 0))]
+        if judges:
+            rules.append(StopWhenRight(width, judges))
         output = self._generate(
-            ids, mask, cache, max_new_tokens=max(limits) - 1, stopping_criteria=StoppingCriteriaList([stop])
+            ids, mask, cache, max_new_tokens=max(limits) - 1, stopping_criteria=StoppingCriteriaList(rules)
         )
         return output[:, width:]
 
@@ -138,7 +170,15 @@ def end_tokens(model: Any, tokenizer: Any, stop_at_newline: bool = False) -> fro
     return frozenset(ends)
 
 
-def until_end(tokens: Sequence[int], limit: int, ends: Set[int]) -> list[int]:
-    """A row's own answer: at most `limit` tokens, up to the first one that ends it, which counts."""
+def until_end(tokens: Sequence[int], limit: int, ends: Set[int], judge: Judge | None = None) -> list[int]:
+    """A row's own answer: at most `limit` tokens, up to the first one that ends it; that counts.
+
+    Args:
+        judge: it ends with the token that makes it right, too, if the next one leaves it right.
+    """
     own = list(tokens[:limit])
-    return own[: next((index + 1 for index, token in enumerate(own) if token in ends), len(own))]
+    own = own[: next((index + 1 for index, token in enumerate(own) if token in ends), len(own))]
+    if judge is None:
+        return own
+    right = (count for count in range(1, len(own)) if judge(own[:count]) and judge(own[: count + 1]))
+    return own[: next(right, len(own))]

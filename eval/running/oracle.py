@@ -17,6 +17,7 @@ from hf_paged_eviction.queries.observer import Queries
 from ..caches.budgets import ORACLE
 from ..errors import UserError
 from .decoding import decode
+from .generation import Judge
 from .prefill import Inputs
 from .recording import RecordingCache
 from .start import Reader, Source
@@ -63,13 +64,16 @@ class Oracle(EvictionPolicy):
         return self  # never changed
 
 
-def look_ahead(reader: Reader, inputs: Inputs, source: Source | None, limits: Sequence[int]) -> Oracle:
+def look_ahead(
+    reader: Reader, inputs: Inputs, source: Source | None, limits: Sequence[int], judges: Sequence[Judge] = ()
+) -> Oracle:
     """Answer with the full cache, and note what the questions and answers attend to.
 
     Args:
         inputs: every row with a context of its own.
         source: has read the contexts.
         limits: most tokens per row.
+        judges: one per row, where an answer ends as soon as it is right.
 
     Raises:
         UserError: the model does not show its queries.
@@ -77,7 +81,7 @@ def look_ahead(reader: Reader, inputs: Inputs, source: Source | None, limits: Se
     width = inputs.context_ids.shape[1]
     cache = RecordingCache(reader.model.config, since=width)
     start = reader.start(inputs, cache, source)
-    decoding = decode(reader.generator, inputs, start, limits)
+    decoding = decode(reader.generator, inputs, start, limits, judges=judges)
     queries = cache.stop()
     mask = torch.cat([inputs.mask, inputs.mask.new_ones(len(limits), cache.get_seq_length() - inputs.mask.shape[1])], 1)
     positions = (mask.cumsum(-1) - 1).masked_fill(mask == 0, -1)

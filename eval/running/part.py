@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence, Set
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from transformers import DynamicCache
@@ -13,13 +14,15 @@ from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.disposals import make_disposal
 
 from ..data.prompting.prompts import Batch
+from ..data.prompting.suites import score
 from ..options.settings import TaskSettings
 from ..store.grouping import grouped
 from ..store.results import Row
+from ..tasks import Sample
 from .agreement import FullAnswer, identical_share, mean_kl
 from .decoding import Decoding, decode, follow
 from .efficiency import PeakMemory
-from .generation import Generator
+from .generation import Generator, Judge
 from .hits import Hits, hit_rates
 from .oracle import Oracle, look_ahead
 from .prefill import Inputs, can_share, input_device
@@ -27,7 +30,7 @@ from .processes.workers import Reading, tell
 from .recording import shows_queries
 from .remembering import Memory
 from .rows import finished_row
-from .start import First, Reader, Source, Start
+from .start import First, Probed, Reader, Source, Start
 from .variants import RowKey, Variant, make_cache, row_key, variants
 
 
@@ -86,6 +89,7 @@ class Part:
         self.running: list[RowKey] = []
         self.oracle: tuple[tuple[int, ...], Oracle] | None = None
         self.memory: tuple[str, Memory] | None = None
+        self.probed: tuple[tuple[str, tuple[int, ...]], Probed] | None = None
         self.full_answers: dict[int, FullAnswer] = {}
 
     def _tell(self, done: int, total: int) -> None:
@@ -135,12 +139,14 @@ class Part:
         prompts = [self.batch.prompts[row] for row in group.rows]
         # Where the question decides what is evicted, no two questions share a context.
         inputs = self.reader.inputs(prompts, apart=group.variant.is_oracle)
-        probed = self._probed(group, inputs)
-        cache = self._cache(group, inputs, source, probed, ahead)
-        if source is not None and (probed or not source.fills(cache)):
-            source = None
-        start = self.reader.start(inputs, cache, source, group.tokens if probed else None)
-        del cache
+        if group.variant.by_probe and group.tokens is not None and self.reader.probed(inputs) > group.tokens:
+            source, start = None, self._by_probe(group, inputs, group.tokens)
+        else:
+            cache = self._cache(group, inputs, source, ahead)
+            if source is not None and not source.fills(cache):
+                source = None
+            start = self.reader.start(inputs, cache, source)
+            del cache
         hits = self._hits(group, inputs, start, ahead)
         decoding, agreement = self._decode(group, inputs, start)
         # Beside a source, the peak says nothing of this cache.
@@ -176,27 +182,47 @@ class Part:
         compressed = deepcopy(start.cache) if settings.agreement and not group.is_full else None
         limits = [self.batch.prompts[row].sample.max_new_tokens for row in group.rows]
         record = settings.agreement and group.is_full
-        decoding = decode(self.generator, inputs, start, limits, record=record, tell=self._tell)
+        judges = self._judges(group)
+        decoding = decode(self.generator, inputs, start, limits, record=record, tell=self._tell, judges=judges)
         return decoding, self._agreement(group, inputs, decoding, compressed, start.first)
 
-    def _probed(self, group: Group, inputs: Inputs) -> bool:
-        """Whether the cache is compressed by a probe, which needs room for all that is read first."""
-        return group.variant.by_probe and group.tokens is not None and self.reader.probed(inputs) > group.tokens
+    def _judges(self, group: Group) -> Sequence[Judge]:
+        """What says of each row that its answer is right, where that ends it."""
+        if not self.settings.stop_when_right:
+            return ()
+        return [partial(self._is_right, self.batch.prompts[row].sample) for row in group.rows]
 
-    def _cache(
-        self, group: Group, inputs: Inputs, source: Source | None, probed: bool, ahead: Oracle | None
-    ) -> DynamicCache:
+    def _is_right(self, sample: Sample, said: Sequence[int]) -> bool:
+        return score(sample, self.generator.text(said), self.settings) == 1
+
+    def _by_probe(self, group: Group, inputs: Inputs, budget: int) -> Start:
+        """A cache that a probe compresses; where readings are shared, all budgets of a policy have one probe."""
+        wanted = group.variant.policy, group.rows
+        known, self.probed = self.probed, None
+        if known is None or known[0] != wanted:
+            del known  # holds a whole context
+            size = self.settings.block_size
+            room = -(-self.reader.probed(inputs) // size) * size
+            cache = make_cache(
+                self.model, self.settings, group.variant, room, inputs.context_mask, protect=self._spans(inputs)
+            )
+            known = wanted, self.reader.probe(inputs, cache, budget)
+        if self.shared:
+            self.probed = known
+        return self.reader.shrunk(inputs, known[1], budget, again=self.shared)
+
+    def _spans(self, inputs: Inputs) -> Any:
+        return inputs.protected if self.settings.protected_roles else None
+
+    def _cache(self, group: Group, inputs: Inputs, source: Source | None, ahead: Oracle | None) -> DynamicCache:
         # The full cache needs no copy where it can go on in the source and be cut back afterwards.
         if group.is_full and source is not None and source.serves_as(inputs):
             return source.cache
-        spans = inputs.protected if self.settings.protected_roles else None
-        if probed:
-            size = self.settings.block_size
-            room = -(-self.reader.probed(inputs) // size) * size
-            return make_cache(self.model, self.settings, group.variant, room, inputs.context_mask, protect=spans)
         variant = group.variant
         policy = ahead if variant.is_oracle else None
-        cache = make_cache(self.model, self.settings, variant, group.tokens, inputs.context_mask, policy, spans)
+        cache = make_cache(
+            self.model, self.settings, variant, group.tokens, inputs.context_mask, policy, self._spans(inputs)
+        )
         if isinstance(cache, PagedEvictionCache) and source is not None and source.queries and policy is None:
             self._remember(variant, source, cache)
         return cache
@@ -219,7 +245,7 @@ class Part:
             prompts = [self.batch.prompts[row] for row in group.rows]
             inputs = self.reader.inputs(prompts, apart=True)
             limits = [prompt.sample.max_new_tokens for prompt in prompts]
-            self.oracle = group.rows, look_ahead(self.reader, inputs, source, limits)
+            self.oracle = group.rows, look_ahead(self.reader, inputs, source, limits, self._judges(group))
         return self.oracle[1]
 
     def _hits(self, group: Group, inputs: Inputs, start: Start, ahead: Oracle | None) -> Sequence[Hits | None]:

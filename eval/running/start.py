@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,9 +12,10 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
+from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.layer.paged import PagedLayer
 from hf_paged_eviction.queries.observer import Queries
-from hf_paged_eviction.recipes.procedures.probe import REPEAT, compress_by_probe
+from hf_paged_eviction.recipes.procedures.probe import REPEAT, probe_context
 
 from ..data.prompting.chat_template import end_of_turn
 from ..data.prompting.prompts import Prompt
@@ -103,6 +105,20 @@ class Start:
     compress_seconds: float
 
 
+@dataclass(frozen=True)
+class Probed:
+    """Contexts that were read once, and that a probe has asked about: every budget shrinks a copy.
+
+    Attributes:
+        cache: holds all of them, with what the probe attended to.
+        seconds, compress_seconds: see `Start`, both of reading and asking.
+    """
+
+    cache: PagedEvictionCache
+    seconds: float
+    compress_seconds: float
+
+
 class Reader:
     """Reads prompts under the settings of a run.
 
@@ -143,20 +159,48 @@ class Reader:
         """Columns that a probe compresses: all that is to be compressed, but a token is left to answer from."""
         return inputs.context_ids.shape[1] - self.settings.question_aware
 
-    def start(self, inputs: Inputs, cache: DynamicCache, source: Source | None, probe_to: int | None = None) -> Start:
-        """Bring a cache to the end of the prompts: an empty one, or that of a source that serves as it is.
-
-        Args:
-            probe_to: budget to which a probe compresses an empty `PagedEvictionCache` that has room for more.
-        """
+    def start(self, inputs: Inputs, cache: DynamicCache, source: Source | None) -> Start:
+        """Bring a cache to the end of the prompts: an empty one, or that of a source that serves as it is."""
         watch = Stopwatch(self.device)
         with timed_updates(cache) as updates, self._chunks_told(inputs.ids.shape[1]):
-            if probe_to is not None:
-                self._probe(inputs, cache, probe_to)
             first = self._fill(inputs, cache, source)
             seconds = watch.lap()
         shared = 0.0 if source is None else source.seconds
         return Start(cache, first, shared + seconds, updates.seconds)
+
+    def probe(self, inputs: Inputs, cache: PagedEvictionCache, budget: int) -> Probed:
+        """Read the contexts into an empty cache that has room for them, and ask the model to repeat them.
+
+        Args:
+            budget: to which the cache will be shrunk.
+        """
+        watch, columns = Stopwatch(self.device), self.probed(inputs)
+        ids, mask = inputs.context_ids[:, :columns], inputs.context_mask[:, :columns]
+        tokenizer = self.generator.tokenizer
+        # As in KVzip, an instruct model is asked in the user's turn, and repeats in its own.
+        asked = REPEAT + (end_of_turn(tokenizer) if inputs.chat and not self.settings.question_aware else "")
+        probe = tokenizer.encode(asked, add_special_tokens=False)
+        chunk = self.settings.prefill_chunk_size or 2048
+        with timed_updates(cache) as updates, self._chunks_told(inputs.ids.shape[1]):
+            probe_context(self.model, cache, budget, ids, mask, probe_ids=probe, chunk_size=chunk)
+        return Probed(cache, watch.lap(), updates.seconds)
+
+    def shrunk(self, inputs: Inputs, probed: Probed, budget: int, *, again: bool) -> Start:
+        """The start of a cache that a probe has asked about, at this budget; its probe counts in full.
+
+        Args:
+            again: other budgets follow, so that a copy is shrunk.
+        """
+        cache = deepcopy(probed.cache) if again else probed.cache
+        watch = Stopwatch(self.device)
+        cache.shrink(budget)
+        seconds = watch.lap()
+        start = self.start(inputs, cache, None)
+        return replace(
+            start,
+            prefill_seconds=probed.seconds + seconds + start.prefill_seconds,
+            compress_seconds=probed.compress_seconds + start.compress_seconds,
+        )
 
     @contextmanager
     def _chunks_told(self, columns: int) -> Iterator[None]:
@@ -191,16 +235,6 @@ class Reader:
         if source is None or source.first is None:
             return self._first(inputs, cache)
         return source.first.of(source.rows(inputs))
-
-    def _probe(self, inputs: Inputs, cache: Any, budget: int) -> None:
-        columns = self.probed(inputs)
-        ids, mask = inputs.context_ids[:, :columns], inputs.context_mask[:, :columns]
-        tokenizer = self.generator.tokenizer
-        # As in KVzip, an instruct model is asked in the user's turn, and repeats in its own.
-        asked = REPEAT + (end_of_turn(tokenizer) if inputs.chat and not self.settings.question_aware else "")
-        probe = tokenizer.encode(asked, add_special_tokens=False)
-        chunk = self.settings.prefill_chunk_size or 2048
-        compress_by_probe(self.model, cache, budget, ids, mask, probe_ids=probe, chunk_size=chunk)
 
     def _first(self, inputs: Inputs, cache: DynamicCache) -> First:
         chunk = self.settings.prefill_chunk_size if self.settings.question_aware else None

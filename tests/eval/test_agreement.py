@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import log
 from typing import Any
 
@@ -9,9 +10,11 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from batches import all_rows, make_batch, without_costs
+from batches import all_rows, make_batch, said, without_costs
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction_eval.errors import UserError
+from hf_paged_eviction_eval.options.evaluate import EvalOptions
+from hf_paged_eviction_eval.options.requests import task_settings
 from hf_paged_eviction_eval.options.settings import TaskSettings
 from hf_paged_eviction_eval.running.agreement import FullAnswer, divergence, identical_share, recorded_logits
 from hf_paged_eviction_eval.running.runner import batch_keys, run_batch
@@ -153,3 +156,35 @@ def test_nothing_stays_on_the_model(model: Any) -> None:
     with recorded_logits(model, False) as found:
         model(torch.tensor([[3]]))
     assert found == []
+
+
+@pytest.mark.parametrize("forced", [False, True])
+@pytest.mark.parametrize("question", [0, 15])
+def test_an_answer_may_end_where_it_is_right(model: Any, question: int, forced: bool) -> None:
+    """Row by row what the whole answer says up to the first token that makes it right; divergence from that alone."""
+    settings = SETTINGS.but(question_aware=not question, teacher_forced=forced, policies=("paged_eviction",))
+    batch = make_batch((90, 75, 40), question)
+    whole = said(all_rows(model, settings, batch))
+    full = [whole["full", "full", id].split() for id in "012"]
+    wanted = full[0][0], f"{full[1][2]} {full[1][3]}", "nothing"
+    asked = [
+        replace(prompt, sample=replace(prompt.sample, task="ruler_niah_single_1", answers=(answer,)))
+        for prompt, answer in zip(batch.prompts, wanted, strict=True)
+    ]
+    rows = all_rows(model, settings.but(stop_when_right=True), replace(batch, prompts=tuple(asked)))
+    ends = {row["id"]: row["new_tokens"] for row in rows if row["policy"] == "full"}
+    assert ends == {"0": 1, "1": 4, "2": len(full[2])}
+    for row in rows:
+        id, free = row["id"], whole[row["policy"], row["budget"], row["id"]].split()
+        if forced and row["policy"] != "full":
+            assert row["new_tokens"] <= ends[id]
+            continue
+        prefixes = [" ".join(free[:count]) for count in range(1, len(free) + 1)]
+        right = next((said for said in prefixes if wanted[int(id)] in said), prefixes[-1])
+        assert row["prediction"] == right and row["score"] == float(wanted[int(id)] in right)
+
+
+def test_only_generated_tasks_end_where_they_are_right() -> None:
+    options = EvalOptions(tasks="passkey,qasper", stop_when_right=True)
+    with pytest.raises(UserError, match="--stop-when-right: qasper is scored by the whole answer"):
+        task_settings(options)

@@ -94,6 +94,7 @@ chunk: 32
 files: [a.txt, b c.txt]
 log-samples: true
 teacher-forced: true
+stop-when-right: true
 hit-rate: 16
 output: some/where
 """

@@ -10,12 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from batches import all_rows, without_costs
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
 from hf_paged_eviction.recipes.procedures.probe import compress_by_probe
 from hf_paged_eviction_eval import embedded
 from hf_paged_eviction_eval.data.prompting.chat_template import end_of_turn, wrap
-from hf_paged_eviction_eval.data.prompting.prompts import encode
+from hf_paged_eviction_eval.data.prompting.prompts import Batch, encode
 from hf_paged_eviction_eval.options.settings import TaskSettings
 from hf_paged_eviction_eval.running import start
 from hf_paged_eviction_eval.running.evaluation import evaluate_tasks
@@ -116,8 +117,40 @@ def test_instruct_models_are_asked_in_the_users_turn() -> None:
         inputs = reader.inputs(prompts)
         cache = PagedEvictionCache(MODEL.config, budget=256, policy="kvzip")
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(start, "compress_by_probe", lambda *given, **named: asked.append(named["probe_ids"]))
-            reader._probe(inputs, cache, BUDGET)
+            patch.setattr(start, "probe_context", lambda *given, **named: asked.append(named["probe_ids"]))
+            reader.probe(inputs, cache, BUDGET)
     said = [tokenizer.decode(ids) for ids in asked]
     ends = tokenizer.decode(tokenizer.encode(between, add_special_tokens=False))
     assert said[0].endswith(ends) and not said[1].endswith(ends)
+
+
+@pytest.mark.parametrize("aware", [False, True])
+def test_all_budgets_of_a_policy_share_one_probe(aware: bool) -> None:
+    """With the rows, but for times, that each budget has from a probe of its own."""
+    settings = TaskSettings(
+        policies=("kvzip", "kvzip@global"),
+        budgets=("12", "24", "25%", "full"),
+        block_size=4,
+        tasks=("passkey",),
+        question_aware=aware,
+        heads="separate",
+        agreement=True,
+        teacher_forced=True,
+        attn_implementation=PAGED_EVICTION,
+    )
+    samples = make_samples("passkey", TOKENIZER, 192, 3)
+    prompts = [
+        encode(sample, TOKENIZER, question_aware=aware, max_length=None, chat_template="auto") for sample in samples
+    ]
+    batch, probes, whole = Batch("passkey", 192, tuple(prompts)), [], start.probe_context
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(start, "probe_context", lambda *given, **named: (probes.append(1), whole(*given, **named)))
+        rows = [all_rows(MODEL, settings.but(share_prefill=share), batch, (), TOKENIZER) for share in (True, False)]
+        assert len(probes) == 2 + 6
+    shared, apart = map(without_costs, rows)
+    losses = {row["agreement"]["kl"] for row in shared if row["policy"] != "full"}
+    for ours, theirs in zip(shared, apart, strict=True):
+        assert ours.pop("agreement") == pytest.approx(theirs.pop("agreement"), abs=1e-5)
+        assert ours == theirs
+    assert len(losses) > 5 and max(losses) > 1
+    assert all(row["efficiency"]["prefill_seconds"] > 0 for row in rows[0])

@@ -133,6 +133,7 @@ def test_rows_of_different_protocols_never_share_a_table(tmp_path: Path, monkeyp
 
     # What changes no number tells nothing apart.
     same = {**meta, "settings": {**meta["settings"], "limit": 9, "batch_size": 4, "device": "cuda", "policies": ["q"]}}
+    same["settings"] |= {"stop_when_right": False, "protect": None}  # nor do options that are off, whenever they came
     keep("1", "p", meta)
     keep("2", "q", same)
     keep("3", "unfinished", same, ids="x")
@@ -143,6 +144,7 @@ def test_rows_of_different_protocols_never_share_a_table(tmp_path: Path, monkeyp
             ("settings", {"lengths": [128]}),
             ("settings", {"block_size": 8}),
             ("settings", {"bits": 4}),
+            ("settings", {"stop_when_right": True}),
             ("tasks", {"a": {"sha256": {"data": "1" * 64, "prompt": "3" * 64}}}),
             ("model", {"dtype": "bfloat16"}),
             ("versions", {"transformers": "5.14.0"}),
@@ -153,9 +155,9 @@ def test_rows_of_different_protocols_never_share_a_table(tmp_path: Path, monkeyp
     keep("older", "p", None)
     keep("older_2", "q", None)
     found = [{row["policy"] for row in rows} for _, _, rows in board.tables(tmp_path)]
-    assert found == [{"full", "p", "q", "unfinished"}, *([{"full", "p"}] * 9), {"full", "q"}]
+    assert found == [{"full", "p", "q", "unfinished"}, *([{"full", "p"}] * 10), {"full", "q"}]
     first, *others = board.page(tmp_path).split("## ")[1:]
-    assert len(others) == 10 and "`p` | 100" in first and "`q` | 100" in first
+    assert len(others) == 11 and "`p` | 100" in first and "`q` | 100" in first
     main, other = first.split("for the sake of `unfinished` at 25%")
     assert "| `unfinished`" not in main and all(f"`{name}` | 100" in other for name in ("p", "q", "unfinished"))
 
