@@ -104,6 +104,14 @@ def test_one_version() -> None:
     assert re.search(rf"\b{re.escape(hf_paged_eviction.__version__)}\b", (ROOT / "CHANGELOG.md").read_text("utf-8"))
 
 
+def test_no_page_has_a_gap() -> None:
+    """A number that was to be filled in later must not be published as its placeholder."""
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    gaps = re.compile(r"@@|\b(TODO|FIXME|XXX)\b")
+    found = {path.name: lines for path in pages if (lines := gaps.findall(path.read_text("utf-8")))}
+    assert len(pages) > 20 and not found
+
+
 def _imports(package: Path) -> dict[str, set[str]]:
     """By module, the modules of the same package that it names in any import, also in functions and for types alone."""
     paths = {".".join(path.relative_to(package).with_suffix("").parts): path for path in package.rglob("*.py")}
