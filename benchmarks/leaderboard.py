@@ -29,7 +29,7 @@ are the same, or the rows stand in another table. Numbers of different tables ar
 shows is over the same questions; what has not answered all of them has a table of its own, over those that it has, with
 whatever else has answered these. `calibrated` and `calibrated@global` are the calibration that comes with the package,
 with four first tokens and an eighth of the budget for the newest: what `auto` was before it looked at queries.
-What the columns mean, and what can be said of them: [real models](real_models.md). Your own model gets such tables from
+What the columns mean, and what can be said of them: [real models](real_models/index.md). Your own model gets such tables from
 `paged-eviction eval --model YOURS --agreement` and `paged-eviction report`.
 """
 

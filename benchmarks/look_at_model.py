@@ -3,7 +3,7 @@
     python benchmarks/look_at_model.py --model results/models/SmolLM2-135M-Instruct.Q4_1.gguf --name smollm2
 
 reads texts with plain attention, writes the numbers into `benchmarks/results/look.json` under that name and draws them
-as `notebooks/images/look_NAME.png`; `--page` writes the tables of all names into `docs/real_models.md`.
+as `notebooks/images/look_NAME.png`; `--page` writes the tables of all names into `docs/real_models/look.md`.
 Without `--text` it reads modules of the standard library and pages of Python's documentation (`pydoc_data`).
 """
 
@@ -28,7 +28,7 @@ from hf_paged_eviction_eval.models.loading import load
 from hf_paged_eviction_eval.options.settings import TaskSettings
 from hf_paged_eviction_eval.store.summaries.plot_style import COLOURS, finish, make_panels, policy_styles, save
 
-IMAGES, PAGE, NUMBERS = Path("notebooks/images"), Path("docs/real_models.md"), RESULTS / "look.json"
+IMAGES, PAGE, NUMBERS = Path("notebooks/images"), Path("docs/real_models/look.md"), RESULTS / "look.json"
 #: Newest tokens, over whose attention is summed.
 NEWEST = (1, 16, 64, 128, 256)
 #: The first tokens of a text: where sinks are, if there are any.

@@ -2,7 +2,7 @@
 
     python benchmarks/real_models.py run text --name smollm2 --model results/models/SmolLM2-135M-Instruct.Q4_1.gguf
     python benchmarks/real_models.py keep            # rows of results/real_models -> benchmarks/results/real_models
-    python benchmarks/real_models.py page            # their tables -> docs/real_models.md, docs/leaderboard.md
+    python benchmarks/real_models.py page            # their tables -> docs/real_models, docs/leaderboard.md
 
 `run` is `paged-eviction eval` with the options of `TABLES`, and those behind them in their place (`--policies auto`);
 run again it goes on where it stopped, with a higher `--limit` it grows. A prompt is read once for all policies and
@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -30,7 +31,9 @@ from real_tables import EIGHTH, KEPT, QUARTER, front_table, once, read_kept
 from results_page import replace_section
 
 ROOT = Path("results/real_models")
-PAGE = Path("docs/real_models.md")
+PAGES = Path("docs/real_models")
+#: Where a page has a table.
+MARKED = re.compile(r"<!-- (\w+):begin -->")
 FORCED = "--agreement --teacher-forced"
 OTHERS = (
     "auto@uniform,paged_eviction,keydiff,random,recency,streaming_llm,snapkv,tova,expected_attention,"
@@ -260,7 +263,7 @@ def _short(row: dict[str, Any], own: bool) -> dict[str, Any]:
 
 
 def page() -> None:
-    """Write the summary of SmolLM2, the leaderboard with every row, and the README's front table."""
+    """Write the tables of the pages, the leaderboard with every row, and the README's front table."""
     sections = {
         "front": front_table(),
         "default": compared("smollm2", DEFAULT[:1]),
@@ -283,11 +286,12 @@ def page() -> None:
     if (KEPT.parent / "reading.json").exists():
         sections["reading"] = reading()
     draw_positions("smollm2")
-    text = PAGE.read_text("utf-8")
-    for name, section in sections.items():
-        if f"<!-- {name}:begin -->" in text:
-            text = replace_section(text, name, section)
-    PAGE.write_text(text, "utf-8")
+    for path in sorted(PAGES.glob("*.md")):
+        text = path.read_text("utf-8")
+        for name in MARKED.findall(text):
+            if name in sections:
+                text = replace_section(text, name, sections[name])
+        path.write_text(text, "utf-8")
     readme = Path("README.md")
     readme.write_text(replace_section(readme.read_text("utf-8"), "front", sections["front"]), "utf-8")
     leaderboard.PAGE.write_text(leaderboard.page(), "utf-8")
