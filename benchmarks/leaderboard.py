@@ -10,10 +10,11 @@ never otherwise; files that are older than the protocol stay alone.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from real_tables import KEPT, answer_tables, finished, once, read_kept, text_tables
+from real_tables import KEPT, answer_tables, finished, once, question, read_kept, text_tables
 
 PAGE = Path("docs/leaderboard.md")
 #: Settings that change no number, or that the rows tell by themselves.
@@ -29,8 +30,10 @@ are the same, or the rows stand in another table. Numbers of different tables ar
 shows is over the same questions; what has not answered all of them has a table of its own, over those that it has, with
 whatever else has answered these. `calibrated` and `calibrated@global` are the calibration that comes with the package,
 with four first tokens and an eighth of the budget for the newest: what `auto` was before it looked at queries.
-What the columns mean, and what can be said of them: [real models](real_models/index.md). Your own model gets such tables from
-`paged-eviction eval --model YOURS --agreement` and `paged-eviction report`.
+What the columns mean, and what can be said of them: [real models](real_models/index.md). Each table names the commands
+of its rows, `python benchmarks/real_models.py run ...`, with the most prompts per task that any of its policies has
+read; `--policies` and `--budgets` choose among them. Your own model gets such tables from `paged-eviction eval --model
+YOURS --agreement` and `paged-eviction report`.
 """
 
 
@@ -53,7 +56,7 @@ def told(found: dict[str, Any]) -> dict[str, Any]:
     """A protocol without what is off: an option that came later makes no other protocol of a run without it."""
 
     def off(key: str, value: Any) -> bool:
-        return key != "question_aware" and (value is False or value in (None, "drop", []))
+        return key not in ("question_aware", "seed") and (value in (None, "drop", []) or value == 0)
 
     return {key: value for key, value in found.items() if not off(key, value)}
 
@@ -66,27 +69,30 @@ def changed(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     return sorted(key for key in apart if before.get(key) != now.get(key))
 
 
-def tables(folder: Path = KEPT) -> list[tuple[str, dict[str, Any] | None, list[dict[str, Any]]]]:
-    """Name of the first file, protocol and rows, for each table."""
+def tables(folder: Path = KEPT) -> list[tuple[dict[str, int], dict[str, Any] | None, list[dict[str, Any]]]]:
+    """Prompts per task (or texts) by file, protocol and rows, for each table."""
     groups: dict[str, list[Any]] = {}
     for path in sorted(folder.glob("*.jsonl.gz")):
         name = path.name.removesuffix(".jsonl.gz")
         facts, rows = read_kept(path)
         found = told(facts["protocol"]) if facts.get("protocol") else None
         key = json.dumps(found, sort_keys=True) if found else name
-        groups.setdefault(key, [name, found, []])[2].extend(rows)
-    return [(name, found, once(rows)) for name, found, rows in groups.values()]
+        files, _, every = groups.setdefault(key, [{}, found, []])
+        files[name] = max(Counter(row.get("task") for row in {question(row): row for row in rows}.values()).values())
+        every += rows
+    return [(files, found, once(rows)) for files, found, rows in groups.values()]
 
 
 def page(folder: Path = KEPT) -> str:
     """The whole page."""
     parts = [_HEAD]
-    for name, found, every in tables(folder):
+    for files, found, every in tables(folder):
         if not any(row["policy"] != "full" for row in every):
             continue
-        parts.append(f"## {name.replace('_', ' ')}\n")
+        parts.append(f"## {next(iter(files)).replace('_', ' ')}\n")
         said = _described(found) if found else "Its protocol was not written down: these rows stay alone."
         parts.append(f"{said}\n")
+        parts.append(f"Run: {', '.join(_command(name, limit) for name, limit in files.items())}.\n")
         rows, left_out = finished(every)
         parts.append(_tables(rows))
         while left_out:
@@ -95,6 +101,11 @@ def page(folder: Path = KEPT) -> str:
             parts += [f"Over other questions, for the sake of {names}:\n", _tables(rows)]
             left_out = later
     return "\n".join(parts)
+
+
+def _command(name: str, limit: int) -> str:
+    model, _, table = name.partition("_")
+    return f"`{table} --name {model} --limit {limit}`"
 
 
 def _tables(rows: list[dict[str, Any]]) -> str:

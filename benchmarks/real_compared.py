@@ -47,6 +47,8 @@ SHARES = {"56": "6 %", "112": "12.5 %", "224": "25 %", "448": "50 %"}
 SHARES |= {f"{share}%": f"{share} %" for share in ("6", "12.5", "25", "50")}
 #: What stands beside kvpress.
 PRESSED = (*(policy for policy, _ in BESIDE), "expected_attention", "keydiff", "kvzip@global", NEWEST[0])
+#: An eighth and a quarter, and room for about 40 tokens of question and answer, which kvpress holds besides.
+BESIDES = ("152", "264")
 #: Settings that make another protocol.
 _OTHER = ("heads", "max_length", "suite")
 #: By bits of a number, the tokens that are held of needles' prompts. Tables ask for these.
@@ -56,9 +58,11 @@ TOKENS = {
     4: ("112", "192", "320", "560", "720"),
     2: ("208", "560", "1024"),
 }
-#: Numbers per token in each layer of SmolLM2, and tokens of which few bits hold a copy as they came: four first ones,
-#: the newest block, and the mean and the sizes of channels that all of them share.
-NUMBERS, LAYERS, AS_THEY_CAME = 3 * 2 * 64, 30, 4 + 16 + 2
+#: By model: numbers per token in each layer that evicts, and how many such layers there are.
+SHAPES = {"smollm2": (3 * 2 * 64, 30), "gemma3": (1 * 2 * 256, 3)}
+#: Tokens of which few bits hold a copy as they came: four first ones, the newest block, and the mean and the sizes of
+#: channels that all of them share.
+AS_THEY_CAME = 4 + 16 + 2
 
 
 def compared(name: str, caches: Sequence[Cache], decide: Collection[str] = ()) -> str:
@@ -105,25 +109,26 @@ def over_bytes(
     found, full = _finished(rows, few or None)
     lines = [("policy", "bits", "tokens", "bytes, % of the full cache", "right, %", "KL"), ("---", *["---:"] * 5)]
     for (label, tokens), group in sorted(
-        found.items(), key=lambda item: (bits[item[0][0]][0], _bytes(item[1], bits[item[0][0]][1]))
+        found.items(), key=lambda item: (bits[item[0][0]][0], _bytes(name, item[1], bits[item[0][0]][1]))
     ):
         policy, many = bits[label]
         apart = cell([row["agreement"]["kl"] for row in group], 3)
-        took = f"{100 * _bytes(group, many):.1f}"
+        took = f"{100 * _bytes(name, group, many):.1f}"
         lines.append((f"`{policy}`", str(many), tokens, took, percent(group), apart))
     table = piped(lines)
     return f"{len(full)} prompts that the full cache answers:\n\n{table}" if found else "No rows."
 
 
-def _bytes(group: Sequence[dict[str, Any]], bits: int) -> float:
+def _bytes(name: str, group: Sequence[dict[str, Any]], bits: int) -> float:
     """Mean share of the bytes of the whole prompt in bfloat16. Everything was computed in float32."""
+    numbers, layers = SHAPES[name]
     shares = []
     for row in group:
         if bits == 16 or "kv_bytes" not in row:
             shares.append(row["budget_tokens"] / row["prompt_tokens"])
         else:
-            took = row["kv_bytes"] / LAYERS - AS_THEY_CAME * NUMBERS * 2
-            shares.append(took / (row["prompt_tokens"] * NUMBERS * 2))
+            took = row["kv_bytes"] / layers - AS_THEY_CAME * numbers * 2
+            shares.append(took / (row["prompt_tokens"] * numbers * 2))
     return fmean(shares)
 
 
@@ -139,7 +144,7 @@ def beside_kvpress(name: str = "smollm2") -> str:
             found[True, row["press"], str(row["tokens"])].append(kept)
     plain = (row for known, row in _rows(name, "tasks", False) if known["block_size"] == 16 and not known.get("bits"))
     for row in once(row for row in plain if (row["task"], row["id"]) in asked):
-        if row["policy"] in PRESSED and row["budget"] in (EIGHTH, QUARTER):
+        if row["policy"] in PRESSED and row["budget"] in (EIGHTH, QUARTER, *BESIDES):
             found[False, row["policy"], row["budget"]].append(row)
     lines = [("", "tokens", "right, %", "KL"), ("---", *["---:"] * 3)]
     for (other, policy, tokens), group in sorted(

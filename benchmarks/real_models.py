@@ -114,8 +114,6 @@ def _tables() -> dict[str, str]:
         }
         found |= {
             f"needles_{name}": f"{needles} --budgets {EIGHTH},{QUARTER},full --policies {OTHERS},compactor",
-            f"passkeys_{name}": f"--tasks passkey,kv_recall {asked} --budgets {EIGHTH},{QUARTER},448,full "
-            f"--policies {FEW}",
             f"newest_{name}": f"{needles} --budgets {EIGHTH},{QUARTER},full --policies {NEWEST} {HITS}",
             f"gates_{name}": f"{needles} --budgets {EIGHTH},{QUARTER},full --policies {NEWEST_SCORES[0]}",
             f"auto_{name}": f"{needles} --budgets 56,{EIGHTH},{QUARTER},448,full --policies auto",
@@ -123,8 +121,6 @@ def _tables() -> dict[str, str]:
             f"every_{name}": f"{needles} --budgets 56,{EIGHTH},{QUARTER},448,full --policies {EVERY},{ALLOCATORS}",
             f"heads_{name}": f"{needles} --budgets {EIGHTH},{QUARTER},full --heads separate --policies {APART}",
             f"self_{name}": f"{needles} --budgets {EIGHTH},{QUARTER},full --policies self_calibrated@global",
-            f"half_{name}": f"{needles} --budgets 448,full --policies auto@uniform,tova,keydiff",
-            f"kvzip_{name}": f"{needles} --budgets {EIGHTH},{QUARTER},full --policies kvzip@global,kvzip",
         }
         found |= {
             f"ruler{length}_{name}": f"--tasks {RULER} --length {length} {asked} --budgets 6%,12.5%,25%,50%,full "
@@ -278,6 +274,9 @@ def page() -> None:
         "heads": heads_apart("smollm2"),
         "suites": overview("smollm2"),
         "gemma": overview("gemma3"),
+        "gemma_front": front_table("gemma3", "text_sizes"),
+        "gemma_every": everything("gemma3"),
+        "gemma_bits": over_bytes(known=False, policies=("auto", "tova"), name="gemma3"),
         "kvpress": beside_kvpress(),
         "bits_unknown": over_bytes(known=False, policies=("auto",)),
         "bits_known": over_bytes(known=True, policies=("auto",)),

@@ -275,9 +275,13 @@ def _order(found: dict[tuple[str, str], list[dict[str, Any]]]) -> dict[str, floa
     return {policy: fmean(values) for policy, values in means.items()}
 
 
-def front_table(name: str = "smollm2", tokens: str = QUARTER, share: str = "25%") -> str:
-    """One budget, one line per policy: running text, and questions that were not known and known."""
-    texts, _ = finished(load(name, "text"))
+def front_table(name: str = "smollm2", table: str = "text", tokens: str = QUARTER, share: str = "25%") -> str:
+    """One budget, one line per policy: running text, and questions that were not known and known.
+
+    Args:
+        table: that of the texts.
+    """
+    texts, _ = finished(load(name, table))
     full = {row["text"]: row for row in texts if row["policy"] == "full"}
     lost = {
         policy: cell([late(row, "loss") - late(full[row["text"]], "loss") for row in group], 2)
@@ -288,10 +292,12 @@ def front_table(name: str = "smollm2", tokens: str = QUARTER, share: str = "25%"
     for asked in ("unknown", "known"):
         alone = {"former": "calibrated", "auto": "auto"}  # of tables with other policies, over fewer prompts
         tables = [load(name, f"needles_{asked}")]
-        for table, policy in alone.items():
-            tables.append([row for row in load(name, f"{table}_{asked}") if row["policy"] in (policy, "full")])
+        for other, policy in alone.items():
+            tables.append([row for row in load(name, f"{other}_{asked}") if row["policy"] in (policy, "full")])
         found = by_variant(answered(together(*(finished(rows)[0] for rows in tables))))
         columns.append({policy: group for (policy, size), group in found.items() if size == tokens})
+    if not all("auto" in column for column in columns):
+        return "No rows."
     lines = [
         ("policy", "text: nats lost", "unknown: right, %", "KL", "known: right, %", "KL"),
         ("---", *("---:" for _ in range(5))),
