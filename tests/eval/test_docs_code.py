@@ -131,7 +131,8 @@ def test_a_wrong_page_is_noticed(tmp_path: Path) -> None:
 
 
 def test_the_readme_says_what_the_results_say() -> None:
-    readme, results = ((DOCS / name).read_text("utf-8").splitlines() for name in ("../README.md", "real_models/index.md"))
+    pages = "../README.md", "real_models/index.md"
+    readme, results = ((DOCS / name).read_text("utf-8").splitlines() for name in pages)
     table = [line for line in readme if re.match(r"\| `[a-z_]+` \| [\d*]", line)]
     assert table and set(table) <= set(results)
     assert len(readme) <= 180
