@@ -274,7 +274,7 @@ def page() -> None:
         "heads": heads_apart("smollm2"),
         "suites": overview("smollm2"),
         "gemma": overview("gemma3"),
-        "gemma_front": front_table("gemma3", "text_sizes"),
+        "gemma_front": front_table("gemma3"),
         "gemma_every": everything("gemma3"),
         "gemma_bits": over_bytes(known=False, policies=("auto", "tova"), name="gemma3"),
         "kvpress": beside_kvpress(),
@@ -285,6 +285,7 @@ def page() -> None:
     if (KEPT.parent / "reading.json").exists():
         sections["reading"] = reading()
     draw_positions("smollm2")
+    draw_positions("gemma3")
     for path in sorted(PAGES.glob("*.md")):
         text = path.read_text("utf-8")
         for name in MARKED.findall(text):

@@ -275,13 +275,9 @@ def _order(found: dict[tuple[str, str], list[dict[str, Any]]]) -> dict[str, floa
     return {policy: fmean(values) for policy, values in means.items()}
 
 
-def front_table(name: str = "smollm2", table: str = "text", tokens: str = QUARTER, share: str = "25%") -> str:
-    """One budget, one line per policy: running text, and questions that were not known and known.
-
-    Args:
-        table: that of the texts.
-    """
-    texts, _ = finished(load(name, table))
+def front_table(name: str = "smollm2", tokens: str = QUARTER, share: str = "25%") -> str:
+    """One budget, one line per policy: running text, and questions that were not known and known."""
+    texts, _ = finished(load(name, "text"))
     full = {row["text"]: row for row in texts if row["policy"] == "full"}
     lost = {
         policy: cell([late(row, "loss") - late(full[row["text"]], "loss") for row in group], 2)
