@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Callable
 from statistics import fmean
 from typing import Any
 
-from real_compared import FORMER, SHARES
+from real_compared import SHARES
 from real_tables import (
     QUARTER,
     able,
@@ -131,34 +132,43 @@ def _apart(group: list[dict[str, Any]]) -> str:
 def overview(name: str, share: str = "25%") -> str:
     """Divergence over all prompts of a suite, and scores in tasks that the model does, at one share of the prompt.
 
-    Over the questions that the default has answered, or what it was before where it was not run.
+    Over the questions that the default has answered; policies that stand in half of the suites or more.
     """
-    columns: list[tuple[str, dict[str, str]]] = []
-    apart: list[dict[str, float]] = []
+    apart: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    right: dict[str, dict[str, list[dict[str, Any]]]] = {}
     for table, title in SUITES.items():
         rows = load(name, table)
-        default = next((each for each in ("auto", FORMER) if any(row["policy"] == each for row in rows)), None)
-        if default is None or "new_tokens" in rows[0]:
+        if not any(row["policy"] == "auto" for row in rows) or "new_tokens" in rows[0]:
             continue
-        rows, _ = finished(rows, {(default, share)})
+        rows, _ = finished(rows, {("auto", share)})
         found = {policy: group for (policy, size), group in by_variant(rows).items() if size == share}
-        apart.append({policy: fmean(row["agreement"]["kl"] for row in group) for policy, group in found.items()})
-        full = [row for row in rows if row["policy"] == "full"]
-        cells = {policy: _apart(group) for policy, group in found.items()}
-        columns.append((f"{title}: KL (n = {len(full)})", cells))
+        apart[title] = found
         if good := able(rows):
-            groups = {policy: [row for row in group if row["task"] in good] for policy, group in found.items()}
-            groups["full"] = [row for row in full if row["task"] in good]
-            cells = {policy: _score(group) for policy, group in groups.items()}
-            columns.append((f"right, % ({len(groups['full'])})", cells))
-    if not columns:
+            groups = {"full": [row for row in rows if row["policy"] == "full"], **found}
+            right[title] = {policy: [row for row in group if row["task"] in good] for policy, group in groups.items()}
+    if not apart:
         return "No rows."
-    everywhere = [policy for policy in apart[0] if all(policy in found for found in apart)]
-    ranked = sorted(everywhere, key=lambda policy: fmean(found[policy] for found in apart))
-    lines = [("policy", *(header for header, _ in columns)), ("---", *["---:"] * len(columns))]
-    for policy in ("full", *ranked, *sorted({policy for found in apart for policy in found} - set(ranked))):
-        lines.append((f"`{policy}`", *(column.get(policy, "") for _, column in columns)))
+    counts = Counter(policy for found in apart.values() for policy in found)
+    shown = [policy for policy, count in counts.items() if 2 * count >= len(apart)]
+    order = sorted(shown, key=lambda policy: fmean(_kl(found[policy]) for found in apart.values() if policy in found))
+    divergence, scores = _grid(apart, order, _apart), _grid(right, ["full", *order], _score)
+    return (
+        f"KL divergence from the full cache, nats per token:\n\n{divergence}\n\n"
+        f"Right, %, in the tasks that the full cache does in 60 % of the cases:\n\n{scores}"
+    )
+
+
+def _grid(suites: dict[str, dict[str, list[dict[str, Any]]]], policies: list[str], shown: Callable[[Any], str]) -> str:
+    """Suites down, with their prompts; policies across."""
+    lines = [("suite", "n", *(f"`{policy}`" for policy in policies)), ("---", *["---:"] * (1 + len(policies)))]
+    for title, found in suites.items():
+        cells = (shown(found[policy]) if policy in found else "" for policy in policies)
+        lines.append((title, str(len(found["auto"])), *cells))
     return piped(lines)
+
+
+def _kl(group: list[dict[str, Any]]) -> float:
+    return fmean(row["agreement"]["kl"] for row in group)
 
 
 def _score(group: list[dict[str, Any]]) -> str:
