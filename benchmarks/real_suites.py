@@ -132,7 +132,7 @@ def _apart(group: list[dict[str, Any]]) -> str:
 def overview(name: str, share: str = "25%") -> str:
     """Divergence over all prompts of a suite, and scores in tasks that the model does, at one share of the prompt.
 
-    Over the questions that the default has answered; policies that stand in half of the suites or more.
+    Over the questions that the default has answered; policies that stand in a quarter of the suites or more.
     """
     apart: dict[str, dict[str, list[dict[str, Any]]]] = {}
     right: dict[str, dict[str, list[dict[str, Any]]]] = {}
@@ -149,7 +149,7 @@ def overview(name: str, share: str = "25%") -> str:
     if not apart:
         return "No rows."
     counts = Counter(policy for found in apart.values() for policy in found)
-    shown = [policy for policy, count in counts.items() if 2 * count >= len(apart)]
+    shown = [policy for policy, count in counts.items() if 4 * count >= len(apart)]
     order = sorted(shown, key=lambda policy: fmean(_kl(found[policy]) for found in apart.values() if policy in found))
     divergence, scores = _grid(apart, order, _apart), _grid(right, ["full", *order], _score)
     return (
