@@ -27,7 +27,7 @@ from real_compared import BESIDE, DEFAULT, FORMER, TOKENS, beside_kvpress, compa
 from real_compared import NEWEST as NEWEST_SCORES
 from real_positions import draw_positions
 from real_suites import LENGTHS, SUITES, course, everything, heads_apart, overview
-from real_tables import EIGHTH, KEPT, QUARTER, front_table, once, read_kept
+from real_tables import EIGHTH, KEPT, QUARTER, front_table, once, read_kept, task_table
 from results_page import replace_section
 
 ROOT = Path("results/real_models")
@@ -262,6 +262,9 @@ def page() -> None:
     """Write the tables of the pages, the leaderboard with every row, and the README's front table."""
     sections = {
         "front": front_table(),
+        "tasks_unknown": task_table("smollm2", "unknown"),
+        "tasks_known": task_table("smollm2", "known"),
+        "gemma_tasks": task_table("gemma3", "unknown"),
         "default": compared("smollm2", DEFAULT[:1]),
         "former": compared("smollm2", (*DEFAULT, ("self_calibrated@global", 16)), (FORMER,)),
         "beside": compared("smollm2", BESIDE, ("auto, blocks of 4",)),

@@ -284,14 +284,7 @@ def front_table(name: str = "smollm2", tokens: str = QUARTER, share: str = "25%"
         for (policy, size), group in by_variant(texts).items()
         if size == share
     }
-    columns: list[dict[str, list[dict[str, Any]]]] = []
-    for asked in ("unknown", "known"):
-        alone = {"former": "calibrated", "auto": "auto"}  # of tables with other policies, over fewer prompts
-        tables = [load(name, f"needles_{asked}")]
-        for other, policy in alone.items():
-            tables.append([row for row in load(name, f"{other}_{asked}") if row["policy"] in (policy, "full")])
-        found = by_variant(answered(together(*(finished(rows)[0] for rows in tables))))
-        columns.append({policy: group for (policy, size), group in found.items() if size == tokens})
+    columns = [_needles(name, asked, tokens) for asked in ("unknown", "known")]
     if not all("auto" in column for column in columns):
         return "No rows."
     lines = [
@@ -307,6 +300,30 @@ def front_table(name: str = "smollm2", tokens: str = QUARTER, share: str = "25%"
         lines.append((f"`{policy}`", lost.get(policy, "not run"), *pairs))
     counts = (str(len(column["auto"])) for column in columns)
     return f"{piped(lines)}\n\n{len(full)} texts; the same {' and '.join(counts)} prompts under all policies."
+
+
+def _needles(name: str, asked: str, tokens: str) -> dict[str, list[dict[str, Any]]]:
+    """Rows by policy, over the same prompts that the full cache answers."""
+    alone = {"former": "calibrated", "auto": "auto"}  # of tables with other policies, over fewer prompts
+    tables = [load(name, f"needles_{asked}")]
+    for table, policy in alone.items():
+        tables.append([row for row in load(name, f"{table}_{asked}") if row["policy"] in (policy, "full")])
+    found = by_variant(answered(together(*(finished(rows)[0] for rows in tables))))
+    return {policy: group for (policy, size), group in found.items() if size == tokens}
+
+
+def task_table(name: str, asked: str, tokens: str = QUARTER) -> str:
+    """One budget: policies down, tasks across; what each answers in %."""
+    found = _needles(name, asked, tokens)
+    if not found:
+        return "No rows."
+    counts = Counter(row["task"] for row in next(iter(found.values())))
+    headers = [f"{task.removeprefix('ruler_niah_')} (n = {count})" for task, count in counts.items()]
+    lines = [("policy", *headers), ("---", *["---:"] * len(headers))]
+    for policy in sorted(found, key=lambda policy: -fmean(row["score"] for row in found[policy])):
+        groups = ([row for row in found[policy] if row["task"] == task] for task in counts)
+        lines.append((f"`{policy}`", *map(percent, groups)))
+    return piped(lines)
 
 
 def _apart(columns: list[dict[str, list[dict[str, Any]]]], policy: str) -> float:
