@@ -58,8 +58,9 @@ TOKENS = {
     4: ("112", "192", "320", "560", "720"),
     2: ("208", "560", "1024"),
 }
-#: By model: numbers per token in each layer that evicts, and how many such layers there are.
-SHAPES = {"smollm2": (3 * 2 * 64, 30), "gemma3": (1 * 2 * 256, 3)}
+#: By model: numbers per token in each layer that evicts, how many such layers there are, and the bytes of the others:
+#: 15 of Gemma's hold the newest 511 tokens in float32.
+SHAPES = {"smollm2": (3 * 2 * 64, 30, 0), "gemma3": (1 * 2 * 256, 3, 15 * 511 * 2 * 256 * 4)}
 #: Tokens of which few bits hold a copy as they came: four first ones, the newest block, and the mean and the sizes of
 #: channels that all of them share.
 AS_THEY_CAME = 4 + 16 + 2
@@ -121,13 +122,13 @@ def over_bytes(
 
 def _bytes(name: str, group: Sequence[dict[str, Any]], bits: int) -> float:
     """Mean share of the bytes of the whole prompt in bfloat16. Everything was computed in float32."""
-    numbers, layers = SHAPES[name]
+    numbers, layers, others = SHAPES[name]
     shares = []
     for row in group:
         if bits == 16 or "kv_bytes" not in row:
             shares.append(row["budget_tokens"] / row["prompt_tokens"])
         else:
-            took = row["kv_bytes"] / layers - AS_THEY_CAME * numbers * 2
+            took = (row["kv_bytes"] - others) / layers - AS_THEY_CAME * numbers * 2
             shares.append(took / (row["prompt_tokens"] * numbers * 2))
     return fmean(shares)
 
