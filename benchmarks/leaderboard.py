@@ -49,7 +49,7 @@ def protocol(name: str, meta: dict[str, Any]) -> dict[str, Any]:
     model = {key: meta.get("model", {}).get(key) for key in ("class", "parameters")}
     precision = meta.get("model", {}).get("dtype", settings.get("dtype"))
     found = {"model": name, **model, "of": "texts" if "files" in meta["settings"] else "tasks", **settings, **data}
-    return told({**found, "dtype": precision, "transformers": meta["versions"]["transformers"]})
+    return {**found, "dtype": precision, "transformers": meta["versions"]["transformers"]}
 
 
 def told(found: dict[str, Any]) -> dict[str, Any]:

@@ -51,8 +51,13 @@ class StopAtColumn(StoppingCriteria):  # type: ignore[misc]
 Judge = Callable[[Sequence[int]], bool]
 
 
+def is_settled(said: Sequence[int], judge: Judge) -> bool:
+    """Whether the token before the last made an answer right, and the last one left it so: no longer number."""
+    return judge(said[:-1]) and judge(said)
+
+
 class StopWhenRight(StoppingCriteria):  # type: ignore[misc]
-    """Ends each row with the token after the one that made its answer right, if it is right still: no longer number.
+    """Ends each row with the token that settles its answer, see `is_settled`.
 
     Args:
         width: columns of the prompts.
@@ -65,7 +70,7 @@ class StopWhenRight(StoppingCriteria):  # type: ignore[misc]
     def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
         """`[rows]` bool, which rows are done."""
         answers = input_ids[:, self.width :].tolist()
-        right = [judge(said[:-1]) and judge(said) for judge, said in zip(self.judges, answers, strict=True)]
+        right = [is_settled(said, judge) for judge, said in zip(self.judges, answers, strict=True)]
         return torch.tensor(right, device=input_ids.device)
 
 
@@ -180,5 +185,5 @@ def until_end(tokens: Sequence[int], limit: int, ends: Set[int], judge: Judge | 
     own = own[: next((index + 1 for index, token in enumerate(own) if token in ends), len(own))]
     if judge is None:
         return own
-    right = (count for count in range(1, len(own)) if judge(own[:count]) and judge(own[: count + 1]))
+    right = (count for count in range(1, len(own)) if is_settled(own[: count + 1], judge))
     return own[: next(right, len(own))]

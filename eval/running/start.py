@@ -162,7 +162,7 @@ class Reader:
     def start(self, inputs: Inputs, cache: DynamicCache, source: Source | None) -> Start:
         """Bring a cache to the end of the prompts: an empty one, or that of a source that serves as it is."""
         watch = Stopwatch(self.device)
-        with timed_updates(cache) as updates, self._chunks_told(inputs.ids.shape[1]):
+        with timed_updates(cache) as updates, self._chunks_told(inputs.ids.shape[1], cache.get_seq_length()):
             first = self._fill(inputs, cache, source)
             seconds = watch.lap()
         shared = 0.0 if source is None else source.seconds
@@ -203,12 +203,12 @@ class Reader:
         )
 
     @contextmanager
-    def _chunks_told(self, columns: int) -> Iterator[None]:
+    def _chunks_told(self, columns: int, before: int = 0) -> Iterator[None]:
         """Tell of every forward within this block, where prompts are read in chunks."""
         if self.tell is None or self.settings.prefill_chunk_size is None:
             yield
             return
-        tell, read_so_far = self.tell, 0
+        tell, read_so_far = self.tell, before
 
         def note(module: Any, args: Any, kwargs: dict[str, Any], output: Any) -> None:
             nonlocal read_so_far
