@@ -1,29 +1,34 @@
 """kvpress on the prompts of our own tables: needles, the question not known when the context is compressed.
 
-    python benchmarks/kvpress_rows.py --model FOLDER --name smollm2 --limit 2
+    python benchmarks/kvpress_rows.py --model FILE.gguf --name smollm2 --limit 2
 
 In an environment of its own, with kvpress 0.5.5 and transformers 5.2.0 (it needs one below 5.3). Every press
 compresses the context; then the question and the full cache's answer are fed in one forward, as in the tables of
-`real_models.py`. Goes on where it stopped; `real_models.py page` sets its rows beside ours.
+`real_models.py`; of a base model, up to where it is right. Goes on where it stopped; `real_models.py page` sets its
+rows beside ours. Of Gemma 3 kvpress knows the model with images alone, of which it leaves sliding layers as they are;
+so does this for the model without. A press that refuses the model has no rows, and it is said.
 """
 
 import argparse
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import kvpress
 import torch
 from common import RESULTS, save
-from real_models import NEEDLES
+from kvpress.presses import base_press
+from real_models import BASE, NEEDLES
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
+from transformers import DynamicCache, Gemma3ForCausalLM
 
 from hf_paged_eviction_eval.data.prompting.prompts import encode
 from hf_paged_eviction_eval.data.prompting.suites import load_samples, score
+from hf_paged_eviction_eval.models.loading import load
 from hf_paged_eviction_eval.options.settings import TaskSettings
 from hf_paged_eviction_eval.running.agreement import divergence
-from hf_paged_eviction_eval.running.generation import end_tokens
+from hf_paged_eviction_eval.running.generation import Judge, end_tokens, is_settled
 
 #: Tokens of the context that stay, by press.
 PRESSES: dict[str, tuple[Callable[[float], Any], tuple[int, ...]]] = {
@@ -39,67 +44,105 @@ PRESSES: dict[str, tuple[Callable[[float], Any], tuple[int, ...]]] = {
 }
 
 
-@torch.inference_mode()
-def rows(model: Any, tokenizer: Any, prompt: Any, settings: TaskSettings) -> Iterator[dict[str, Any]]:
-    """The full cache's row, and where it is right one per press and size."""
-    sample, context, question = prompt.sample, torch.tensor([prompt.context]), [*prompt.question]
+def full_answer(model: Any, tokenizer: Any, prompt: Any, judge: Judge | None) -> tuple[list[int], Tensor]:
+    """What the full cache says, and the logits that it says it by, `[tokens, vocabulary]`."""
+    sample = prompt.sample
     ends = end_tokens(model, tokenizer, sample.stop_at_newline)
     cache = DynamicCache(config=model.config)
-    model.model(context, past_key_values=cache)
+    model.model(torch.tensor([prompt.context]), past_key_values=cache)
     said: list[int] = []
-    found, fed = [], question
+    found, fed = [], [*prompt.question]
     while not said or (len(said) < sample.max_new_tokens and said[-1] not in ends):
         found.append(model(torch.tensor([fed]), past_key_values=cache, logits_to_keep=1).logits[0, -1])
         said.append(int(found[-1].argmax()))
         fed = said[-1:]
-    expected = torch.stack(found)
+        if judge and is_settled(said, judge):
+            return said[:-1], torch.stack(found[:-1])
+    return said, torch.stack(found)
 
-    def row(name: str, tokens: int | None, logits: Tensor) -> dict[str, Any]:
-        text = tokenizer.decode(logits.argmax(-1).tolist(), skip_special_tokens=True)
-        return {
-            "task": sample.task,
-            "id": sample.id,
-            "press": name,
-            "tokens": tokens,
-            "score": float(score(sample, text, settings)),
-            "kl": divergence(expected, logits).mean().item(),
-        }
 
-    yield (full := row("full", None, expected))
-    if full["score"] < 1:
+def masks(config: Any, cache: DynamicCache, read: int, fed: int) -> dict[str, Tensor] | None:
+    """What each of `fed` tokens behind `read` sees, where a model has layers of two kinds, which hold not as many."""
+    kinds = getattr(config, "layer_types", None)
+    if not kinds or len(set(kinds)) == 1:
+        return None
+    ranges = {"full_attention": read + fed, "sliding_attention": config.sliding_window}
+    found = {}
+    for kind, reach in ranges.items():
+        held = cache.layers[kinds.index(kind)].keys.shape[-2]
+        # A press has moved what it keeps: all of it comes before what is fed.
+        places, rows = torch.arange(-held, fed), torch.arange(fed)[:, None]
+        found[kind] = ((places <= rows) & (places > rows - reach))[None, None]
+    return found
+
+
+@torch.inference_mode()
+def rows(
+    model: Any, tokenizer: Any, prompt: Any, settings: TaskSettings, presses: dict[str, Any]
+) -> Iterator[dict[str, Any]]:
+    """The full cache's row, and where it is right one per press and size; a press that fails is taken out."""
+    sample, context, question = prompt.sample, torch.tensor([prompt.context]), [*prompt.question]
+
+    def scored(tokens: list[int]) -> float:
+        return float(score(sample, tokenizer.decode(tokens, skip_special_tokens=True), settings))
+
+    judge = (lambda tokens: scored([*tokens]) == 1) if settings.stop_when_right else None
+    said, expected = full_answer(model, tokenizer, prompt, judge)
+    row = partial(dict, task=sample.task, id=sample.id)
+    right = scored(said)
+    yield row(press="full", tokens=None, score=right, kl=0.0)
+    if right < 1:
         return
-    for name, (made, sizes) in PRESSES.items():
+    ids = torch.tensor([question + said[:-1]])
+    places = torch.arange(context.shape[1], context.shape[1] + ids.shape[1])[None]
+    for name, (made, sizes) in [*presses.items()]:
         for tokens in sizes:
             cache = DynamicCache(config=model.config)
-            with made(1 - tokens / context.shape[1])(model):
-                model.model(input_ids=context, past_key_values=cache)
-            ids = torch.tensor([question + said[:-1]])
-            places = torch.arange(context.shape[1], context.shape[1] + ids.shape[1])[None]
-            output = model(ids, past_key_values=cache, position_ids=places, logits_to_keep=len(said))
-            yield row(name, tokens, output.logits[0])
+            try:
+                with made(1 - tokens / context.shape[1])(model):
+                    model.model(input_ids=context, past_key_values=cache)
+            except (ValueError, AttributeError) as error:
+                print(f"{name} does not run on this model: {error}")
+                del presses[name]
+                break
+            seen = masks(model.config, cache, context.shape[1], ids.shape[1])
+            output = model(
+                ids, attention_mask=seen, past_key_values=cache, position_ids=places, logits_to_keep=len(said)
+            )
+            logits = output.logits[0]
+            apart = divergence(expected, logits).mean().item()
+            yield row(press=name, tokens=tokens, score=scored(logits.argmax(-1).tolist()), kl=apart)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", required=True, help="folder")
+    parser.add_argument("--model", required=True, help="folder or GGUF file")
     parser.add_argument("--name", required=True, help="of the model, in the results")
     parser.add_argument("--limit", type=int, default=2, help="prompts per task")
     options = parser.parse_args()
     path = RESULTS / f"kvpress_{options.name}.json"
     found = json.loads(path.read_text())["rows"] if path.exists() else []
     done = {(row["task"], row["id"]) for row in found}
-    model = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32).eval()
-    tokenizer = AutoTokenizer.from_pretrained(options.model)
+    base_press.Gemma3ForConditionalGeneration = Gemma3ForCausalLM
+    settings = TaskSettings(
+        model=options.model,
+        tasks=(),
+        dtype="float32",
+        limit=options.limit,
+        policies=(),
+        budgets=(),
+        question_aware=False,
+        stop_when_right=options.name in BASE,
+    )
+    model, tokenizer = load(settings)
     prompts = []
     for task in NEEDLES.split(","):
-        settings = TaskSettings(tasks=(task,), limit=options.limit, policies=(), budgets=(), question_aware=False)
         for at, sample in enumerate(load_samples(task, settings, tokenizer, 1024)):
-            prompts.append(
-                (at, encode(sample, tokenizer, question_aware=False, max_length=None, chat_template="auto"), settings)
-            )
-    for _, prompt, settings in sorted(prompts, key=lambda each: each[0]):
+            prompts.append((at, encode(sample, tokenizer, question_aware=False, max_length=None, chat_template="auto")))
+    presses = dict(PRESSES)
+    for _, prompt in sorted(prompts, key=lambda each: each[0]):
         if (prompt.sample.task, prompt.sample.id) not in done:
-            found += rows(model, tokenizer, prompt, settings)
+            found += rows(model, tokenizer, prompt, settings, presses)
             save(f"kvpress_{options.name}", {"kvpress": "0.5.5", "rows": found})
 
 

@@ -15,8 +15,10 @@ from real_tables import (
     EIGHTH,
     QUARTER,
     answered,
+    apart,
     by_variant,
     cell,
+    divergence,
     finished,
     grid,
     late,
@@ -46,7 +48,7 @@ NEWEST = ("gate:smollm2-kvzip.safetensors@global", "vase(tova)", "vase(snapkv)")
 SHARES = {"56": "6 %", "112": "12.5 %", "224": "25 %", "448": "50 %"}
 SHARES |= {f"{share}%": f"{share} %" for share in ("6", "12.5", "25", "50")}
 #: What stands beside kvpress.
-PRESSED = (*(policy for policy, _ in BESIDE), "expected_attention", "keydiff", "kvzip@global", NEWEST[0])
+PRESSED = (*(policy for policy, _ in BESIDE), "expected_attention", "keydiff", "kvzip@global", "leverage", NEWEST[0])
 #: An eighth and a quarter, and room for about 40 tokens of question and answer, which kvpress holds besides.
 BESIDES = ("152", "264")
 #: Settings that make another protocol.
@@ -83,14 +85,14 @@ def compared(name: str, caches: Sequence[Cache], decide: Collection[str] = ()) -
             continue
         if of == "texts":
             cells = {key: cell([_lost(row, full) for row in group], 3) for key, group in found.items()}
-            apart = {key: cell([late(row, "kl") for row in group], 3) for key, group in found.items()}
+            far = {key: cell([late(row, "kl") for row in group], 3) for key, group in found.items()}
         else:
             cells = {key: percent(group) for key, group in found.items()}
-            apart = {key: cell([row["agreement"]["kl"] for row in group], 3) for key, group in found.items()}
+            far = {key: apart(group, 3) for key, group in found.items()}
         order = _order(caches, found)
         parts.append(f"{title} (n = {len(full)}):\n\n{grid(_sorted(cells), order)}")
         title = "KL divergence from the full cache, nats per token"
-        parts.append(f"<details><summary>{title}</summary>\n\n{grid(_sorted(apart), order)}\n\n</details>")
+        parts.append(f"<details><summary>{title}</summary>\n\n{grid(_sorted(far), order)}\n\n</details>")
     return "\n\n".join(parts)
 
 
@@ -113,9 +115,8 @@ def over_bytes(
         found.items(), key=lambda item: (bits[item[0][0]][0], _bytes(name, item[1], bits[item[0][0]][1]))
     ):
         policy, many = bits[label]
-        apart = cell([row["agreement"]["kl"] for row in group], 3)
         took = f"{100 * _bytes(name, group, many):.1f}"
-        lines.append((f"`{policy}`", str(many), tokens, took, percent(group), apart))
+        lines.append((f"`{policy}`", str(many), tokens, took, percent(group), apart(group, 3)))
     table = piped(lines)
     return f"{len(full)} prompts that the full cache answers:\n\n{table}" if found else "No rows."
 
@@ -149,11 +150,10 @@ def beside_kvpress(name: str = "smollm2") -> str:
             found[False, row["policy"], row["budget"]].append(row)
     lines = [("", "tokens", "right, %", "KL"), ("---", *["---:"] * 3)]
     for (other, policy, tokens), group in sorted(
-        found.items(), key=lambda item: (item[0][0], item[0][2], fmean(row["agreement"]["kl"] for row in item[1]))
+        found.items(), key=lambda item: (item[0][0], item[0][2], divergence(item[1]))
     ):
         if len(group) == len(asked):
-            apart = cell([row["agreement"]["kl"] for row in group], 3)
-            lines.append((f"{'kvpress: ' * other}`{policy}`", tokens, percent(group), apart))
+            lines.append((f"{'kvpress: ' * other}`{policy}`", tokens, percent(group), apart(group, 3)))
     return f"n = {len(asked)}:\n\n" + piped(lines)
 
 

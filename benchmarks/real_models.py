@@ -281,6 +281,7 @@ def page() -> None:
         "gemma_every": everything("gemma3"),
         "gemma_bits": over_bytes(known=False, policies=("auto", "tova"), name="gemma3"),
         "kvpress": beside_kvpress(),
+        "gemma_kvpress": beside_kvpress("gemma3"),
         "bits_unknown": over_bytes(known=False, policies=("auto",)),
         "bits_known": over_bytes(known=True, policies=("auto",)),
         "bits_others": over_bytes(known=False),

@@ -12,9 +12,11 @@ from real_tables import (
     QUARTER,
     able,
     answered,
+    apart,
     by_variant,
     cell,
     course_table,
+    divergence,
     finished,
     late,
     load,
@@ -73,14 +75,13 @@ def everything(name: str) -> str:
     policies = {policy for found in sides.values() for policy, _ in found}
     shared = [(side, budget) for side, budget in columns if all((policy, budget) in sides[side] for policy in policies)]
     order = {
-        policy: fmean(row["agreement"]["kl"] for side, budget in shared for row in sides[side][policy, budget])
-        for policy in policies
+        policy: divergence(row for side, budget in shared for row in sides[side][policy, budget]) for policy in policies
     }
     parts = [f"n: {', '.join(counts)}."]
-    for title, shown in (("KL divergence, nats per token", _apart), ("Right, %", percent)):
+    for title, shown in (("KL divergence, nats per token", apart), ("Right, %", percent)):
         lines = [("policy", *(f"{side}, {SHARES[budget]}" for side, budget in columns))]
         lines.append(("---", *["---:"] * len(columns)))
-        for policy in sorted(policies, key=order.__getitem__):
+        for policy in sorted(policies, key=lambda policy: (order[policy], policy)):
             groups = (sides[side].get((policy, budget)) for side, budget in columns)
             lines.append((f"`{policy}`", *(shown(group) if group else "" for group in groups)))
         table = piped(lines)
@@ -92,7 +93,7 @@ def heads_apart(name: str) -> str:
     """What it changes that each KV head evicts its own tokens: divergence in needles and texts, paired by question."""
     columns: list[dict[str, tuple[str, str, str]]] = []
     headers = []
-    for title, tables, apart, size in (
+    for title, tables, own, size in (
         ("unknown", ("needles_unknown", "every_unknown"), "heads_unknown", QUARTER),
         ("known", ("needles_known", "every_known"), "heads_known", QUARTER),
         ("text", ("text",), "heads_text", "25%"),
@@ -105,7 +106,7 @@ def heads_apart(name: str) -> str:
             if row["budget"] == size
         }
         pairs: dict[str, list[tuple[float, float]]] = defaultdict(list)
-        for row in load(name, apart):
+        for row in load(name, own):
             if row["budget"] == size and (other := together.get((row["policy"], question(row)))):
                 pairs[row["policy"]].append((measure(other), measure(row)))
         most = max(map(len, pairs.values()), default=0)
@@ -125,16 +126,12 @@ def _pair(found: list[tuple[float, float]], most: int) -> tuple[str, str, str]:
     return one, other, cell([after - before for before, after in found], 2) + count
 
 
-def _apart(group: list[dict[str, Any]]) -> str:
-    return cell([row["agreement"]["kl"] for row in group], 2)
-
-
 def overview(name: str, share: str = "25%") -> str:
     """Divergence over all prompts of a suite, and scores in tasks that the model does, at one share of the prompt.
 
     Over the questions that the default has answered; policies that stand in a quarter of the suites or more.
     """
-    apart: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    suites: dict[str, dict[str, list[dict[str, Any]]]] = {}
     right: dict[str, dict[str, list[dict[str, Any]]]] = {}
     for table, title in SUITES.items():
         rows = load(name, table)
@@ -142,18 +139,20 @@ def overview(name: str, share: str = "25%") -> str:
             continue
         rows, _ = finished(rows, {("auto", share)})
         found = {policy: group for (policy, size), group in by_variant(rows).items() if size == share}
-        apart[title] = found
+        suites[title] = found
         if good := able(rows):
             groups = {"full": [row for row in rows if row["policy"] == "full"], **found}
             right[title] = {policy: [row for row in group if row["task"] in good] for policy, group in groups.items()}
-    if not apart:
+    if not suites:
         return "No rows."
-    counts = Counter(policy for found in apart.values() for policy in found)
-    shown = [policy for policy, count in counts.items() if 4 * count >= len(apart)]
-    order = sorted(shown, key=lambda policy: fmean(_kl(found[policy]) for found in apart.values() if policy in found))
-    divergence, scores = _grid(apart, order, _apart), _grid(right, ["full", *order], _score)
+    counts = Counter(policy for found in suites.values() for policy in found)
+    shown = [policy for policy, count in counts.items() if 4 * count >= len(suites)]
+    order = sorted(
+        shown, key=lambda policy: fmean(divergence(found[policy]) for found in suites.values() if policy in found)
+    )
+    far, scores = _grid(suites, order, apart), _grid(right, ["full", *order], _score)
     return (
-        f"KL divergence from the full cache, nats per token:\n\n{divergence}\n\n"
+        f"KL divergence from the full cache, nats per token:\n\n{far}\n\n"
         f"Right, %, in the tasks that the full cache does in 60 % of the cases:\n\n{scores}"
     )
 
@@ -165,10 +164,6 @@ def _grid(suites: dict[str, dict[str, list[dict[str, Any]]]], policies: list[str
         cells = (shown(found[policy]) if policy in found else "" for policy in policies)
         lines.append((title, str(len(found["auto"])), *cells))
     return piped(lines)
-
-
-def _kl(group: list[dict[str, Any]]) -> float:
-    return fmean(row["agreement"]["kl"] for row in group)
 
 
 def _score(group: list[dict[str, Any]]) -> str:

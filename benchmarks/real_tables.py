@@ -39,6 +39,16 @@ def cell(values: Sequence[float], digits: int) -> str:
     return f"{fmean(values):.{digits}f}{error}"
 
 
+def apart(group: Iterable[dict[str, Any]], digits: int = 2) -> str:
+    """Mean divergence of answers from the full cache's, and its standard error."""
+    return cell([row["agreement"]["kl"] for row in group], digits)
+
+
+def divergence(group: Iterable[dict[str, Any]]) -> float:
+    """Mean of answers, nats per token."""
+    return fmean(row["agreement"]["kl"] for row in group)
+
+
 def piped(lines: Iterable[Sequence[str]]) -> str:
     """A Markdown table: the header, the line below it, and rows."""
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
@@ -146,17 +156,17 @@ def text_tables(rows: list[dict[str, Any]]) -> str:
     full = {row["text"]: row for row in rows if row["policy"] == "full"}
     found = by_variant(rows)
 
-    lost, apart, ranked = {}, {}, defaultdict(list)
+    lost, far, ranked = {}, {}, defaultdict(list)
     for (policy, budget), group in found.items():
         lost[policy, budget] = cell([late(row, "loss") - late(full[row["text"]], "loss") for row in group], 3)
-        apart[policy, budget] = cell([late(row, "kl") for row in group], 3)
+        far[policy, budget] = cell([late(row, "kl") for row in group], 3)
         ranked[policy].append(fmean(late(row, "kl") for row in group))
     order = {policy: fmean(values) for policy, values in ranked.items()}
     base = fmean(late(row, "loss") for row in full.values())
     return (
         f"{len(full)} texts ({', '.join(sorted(full))}), second half of 1,024 tokens; full cache {base:.3f} nats "
         f"per token. Nats lost:\n\n{grid(lost, order)}\n\nKL divergence from the full cache, nats per token:\n\n"
-        f"{grid(apart, order)}"
+        f"{grid(far, order)}"
     )
 
 
@@ -175,14 +185,14 @@ def answer_tables(rows: list[dict[str, Any]]) -> str:
     if chosen:
         order = _order(chosen)
         right = {key: cell([100 * row["score"] for row in group], 0) for key, group in chosen.items()}
-        apart = {key: cell([row["agreement"]["kl"] for row in group], 2) for key, group in chosen.items()}
+        far = {key: apart(group) for key, group in chosen.items()}
         parts.append(f"Accuracy in %, {', '.join(good)}:\n\n{grid(right, order)}")
-        parts.append(f"KL divergence along the full cache's answers, nats per token:\n\n{grid(apart, order)}")
+        parts.append(f"KL divergence along the full cache's answers, nats per token:\n\n{grid(far, order)}")
     others = by_variant(row for row in rows if row["task"] not in good)
     if others:
-        apart = {key: cell([row["agreement"]["kl"] for row in group], 2) for key, group in others.items()}
+        far = {key: apart(group) for key, group in others.items()}
         names = ", ".join(task for task in scores if task not in good)
-        parts.append(f"Too hard for this model ({names}): KL divergence alone\n\n{grid(apart, _order(others))}")
+        parts.append(f"Too hard for this model ({names}): KL divergence alone\n\n{grid(far, _order(others))}")
     return "\n\n".join(parts)
 
 
@@ -245,10 +255,7 @@ def needle_tables(rows: list[dict[str, Any]]) -> str:
     found, names = by_variant(right), heading(rows)
     order = _order(found)
     score = {(policy, names.get(budget, budget)): percent(group) for (policy, budget), group in found.items()}
-    apart = {
-        (policy, names.get(budget, budget)): cell([row["agreement"]["kl"] for row in group], 2)
-        for (policy, budget), group in found.items()
-    }
+    far = {(policy, names.get(budget, budget)): apart(group) for (policy, budget), group in found.items()}
     held = {
         (policy, names.get(budget, budget)): cell([100 * row["hit_rate"] for row in group if "hit_rate" in row], 0)
         for (policy, budget), group in found.items()
@@ -257,7 +264,7 @@ def needle_tables(rows: list[dict[str, Any]]) -> str:
     hits = f"\n\nHit rate, %:\n\n{grid(held, order)}" if held else ""
     return (
         f"The full cache answers {sum(row['policy'] == 'full' for row in right)} prompts ({listed}). Of these, in %:"
-        f"\n\n{grid(score, order)}\n\nKL divergence along its answers, nats per token:\n\n{grid(apart, order)}{hits}"
+        f"\n\n{grid(score, order)}\n\nKL divergence along its answers, nats per token:\n\n{grid(far, order)}{hits}"
     )
 
 
@@ -271,7 +278,7 @@ def percent(group: Sequence[dict[str, Any]]) -> str:
 def _order(found: dict[tuple[str, str], list[dict[str, Any]]]) -> dict[str, float]:
     means: dict[str, list[float]] = defaultdict(list)
     for (policy, _), group in found.items():
-        means[policy].append(fmean(row["agreement"]["kl"] for row in group))
+        means[policy].append(divergence(group))
     return {policy: fmean(values) for policy, values in means.items()}
 
 
@@ -291,12 +298,10 @@ def front_table(name: str = "smollm2", tokens: str = QUARTER, share: str = "25%"
         ("policy", "text: nats lost", "unknown: right, %", "KL", "known: right, %", "KL"),
         ("---", *("---:" for _ in range(5))),
     ]
-    for policy in sorted(set(columns[0]) & set(columns[1]), key=lambda policy: _apart(columns, policy)):
-        pairs = [
-            text
-            for column in columns
-            for text in (percent(column[policy]), cell([row["agreement"]["kl"] for row in column[policy]], 2))
-        ]
+    for policy in sorted(
+        set(columns[0]) & set(columns[1]), key=lambda policy: fmean(divergence(column[policy]) for column in columns)
+    ):
+        pairs = [text for column in columns for text in (percent(column[policy]), apart(column[policy]))]
         lines.append((f"`{policy}`", lost.get(policy, "not run"), *pairs))
     counts = (str(len(column["auto"])) for column in columns)
     return f"{piped(lines)}\n\n{len(full)} texts; the same {' and '.join(counts)} prompts under all policies."
@@ -324,7 +329,3 @@ def task_table(name: str, asked: str, tokens: str = QUARTER) -> str:
         groups = ([row for row in found[policy] if row["task"] == task] for task in counts)
         lines.append((f"`{policy}`", *map(percent, groups)))
     return piped(lines)
-
-
-def _apart(columns: list[dict[str, list[dict[str, Any]]]], policy: str) -> float:
-    return fmean(fmean(row["agreement"]["kl"] for row in column[policy]) for column in columns)
