@@ -1,6 +1,6 @@
 """kvpress on the prompts of our own tables: needles, the question not known when the context is compressed.
 
-    python benchmarks/kvpress_rows.py --model FILE.gguf --name smollm2 --limit 2
+    python benchmarks/kvpress_rows.py --model FOLDER --name smollm2 --limit 2
 
 In an environment of its own, with kvpress 0.5.5 and transformers 5.2.0 (it needs one below 5.3). Every press
 compresses the context; then the question and the full cache's answer are fed in one forward, as in the tables of
@@ -116,7 +116,7 @@ def rows(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", required=True, help="folder or GGUF file")
+    parser.add_argument("--model", required=True, help="folder, as saved by a transformers that reads its GGUF file right")
     parser.add_argument("--name", required=True, help="of the model, in the results")
     parser.add_argument("--limit", type=int, default=2, help="prompts per task")
     options = parser.parse_args()

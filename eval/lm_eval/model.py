@@ -20,7 +20,7 @@ from hf_paged_eviction.queries.attention import PAGED_EVICTION
 from .. import embedded
 from ..caches.gating import install_named
 from ..errors import UserError
-from ..models.gguf import gguf_arguments, is_gguf
+from ..models.gguf import gguf_arguments, is_gguf, mend_tokenizer
 from ..models.loading import source
 from ..options.settings import EMBEDDED
 from ..store.grouping import grouped
@@ -66,6 +66,7 @@ class PagedEvictionLM(HFLM):  # type: ignore[misc]
         if self._cache.needs_attention and isinstance(pretrained, str):
             kwargs.setdefault("attn_implementation", PAGED_EVICTION)
         self._attention: str | None = kwargs.get("attn_implementation")
+        self._gguf = pretrained if isinstance(pretrained, str) and is_gguf(pretrained) else None
         if isinstance(pretrained, str):
             # Left open, transformers asks on the standard input, and takes what a pipe says for an answer.
             kwargs["trust_remote_code"] = bool(kwargs.get("trust_remote_code"))
@@ -74,11 +75,16 @@ class PagedEvictionLM(HFLM):  # type: ignore[misc]
         if isinstance(pretrained, str) and pretrained == EMBEDDED:
             # The shipped file is half precision to be small, not to be computed in.
             pretrained, dtype = str(embedded.path()), torch.float32 if dtype == "auto" else dtype
-        elif isinstance(pretrained, str) and is_gguf(pretrained):
-            pretrained, kwargs = source(pretrained), kwargs | gguf_arguments(pretrained)
+        elif self._gguf:
+            pretrained, kwargs = source(self._gguf), kwargs | gguf_arguments(self._gguf)
         super().__init__(pretrained, dtype=dtype, **kwargs)
         self._cache = self._cache.for_model(self.model)
         install_named(self.model, [str(self._cache.policy)])
+
+    def _create_tokenizer(self, pretrained: Any, tokenizer: Any, *args: Any, **kwargs: Any) -> None:
+        super()._create_tokenizer(pretrained, tokenizer, *args, **kwargs)
+        if self._gguf and not tokenizer:
+            self.tokenizer: Any = mend_tokenizer(self.tokenizer, self._gguf)
 
     def _get_backend(self, config: Any, *args: Any, **kwargs: Any) -> None:
         super()._get_backend(config, *args, **kwargs)

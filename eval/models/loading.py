@@ -15,7 +15,7 @@ from transformers.utils.logging import disable_progress_bar
 from ..caches.gating import install_named
 from ..errors import UserError
 from ..options.settings import EMBEDDED, Settings
-from .gguf import forget_gguf, gguf_arguments, is_gguf
+from .gguf import forget_gguf, gguf_arguments, is_gguf, mend_tokenizer
 
 _EXPECTED = "expected: a folder or a GGUF file that exists, or a name on the Hugging Face Hub and a network"
 
@@ -112,11 +112,12 @@ def load_tokenizer(settings: Settings) -> Any:
     others = {"revision": settings.revision} if settings.revision and not settings.tokenizer else {}
     others |= gguf_arguments(name)
     try:
-        return AutoTokenizer.from_pretrained(source(name), trust_remote_code=settings.trust_remote_code, **others)
+        tokenizer = AutoTokenizer.from_pretrained(source(name), trust_remote_code=settings.trust_remote_code, **others)
     except (OSError, ValueError, ImportError) as error:
         if _wants_code(settings, error):
             raise _brings_code(f"the tokenizer of {name!r}") from error
         raise UserError(f"cannot load a tokenizer from {name!r} ({_EXPECTED}): {error}") from error
+    return mend_tokenizer(tokenizer, name) if is_gguf(name) else tokenizer
 
 
 def _check_adapter(settings: Settings) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
 pytest.importorskip("gguf", reason="the extra `gguf` is not installed")
@@ -73,6 +73,37 @@ def test_a_command_takes_the_file_as_model_and_as_tokenizer(file: Path, tmp_path
 def test_the_other_harness_takes_it_too(file: Path) -> None:
     harness = pytest.importorskip("hf_paged_eviction_eval.lm_eval.model", reason="the extra `lm-eval` is missing")
     assert harness.PagedEvictionLM(str(file), device="cpu", budget=32, block_size=4).model.config.hidden_size == WIDTH
+
+
+@pytest.mark.parametrize("begins", [True, False])
+@pytest.mark.parametrize("harness", [False, True])
+def test_what_transformers_gets_wrong_of_a_tokenizer_is_mended(
+    begins: bool, harness: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "tiny.gguf"
+    write_gguf(file, begins=begins)
+    read = AutoTokenizer.from_pretrained
+
+    def as_older_releases_do(*args: Any, **kwargs: Any) -> Any:
+        tokenizer = read(*args, **kwargs)
+        tokenizer.eos_token = "<s>"
+        tokenizer.add_bos_token = not begins
+        return tokenizer
+
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", as_older_releases_do)
+    if harness:
+        theirs = pytest.importorskip("hf_paged_eviction_eval.lm_eval.model", reason="the extra `lm-eval` is missing")
+        tokenizer = theirs.PagedEvictionLM(str(file), device="cpu", budget=32, block_size=4).tokenizer
+    else:
+        tokenizer = models.load_tokenizer(settings_of(file))
+    assert tokenizer.eos_token == "</s>"
+    assert tokenizer.convert_ids_to_tokens(tokenizer("ab").input_ids) == ["<s>"] * begins + ["ab"]
+
+
+def test_a_tokenizer_that_cuts_words_of_its_vocabulary_is_refused(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "tiny.gguf", merges=["a b", "b c"])
+    with pytest.raises(UserError, match=r"1 of 1 words.*--tokenizer FOLDER"):
+        models.load_tokenizer(settings_of(tmp_path / "tiny.gguf"))
 
 
 @pytest.mark.parametrize("load", [models.load, models.load_config, models.load_tokenizer])

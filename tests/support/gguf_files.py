@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,17 @@ WIDTH, INNER, HEADS, KV_HEADS, LAYERS, WINDOW = 32, 64, 4, 2, 2, 512
 TEMPLATE = "{% for message in messages %}<s>{{ message.content }}</s>{% endfor %}"
 
 
-def write_gguf(path: Path) -> None:
-    """Write the file; numbers are the same each time."""
+def write_gguf(path: Path, *, begins: bool | None = None, merges: Sequence[str] = ("a b", "b c", "\u0120 a")) -> None:
+    """Write the file; numbers are the same each time.
+
+    Args:
+        begins: whether texts begin with a token of their own; None = the file does not say.
+        merges: the vocabulary has "ab", "bc" and " a", whatever they say.
+    """
     from gguf import GGUFWriter, TokenType
     from tokenizers.pre_tokenizers import ByteLevel
 
-    words = ["<unk>", "<s>", "</s>", *sorted(ByteLevel.alphabet()), "ab"]
+    words = ["<unk>", "<s>", "</s>", *sorted(ByteLevel.alphabet()), "ab", "bc", "\u0120a"]
     writer = GGUFWriter(path, "llama")
     writer.add_context_length(WINDOW)
     writer.add_embedding_length(WIDTH)
@@ -31,10 +37,12 @@ def write_gguf(path: Path) -> None:
     writer.add_tokenizer_pre("smollm")
     writer.add_token_list(words)
     writer.add_token_types([TokenType.CONTROL] * 3 + [TokenType.NORMAL] * (len(words) - 3))
-    writer.add_token_merges(["a b"])
+    writer.add_token_merges([*merges])
     writer.add_unk_token_id(0)
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
+    if begins is not None:
+        writer.add_add_bos_token(begins)
     writer.add_chat_template(TEMPLATE)
     for name, shape in _shapes(len(words)).items():
         writer.add_tensor(name, _numbers(name, shape))
