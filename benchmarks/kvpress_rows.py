@@ -116,7 +116,7 @@ def rows(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", required=True, help="folder, as saved by a transformers that reads its GGUF file right")
+    parser.add_argument("--model", required=True, help="folder; of a GGUF file, what newer transformers save")
     parser.add_argument("--name", required=True, help="of the model, in the results")
     parser.add_argument("--limit", type=int, default=2, help="prompts per task")
     options = parser.parse_args()
