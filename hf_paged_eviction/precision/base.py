@@ -67,9 +67,9 @@ class Rounded(Precision):
         if self.keys != 2:
             return None
         return (
-            "Keys in 2 bits lose what has to be found again: of 20 needles that SmolLM2-135M answers, 5 are left when "
-            "all tokens are held so. `verify(model, text=ids)` says what they cost your model; 4 bits and fewer tokens "
-            "keep more in the same bytes."
+            "Keys in 2 bits can lose what has to be found again: when all tokens are held so, SmolLM2-135M keeps 5 of "
+            "20 needles, and more with 4 bits and fewer tokens in the same bytes; Gemma-3-270M keeps 17 of 21. "
+            "`verify(model, text=ids)` says what they cost your model."
         )
 
     @property
