@@ -15,8 +15,6 @@ from ..errors import UserError
 _SUFFIX = ".gguf"
 #: What a file says of its tokenizer, in this order.
 _READ = tuple(f"tokenizer.ggml.{key}" for key in ("bos_token_id", "eos_token_id", "add_bos_token", "token_type"))
-#: An ordinary word of a vocabulary, as GGUF files mark it.
-_ORDINARY = 1
 #: What a word begins with where it stands behind a space, in vocabularies of SentencePiece and of bytes.
 _SPACES = ("\u2581", "\u0120")
 _LETTERS = re.compile("[A-Za-z]+")
@@ -57,7 +55,7 @@ def mend_tokenizer(tokenizer: Any, name: str) -> Any:
     Raises:
         UserError: it cuts words that the vocabulary has.
     """
-    from gguf import GGUFReader
+    from gguf import GGUFReader, TokenType
 
     fields = {key: field.contents() for key, field in GGUFReader(name).fields.items() if key in _READ}
     begins, ends, first, kinds = (fields.get(key) for key in _READ)
@@ -66,7 +64,7 @@ def mend_tokenizer(tokenizer: Any, name: str) -> Any:
             setattr(tokenizer, role, tokenizer.convert_ids_to_tokens(token))
     if None not in (first, begins) and (tokenizer("a").input_ids[0] == begins) != first:
         tokenizer.add_bos_token = first
-    cut, of = _cut_words(tokenizer, kinds or ())
+    cut, of = _cut_words(tokenizer, [token for token, kind in enumerate(kinds or ()) if kind == TokenType.NORMAL])
     if 10 * cut > of:
         raise UserError(
             f"transformers {__version__} reads the tokenizer of {name!r} otherwise than the file has it: {cut} of {of} "
@@ -76,9 +74,8 @@ def mend_tokenizer(tokenizer: Any, name: str) -> Any:
     return tokenizer
 
 
-def _cut_words(tokenizer: Any, kinds: Sequence[int]) -> tuple[int, int]:
+def _cut_words(tokenizer: Any, ordinary: Sequence[int]) -> tuple[int, int]:
     """How many of some words are not one token any more, whether a space comes first or not; and how many these are."""
-    ordinary = [token for token, kind in enumerate(kinds) if kind == _ORDINARY]
     named = zip(ordinary, tokenizer.convert_ids_to_tokens(ordinary), strict=True)
     words = [(token, word[1:]) for token, word in named if word.startswith(_SPACES) and _LETTERS.fullmatch(word[1:])]
     words = words[:: max(1, len(words) // _WORDS)]
