@@ -1,6 +1,5 @@
 """Which layers of which models may lose tokens."""
 
-import inspect
 import sys
 import warnings
 from collections.abc import Callable
@@ -9,6 +8,8 @@ from typing import Any
 
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_MAPPING, DynamicCache, cache_utils
 from transformers.cache_utils import DynamicLayer
+
+from .cache_argument import cache_argument
 
 #: Of models that keep a linear state and growing keys and values in the same layer; None in releases that keep linear
 #: states in cache classes of the models' own.
@@ -181,7 +182,7 @@ def cross_attention_layers(config: Any) -> set[int]:
 
 def _check_takes_a_cache(text: Any) -> None:
     classes = _model_classes(text)
-    if classes and not any("past_key_values" in inspect.signature(cls.forward).parameters for cls in classes):
+    if classes and not any(cache_argument(cls.forward) for cls in classes):
         raise ValueError(
             f"In this transformers release {text.model_type} takes no past_key_values: it keeps a state of its own, or "
             "none, and would not use this cache. Run it without one."

@@ -1,0 +1,22 @@
+"""What transformers calls the argument that takes a cache: `past_key_values` before 5.24, `cache` since."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from transformers.masking_utils import create_causal_mask
+
+#: The argument of `generate`, and of the models of the transformers release that is installed.
+CACHE_ARGUMENT = "cache" if "cache" in inspect.signature(create_causal_mask).parameters else "past_key_values"
+
+#: What models call it, the newest name first.
+_NAMES = ("cache", "past_key_values")
+
+
+def cache_argument(forward: Callable[..., Any]) -> str | None:
+    """The name of the argument of `forward` that takes a cache; None if it names none.
+
+    A model whose code was written for another release may have the other name.
+    """
+    takes = inspect.signature(forward).parameters
+    return next((name for name in _NAMES if name in takes), None)
