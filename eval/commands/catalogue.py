@@ -45,8 +45,6 @@ def task_sections() -> dict[str, dict[str, str]]:
         "e13: LongBench-E, reported by length": groups["e13"],
         "v2: LongBench v2": groups["v2"],
         "ruler_data: RULER's own records": groups["ruler_data"],
-        "infinitebench: InfiniteBench": groups["infinitebench"],
-        "loogle: LooGLE": groups["loogle"],
         "mathematics: long answers": groups["mathematics"],
         **({"of plugins": tuple(REGISTERED)} if REGISTERED else {}),
     }

@@ -83,21 +83,15 @@ def run(options: EvalOptions) -> bool:
     from ..options import requests
     from ..running import terminal
 
-    if options.log_to:
-        from ..store.tracking import load_tracker
-
-        load_tracker(options.log_to)
     if options.text:
         if wrong := _given(options, TASKS_ONLY):
             raise UserError(f"{wrong}: about tasks, leave it out with --text")
-        return terminal.run_texts(requests.text_request(options), options.workers, options.log_to, options.shard)
+        return terminal.run_texts(requests.text_request(options), options.workers, options.shard)
     if options.files:
         raise UserError(f"to read files, say --text: paged-eviction eval --text {options.files[0]}")
     if wrong := _given(options, TEXTS_ONLY):
         raise UserError(f"{wrong}: about texts, say --text")
-    return terminal.run_tasks(
-        requests.task_requests(options), options.workers, options.log_to, options.log_samples, options.shard
-    )
+    return terminal.run_tasks(requests.task_requests(options), options.workers, options.log_samples, options.shard)
 
 
 def _given(options: EvalOptions, names: set[str]) -> str:

@@ -19,9 +19,9 @@ A published tree of several models, with files that hold several runs
 
   paged-eviction score pred_e --keep-first-run
 
-The other official metrics of LooGLE, from the answers of a run
+Answers of a run by other metrics
 
-  paged-eviction score results/loogle --metric meteor,bleu_1,bleu_4
+  paged-eviction score results/llama --metric qa_f1,rouge
 """
 
 
@@ -30,8 +30,8 @@ class ScoreOptions(MetricOptions):
 
     paths: list[Path] = option(
         ...,
-        "Result folders of this package; files of LongBench's pred.py (TASK.jsonl) or of OpenCompass "
-        "(LongBench_TASK.json), folders of them, or whole trees such as pred_e/.",
+        "Result folders of this package; files of LongBench's pred.py (TASK.jsonl), folders of them, or whole trees "
+        "such as pred_e/.",
         metavar="FOLDER|FILE...",
         argument=True,
     )
@@ -41,8 +41,7 @@ class ScoreOptions(MetricOptions):
     )
     metric: Words = option(
         "",
-        "Score by these metrics instead of that of each task: any metrics of this package, for LooGLE meteor, bleu_1, "
-        "bleu_4, rouge_1_recall, bert_score.",
+        "Score by these metrics instead of that of each task: any metrics of this package.",
         metavar="NAME,...",
         shown="the metric of each task",
     )

@@ -36,28 +36,6 @@ def rouge_l(prediction: str, reference: str) -> float:
     return 2.0 * ((precision * recall) / (precision + recall + 1e-8))
 
 
-def rouge_l_recall(prediction: str, reference: str) -> float:
-    """The share of the reference's words that are common, 0 to 1; words and sentences as of `rouge_l`."""
-    return _shares(prediction, reference)[1]
-
-
-def rouge_n_recall(prediction: str, reference: str, n: int) -> float:
-    """The share of the reference's runs of `n` words that the prediction has, 0 to 1; words as of `rouge_l`.
-
-    Runs go on over full stops, and each counts once.
-
-    Returns:
-        0 if a text has no sentence, or the reference no such run.
-    """
-    predicted, wanted = _runs(prediction, n), _runs(reference, n)
-    return len(predicted & wanted) / len(wanted) if wanted else 0.0
-
-
-def _runs(text: str, n: int) -> set[tuple[str, ...]]:
-    words = [word for sentence in _sentences(text) for word in sentence]
-    return set(zip(*(words[start:] for start in range(n)), strict=False))
-
-
 def _shares(prediction: str, reference: str) -> tuple[float, float]:
     """Precision and recall."""
     predicted, wanted = _sentences(prediction), _sentences(reference)

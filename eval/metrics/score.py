@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from . import helmet, infinitebench, loogle, ruler
+from . import ruler
 from .chinese import qa_f1_zh
 from .code import EDIT_SIMILARITIES, code_sim
 from .longbench import classification, count, longeval, multiple_choice, qa_f1, retrieval, retrieval_zh
@@ -33,9 +33,6 @@ def _of_all(score: Callable[[str, Sequence[str]], float]) -> Callable[[_Case], f
     return lambda case: score(case.prediction, case.answers)
 
 
-_LOOGLE = ("rouge_1_recall", "rouge_2_recall", "bleu_1", "bleu_4", "meteor", "bert_score")
-_OF_ALL = ("numbers_in_order", "letter_or_text", "letter_or_function", "character_f1_zh", "rouge_lsum")
-
 _SCORES: dict[str, Callable[[_Case], float]] = {
     "qa_f1": _best(qa_f1),
     "qa_f1_zh": _best(qa_f1_zh),
@@ -51,19 +48,9 @@ _SCORES: dict[str, Callable[[_Case], float]] = {
     "string_match_part": _of_all(ruler.string_match_part),
     "longeval": _best(longeval),
     "math_verify": _best(math_verify),
-    **{name: _best(getattr(infinitebench, name)) for name in infinitebench.OF_ONE},
-    **{name: _of_all(getattr(infinitebench, name)) for name in _OF_ALL},
-    "rouge_l_recall": _best(loogle.rouge_l_recall_or_none),
-    **{name: _best(getattr(loogle, name)) for name in _LOOGLE},
-    "answer_within": _best(helmet.answer_within),
-    "value_within": _best(helmet.value_within),
-    "ndcg_10": _of_all(helmet.ndcg_10),
-    "cloze_exact": _of_all(loogle.cloze_exact),
-    "cloze_partial": _of_all(loogle.cloze_partial),
 }
 
-#: Names of all metrics: those of LongBench, of LongBench v2, of RULER, of LongEval, of mathematics, of InfiniteBench,
-#: of LooGLE, of HELMET.
+#: Names of all metrics: those of LongBench, of LongBench v2, of RULER, of LongEval, of mathematics.
 METRICS = tuple(_SCORES)
 
 

@@ -280,13 +280,6 @@ class EvalOptions(ModelOptions, CacheOptions, RunOptions, TaskOptions, MetricOpt
         "beside the answers.",
         panel=MEASURES,
     )
-    log_to: Literal["wandb", "trackio"] | None = option(
-        None,
-        "Log the finished run to wandb or trackio too: settings, means, and tables of summary and rows. Their own "
-        "environment variables decide where that goes.",
-        metavar="wandb|trackio",
-        shown="nowhere",
-    )
     workers: int | None = option(
         None,
         "Processes on this machine, one thread each. Default 2 for the embedded model on a CPU, else 1.",

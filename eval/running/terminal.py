@@ -18,7 +18,6 @@ from ..store.completion import Progress as State
 from ..store.summaries.formats import to_terminal
 from ..store.summaries.grids import accuracy_grids, perplexity_grid
 from ..store.summaries.summary import Cell
-from ..store.tracking import log_run
 from .evaluation import evaluate_tasks, evaluate_texts
 from .processes.distributed import is_main_process, leave
 
@@ -31,7 +30,6 @@ KNOWN_SECONDS, LONG_SECONDS = 20.0, 600.0
 def run_tasks(
     requests: Sequence[Request[TaskSettings]],
     workers: int | None,
-    log_to: str | None = None,
     log_samples: bool = False,
     shard: str | None = None,
 ) -> bool:
@@ -40,7 +38,6 @@ def run_tasks(
     Args:
         requests: the runs.
         workers: processes that this one starts; None chooses.
-        log_to: a tracker of experiments that is told of each finished run, see `tracking.log_run`.
         log_samples: write the exact prompts, too.
         shard: which of the questions are this process's, such as "3/8".
     """
@@ -59,15 +56,11 @@ def run_tasks(
             outcome, cells = found
             outcome.notes.extend(cut_prompts(cells))
             complete &= _show(notes, outcome, [to_terminal(*each) for each in accuracy_grids(cells)])
-            if log_to and not outcome.others:
-                log_run(log_to, request.settings, outcome, cells)
     leave()
     return complete
 
 
-def run_texts(
-    request: Request[TextSettings], workers: int | None, log_to: str | None = None, shard: str | None = None
-) -> bool:
+def run_texts(request: Request[TextSettings], workers: int | None, shard: str | None = None) -> bool:
     """A run over texts with a progress bar and a table; whether all rows are there. Arguments as of `run_tasks`."""
     notes, complete = _notes(), True
     _say_rounding(notes, request.settings, request.settings.length)
@@ -76,8 +69,6 @@ def run_texts(
     if found is not None:
         outcome, curves = found
         complete = _show(notes, outcome, [to_terminal(perplexity_grid(curves))] if curves else [])
-        if log_to and not outcome.others:
-            log_run(log_to, request.settings, outcome, curves)
     leave()
     return complete
 

@@ -1,10 +1,9 @@
-"""Files of predictions in one shape: of this package (`results.jsonl`), of LongBench's `pred.py`, of OpenCompass."""
+"""Files of predictions in one shape: of this package (`results.jsonl`) and of LongBench's `pred.py`."""
 
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ from typing import Any
 from ..data.longbench.records import refuse_gzip
 from ..data.longbench.tasks import TASKS, LongBenchTask
 from ..errors import UserError
-from .grouping import grouped
 from .results import PARTS, ROWS
 
 _BOM = b"\xef\xbb\xbf"
@@ -144,8 +142,8 @@ def runs(path: Path) -> list[list[Path]]:
     """Files that belong together: one each, but for the parts of a run that was stopped, or of one task.
 
     Args:
-        path: a file, a folder of a run, a folder of files of `pred.py` or OpenCompass, one per task and named after it,
-            or a folder of such folders, one per model.
+        path: a file, a folder of a run, a folder of files of `pred.py`, one per task and named after it, or a folder
+            of such folders, one per model.
 
     Raises:
         UserError: nothing is there.
@@ -156,7 +154,7 @@ def runs(path: Path) -> list[list[Path]]:
     if not found:
         found = [files for folder in sorted(path.iterdir()) if folder.is_dir() for files in _of_folder(folder)]
     if not found:
-        raise UserError(f"{path} holds no predictions: no .jsonl file, and no {_OPENCOMPASS}*.json, one level below")
+        raise UserError(f"{path} holds no predictions: no .jsonl file, here or one level below")
     return found
 
 
@@ -164,29 +162,10 @@ def _of_folder(folder: Path) -> list[list[Path]]:
     rows = [file for pattern in (ROWS, PARTS) for file in sorted(folder.glob(pattern))]
     if rows:
         return [rows]
-    parts = grouped(sorted(folder.glob(f"{_OPENCOMPASS}*.json"), key=_part), _opencompass_task)
-    return [[file] for file in sorted(folder.glob("*.jsonl"))] + list(parts.values())
-
-
-#: OpenCompass names its files `LongBench_TASK.json`, or `LongBench_TASK_0.json` and so on.
-_OPENCOMPASS = "LongBench_"
-
-
-def _part(file: Path) -> tuple[str, int]:
-    """Task and number of a file of OpenCompass; 10 comes after 9."""
-    number = file.stem.rpartition("_")[2]
-    return _opencompass_task(file), int(number) if number.isdecimal() else 0
-
-
-def _opencompass_task(file: Path) -> str:
-    name, _, number = file.stem.removeprefix(_OPENCOMPASS).rpartition("_")
-    return name if number.isdecimal() else file.stem.removeprefix(_OPENCOMPASS)
+    return [[file] for file in sorted(folder.glob("*.jsonl"))]
 
 
 def _read(path: Path) -> Iterator[_Line]:
-    if path.name.startswith(_OPENCOMPASS) and path.suffix == ".json":
-        yield from _opencompass(path)
-        return
     try:
         with path.open("rb") as file:  # lines end at newlines only: str.splitlines would cut at U+2028 too
             for number, content in enumerate(file, 1):
@@ -217,41 +196,10 @@ def _row(place: str, content: bytes) -> dict[str, Any]:
 _REPAIR = "delete this line, or write the file anew"
 
 
-def _opencompass(path: Path) -> Iterator[_Line]:
-    """The entries of a file of OpenCompass as the lines that `pred.py` would have written."""
-    try:
-        read = path.read_bytes()
-        refuse_gzip(str(path), read)
-        content = json.loads(read.removeprefix(_BOM).decode(), object_pairs_hook=_each_once)
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is not JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise UserError(f"{path} is no file of OpenCompass, which holds one object of entries")
-    for number, entry in enumerate(content.values(), 1):
-        if not isinstance(entry, dict) or not {"prediction", "gold"} <= entry.keys():
-            raise UserError(f"{path}, entry {number} has no 'prediction' and 'gold': {_show(entry)}")
-        gold = entry["gold"]
-        labels: Mapping[str, Any] = gold if isinstance(gold, dict) else {"answers": gold}
-        row = {"pred": entry["prediction"], "answers": labels.get("answers"), "all_classes": labels.get("all_classes")}
-        yield _Line(path, number, json.dumps(entry, sort_keys=True).encode(), {**row, "length": None})
-
-
-def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """The object; an entry of a name that stands twice would be lost."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
-        raise ValueError(f"{twice!r} stands twice in one object")
-    return found
-
-
 def _official(lines: Sequence[_Line], longbench_e: bool, keep_first_run: bool) -> Group:
     path = lines[0].path
-    name = _opencompass_task(path) if path.suffix == ".json" else path.stem
     in_e = longbench_e or "pred_e" in (path.absolute().parent.name, path.absolute().parent.parent.name)
-    task = _task(name, in_e)
+    task = _task(path.stem, in_e)
     if task is None:
         raise UserError(f"{path}: a file of predictions has the name of its task; the tasks are: {_KNOWN}")
     read = len(lines)

@@ -82,7 +82,6 @@ chat-template: never
 batch-size: 4
 prefill-chunk-size: 128
 share-prefill: false
-log-to: wandb
 workers: 2
 shard: 1/4
 agreement: true

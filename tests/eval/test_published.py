@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +10,11 @@ import pytest
 
 from hf_paged_eviction_eval.data.prompting import suites
 from hf_paged_eviction_eval.data.published import GROUPS, TASKS
-from hf_paged_eviction_eval.data.published.infinitebench import _METRICS
 from hf_paged_eviction_eval.errors import UserError
-from hf_paged_eviction_eval.metrics import score_sample
 from hf_paged_eviction_eval.options.evaluate import EvalOptions
 from hf_paged_eviction_eval.options.requests import task_settings
 from hf_paged_eviction_eval.options.settings import TaskSettings
 
-DATA = Path(__file__).parents[1] / "data"
-#: Made with the official scripts of InfiniteBench and LooGLE: scores of predictions, and prompts of records.
-VECTORS: list[dict[str, Any]] = json.loads((DATA / "infinitebench.json").read_text("utf-8"))
-LOOGLE: list[dict[str, Any]] = json.loads((DATA / "loogle.json").read_text("utf-8"))
 RULER = {
     "index": 4,
     "input": "Some special magic numbers are hidden within the following text.\nWhat is this?\nNoise 7.\n"
@@ -40,64 +33,6 @@ def put(folder: Path, name: str, *records: Any) -> None:
     path = folder / name
     path.parent.mkdir(exist_ok=True)
     path.write_text("".join(json.dumps(record) + "\n" for record in records), "utf-8")
-
-
-@pytest.mark.parametrize("case", [each for each in VECTORS if "score" in each], ids=lambda case: case["task"])
-def test_scores_of_infinitebench(case: dict[str, Any]) -> None:
-    assert score_sample(_METRICS[case["task"]], case["prediction"], case["answers"]) == case["score"]
-
-
-@pytest.mark.parametrize("case", [each for each in VECTORS if "record" in each], ids=lambda case: case["task"])
-def test_prompts_of_infinitebench(tmp_path: Path, case: dict[str, Any]) -> None:
-    put(tmp_path, f"{case['task']}.jsonl", case["record"])
-    (sample,) = TASKS[f"infinite_{case['task']}"].samples(settings(tmp_path, f"infinite_{case['task']}"))
-    assert sample.prompt == case["prompt"]
-    assert list(sample.answers) == case["answers"]
-    assert sample.context.endswith(case["record"]["context"])
-
-
-def test_scores_of_loogle() -> None:
-    cases = [case for case in LOOGLE if "score" in case]
-    assert len(cases) > 15
-    for case in cases:
-        assert score_sample(case["metric"], case["prediction"], case["answers"]) == case["score"], case
-    # On these the official script stops with an exception.
-    assert score_sample("rouge_l_recall", "...", ["He left."]) == 0
-    assert score_sample("cloze_partial", "{'<mask-0>': 3}", ['{"<mask-0>": "Ada"}']) == 0
-    assert score_sample("cloze_exact", "__import__('os').getcwd()", ['{"<mask-0>": "Ada"}']) == 0
-
-
-@pytest.mark.parametrize("case", [each for each in LOOGLE if "record" in each], ids=lambda case: case["task"])
-def test_questions_of_loogle(tmp_path: Path, case: dict[str, Any]) -> None:
-    task, record = f"loogle_{case['task']}", case["record"]
-    put(tmp_path, f"{case['task']}.jsonl", record, record)
-    samples = suites.load_samples(task, settings(tmp_path, task), None, None)
-    assert [sample.prompt for sample in samples] == case["prompts"] * 2
-    assert len({sample.id for sample in samples}) == len(samples)
-    assert all(sample.context.endswith(record["input"]) for sample in samples)
-    (first,) = suites.load_samples(task, settings(tmp_path, task, limit=1), None, None)
-    assert first == samples[0]
-    right = repr(json.loads(first.answers[0])) if "cloze" in task else first.answers[0]
-    assert suites.score(first, right, settings(tmp_path, task)) == 1
-
-
-@pytest.mark.parametrize(
-    ("pairs", "said"),
-    [
-        ("none", "'qa_pairs' is no list of questions"),
-        ("[]", "no question with an answer"),
-        ("[{'Q': 'What?'}]", "{'Q': 'What?'} is no question with an answer"),
-        ("[{'Q': 'What?', 'A': {'<mask-0>': 'x'}}]", "no question with an answer, so this is not loogle_shortdep_qa"),
-    ],
-)
-def test_records_that_are_not_of_loogle(tmp_path: Path, pairs: str, said: str) -> None:
-    put(tmp_path, "shortdep_qa.jsonl", {"input": "x", "title": "y", "qa_pairs": pairs})
-    with pytest.raises(UserError, match=f"shortdep_qa.jsonl, line 1: .*{re.escape(said)}"):
-        TASKS["loogle_shortdep_qa"].samples(settings(tmp_path, "loogle_shortdep_qa"))
-
-
-def test_a_number_that_is_not_whole() -> None:
-    assert score_sample("number_found", "3.5", ["3"]) == 0  # the official script stops with an exception
 
 
 def test_records_of_ruler(tmp_path: Path) -> None:
@@ -132,8 +67,6 @@ def test_whole_numbers_are_answers(tmp_path: Path) -> None:
 
 
 def test_what_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no passkey.jsonl"):
-        TASKS["infinite_passkey"].samples(settings(tmp_path, "infinite_passkey"))
     nowhere = settings(tmp_path, "ruler_data_vt").but(data_dir=None)
     with pytest.raises(UserError, match=r"scripts/data/prepare.py"):
         TASKS["ruler_data_vt"].samples(nowhere)
@@ -143,15 +76,12 @@ def test_what_is_not_there(tmp_path: Path) -> None:
     put(tmp_path, "vt.jsonl", {"index": 0, "input": "x", "outputs": "y"})
     with pytest.raises(UserError, match=r"'outputs' is \"y\", it must be a list of texts"):
         TASKS["ruler_data_vt"].samples(settings(tmp_path, "ruler_data_vt"))
-    put(tmp_path, "code_run.jsonl", {"context": "x", "input": "what?", "answer": 3})
-    with pytest.raises(UserError, match=r"does not say what is asked"):
-        TASKS["infinite_code_run"].samples(settings(tmp_path, "infinite_code_run"))
 
 
 def test_length_of_answers() -> None:
     assert task_settings(EvalOptions(tasks="math500,passkey", max_new_tokens=9)).max_new_tokens == 9
     with pytest.raises(UserError, match="--max-new-tokens: about records of your own"):
-        task_settings(EvalOptions(tasks="infinitebench", max_new_tokens=9))
+        task_settings(EvalOptions(tasks="ruler_data", max_new_tokens=9))
 
 
 def test_digests_follow_the_records(tmp_path: Path) -> None:
@@ -166,8 +96,8 @@ def test_digests_follow_the_records(tmp_path: Path) -> None:
 
 def test_every_task_is_in_one_group_and_listed() -> None:
     assert sorted(name for group in GROUPS.values() for name in group) == sorted(TASKS)
-    assert [len(GROUPS[name]) for name in ("ruler_data", "infinitebench", "loogle", "mathematics")] == [13, 12, 4, 2]
-    assert set(suites.expand(["infinitebench"])) == set(GROUPS["infinitebench"])
+    assert [len(GROUPS[name]) for name in ("ruler_data", "mathematics")] == [13, 2]
+    assert set(suites.expand(["mathematics"])) == set(GROUPS["mathematics"])
     assert all(suites.description(name) and not suites.is_generated(name) for name in TASKS)
 
 

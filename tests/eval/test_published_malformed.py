@@ -11,20 +11,12 @@ import pytest
 
 from hf_paged_eviction_eval.data.prompting import suites
 from hf_paged_eviction_eval.errors import UserError
-from hf_paged_eviction_eval.metrics import score_sample
 from hf_paged_eviction_eval.options.settings import TaskSettings
-
-DATA = Path(__file__).parents[1] / "data"
 
 
 def _records() -> dict[str, tuple[str, dict[str, Any]]]:
     """Task -> its file and a record of it."""
     found: dict[str, tuple[str, dict[str, Any]]] = {}
-    for suite in ("infinitebench", "loogle"):
-        for case in json.loads((DATA / f"{suite}.json").read_text("utf-8")):
-            if "record" in case:
-                name = f"{suite.removesuffix('bench')}_{case['task']}"
-                found[name] = (f"{case['task']}.jsonl", case["record"])
     needle = {"index": 4, "input": "x\nWhat are all?", "outputs": ["7"], "length": 40, "answer_prefix": " They"}
     found["ruler_data_niah_multiquery"] = ("niah_multiquery.jsonl", needle)
     found["math500"] = ("math500.jsonl", {"problem": "x?", "answer": "1/2", "unique_id": "a.json", "level": 1})
@@ -33,7 +25,7 @@ def _records() -> dict[str, tuple[str, dict[str, Any]]]:
 
 
 RECORDS = _records()
-SUITES = ("infinite_passkey", "loogle_shortdep_qa", "ruler_data_niah_multiquery", "math500", "aime2025")
+SUITES = ("ruler_data_niah_multiquery", "math500", "aime2025")
 
 
 def load(folder: Path, task: str, content: bytes) -> list[Any]:
@@ -46,27 +38,7 @@ def line(record: Any) -> bytes:
     return json.dumps(record).encode() + b"\n"
 
 
-_OPTIONS = {"options": ["p", "q"]}
-_NO_OPTION = r"the answer .* is none of the options \[\"p\", \"q\""
 WRONG: list[tuple[str, dict[str, Any], str]] = [
-    *(("infinite_" + name, _OPTIONS, "'options' is .*a list of four texts") for name in ("code_debug",)),
-    ("infinite_longbook_choice_eng", {"options": None}, "'options' is null"),
-    ("infinite_longbook_choice_eng", {"answer": "other"}, _NO_OPTION),
-    ("infinite_code_debug", {"answer": [["q"]]}, "'answer' is .*a text or a number or a list of such"),
-    ("infinite_code_debug", {"answer": ["q", "E"]}, _NO_OPTION),
-    ("infinite_passkey", {"answer": None}, "'answer' is null, it must be a text or a number"),
-    ("infinite_passkey", {"answer": []}, r"'answer' is \[\], it must be .*at least one"),
-    ("infinite_passkey", {"answer": True}, "'answer' is true"),
-    ("infinite_passkey", {"id": [3]}, r"'id' is \[3\], it must be a text or a whole number"),
-    ("infinite_math_calc", {"answer": "seven"}, "'answer' is \"seven\", it must be a list of whole numbers"),
-    ("infinite_math_calc", {"answer": [[]]}, "it must be a list of whole numbers"),
-    ("infinite_math_find", {"answer": ["x"]}, "it must be a number or a list"),
-    ("infinite_math_find", {"answer": float("nan")}, "'answer' is NaN"),
-    ("infinite_code_run", {"answer": 1.5}, "'answer' is 1.5, it must be a whole number"),
-    ("infinite_code_run", {"input": "?"}, "'\\?' in 'input' does not say what is asked"),
-    ("infinite_math_find", {"input": "?"}, "'\\?' in 'input' does not say what is asked"),
-    ("loogle_shortdep_qa", {"qa_pairs": None}, "'qa_pairs' is null"),
-    ("loogle_shortdep_qa", {"input": "\ud800"}, "'input' is .*ud800"),
     ("ruler_data_niah_multiquery", {"answer_prefix": None}, "'answer_prefix' is null, it must be a text"),
     ("ruler_data_niah_multiquery", {"length": "40"}, "'length' is \"40\", it must be a whole number"),
     ("ruler_data_niah_multiquery", {"outputs": [7]}, "'outputs' is \\[7\\]"),
@@ -103,14 +75,8 @@ def test_wrong_files(tmp_path: Path, task: str) -> None:
     assert len(load(tmp_path, task, b"\xef\xbb\xbf" + good.replace(b"\n", b"\r\n") + b"\r\n")) >= 1
 
 
-@pytest.mark.parametrize("task", ["infinite_passkey", "ruler_data_niah_multiquery", "math500"])
+@pytest.mark.parametrize("task", ["ruler_data_niah_multiquery", "math500"])
 def test_two_records_of_one_name(tmp_path: Path, task: str) -> None:
     file, record = RECORDS[task]
     with pytest.raises(UserError, match=f"{file}, line 3: the same id '.*' as in .*{file}, line 1; remove one"):
         load(tmp_path, task, line(record) + b"\n" + line(record))
-
-
-@pytest.mark.parametrize("metric", ["number_found", "numbers_in_order", "last_number", "first_number"])
-def test_numbers_of_thousands_of_digits(metric: str) -> None:
-    assert score_sample(metric, "9" * 5000, ["9"]) == 0
-    assert score_sample(metric, "9", ["9"]) == 1

@@ -283,25 +283,6 @@ def test_a_published_tree_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture
     assert (kept.samples, kept.left_out, kept.groups) == (224, 224, {"0-4k": 99.55, "4-8k": None, "8k+": None})
 
 
-def test_files_of_opencompass(tmp_path: Path) -> None:
-    folder = tmp_path / "predictions" / "llama"
-    folder.mkdir(parents=True)
-
-    def entries(count: int, first: int) -> dict[str, Any]:
-        texts = {number: f"x{first + number}" for number in range(count)}
-        return {str(n): {"origin_prompt": "?", "prediction": text, "gold": [text]} for n, text in texts.items()}
-
-    for part in range(11):  # the eleventh comes after the tenth, not after the first
-        (folder / f"LongBench_qasper_{part}.json").write_text(json.dumps(entries(10, 10 * part)))
-    labels = {"answers": ["7"], "all_classes": ["7", "1"]}
-    (folder / "LongBench_trec.json").write_text(json.dumps({"0": {"prediction": "7\n1", "gold": labels}}))
-    found = {each.task: each for each in score_files([tmp_path / "predictions"])}
-    assert (found["qasper"].samples, found["qasper"].score, found["trec"].score) == (110, 100.0, 100.0)
-    (folder / "LongBench_lcc.json").write_text('{"0": {"prediction": "x"}}')
-    with pytest.raises(UserError, match=r"LongBench_lcc\.json, entry 1 has no 'prediction' and 'gold'"):
-        score_files([folder])
-
-
 def test_recorded_scores_that_are_others_are_flagged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [own("x", "x", 0, score=1.0), own("x", "x", 1, score=0.5), own("y", "x", 2, score=0.25)]
     path = write(tmp_path / "results.jsonl", rows)

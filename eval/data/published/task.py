@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
@@ -13,9 +13,6 @@ from ...tasks import Sample
 from ..longbench.hub import download
 from ..longbench.records import Kind, Located, Record, parse, shown
 from ..longbench.sources import Source, dataset_rows, local_source
-
-#: Records of a task and those that are shown -> the records that are asked.
-Choose = Callable[[Sequence[Record], Sequence[Record]], Iterable[Record]]
 
 
 @dataclass(frozen=True)
@@ -35,19 +32,6 @@ class Hub:
 
 
 @dataclass(frozen=True)
-class Demonstrations:
-    """Records that prompts show with their answers.
-
-    Attributes:
-        files: looked for in `--data-dir`; the first that is there is read.
-        columns: that a record must have.
-    """
-
-    files: tuple[str, ...]
-    columns: Mapping[str, Kind]
-
-
-@dataclass(frozen=True)
 class PublishedTask:
     """One task.
 
@@ -61,12 +45,7 @@ class PublishedTask:
         optional: columns that it may have, and that are used.
         prompt: all that the prompt has besides the record; its digest is remembered.
         sample: a record and its number, from 0, to a sample. May raise ValueError, for what is none of this task.
-        split: the records that one record of the file stands for; itself if None. May raise ValueError, for what is
-            none of this task.
         long_answers: `--max-new-tokens` may cut answers short.
-        shown: what the prompts show, besides.
-        choose: the records that are asked, out of all of the file and those shown; all as they are if None. May raise
-            ValueError, for what is none of this task.
     """
 
     name: str
@@ -79,9 +58,6 @@ class PublishedTask:
     sample: Callable[[Record, int], Sample]
     optional: Mapping[str, Kind] = field(default_factory=dict)
     long_answers: bool = False
-    split: Callable[[Record], Iterable[Record]] | None = None
-    shown: Demonstrations | None = None
-    choose: Choose | None = None
 
     def samples(self, settings: TaskSettings) -> list[Sample]:
         """The first `settings.limit` samples; all if None.
@@ -120,41 +96,14 @@ class PublishedTask:
         if settings.dataset is not None:
             data.update(repr(list(self._records(settings))).encode())
         else:
-            for source in [*self._sources(settings), *self._shown_sources(settings)]:
+            for source in self._sources(settings):
                 data.update(source.content)
         return {"data": data.hexdigest(), "prompt": hashlib.sha256(self.prompt.encode()).hexdigest()}
 
     def _questions(self, settings: TaskSettings) -> Iterator[tuple[str, Record]]:
         """Where a record stands, in words, and the record."""
-        if self.choose is not None:
-            yield from ((self.name, record) for record in self._chosen(settings, self.choose))
-            return
         for where, found in self._records(settings):
-            record = self._checked(where, found, self.columns)
-            try:
-                yield from ((where, each) for each in ([record] if self.split is None else self.split(record)))
-            except ValueError as error:
-                raise UserError(f"{where}: {error}, so this is not {self.name}") from error
-
-    def _chosen(self, settings: TaskSettings, choose: Choose) -> Iterator[Record]:
-        examples = [
-            self._checked(where, found, self.shown.columns)
-            for source in self._shown_sources(settings)
-            for where, found in parse(source)
-            if self.shown is not None
-        ]
-        records = [self._checked(where, found, self.columns) for where, found in self._records(settings)]
-        try:
-            yield from choose(records, examples)
-        except ValueError as error:
-            raise UserError(f"{self.name}: {error}") from error
-
-    def _shown_sources(self, settings: TaskSettings) -> list[Source]:
-        if self.shown is None:
-            return []
-        if settings.data_dir is None:
-            raise UserError(f"{self.name} needs records, and others to show, which no --dataset has: {self.without}")
-        return [local_source(settings.data_dir, self.shown.files)]
+            yield where, self._checked(where, found, self.columns)
 
     def _records(self, settings: TaskSettings) -> Iterable[Located]:
         if settings.dataset is not None:
