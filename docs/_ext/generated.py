@@ -15,7 +15,6 @@ import comparison_table
 import episode_tables
 import fold_tables
 import gate_tables
-import matching_tables
 import measured
 import merge_tables
 import peers_tables
@@ -42,7 +41,6 @@ GENERATORS: dict[str, Callable[[str], str]] = {
     "episodes": episode_tables.episodes,
     "fold": fold_tables.fold,
     "lazy-reuse": measured.lazy_reuse,
-    "matching": matching_tables.matching,
     "merge": merge_tables.merge,
     "peers": peers_tables.peers,
     "policies": policy_pages.sections,

@@ -103,14 +103,6 @@ class RaggedColumns(Columns):
         super().use(*new)
         self.segments = None
 
-    def replace(self, column: int, new: Tensor, changed: Tensor) -> None:
-        """See `Columns.replace`."""
-        if self.segments is None:
-            super().replace(column, new, changed)
-        else:
-            places = self.segments.places(torch.arange(new.shape[2], device=new.device))
-            self.tensors[column][places[changed]] = new[changed]
-
     def hold(self, saved: Sequence[Tensor], lengths: Tensor | None, slots: int) -> None:
         """See `Columns.hold`."""
         if lengths is None:

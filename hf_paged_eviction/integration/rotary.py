@@ -137,15 +137,6 @@ class Rotary:
         cos, sin = self._waves(positions, states)
         return self._turn(states, cos.mean(-2), sin.mean(-2), scaled=1)
 
-    def pair_lengths(self, states: Tensor) -> Tensor:
-        """`[..., width]`, for each channel that takes part the length of its pair, of states `[..., head_dim]`."""
-        turning = states[..., : self.width]
-        return (turning.square() + turning.index_select(-1, self._on(states.device)[1]).square()).sqrt()
-
-    def stretch(self, device: torch.device) -> Tensor:
-        """`[width]`, factor on rotated states."""
-        return self._on(device)[3]
-
     def _waves(self, positions: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
         """Cosine and signed sine of the channels `_turned`."""
         if states.shape[-1] < self.width:

@@ -13,7 +13,7 @@ from ..store.store import Arrived, HeldSnapshot, Store, shape_of
 from ..store.tensors import byte_count
 from ..store.turning import Turning
 from .codec import LEVELS, Codec, Codes, fuses
-from .exact import EMPTY, Exact, Newest
+from .exact import Exact, Newest
 from .in_codes import InCodes
 
 _POSITIONS = torch.int32
@@ -451,15 +451,6 @@ class CodedStore(Store):
             return gather_slots(keys, place), gather_slots(values, place)
 
         self.exact.find(arrived.positions, arrived.count, states)
-
-    def give_values(self, values: Tensor, changed: Tensor) -> None:
-        """See `Store.give_values`; of a codec that subtracts no mean."""
-        codes = self._codecs[1].encode(values)
-        self.columns.replace(2, codes.packed, changed)
-        self.columns.replace(3, codes.levels, changed)
-        slots = self.exact.slots.clamp_min(0)
-        given = (self.exact.slots != EMPTY) & changed.gather(-1, slots)
-        self.exact.values.copy_(torch.where(given[..., None], gather_slots(values, slots), self.exact.values))
 
     def reorder(self, order: Tensor) -> None:
         """See `Store.reorder`."""

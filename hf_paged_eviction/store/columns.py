@@ -133,12 +133,6 @@ class Columns:
             torch.gather(source, 2, index, out=column)
         self.use(*new)
 
-    def replace(self, column: int, new: Tensor, changed: Tensor) -> None:
-        """Other content for the first slots of a column, `[rows, sets, n, ...]`, where `changed` `[rows, sets, n]` bool
-        says so."""
-        held = self.tensors[column][:, :, : new.shape[2]]
-        held.copy_(torch.where(changed[..., None], new, held))
-
     def hold(self, saved: Sequence[Tensor], lengths: Tensor | None, slots: int) -> None:
         """What `as_kept` gave, of columns of so many slots."""
         self.append(0, saved)

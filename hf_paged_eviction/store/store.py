@@ -366,11 +366,6 @@ class Store:
         """Bring the first slots into another order, `[batch, sets, held]`."""
         self.columns.reorder(order)
 
-    def give_values(self, values: Tensor, changed: Tensor) -> None:
-        """Other values for the tokens in the first slots, `[batch, kv_heads, held, dim]`, where `changed`
-        `[batch, kv_heads, held]` says so."""
-        self.columns.replace(1, values, changed)
-
     def wrote(self) -> None:
         """Compiled code has called `write`."""
 

@@ -97,15 +97,3 @@ def test_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_all_of_them_are_here() -> None:
     assert {"keep_ratio", "memory", "protected_prefix", "rank", "basis", "record_past"} == OLD_NAMES
-
-
-def test_gates_are_still_found_in_the_lab() -> None:
-    from hf_paged_eviction.lab import gates
-    from hf_paged_eviction.learned.gates import load_gates
-    from hf_paged_eviction.policies import Gate
-
-    for name, found in {"Gate": Gate, "load_gates": load_gates}.items():
-        with pytest.warns(DeprecationWarning, match="goes in 0.2"):
-            assert getattr(gates, name) is found
-    with pytest.raises(AttributeError):
-        _ = gates.no_such_name

@@ -1,7 +1,7 @@
 """Compress what a cache has read by asking the model to repeat it (KVzip, arXiv 2505.23416)."""
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -75,13 +75,8 @@ def probe_context(
     *,
     probe_ids: Sequence[int],
     chunk_size: int,
-    note: Callable[[PagedLayer], None] | None = None,
 ) -> None:
-    """All of `compress_by_probe` before the cache is shrunk.
-
-    Args:
-        note: shown every layer after each chunk of the probe, while its tokens wait and its queries are known.
-    """
+    """All of `compress_by_probe` before the cache is shrunk."""
     mask = _checked_mask(input_ids, attention_mask)
     probe = _checked_probe(probe_ids, chunk_size)
     _check_cache(cache, input_ids.shape[1])
@@ -94,29 +89,20 @@ def probe_context(
         layer.forget_attention()
     for start, stop in chunks:
         ids, real = repeated(probe, input_ids[:, start:stop], mask[:, start:stop])
-        ask(model, cache, ids, torch.cat([mask, real], dim=1), note)
+        ask(model, cache, ids, torch.cat([mask, real], dim=1))
 
 
 @torch.no_grad()
-def ask(
-    model: Any,
-    cache: PagedEvictionCache,
-    ids: Tensor,
-    mask: Tensor | None,
-    note: Callable[[PagedLayer], None] | None = None,
-) -> None:
+def ask(model: Any, cache: PagedEvictionCache, ids: Tensor, mask: Tensor | None) -> None:
     """Feed tokens whose attention counts for the tokens held, and take them back: they leave no other trace.
 
     Args:
         ids: `[rows, n]`.
         mask: `[rows, seen + n]`, nonzero = real token; None = all are.
-        note: see `probe_context`.
     """
     with _taken_back(cache):
         feed(model, ids, mask, cache)
         for _, layer in cache.paged_layers:
-            if note is not None:
-                note(layer)
             layer.observe_waiting()
             layer.crop(-ids.shape[1])
 
