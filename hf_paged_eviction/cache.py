@@ -18,7 +18,6 @@ from .allocators.budgets import layer_budgets
 from .disposals import Disposal
 from .integration import feeding
 from .integration.models import cross_attention_layers, is_paged, layer_plan, warn_of_surprises
-from .integration.seen_ids import SeenIds
 from .integration.window import Window
 from .layer.build import LayerBuilder, make_steps
 from .layer.forwards import Forwards
@@ -92,7 +91,6 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         self._alone = alone
         # The decoder's own prompt is a start token: no pads to be told of.
         self._padding = Padding(asked.attention_mask, expected=alone)
-        self._seen_ids = SeenIds()
         builder = LayerBuilder(options)
         self._sharing = builder.sharing
         Cache.__init__(self, layers=builder.fill(plan, self._padding, config))
@@ -288,7 +286,6 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             select_rows(layer, indices)
 
     def _map_padding(self, change: Callable[[Tensor], Tensor]) -> None:
-        self._seen_ids.keep(0)
         batch = next((layer.table.rows for _, layer in self.paged_layers if layer.get_seq_length()), None)
         if batch is not None:
             self._padding.map_rows(change, batch)
@@ -322,7 +319,6 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             layer.crop(-count)
         if count:
             self._padding.crop(self.get_seq_length())
-            self._seen_ids.keep(self.get_seq_length())
             self._states.taken_back()
 
     # ---- protecting, shrinking ------------------------------------------------------------------------------------
@@ -429,7 +425,6 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
     def reset(self) -> None:
         """Forget all tokens and the attention mask; keep the storage for the next prompt of the same shape."""
         self._padding.reset()
-        self._seen_ids.keep(0)
         self._forwards.reset()
         if self._sharing is not None:
             self._sharing.clear()
@@ -535,38 +530,9 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         Raises:
             ValueError: shapes that do not go together, or other rows than the cache has.
         """
-        self._seen_ids.keep(0)
         seen = self.get_seq_length()
         rows = self._evicting[0].table.rows if seen else None
         return feeding.follow_up(input_ids, attention_mask, seen, rows, self._padding)
-
-    def note_ids(self, input_ids: Tensor) -> bool:
-        """Note which ids the tokens seen had, and warn if they are not those noted before.
-
-        For conversations that are rendered and tokenised anew for every turn: `generate` skips as many ids as the cache
-        has seen, whatever they are, and if a template writes earlier turns in another way, answers are wrong without a
-        word. Call it with what `generate` returned, and with what the next turn gives it:
-
-        >>> cache.note_ids(output)  # doctest: +SKIP
-        >>> cache.note_ids(next_inputs.input_ids)  # doctest: +SKIP
-
-        A digest is kept, not the ids. `follow_up`, which needs no ids of the past, and a change of rows begin anew.
-
-        Args:
-            input_ids: `[rows, n]`, the whole conversation from its beginning, `n` at least the tokens seen.
-
-        Returns:
-            Whether they begin with the ids noted before; those are kept if not.
-        """
-        follows = self._seen_ids.note(input_ids, seen := self.get_seq_length())
-        if not follows:
-            warnings.warn(
-                f"These ids [{', '.join(map(str, input_ids.shape))}] do not begin with those of the {seen} tokens that "
-                "the cache has seen: what is generated behind them would be wrong. Feed what is new alone, "
-                "generate(**cache.follow_up(new_ids), ...), or read everything into a new cache.",
-                stacklevel=2,
-            )
-        return follows
 
     # ---- reading --------------------------------------------------------------------------------------------------
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,8 +10,6 @@ from torch import Tensor
 
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.naming.sizes import readable_bytes
-from hf_paged_eviction.queries.attention import PAGED_EVICTION
-from hf_paged_eviction.saving import files
 
 from ..errors import UserError
 from ..models import loading as models
@@ -24,7 +21,6 @@ from .defaults import one_cache
 from .fitting.reading import check_output, token_bar
 from .gating import install_named
 from .making import make_paged_cache
-from .policy_names import needs_queries
 
 
 def run_compress(options: CompressOptions) -> PagedEvictionCache:
@@ -79,23 +75,3 @@ def text_ids(tokenizer: Any, text: str) -> Tensor:
     if not ids:
         raise UserError("the text is empty")
     return torch.tensor([ids])
-
-
-def open_context(path: Path, model: Any) -> PagedEvictionCache:
-    """A saved context in the model's own device and attention, to go on from.
-
-    `cache.follow_up(ids)` makes what `generate` is to be given of the tokens that come next.
-
-    Raises:
-        UserError: it cannot be read, or belongs to another model.
-    """
-    try:
-        settings = files.read_content(path)["settings"]
-        shares = settings["allocator"] != "uniform" or isinstance(settings["budget"], list)
-        curious = shares or needs_queries(settings["policy"], settings["disposal"])
-        if curious and model.config._attn_implementation != PAGED_EVICTION:
-            model.set_attn_implementation(PAGED_EVICTION)
-        install_named(model, [settings["policy"]])
-        return PagedEvictionCache.load(path, model.config, device=input_device(model))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"cannot use the context {path}: {error}") from error

@@ -13,7 +13,6 @@ from ..caches.plugins import load_plugins
 from . import (
     bench,
     calibrate,
-    chat,
     compress,
     evaluate,
     fit_basis,
@@ -64,7 +63,6 @@ def root(
 #: In the order of `--help`.
 COMMANDS: dict[str, Callable[..., bool | None]] = {
     "eval": evaluate.evaluate,
-    "chat": chat.chat,
     "score": score.score,
     "recommend": recommend.recommend,
     "report": report.report,

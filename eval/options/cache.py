@@ -15,8 +15,6 @@ from .base import Numbers, Options, option, readable
 precision = read_bits
 #: Every cache of a run gets these as they are: all but those that a run compares, or decides itself.
 SHARED = tuple(name for name in typed_options() if name not in ("budget", "policy", "allocator", "static"))
-#: Options of before at their defaults, as older run files and folders have them.
-GONE = {"protected_prefix": 0, "rank": None, "basis": None}
 
 
 def offered(*names: str) -> Any:

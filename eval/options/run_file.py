@@ -11,7 +11,6 @@ from pydantic import ValidationError
 
 from ..errors import UserError
 from .base import Options, problem
-from .cache import GONE
 from .settings import Settings, TextSettings
 
 NAME = "run.yaml"
@@ -28,10 +27,7 @@ def read_run_file(path: Path, options: type[Options]) -> dict[str, Any]:
         UserError: the file cannot be read, a key is unknown or there twice, or a value cannot be used.
     """
     known = [name.replace("_", "-") for name in options.offered() if name != "config"]
-    gone = [name.replace("_", "-") for name in GONE]
-    typed = {key.replace("-", "_"): value for key, value in _read(path, known, gone).items()}
-    if other := [name for name in GONE if typed.pop(name, GONE[name]) != GONE[name]]:
-        raise UserError(f"{path}: {other[0].replace('_', '-')} is no option any more: see sink-tokens and bits")
+    typed = {key.replace("-", "_"): value for key, value in _read(path, known).items()}
     found = {name: value for name, value in typed.items() if value is not None}
     try:
         options.model_validate(found, strict=True)
@@ -41,7 +37,7 @@ def read_run_file(path: Path, options: type[Options]) -> dict[str, Any]:
     return found
 
 
-def _read(path: Path, known: Collection[str], gone: Collection[str]) -> dict[str, Any]:
+def _read(path: Path, known: Collection[str]) -> dict[str, Any]:
     import yaml
 
     try:
@@ -59,7 +55,7 @@ def _read(path: Path, known: Collection[str], gone: Collection[str]) -> dict[str
     names: set[str] = set()
     for key, _ in node.value:
         name, line = str(key.value).replace("_", "-"), key.start_mark.line + 1
-        if name not in known and name not in gone:
+        if name not in known:
             raise UserError(f"{path}, line {line}: unknown option {key.value!r}{_nearest(name, known)}")
         if name in names:
             raise UserError(f"{path}, line {line}: {key.value!r} is there twice")

@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 from uuid import uuid4
 
 from ..errors import UserError
-from ..options.cache import GONE, CacheOptions
+from ..options.cache import CacheOptions
 from ..options.evaluate import TaskOptions
 from . import lock
 
@@ -364,7 +364,6 @@ def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     # Options that are newer than the folder had their defaults.
     defaults = {**CacheOptions().as_json(), **TaskOptions().as_json(), "haystack": []}
     before = {**{name: value for name, value in defaults.items() if name in now}, **before}
-    before = {name: value for name, value in before.items() if name not in GONE or value != GONE[name]}
     return [
         f"  {name}: {before.get(name)!r} there, {now.get(name)!r} now"
         for name in sorted(before.keys() | now.keys())

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import runpy
+import sys
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from transformers import dynamic_module_utils
+
+from hf_paged_eviction_eval import embedded
 
 FOLDER = Path(__file__).parents[2] / "examples"
 
@@ -109,5 +113,18 @@ def test_quantised() -> None:
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.py")), ids=lambda path: path.stem)
 def test_short_and_run_here(path: Path) -> None:
-    assert len(path.read_text().splitlines()) <= 40
+    assert len(path.read_text().splitlines()) <= (150 if path.stem == "chat" else 40)
     assert f"test_{path.stem}" in globals()
+
+
+def test_chat(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Three layers are drawn above each answer; a second turn is read behind the first."""
+    folder = str(embedded.path())
+    monkeypatch.setattr(sys, "argv", f"chat.py --model {folder} --budget 64 --max-new-tokens 4".split())
+    question = "What is the code of maple? The code of maple is"
+    lines = [f"The code of maple is amber. {question}", "", "The sky is blue. " * 20 + question]
+    monkeypatch.setattr(sys, "stdin", StringIO("\n".join(lines)))
+    run("chat")
+    out = capsys.readouterr().out
+    assert out.count("layer 0") == out.count("layer 3") == 2 and "amber" in out
+    assert "22 tokens seen, 22 held, 0 evicted a layer" in out and " 64 held, " in out

@@ -14,14 +14,13 @@ from typer.testing import CliRunner
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.learned.calibration import find_calibration, load_calibration, shelf, shelf_name
 from hf_paged_eviction_eval import embedded
+from hf_paged_eviction_eval.caches.defaults import one_cache
 from hf_paged_eviction_eval.caches.fitting.reading import SHORTEST, cut, text_settings
-from hf_paged_eviction_eval.chat.settings import chat_settings
 from hf_paged_eviction_eval.commands import app
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.models import loading as models
-from hf_paged_eviction_eval.options.chat import ChatOptions
+from hf_paged_eviction_eval.options.cache import OneCacheOptions
 from hf_paged_eviction_eval.options.model import ModelOptions
-from hf_paged_eviction_eval.options.requests import model_settings
 from hf_paged_eviction_eval.recommend.candidates import Candidate, with_defaults
 from hf_paged_eviction_eval.tasks import library
 
@@ -118,13 +117,17 @@ def test_without_a_file_it_is_found_by_the_models_name(monkeypatch: pytest.Monke
     assert PagedEvictionCache(config, budget=64).policy.label == f"calibrated:{found}"
 
 
-def test_a_chat_takes_the_calibration_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+class _Options(ModelOptions, OneCacheOptions):
+    pass
+
+
+def test_a_command_takes_the_calibration_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HF_PAGED_EVICTION_HOME", str(tmp_path))
-    config = models.load_config(model_settings(chat_settings(ChatOptions(budget=256))))
+    config = models.load_config(one_cache(_Options(budget="256")))
     shelf().mkdir(parents=True)
     shutil.copy(Path(embedded.__file__).parent / "model" / "calibration.safetensors", shelf() / str(shelf_name(config)))
-    assert chat_settings(ChatOptions(budget=256)).attn_implementation == "paged_eviction"
-    assert chat_settings(ChatOptions(budget=256, attn_implementation="sdpa")).attn_implementation == "sdpa"
-    assert chat_settings(ChatOptions(budget=256, policy="keydiff")).policy == "keydiff"
+    assert one_cache(_Options(budget="256")).attn_implementation == "paged_eviction"
+    assert one_cache(_Options(budget="256", attn_implementation="sdpa")).attn_implementation == "sdpa"
+    assert one_cache(_Options(budget="256", policy="keydiff")).policies == ("keydiff",)
     candidates = with_defaults((Candidate("keydiff"),), config)
     assert [each.allocator for each in candidates] == ["uniform", "global", "uniform", "uniform"]

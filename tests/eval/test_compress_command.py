@@ -11,9 +11,8 @@ from typer.testing import CliRunner
 
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction_eval import embedded
-from hf_paged_eviction_eval.caches.contexts import open_context, text_ids
+from hf_paged_eviction_eval.caches.contexts import text_ids
 from hf_paged_eviction_eval.commands import app
-from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.tasks import make_samples
 
 MODEL, TOKENIZER = embedded.load()
@@ -40,15 +39,15 @@ def test_reads_once_and_answers(text: Path, tmp_path: Path, size: tuple[str, obj
     assert result.exit_code == 0, result.output
     assert "held in a layer at most: 256.0 KiB, and 0 bytes" in " ".join(result.output.split())
     sample = make_samples("kv_recall", TOKENIZER, length=512, count=1, seed=1)[0]
-    model = embedded.load()[0]
-    cache = open_context(output, model)
+    model = embedded.load(attn_implementation="sdpa" if policy == "keydiff" else "paged_eviction")[0]
+    cache = PagedEvictionCache.load(output, model.config)
     assert cache.budget == 128
     ids = text_ids(TOKENIZER, sample.context)
     assert cache.get_seq_length() == ids.shape[1]
     PagedEvictionCache.load(output, model.config, input_ids=ids)
     inputs = cache.follow_up(TOKENIZER(sample.question, return_tensors="pt", add_special_tokens=False).input_ids)
     said = model.generate(**inputs, past_key_values=cache, max_new_tokens=3, do_sample=False)
-    again = open_context(output, model)
+    again = PagedEvictionCache.load(output, model.config)
     whole = torch.cat([ids, inputs["input_ids"][:, ids.shape[1] :]], dim=1)
     same = model.generate(whole, past_key_values=again, max_new_tokens=3, do_sample=False)
     assert said[:, ids.shape[1] :].tolist() == same[:, ids.shape[1] :].tolist()
@@ -75,11 +74,3 @@ def test_refusals(text: Path, tmp_path: Path, arguments: tuple[object, ...], wor
     assert result.exit_code == 2
     assert words in " ".join(result.output.split())
     assert [path.name for path in tmp_path.iterdir()] == ["text.txt"]
-
-
-def test_files_that_are_no_context(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="cannot use the context"):
-        open_context(tmp_path / "missing.safetensors", MODEL)
-    (tmp_path / "broken.safetensors").write_bytes(b"no tensors")
-    with pytest.raises(UserError, match="truncated"):
-        open_context(tmp_path / "broken.safetensors", MODEL)

@@ -21,7 +21,6 @@ from hf_paged_eviction_eval.commands.command import add_command
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.options.base import option
 from hf_paged_eviction_eval.options.cache import CacheOptions
-from hf_paged_eviction_eval.options.chat import ChatOptions
 from hf_paged_eviction_eval.options.evaluate import EvalOptions
 from hf_paged_eviction_eval.options.requests import task_settings
 from hf_paged_eviction_eval.options.settings import Settings, TaskSettings
@@ -61,18 +60,16 @@ def test_one_field_is_an_option_a_line_of_a_run_file_and_their_checks(tmp_path: 
     assert SEEN == [3, 4, 5]
 
 
-@pytest.mark.parametrize("command", ["eval", "chat", "bench"])
+@pytest.mark.parametrize("command", ["eval", "bench"])
 @pytest.mark.parametrize("name", CacheOptions.model_fields)
 def test_every_option_of_a_cache_is_one_of_every_command_that_makes_caches(command: str, name: str) -> None:
     assert name in inspect.signature(PagedEvictionCache).parameters
     result = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200"})
     assert f"--{name.replace('_', '-')} " in result.output
-    assert all(name in kind.model_fields for kind in (Settings, BenchSettings, ChatOptions))
+    assert all(name in kind.model_fields for kind in (Settings, BenchSettings))
 
 
-@pytest.mark.parametrize(
-    "command", ["eval", "chat", "bench", "verify", "calibrate", "fit-gate", "fit-fold", "score", "report"]
-)
+@pytest.mark.parametrize("command", ["eval", "bench", "verify", "calibrate", "fit-gate", "fit-fold", "score", "report"])
 def test_names_of_options_fit_80_columns(command: str) -> None:
     shown = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "80"}).output
     assert "Usage" in shown and "…" not in shown and max(map(len, shown.splitlines())) <= 80
@@ -104,9 +101,7 @@ def test_bits_that_cannot_be(typed: str) -> None:
 
 def test_folders_that_are_older_than_an_option_ran_at_its_default(tmp_path: Path) -> None:
     now = TaskSettings(policies=(), budgets=("full",), tasks=()).as_json()
-    older = {name: value for name, value in now.items() if name not in ("sink_tokens", "positions")} | {
-        "protected_prefix": 0
-    }
+    older = {name: value for name, value in now.items() if name not in ("sink_tokens", "positions")}
     (tmp_path / "run_meta.json").write_text(json.dumps({"settings": older}))
     ResultFolder(tmp_path, now, row_key).check()
     with pytest.raises(UserError, match="sink_tokens: None there, 5 now"):

@@ -65,7 +65,6 @@ def test_commands_without_a_model_import_no_torch(tmp_path: Path) -> None:
     (tmp_path / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
     names = [
         "eval",
-        "chat",
         "score",
         "report",
         "calibrate",

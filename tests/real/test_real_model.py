@@ -21,10 +21,7 @@ from serving import driving
 
 pytest.importorskip("typer", reason="the extra `eval` is not installed")
 
-from typer.testing import CliRunner
 
-from hf_paged_eviction_eval.chat import session
-from hf_paged_eviction_eval.commands import app
 from hf_paged_eviction_eval.data import texts
 from hf_paged_eviction_eval.models import loading as models
 from hf_paged_eviction_eval.options.settings import TaskSettings
@@ -137,11 +134,3 @@ def test_requests_of_a_batch_are_answered_as_alone(model: Any, ids: torch.Tensor
         answers = [turned.answers[str(at)] for at in range(len(prompts))]
     expected = [driving.alone(model, prompt, 20, prefill_chunk_size=chunk, **options) for prompt in prompts]
     assert answers == expected
-
-
-def test_it_chats(loaded: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "load", lambda settings: loaded)
-    options = ["--budget", "256", "--policy", "keydiff", "--prompt", "What is the capital of France?"]
-    done = CliRunner().invoke(app, ["chat", "--model", FILE, *options])
-    assert done.exit_code == 0, done.output
-    assert "Paris" in done.output

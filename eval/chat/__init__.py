@@ -1,1 +1,0 @@
-"""A chat in the terminal that shows what the cache does."""

@@ -1,0 +1,147 @@
+"""A conversation in a cache of fixed size: which blocks are held is drawn above every answer.
+
+python examples/chat.py                              # the model of the package tells facts and is asked for them later
+python examples/chat.py --model Qwen/Qwen3-0.6B --budget 1024 --policy keydiff
+python examples/chat.py --model M < questions.txt    # one message per line
+"""
+
+import argparse
+import sys
+
+import torch
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+from transformers import AutoModelForCausalLM, AutoTokenizer, TextStreamer
+
+from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction_eval import embedded
+from hf_paged_eviction_eval.tasks import make_samples
+
+BARS = " ▁▂▃▄▅▆▇█"
+COLOURS = ("red", "yellow", "cyan", "green")
+#: Stands for an answer, to find out what a chat template writes behind one.
+MARK = "qzx3answer7xzq"
+
+
+def strip(cache: PagedEvictionCache, layer: int, width: int) -> Text:
+    """The conversation from left to right: the height is the share of tokens that are held, the colour their score."""
+    positions, scores = cache.block_table(layer)[0].cpu(), cache.block_scores(layer)[0].cpu()  # [heads, blocks(, size)]
+    seen = cache.get_seq_length()
+    width = min(width, seen)
+    # The rank of a block among those of its head, 0 to 1; blocks that are never evicted now have no score.
+    ranks = scores.nan_to_num(float("inf")).argsort(-1).argsort(-1) / scores.shape[1]
+    ranks = ranks[..., None].expand_as(positions)[positions >= 0].double()
+    columns = positions[positions >= 0] * width // seen
+    held = torch.bincount(columns, minlength=width)
+    rank = torch.zeros(width, dtype=torch.float64).index_add_(0, columns, ranks) / held.clamp(min=1)
+    tokens = torch.bincount(torch.arange(seen) * width // seen, minlength=width) * positions.shape[0]
+    text = Text(f"layer {layer:<3} ")
+    for share, place in zip((held / tokens).tolist(), rank.tolist(), strict=True):
+        bar = BARS[min(len(BARS) - 1, max(round(share * (len(BARS) - 1)), int(share > 0)))]
+        text.append(bar, COLOURS[min(len(COLOURS) - 1, int(place * len(COLOURS)))])
+    return text
+
+
+def picture(cache: PagedEvictionCache, console: Console) -> Text:
+    """The first, a middle and the last layer that evict, and what they hold."""
+    paged = [index for index, _ in cache.paged_layers]
+    shown = dict.fromkeys([paged[0], paged[len(paged) // 2], paged[-1]])
+    lines = [strip(cache, index, console.width - 12) for index in shown]
+    stats = cache.stats()
+    held = sum(layer.held for layer in stats.layers) / len(paged)
+    lost = stats.evicted_tokens / len(paged)
+    memory = f"{stats.device_bytes / 2**20:.1f} MiB"
+    lines.append(Text(f"{stats.seen:,} tokens seen, {held:,.0f} held, {lost:,.0f} evicted a layer; {memory}", "dim"))
+    return Text("\n").join(lines)
+
+
+class Drawn(TextStreamer):
+    """Draws the blocks while an answer comes."""
+
+    def __init__(self, tokenizer, live: Live, cache: PagedEvictionCache) -> None:
+        super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)
+        self.live, self.cache, self.text = live, cache, ""
+
+    def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
+        self.text += text
+        self.live.update(picture(self.cache, self.live.console) + Text(f"\n{self.text}"), refresh=True)
+
+
+class Conversation:
+    """Every token is read once: a turn feeds what is new behind the tokens that the cache has seen."""
+
+    def __init__(self, model, tokenizer, budget: int, policy: str) -> None:
+        self.model, self.tokenizer, self.console = model, tokenizer, Console(highlight=False)
+        self.cache = PagedEvictionCache(model.config, budget=budget, policy=policy)
+        self.ids: list[int] = []
+
+    def new_ids(self, message: str) -> list[int]:
+        """Tokens of a message behind an answer that has ended."""
+        if not self.tokenizer.chat_template:
+            text = f"\n{message}" if self.ids else message
+            return self.tokenizer(text, add_special_tokens=not self.ids)["input_ids"]
+        turns = [{"role": "user", "content": message}]
+        if self.ids:
+            turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": MARK}, *turns]
+        text = self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+        return self.tokenizer(text.rpartition(MARK)[2], add_special_tokens=False)["input_ids"]
+
+    def answer(self, message: str, max_new_tokens: int) -> str:
+        """Read a message and answer it, greedily; draws on a terminal, and in the end everywhere."""
+        self.ids += self.new_ids(message)
+        row = torch.tensor([self.ids], device=self.model.device)
+        live = Live(console=self.console, auto_refresh=False, transient=True)
+        drawn = Drawn(self.tokenizer, live, self.cache)
+        with live:
+            output = self.model.generate(
+                row,
+                attention_mask=torch.ones_like(row),
+                past_key_values=self.cache,
+                max_new_tokens=max_new_tokens,
+                do_sample=False,
+                streamer=drawn if self.console.is_terminal else None,
+                pad_token_id=self.tokenizer.eos_token_id,
+            )
+        said = output[0, len(self.ids) :].tolist()
+        # The token that ends an answer is not fed: the next turn brings its own.
+        self.ids += said[: self.cache.get_seq_length() - len(self.ids)]
+        text = self.tokenizer.decode(said, skip_special_tokens=True).strip()
+        self.console.print(picture(self.cache, self.console))
+        self.console.print(Text(text, "bold"))
+        return text
+
+
+def demonstration(conversation: Conversation) -> None:
+    """Facts and a question about them, four times; then the questions again, when most of the facts are long ago."""
+    samples = make_samples("kv_recall", conversation.tokenizer, length=300, count=4, seed=1)
+    turns = [(sample.prompt, sample) for sample in samples]
+    turns += [(sample.question.strip(), sample) for sample in samples]
+    right = 0
+    for message, sample in turns:
+        conversation.console.print(Text(f"\nyou> ...{message[-100:]}"))
+        good = conversation.answer(message, 4).startswith(sample.answers)
+        right += good
+        conversation.console.print(Text("right" if good else f"forgotten: {sample.answers[0]}", "dim"))
+    conversation.console.print(f"\n{right} of {len(turns)} right with {conversation.cache.policy.label}")
+
+
+def main() -> None:
+    """Talk until the messages end."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", help="a name on the Hub or a folder; without it, the model of the package talks")
+    parser.add_argument("--budget", type=int, default=256, help="tokens per layer (default 256)")
+    parser.add_argument("--policy", default="keydiff", help="what decides which are evicted (default keydiff)")
+    parser.add_argument("--max-new-tokens", type=int, default=512)
+    asked = parser.parse_args()
+    if asked.model is None:
+        demonstration(Conversation(*embedded.load(attn_implementation="paged_eviction"), asked.budget, asked.policy))
+        return
+    model = AutoModelForCausalLM.from_pretrained(asked.model, attn_implementation="paged_eviction", dtype="auto").eval()
+    conversation = Conversation(model, AutoTokenizer.from_pretrained(asked.model), asked.budget, asked.policy)
+    for message in filter(str.strip, sys.stdin):  # Ctrl-D ends it
+        conversation.answer(message.strip(), asked.max_new_tokens)
+
+
+if __name__ == "__main__":
+    main()
