@@ -13,10 +13,10 @@ paged = {"custom_generate": str(Path(__file__).parents[1] / "custom_generate"), 
 output = model.generate(**inputs, **paged, budget=128, policy="keydiff", max_new_tokens=4, return_dict_in_generate=True)
 answer = tokenizer.decode(output.sequences[0, inputs.input_ids.shape[1] :])
 print(f"{sample.answers[0]!r}: {answer!r}")
-print(output.past_key_values)
+print(output.cache)
 
 # The next turn: the whole text so far, and the cache of the turn before in place of the settings.
 question = tokenizer("\n" + sample.question, add_special_tokens=False, return_tensors="pt").input_ids
 text = output.sequences.new_tensor([*output.sequences[0], *question[0]])[None]
-again = model.generate(text, **paged, past_key_values=output.past_key_values, max_new_tokens=4)
+again = model.generate(text, **paged, cache=output.cache, max_new_tokens=4)
 print(f"again: {tokenizer.decode(again[0, text.shape[1] :])!r}")

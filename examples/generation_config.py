@@ -22,7 +22,7 @@ config = GenerationConfig(
     pad_token_id=tokenizer.pad_token_id,
 )
 cache = PagedEvictionCache(model.config, budget=256, policy="keydiff")
-output = model.generate(**inputs, generation_config=config, past_key_values=cache, tokenizer=tokenizer)
+output = model.generate(**inputs, generation_config=config, cache=cache, tokenizer=tokenizer)
 answer = tokenizer.decode(output[0, inputs.input_ids.shape[1] :])
 print(f"{sample.answers[0]!r}: {answer!r}")
 print(cache)

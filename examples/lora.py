@@ -15,7 +15,7 @@ inputs = tokenizer(sample.prompt, return_tensors="pt")
 def say() -> str:
     # Keys that were made with one adapter mean something else to the next: a new cache after every change of weights.
     cache = PagedEvictionCache(model.config, budget=128, policy="keydiff")
-    output = model.generate(**inputs, past_key_values=cache, max_new_tokens=8)
+    output = model.generate(**inputs, cache=cache, max_new_tokens=8)
     return tokenizer.decode(output[0, inputs.input_ids.shape[1] :])
 
 

@@ -24,6 +24,6 @@ with TemporaryDirectory() as folder:
         trust_remote_code=False,
     )
     cache = PagedEvictionCache(model.config, budget=128, policy="hybrid(snapkv, keydiff)")
-    output = model.generate(**inputs, past_key_values=cache, max_new_tokens=4)
+    output = model.generate(**inputs, cache=cache, max_new_tokens=4)
 answer = tokenizer.decode(output[0, inputs.input_ids.shape[1] :])
 print(f"{sample.answers[0]!r}: {answer!r}")

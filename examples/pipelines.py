@@ -20,9 +20,9 @@ def cache() -> PagedEvictionCache:
     return PagedEvictionCache(model.config, budget=128, policy="keydiff")
 
 
-one = generator(prompts[0], past_key_values=cache(), **settings)
-batch = generator(prompts, batch_size=len(prompts), past_key_values=cache(), **settings)
-chat = generator([{"role": "user", "content": prompts[0]}], past_key_values=cache(), **settings)
+one = generator(prompts[0], cache=cache(), **settings)
+batch = generator(prompts, batch_size=len(prompts), cache=cache(), **settings)
+chat = generator([{"role": "user", "content": prompts[0]}], cache=cache(), **settings)
 print(one, batch, chat, sep="\n")
 
 # With more prompts than one batch the pipeline calls `generate` several times and would hand the same cache to each

@@ -18,7 +18,7 @@ sample = make_samples("kv_recall", tokenizer, length=512, count=1, seed=1)[0]
 inputs = tokenizer(sample.prompt, return_tensors="pt")
 
 cache = PagedEvictionCache(model.config, budget=128, policy="keydiff")
-output = model.generate(**inputs, past_key_values=cache, max_new_tokens=4)
+output = model.generate(**inputs, cache=cache, max_new_tokens=4)
 answer = tokenizer.decode(output[0, inputs.input_ids.shape[1] :])
 print(f"{sample.answers[0]!r}: {answer!r}")
 print(cache)

@@ -19,7 +19,7 @@ file = Path(folder.name) / "context.safetensors"
 # One day: read, compress, save.
 cache = PagedEvictionCache(model.config, budget="256KiB", policy="keydiff")
 with torch.inference_mode():
-    model(**context, past_key_values=cache)
+    model(**context, cache=cache)
 cache.save(file, input_ids=context.input_ids)
 print(f"{cache.get_seq_length()} tokens read, {cache.budget} held, {file.stat().st_size} bytes saved")
 
@@ -29,7 +29,7 @@ asked = [sample.question, "Say it again. " + sample.question]
 questions = tokenizer(asked, return_tensors="pt", padding=True, add_special_tokens=False)
 cache.batch_repeat_interleave(len(asked))
 inputs = cache.follow_up(questions.input_ids, questions.attention_mask)
-output = model.generate(**inputs, past_key_values=cache, max_new_tokens=4)
+output = model.generate(**inputs, cache=cache, max_new_tokens=4)
 for row in output[:, inputs["input_ids"].shape[1] :]:
     print(f"{sample.answers[0]!r}: {tokenizer.decode(row)!r}")
 folder.cleanup()

@@ -16,9 +16,7 @@ inputs = tokenizer(sample.prompt, return_tensors="pt")
 # timeout. Several threads may share the model, each with a cache of its own.
 cache = PagedEvictionCache(model.config, budget=128, policy="snapkv")
 streamer = TextIteratorStreamer(tokenizer, skip_prompt=True, timeout=60)
-thread = Thread(
-    target=model.generate, kwargs={**inputs, "past_key_values": cache, "streamer": streamer, "max_new_tokens": 40}
-)
+thread = Thread(target=model.generate, kwargs={**inputs, "cache": cache, "streamer": streamer, "max_new_tokens": 40})
 thread.start()
 pieces = []
 for piece in streamer:

@@ -1,7 +1,7 @@
 """Long contexts in a fixed amount of KV memory, for Hugging Face transformers.
 
 >>> cache = PagedEvictionCache(model.config, budget=1024)  # doctest: +SKIP
->>> model.generate(**inputs, past_key_values=cache)  # doctest: +SKIP
+>>> model.generate(**inputs, cache=cache)  # doctest: +SKIP
 
 The first name that is taken from the package loads it, torch and transformers with it, and makes the attention
 implementations "paged_eviction" and "query_memory" known to transformers. `import hf_paged_eviction` alone does

@@ -46,11 +46,11 @@ from .table.takeback import columns_to_remove, crop_all_or_none
 class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
     """A `DynamicCache` that holds at most `budget` tokens per layer and row (PagedEviction, arXiv 2509.04377).
 
-    Pass it as `past_key_values=` to `generate` or to the model. Full-attention layers are paged, also where they hold a
-    linear state next to their keys and values; other layers stay what `DynamicCache` makes of them. Eviction works on
-    what a forward leaves behind: the queries of a forward always attend to all of its own tokens. With
-    `prefill_chunk_size=n` the peak is `budget + n` tokens. Gradients flow through the tokens of one forward; into
-    tokens of earlier ones that gradients belong to, `backward` refuses to go.
+    Pass it to `generate` or to the model as `cache=`, or as `past_key_values=`, its name before transformers 5.24.
+    Full-attention layers are paged, also where they hold a linear state next to their keys and values; other layers
+    stay what `DynamicCache` makes of them. Eviction works on what a forward leaves behind: the queries of a forward
+    always attend to all of its own tokens. With `prefill_chunk_size=n` the peak is `budget + n` tokens. Gradients flow
+    through the tokens of one forward; into tokens of earlier ones that gradients belong to, `backward` refuses to go.
 
     Args not named here, from `budget` to `static`, are the fields of `CacheOptions`.
 
@@ -95,6 +95,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         self._sharing = builder.sharing
         Cache.__init__(self, layers=builder.fill(plan, self._padding, config))
         self._evicting = [layer for _, layer in self.paged_layers]
+        self._first_paged = next((at for at, _ in self.paged_layers), None)
         cohorts = Cohorts([layer.member for layer in self._evicting])
         for layer in self._evicting:
             layer.cohorts, layer.store.room.pool = cohorts, asked.pool
@@ -192,11 +193,13 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
                 f"This cache was made for a model of {len(self.layers)} layers, and the model that uses it has at "
                 f"least {layer_idx + 1}. Make it from the config of that model."
             )
+        if layer_idx == self._first_paged and not torch.compiler.is_compiling():
+            self._forwards.begin(self._evicting[0], key_states.shape[2])
         if self._forwards.model_masks_itself:
             self._forwards.check_own_mask(self._parts[layer_idx], key_states.shape[0], key_states.shape[2])
         if key_states.shape[2] > 1:
             self._attention.look()
-            if not torch.compiler.is_compiling() and self._forwards.masks.begun:
+            if not torch.compiler.is_compiling():
                 self._forwards.check_several(key_states.shape[0], self.get_seq_length())
         if self._needs_our_attention and not self._attention.shows_queries:
             self._options.check_attention(self._attention)
@@ -209,7 +212,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         if self._attention.shows_queries:
             layer = self._parts[layer_idx]
             if layer is not None:
-                hand_over(layer, *updated)
+                hand_over(layer, *updated, key_states.shape[2])
         return updated
 
     # ---- masks ----------------------------------------------------------------------------------------------------
@@ -225,7 +228,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         changes anything.
         """
         if not torch.compiler.is_compiling():
-            self._forwards.masks.begun = True
+            self._forwards.masks.begin(self.get_seq_length())
         return self._sliding
 
     def get_conv_state(self, layer_idx: int, *args: Any, **kwargs: Any) -> Tensor | None:
@@ -516,7 +519,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
     def follow_up(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> dict[str, Tensor]:
         """What `generate` and the model are to be given when only the new tokens are at hand, not the text before them.
 
-        >>> model.generate(**cache.follow_up(question_ids), past_key_values=cache)  # doctest: +SKIP
+        >>> model.generate(**cache.follow_up(question_ids), cache=cache)  # doctest: +SKIP
 
         Args:
             input_ids: `[rows, new]`.

@@ -9,6 +9,7 @@ from typing import Any
 from transformers import EncoderDecoderCache, GenerationMixin
 
 from hf_paged_eviction import CacheOptions, PagedEvictionCache, paged_encoder_decoder_cache
+from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.options.arguments import OLD_NAMES
 
 # `static` is left out: `generate` has a way of its own to ask for that.
@@ -23,6 +24,7 @@ def generate(
     generation_config: Any = None,
     *args: Any,
     model: Any,
+    cache: Any = None,
     past_key_values: Any = None,
     **kwargs: Any,
 ) -> Any:
@@ -31,18 +33,19 @@ def generate(
     Args:
         inputs, generation_config, *args: as for `GenerationMixin.generate`.
         model: the model; transformers fills it in.
-        past_key_values: a `PagedEvictionCache` (or a pair from `paged_encoder_decoder_cache`) of an earlier turn, which
-            is continued; the settings below belong to it then and must be left out.
+        cache: a `PagedEvictionCache` (or a pair from `paged_encoder_decoder_cache`) of an earlier turn, which is
+            continued; the settings below belong to it then and must be left out.
+        past_key_values: the same, by its name before transformers 5.24.
         **kwargs: the options of `hf_paged_eviction.CacheOptions` by name, whose defaults stand for None; `budget` is
             needed. All others as for `GenerationMixin.generate`.
 
     Returns:
-        What `model.generate` returns; `return_dict_in_generate=True` puts the cache into `past_key_values`.
+        What `model.generate` returns; `return_dict_in_generate=True` puts the cache into `cache` (`past_key_values`).
 
     Raises:
-        TypeError: `past_key_values` is a cache of another kind.
-        ValueError: settings for a cache that exists already, `use_cache=False`, a `cache_implementation`, or what
-            `PagedEvictionCache` refuses.
+        TypeError: the cache is of another kind.
+        ValueError: a cache under both names, settings for a cache that exists already, `use_cache=False`, a
+            `cache_implementation`, or what `PagedEvictionCache` refuses.
     """
     settings = {name: kwargs.pop(name) for name in _OPTIONS if kwargs.get(name) is not None}
     kwargs = {name: value for name, value in kwargs.items() if name not in _OPTIONS}
@@ -53,13 +56,16 @@ def generate(
         raise ValueError("cache_implementation= asks for another cache than the one that this function makes: omit it.")
     if model.generation_config.cache_implementation is not None:
         kwargs["cache_implementation"] = None  # the model's default gives way
-    if past_key_values is None:
-        past_key_values = _new_cache(model.config, settings, _is_speculative(configs, kwargs))
+    if cache is not None and past_key_values is not None:
+        raise ValueError("cache= and past_key_values= are two names of one argument. Pass one of them.")
+    cache = past_key_values if cache is None else cache
+    if cache is None:
+        cache = _new_cache(model.config, settings, _is_speculative(configs, kwargs))
     else:
-        _check_past(past_key_values, settings)
+        _check_past(cache, settings)
     # Not `model.generate`: `from_pretrained` may have put this very function there, and a class with a `generate` of
     # its own (Whisper) has run that already.
-    return GenerationMixin.generate(model, inputs, generation_config, *args, past_key_values=past_key_values, **kwargs)
+    return GenerationMixin.generate(model, inputs, generation_config, *args, **{CACHE_ARGUMENT: cache}, **kwargs)
 
 
 def _new_cache(config: Any, settings: dict[str, Any], speculative: bool) -> Any:
@@ -92,11 +98,11 @@ def _check_past(past: Any, settings: dict[str, Any]) -> None:
     cache = past.self_attention_cache if isinstance(past, EncoderDecoderCache) else past
     if not isinstance(cache, PagedEvictionCache):
         raise TypeError(
-            f"past_key_values is a {type(cache).__name__}, which holds every token. Leave it out for a new cache, or "
-            "pass the past_key_values that this function returned with return_dict_in_generate=True."
+            f"{CACHE_ARGUMENT}= is a {type(cache).__name__}, which holds every token. Leave it out for a new cache, or "
+            "pass the one that this function returned with return_dict_in_generate=True."
         )
     if settings:
         raise ValueError(
-            f"past_key_values has its settings already, so {', '.join(settings)} cannot be given with it. Leave them "
-            "out to continue, or leave past_key_values out for a new cache."
+            f"{CACHE_ARGUMENT}= has its settings already, so {', '.join(settings)} cannot be given with it. Leave them "
+            f"out to continue, or leave {CACHE_ARGUMENT}= out for a new cache."
         )

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from transformers import DynamicCache, StaticCache, StoppingCriteria, StoppingCriteriaList
 
+from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
+
 from ..errors import UserError
 from ..running.efficiency import Stopwatch
 from ..running.memory import free_memory, is_out_of_memory
@@ -139,7 +141,7 @@ def _answer(model: Any, caches: _Caches, prompts: torch.Tensor, count: int, tell
     model.generate(
         prompts,
         attention_mask=torch.ones_like(prompts),
-        past_key_values=caches.next(len(prompts)),
+        **{CACHE_ARGUMENT: caches.next(len(prompts))},
         min_new_tokens=count,
         max_new_tokens=count,
         do_sample=False,

@@ -17,7 +17,7 @@ Then, as often as you like
 The same in Python
 
   cache = PagedEvictionCache.load("book.safetensors", model.config, device=model.device)
-  model.generate(**cache.follow_up(question_ids), past_key_values=cache)
+  model.generate(**cache.follow_up(question_ids), cache=cache)
 """
 
 

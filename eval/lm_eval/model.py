@@ -14,6 +14,7 @@ from torch.nn.functional import log_softmax
 from tqdm import tqdm
 
 from hf_paged_eviction import PagedEvictionCache, __version__
+from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.integration.feeding import feed
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
 
@@ -116,7 +117,7 @@ class PagedEvictionLM(HFLM):  # type: ignore[misc]
             ids, real = context[rows, pads:], mask[rows, pads:]
             cache = self._new_cache(tokens, real)
             ids = super()._model_generate(
-                ids, max_length - pads, stop, attention_mask=real, past_key_values=cache, **kwargs
+                ids, max_length - pads, stop, attention_mask=real, **{CACHE_ARGUMENT: cache}, **kwargs
             )
             parts.append((rows, pads, ids))
         width = max(pads + ids.shape[1] for _, pads, ids in parts)

@@ -6,6 +6,7 @@ import json
 import shlex
 from collections.abc import Sequence
 
+from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.naming.sizes import readable_bytes
 
 from ..options.recommend import RecommendOptions
@@ -74,7 +75,7 @@ def code(entry: Entry, options: RecommendOptions, held: int) -> str:
         lines.append('model.set_attn_implementation("paged_eviction")')
     lines += [
         f"cache = PagedEvictionCache(model.config, {', '.join(words)})",
-        f"model.generate(**inputs, past_key_values=cache, prefill_chunk_size={options.prefill_chunk_size})",
+        f"model.generate(**inputs, {CACHE_ARGUMENT}=cache, prefill_chunk_size={options.prefill_chunk_size})",
     ]
     return "\n".join(lines)
 

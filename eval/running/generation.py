@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, StoppingCriteria, StoppingCriteriaList
 
+from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
+
 from .prefill import Inputs
 
 #: What switches each setting of sampling off.
@@ -131,7 +133,7 @@ class Generator:
         output: Tensor = self.model.generate(
             input_ids=ids,
             attention_mask=mask,
-            past_key_values=cache,
+            **{CACHE_ARGUMENT: cache},
             do_sample=False,
             **plain_settings(self.ends, ids[:, -1].tolist()),
             **without_sampling(self.model.generation_config),

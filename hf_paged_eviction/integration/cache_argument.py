@@ -6,11 +6,12 @@ from typing import Any
 
 from transformers.masking_utils import create_causal_mask
 
-#: The argument of `generate`, and of the models of the transformers release that is installed.
+#: The argument of `generate`, and of the models of the transformers release that is installed. Outputs of models have
+#: an attribute of the same name.
 CACHE_ARGUMENT = "cache" if "cache" in inspect.signature(create_causal_mask).parameters else "past_key_values"
 
-#: What models call it, the newest name first.
-_NAMES = ("cache", "past_key_values")
+#: All names, the newest first.
+CACHE_NAMES = ("cache", "past_key_values")
 
 
 def cache_argument(forward: Callable[..., Any]) -> str | None:
@@ -19,4 +20,13 @@ def cache_argument(forward: Callable[..., Any]) -> str | None:
     A model whose code was written for another release may have the other name.
     """
     takes = inspect.signature(forward).parameters
-    return next((name for name in _NAMES if name in takes), None)
+    return next((name for name in CACHE_NAMES if name in takes), None)
+
+
+def cache_kwargs(model: Any, cache: Any) -> dict[str, Any]:
+    """The keyword argument that hands `cache` to a call of `model`.
+
+    For `generate` it is always `{CACHE_ARGUMENT: cache}`.
+    """
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model  # PEFT hands all arguments on
+    return {cache_argument(inner.forward) or CACHE_ARGUMENT: cache}

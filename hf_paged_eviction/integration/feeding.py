@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ..masks.padding import Padding
+from .cache_argument import cache_kwargs
 
 
 def feed(
@@ -29,7 +30,8 @@ def feed(
     accepted = inspect.signature(model.forward).parameters
     optional = {"position_ids": positions, "logits_to_keep": keep}
     known = {name: value for name, value in optional.items() if name in accepted and value is not None}
-    logits: Tensor = model(input_ids=ids, attention_mask=mask, past_key_values=cache, use_cache=True, **known).logits
+    known |= cache_kwargs(model, cache)
+    logits: Tensor = model(input_ids=ids, attention_mask=mask, use_cache=True, **known).logits
     return logits
 
 

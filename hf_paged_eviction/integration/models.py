@@ -1,6 +1,6 @@
 """Which layers of which models may lose tokens."""
 
-import sys
+import inspect
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
@@ -9,7 +9,7 @@ from typing import Any
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_MAPPING, DynamicCache, cache_utils
 from transformers.cache_utils import DynamicLayer
 
-from .cache_argument import cache_argument
+from .cache_argument import CACHE_NAMES
 
 #: Of models that keep a linear state and growing keys and values in the same layer; None in releases that keep linear
 #: states in cache classes of the models' own.
@@ -46,6 +46,9 @@ _SLOT_DEPENDENT = {
     "xlnet": "a relative position bias",
 }
 _RECURRENT = ("linear_attention", "conv", "mamba", "recurrent", "hybrid")
+# What other models keep than keys and values, and arguments that take such a state from one forward to the next.
+_OTHER_STATE = {"openai-gpt": "reads the whole text in every forward", "xlstm": "keeps a recurrent state of its own"}
+_STATE_ARGUMENTS = ("cache_params", "state")
 # Models that take keys and values out of the cache's layers themselves, unused slots included.
 _READS_STORAGE = ("diffusion_gemma", "diffusion_gemma_text")
 # Attention weights of one KV head meet values of others in these models.
@@ -155,8 +158,8 @@ def layer_plan(config: Any) -> list[Any]:
     Layers with a linear state next to keys and values are as `DynamicCache` makes them, though `is_paged` is true.
 
     Raises:
-        ValueError: `DynamicCache` cannot be made for this model, it takes no cache, or this transformers release keeps
-            its recurrent state outside its cache classes.
+        ValueError: `DynamicCache` cannot be made for this model, it keeps a state of its own, or this transformers
+            release keeps its recurrent state outside its cache classes.
     """
     text = config.get_text_config(decoder=True)
     types = getattr(text, "layer_types", None) or []
@@ -171,7 +174,7 @@ def layer_plan(config: Any) -> list[Any]:
             )
         plan.append(None if paged else layer)
     if any(is_paged(layer) for layer in plan):
-        _check_takes_a_cache(text)
+        _check_keeps_no_other_state(text)
     return plan
 
 
@@ -180,12 +183,17 @@ def cross_attention_layers(config: Any) -> set[int]:
     return set(getattr(config.get_text_config(decoder=True), "cross_attention_layers", None) or [])
 
 
-def _check_takes_a_cache(text: Any) -> None:
-    classes = _model_classes(text)
-    if classes and not any(cache_argument(cls.forward) for cls in classes):
+def _check_keeps_no_other_state(text: Any) -> None:
+    """Refuse what is known to keep its state elsewhere; of other models, their first forward tells."""
+    takes = [inspect.signature(cls.forward).parameters for cls in _model_classes(text)]
+    state = next((name for name in _STATE_ARGUMENTS if any(name in each for each in takes)), None)
+    reason = _OTHER_STATE.get(text.model_type)
+    if reason is None and state is not None and not any(name in each for name in CACHE_NAMES for each in takes):
+        reason = f"keeps a state of its own ({state}=)"
+    if reason is not None:
         raise ValueError(
-            f"In this transformers release {text.model_type} takes no past_key_values: it keeps a state of its own, or "
-            "none, and would not use this cache. Run it without one."
+            f"In this transformers release {text.model_type} {reason}, so it would not use this cache. Run it without "
+            "one."
         )
 
 
@@ -207,21 +215,6 @@ def is_paged(layer: Any) -> bool:
 def paged_layers(config: Any) -> list[int]:
     """Indices of the layers of `layer_plan` that are paged, as a whole or in part."""
     return [index for index, layer in enumerate(layer_plan(config)) if is_paged(layer)]
-
-
-def asks_for_mask_sizes(config: Any) -> bool:
-    """Whether the model builds its masks with `transformers.masking_utils`, which asks the cache what it holds.
-
-    Before transformers 5.14 some models (OPT, GPT-J, Falcon, BART, ...) work the mask out of the number of tokens seen.
-    True where the model is not one of transformers' own.
-    """
-    text = config.get_text_config(decoder=True)
-    modules = [sys.modules[cls.__module__] for cls in _model_classes(text, config)]
-    return not modules or any(
-        getattr(value, "__module__", None) == "transformers.masking_utils"
-        for module in modules
-        for value in vars(module).values()
-    )
 
 
 def warn_of_surprises(config: Any, plan: list[Any], known: str | None, stacklevel: int) -> None:

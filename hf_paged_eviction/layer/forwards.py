@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
-from ..integration.models import asks_for_mask_sizes
 from ..integration.window import Window
 from ..masks.channel import MaskWatch, TellingOffset
 from ..masks.padding import Padding
@@ -23,8 +22,8 @@ class Forwards:
     """Says how long masks are, learns from them which tokens are pads, and refuses forwards that would go wrong.
 
     Attributes:
-        masks: notices masks that the caller made.
-        model_masks_itself: whether the model builds its masks without asking the cache for their sizes.
+        masks: notices who makes them.
+        model_masks_itself: whether the model built the mask of this forward without asking the cache for its size.
 
     Args:
         config: of the model.
@@ -51,17 +50,23 @@ class Forwards:
         steps: StaticSteps | None,
     ) -> None:
         self._model_type: str = config.model_type
-        self.model_masks_itself = not asks_for_mask_sizes(config)
+        self.model_masks_itself = False
         self._layers = layers
         self._padding, self._attention, self._window = padding, attention, window
         self._counting, self._states = counting, states
         self._uniform, self._steps = uniform, steps
         self.masks = MaskWatch()
         self._mask_was_made = False
+        self._announced = 0  # tokens that a first mask was made for
 
     def reset(self) -> None:
         """All tokens are forgotten."""
         self.masks = MaskWatch()
+        self._announced = 0
+
+    def begin(self, layer: PagedLayer, count: int) -> None:
+        """The first layer that evicts is about to take in `count` tokens."""
+        self.model_masks_itself = self.masks.made_by_model(layer.get_seq_length(), count)
 
     # ---- masks ----------------------------------------------------------------------------------------------------
 
@@ -92,8 +97,10 @@ class Forwards:
             only.
         """
         self._check_attended(seen)
-        if not seen and self._states.any:
-            self._states.begin(batch)
+        if not seen:
+            self._check_arrived(query_length, mask)
+            if self._states.any:
+                self._states.begin(batch)
         mask = self._padding.observe(mask, seen, seen + query_length, batch)
         if query_length == 1 and self._steps is not None:
             self.prepare_step(seen)
@@ -126,6 +133,20 @@ class Forwards:
         # Full: the pads are the lowest slots, and the new token takes the highest of them.
         pads = (~visible).sum(-1, keepdim=True)
         return torch.arange(table.held, device=visible.device) >= pads - 1, offset
+
+    def _check_arrived(self, query_length: int, mask: Tensor | None) -> None:
+        """Before anything was seen: if a mask was made before, did the tokens that it was made for come?
+
+        They may come now: masks are made for several kinds of layers, and ahead of a compiled step. A shorter forward
+        whose mask covers more than itself is the next one.
+        """
+        before, self._announced = self._announced, query_length
+        if mask is not None and query_length < min(before, mask.shape[1]):
+            raise RuntimeError(
+                f"{self._model_type} asked how long its mask is for {before} tokens, and did not call update: it keeps "
+                "its keys and values elsewhere, or nothing. Run it without this cache. If a forward has failed "
+                "instead, call cache.reset() before the next."
+            )
 
     def _check_attended(self, seen: int) -> None:
         """Between forwards: did attention follow the last update, unless the cache begins anew? Have all layers seen
@@ -185,7 +206,7 @@ class Forwards:
             )
 
     def check_own_mask(self, layer: PagedLayer | None, rows: int, count: int) -> None:
-        """Look at a forward of `count` tokens of a model that masks itself.
+        """Look at a forward of `count` tokens for which the model made the mask itself.
 
         Such a model takes slot `n` for token `n`: right until something is evicted, then only without any mask.
 
@@ -194,6 +215,11 @@ class Forwards:
         """
         if layer is None:
             return
+        if self._steps is not None:
+            raise RuntimeError(
+                f"{self._model_type} builds its attention mask without asking the cache what it holds, so it would see "
+                "slots of a static cache that are not in use. Use static=False."
+            )
         seen, most, padding = layer.get_seq_length(), layer.budget.tokens, self._padding
         unknown = rows > 1 and padding.expected and not padding.given
         evicting = most is None or seen + count > most

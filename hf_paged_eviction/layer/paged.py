@@ -81,8 +81,6 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     """
 
     is_sliding = False
-    # Rolling back without a trace needs recording, which costs a copy per step: not worth it for a stop check.
-    is_croppable = False
     supports_early_init = True
 
     def __init__(
@@ -631,6 +629,11 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         return int((came.sum(-1, keepdim=True) - table.protected(table.positions).sum(-1)).max())
 
     # ---- taking back ----------------------------------------------------------------------------------------------
+
+    @property
+    def is_croppable(self) -> bool:
+        """Whether `crop` can take any new token back: recording costs a copy per step, so it has to be asked for."""
+        return self.record_past
 
     def activate_past_recording(self) -> None:
         """From now on new tokens wait until `crop` (or the next forward) commits them.

@@ -44,28 +44,30 @@ def is_plain_causal(settings: dict[str, Any]) -> bool:
 
 
 class MaskWatch:
-    """Notices masks that the caller made: transformers begins to build one, is handed it, and asks for no sizes.
+    """Who makes the masks of a forward: transformers, which asks the cache for their sizes, the caller, or the model.
 
-    Masks that `generate` builds ahead of a step (compiled decoding) are told from those by the number of columns seen
-    when sizes were asked for.
-
-    Attributes:
-        begun: the construction of a mask has begun.
+    Forwards are told apart by the columns seen before them.
     """
 
     def __init__(self) -> None:
-        self.begun = False
-        self._asked_at = -1
+        self._begun_at = self._asked_at = -1
+
+    def begin(self, seen: int) -> None:
+        """transformers begins to build a mask, with so many columns seen."""
+        self._begun_at = seen
 
     def ask(self, seen: int) -> None:
         """Sizes are asked for, with so many columns seen."""
-        self.begun, self._asked_at = False, seen
+        self._begun_at = self._asked_at = seen
 
     def brought_along(self, seen: int) -> bool:
-        """Whether the forward that comes after so many columns has a mask of the caller's own. Asked once per forward:
-        the first layer takes note for all."""
-        begun, self.begun = self.begun, False
-        return begun and self._asked_at != seen
+        """Whether the caller made the mask of the forward that comes after so many columns: transformers began to build
+        one, was handed it, and asked for no sizes. It may have asked ahead of the step (compiled decoding)."""
+        return self._begun_at == seen != self._asked_at
+
+    def made_by_model(self, seen: int, count: int) -> bool:
+        """Whether a forward of `count` tokens after so many columns has come without a word about its mask."""
+        return not seen <= self._begun_at <= seen + count
 
 
 def _telling(build_mask: Callable[..., Any]) -> Callable[..., Any]:

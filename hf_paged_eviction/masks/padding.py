@@ -82,7 +82,7 @@ class Padding:
             if mask.shape[1] == length - seen:
                 raise ValueError(
                     f"The whole text of {mask.shape[1]} tokens came, of which the cache has seen {seen}. `generate` "
-                    "does so with use_cache=False: leave that out, or past_key_values. For another text, call "
+                    "does so with use_cache=False: leave that out, or the cache. For another text, call "
                     "cache.reset() first."
                 )
             raise ValueError(

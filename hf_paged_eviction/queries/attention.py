@@ -23,6 +23,7 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from ..attention.parts import Part, Read, join, read
 from ..attention.segments import InSegments, attend
 from ..attention.weights import Logits
+from ..integration.cache_argument import CACHE_NAMES
 from ..masks.channel import is_plain_causal
 from ..precision.in_codes import InCodes
 from .observer import Queries
@@ -46,25 +47,38 @@ HARMLESS = frozenset(
         "output_attentions",
         "output_hidden_states",
         "output_router_logits",
-        "past_key_values",
         "position_ids",
         "return_dict",
         "seq_idx",
         "sliding_window",
         "use_cache",
+        *CACHE_NAMES,
     }
 )
 
 
-@dataclass
+@dataclass(frozen=True)
+class _Update:
+    """What an `update` returned, and whose keys they are.
+
+    References are weak, because a forward that fails leaves them here and must not keep its tensors alive.
+    """
+
+    owner: "weakref.ref[KeyOwner]"
+    keys: "weakref.ref[Tensor]"
+    values: "weakref.ref[Tensor]"
+    rows: int
+    new: int
+    tokens: int
+
+
 class _Handover(threading.local):
     """What was handed over last and not attended to so far.
 
-    References are weak, because a forward that fails leaves them here and must not keep its tensors alive. While a
-    graph is traced no forward fails, so `traced` may be an ordinary reference.
+    While a graph is traced no forward fails, so `traced` may be an ordinary reference.
     """
 
-    given: "tuple[weakref.ref[KeyOwner], weakref.ref[Tensor], weakref.ref[Tensor]] | None" = None
+    waiting: _Update | None = None
     traced: tuple[KeyOwner, Tensor] | None = None
 
 
@@ -102,70 +116,60 @@ class ModelAttention:
         return self  # a copied cache serves the same model
 
 
-def hand_over(owner: KeyOwner, keys: Tensor, values: Tensor) -> None:
-    """The attention call that compares with these keys, `[batch, heads, tokens, dim]`, tells this one."""
+def hand_over(owner: KeyOwner, keys: Tensor, values: Tensor, new: int) -> None:
+    """The attention call that compares with these keys, `[batch, heads, tokens, dim]`, tells this one; `new`: tokens of
+    this forward."""
     if torch.compiler.is_compiling():
         _handover.traced = owner, keys
     else:
-        _handover.given = weakref.ref(owner), weakref.ref(keys), weakref.ref(values)
+        references = weakref.ref(owner), weakref.ref(keys), weakref.ref(values)
+        _handover.waiting = _Update(*references, keys.shape[0], new, keys.shape[2])
 
 
 def unattended(owners: Iterable[KeyOwner]) -> KeyOwner | None:
     """The one of these whose keys were handed over and not attended to so far."""
-    waiting = None if _handover.given is None else _handover.given[0]()
+    waiting = None if _handover.waiting is None else _handover.waiting.owner()
     return None if waiting is None else next((owner for owner in owners if owner is waiting), None)
 
 
 def forget_handover(owners: Iterable[KeyOwner]) -> None:
     """These start anew: what one of them handed over will not be attended to."""
     if unattended(owners) is not None:
-        _handover.given = None
+        _handover.waiting = None
 
 
-def _receive(key: Tensor, value: Tensor) -> KeyOwner | None:
-    """Whom to tell of the queries that are compared with this key; None = nobody."""
+def _receive(module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor) -> KeyOwner | None:
+    """Whom to tell of the queries that this module compares with this key; None = nobody."""
     if torch.compiler.is_compiling():
         return _receive_traced(key)
-    given = _handover.given
-    if given is None:
+    update, _handover.waiting = _handover.waiting, None
+    owner = None if update is None else update.owner()
+    if update is None or owner is None:
         return None
-    _handover.given = None
-    owner, keys, values = given[0](), given[1](), given[2]()
-    if owner is not None:
-        owner.as_given = keys is key and values is value
-    # What was left over from a forward that failed is in no hands, or in those of its traceback alone.
-    return owner if keys is key or _in_hand((keys, values)) else None
+    same = update.keys() is key
+    owner.as_given = same and update.values() is value
+    return owner if same or _worked_out_from(update, owner, module, query, key) else None
+
+
+def _worked_out_from(update: _Update, owner: KeyOwner, module: torch.nn.Module, query: Tensor, key: Tensor) -> bool:
+    """Whether this may be the attention call that `update` was made for, with keys that the model worked out itself.
+
+    Latent attention (MLA) compares with what it makes of what the cache returned. What a failed forward left behind is
+    forgotten when the next one builds its masks (`_build_mask`), so it does not come here.
+    """
+    shapes = key.shape[0], query.shape[2], key.shape[2]
+    return bool(
+        getattr(module, "layer_idx", owner.layer_idx) == owner.layer_idx
+        and shapes == (update.rows, update.new, update.tokens)
+    )
 
 
 def _receive_traced(key: Tensor) -> KeyOwner | None:
-    traced = _handover.traced
-    _handover.traced = None
+    traced, _handover.traced = _handover.traced, None
     if traced is None:
         return None
     owner, keys = traced
     return owner if keys is key or (keys.shape[0], keys.shape[2]) == (key.shape[0], key.shape[2]) else None
-
-
-#: Calls between the function of a model that asks its cache and the attention function, wrappers included.
-_NEAR = 6
-
-
-def _in_hand(tensors: Iterable[Tensor | None]) -> bool:
-    """Whether a function that has called for attention holds one of these tensors by a name of its own.
-
-    Latent attention (MLA) compares with what it has worked out from what the cache returned, which is another tensor.
-    The call of its `forward` that got this from the cache still has it, and no other call does: neither one without a
-    cache nor that of a forward that failed, which has not called for attention.
-    """
-    wanted = [tensor for tensor in tensors if tensor is not None]
-    frame = sys._getframe(3)
-    for _ in range(_NEAR if wanted else 0):
-        if any(value is tensor for value in frame.f_locals.values() for tensor in wanted):
-            return True
-        if frame.f_back is None:
-            break
-        frame = frame.f_back
-    return False
 
 
 def paged_eviction_attention(
@@ -192,7 +196,7 @@ def paged_eviction_attention(
         ValueError: the model hands over an argument that sdpa would leave out, or a mask that fits no layer.
     """
     _check_understood(module, kwargs)
-    owner = _receive(key, value)
+    owner = _receive(module, query, key, value)
     codes = getattr(key, "in_codes", None)
     if codes is not None:
         queries = Queries(query, key, Logits(query.shape[-1] ** -0.5 if scaling is None else scaling, softcap, s_aux))
@@ -377,6 +381,7 @@ def _is_ours(mask: Tensor | None) -> bool:
 
 def _build_mask(*args: Any, **kwargs: Any) -> Tensor | None:
     """What sdpa gets, marked: a mask without a mark was made by somebody else and is left as it is."""
+    _handover.waiting = None  # a forward begins: nobody will attend to what a failed one left behind
     mask: Tensor | None = sdpa_mask(*args, **kwargs)
     if mask is not None:
         mark = "of_paged_eviction" if is_plain_causal(kwargs) else "of_other_tokens"

@@ -60,5 +60,5 @@ class OverheardCache(DynamicCache):  # type: ignore[misc]
         """Take in a layer's new keys and values."""
         updated: tuple[Tensor, Tensor] = super().update(key_states, value_states, layer_idx, *args, **kwargs)
         if layer_idx in self.bystanders:
-            hand_over(self.bystanders[layer_idx], *updated)
+            hand_over(self.bystanders[layer_idx], *updated, key_states.shape[2])
         return updated

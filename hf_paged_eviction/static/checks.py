@@ -4,7 +4,7 @@ from typing import Any
 
 from transformers.cache_utils import Cache
 
-from ..integration.models import asks_for_mask_sizes, is_latent_attention
+from ..integration.models import is_latent_attention
 from ..policies import EvictionPolicy
 from ..queries.attention import PAGED_EVICTION
 
@@ -20,10 +20,8 @@ def check_static(config: Any, attention: str | None, policy: EvictionPolicy) -> 
     """
     if not hasattr(Cache, "get_query_offset"):
         raise ValueError("static=True needs transformers 5.14 or later. Upgrade, or use static=False.")
-    if config.is_encoder_decoder or not asks_for_mask_sizes(config):
-        raise ValueError(
-            f"static=True: {config.model_type} does not ask its cache for the size of its masks. Use static=False."
-        )
+    if config.is_encoder_decoder:
+        raise ValueError(f"static=True: {config.model_type} is an encoder-decoder model. Use static=False.")
     if policy.needs.queries and is_latent_attention(config):
         raise ValueError(
             f"static=True: {policy.label!r} compares queries with keys, and this model caches latents (MLA). Use "

@@ -28,6 +28,7 @@ from hf_paged_eviction.allocators import (
     share_out,
 )
 from hf_paged_eviction.attention.weights import Attention, Logits
+from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
 
 
@@ -241,7 +242,7 @@ def test_an_allocator_with_parameters_works_where_a_name_does() -> None:
     sizes = []
     for allocator in ("pyramid", "pyramid(beta=4)", Pyramid(beta=4)):
         cache = PagedEvictionCache(model.config, 64, 4, allocator=allocator)
-        model(models.prompts([140])[0][None], past_key_values=cache)
+        model(models.prompts([140])[0][None], **{CACHE_ARGUMENT: cache})
         sizes.append([layer.budget.capacity for _, layer in cache.paged_layers])
     assert sizes[0] != sizes[1] == sizes[2]
     assert sum(sizes[0]) == sum(sizes[1]) == 128

@@ -14,6 +14,7 @@ import modes
 from closeness import assert_close
 from hf_paged_eviction import PagedEvictionCache, available_policies, make_policy, paged_encoder_decoder_cache
 from hf_paged_eviction.allocators import make_allocator
+from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.options.checked import chosen_heads
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
 
@@ -174,13 +175,13 @@ def test_a_padded_batch_with_a_4d_mask(family: str, attention: str) -> None:
     inputs = {"attention_mask": four_dimensional(mask), "position_ids": models.positions_of(mask)}
     cache = PagedEvictionCache(model.config, budget=24, block_size=4)
     with torch.no_grad(), pytest.raises(ValueError, match=r"2 rows came with a 4-D attention mask.*attention_mask="):
-        model(ids, past_key_values=cache, **inputs)
+        model(ids, **{CACHE_ARGUMENT: cache}, **inputs)
     if family == "gemma3":
         return  # one mask for sliding and other layers: not what the model would build
     told = PagedEvictionCache(model.config, budget=24, block_size=4, attention_mask=mask)
     plain = PagedEvictionCache(model.config, budget=24, block_size=4)
     with torch.no_grad():
-        logits = model(ids, past_key_values=told, **inputs).logits
+        logits = model(ids, **{CACHE_ARGUMENT: told}, **inputs).logits
     expected = modes.forward(model, plain, ids, mask, 0, 40)
     assert_close(logits[mask.bool()], expected[mask.bool()])
     assert torch.equal(told.block_table(1), plain.block_table(1))
@@ -197,7 +198,7 @@ def test_a_later_4d_mask_is_seen_too() -> None:
             modes.forward(model, cache, ids, mask, 0, start)
         later = {"attention_mask": whole[:, :, start:], "position_ids": positions[:, start:]}
         with torch.no_grad(), pytest.raises(ValueError, match="4-D"):
-            model(ids[:, start:], past_key_values=cache, **later)
+            model(ids[:, start:], **{CACHE_ARGUMENT: cache}, **later)
         cache.reset()
 
 
@@ -208,7 +209,7 @@ def test_one_row_may_bring_its_own_mask(attention: str) -> None:
     ids, mask = models.left_pad(models.prompts([40]))
     cache, plain = (PagedEvictionCache(model.config, budget=24, block_size=4) for _ in range(2))
     with torch.no_grad():
-        assert caught(lambda: model(ids, attention_mask=four_dimensional(mask), past_key_values=cache)) == []
+        assert caught(lambda: model(ids, attention_mask=four_dimensional(mask), **{CACHE_ARGUMENT: cache})) == []
     modes.forward(model, plain, ids, mask, 0, 40)
     assert torch.equal(cache.block_table(), plain.block_table())
 
@@ -273,8 +274,8 @@ def test_a_model_without_a_dynamic_cache_is_refused() -> None:
 
 
 @pytest.mark.parametrize("model_type", ["rwkv", "xlstm", "openai-gpt"])
-def test_a_model_that_takes_no_cache_is_refused(model_type: str) -> None:
-    with pytest.raises(ValueError, match=f"{model_type} takes no past_key_values"):
+def test_a_model_that_keeps_another_state_is_refused(model_type: str) -> None:
+    with pytest.raises(ValueError, match=f"{model_type} (keeps|reads)"):
         PagedEvictionCache(AutoConfig.for_model(model_type), budget=64)
 
 

@@ -28,6 +28,7 @@ from transformers import (
 import models
 import modes
 from hf_paged_eviction import CacheOptions, PagedEvictionCache, paged_encoder_decoder_cache
+from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "custom_generate"
@@ -65,11 +66,11 @@ def say(model: Any, mode: str = "greedy", padded: bool = True, **settings: Any) 
 def test_same_as_with_the_cache(mode: str, padded: bool) -> None:
     model = models.shared("llama")
     flag = models.NEEDS_RECORDING_FLAG and mode in modes.SPECULATIVE
-    given = say(model, mode, padded, past_key_values=models.paged(model.config, **SMALL, record_past=flag))
+    given = say(model, mode, padded, **{CACHE_ARGUMENT: models.paged(model.config, **SMALL, record_past=flag)})
     made = say(model, mode, padded, **PAGED, **SMALL)
     assert made.sequences.tolist() == given.sequences.tolist()
-    assert made.past_key_values.stats() == given.past_key_values.stats()
-    assert made.past_key_values.stats().evicted_tokens > 0
+    assert made[CACHE_ARGUMENT].stats() == given[CACHE_ARGUMENT].stats()
+    assert made[CACHE_ARGUMENT].stats().evicted_tokens > 0
 
 
 def test_assistant() -> None:
@@ -78,7 +79,7 @@ def test_assistant() -> None:
     cache = models.paged(model.config, **SMALL, record_past=flag)
     given, made = (
         say(model, "assisted", assistant_model=modes.spoiled(model), **settings)
-        for settings in ({"past_key_values": cache}, {**PAGED, **SMALL})
+        for settings in ({CACHE_ARGUMENT: cache}, {**PAGED, **SMALL})
     )
     assert made.sequences.tolist() == given.sequences.tolist()
 
@@ -92,22 +93,22 @@ def test_every_setting_arrives() -> None:
         "recent_tokens": 7,
     }
     settings |= {"allocator": "pyramid", **SMALL}
-    given = say(model, past_key_values=models.paged(model.config, **settings))
+    given = say(model, **{CACHE_ARGUMENT: models.paged(model.config, **settings)})
     made = say(model, **PAGED, **settings)
     assert made.sequences.tolist() == given.sequences.tolist()
-    assert repr(made.past_key_values) == repr(given.past_key_values)
-    for ours, theirs in zip(made.past_key_values.layers, given.past_key_values.layers, strict=True):
+    assert repr(made[CACHE_ARGUMENT]) == repr(given[CACHE_ARGUMENT])
+    for ours, theirs in zip(made[CACHE_ARGUMENT].layers, given[CACHE_ARGUMENT].layers, strict=True):
         assert ours.budget == theirs.budget
         assert ours.positions.tolist() == theirs.positions.tolist()
 
 
 def test_the_budget_holds() -> None:
     model = models.shared("llama")
-    cache = say(model, **PAGED, **SMALL).past_key_values
+    cache = say(model, **PAGED, **SMALL)[CACHE_ARGUMENT]
     assert isinstance(cache, PagedEvictionCache)
     assert [layer.held for layer in cache.layers] == [24, 24]
     assert [layer.keys.shape[2] for layer in cache.layers] == [24, 24]
-    assert say(model, **PAGED, budget="50%", block_size=4).past_key_values.layers[0].held == 20
+    assert say(model, **PAGED, budget="50%", block_size=4)[CACHE_ARGUMENT].layers[0].held == 20
 
 
 def test_returns_what_generate_returns() -> None:
@@ -123,17 +124,17 @@ def test_the_conversation_goes_on() -> None:
     first = say(model, max_new_tokens=6, **PAGED, **SMALL)
     ids, mask = modes.batch("greedy", True)
     text = torch.cat([first.sequences, torch.stack(models.prompts([6] * len(ids), seed=1))], dim=1)
-    past = first.past_key_values
+    past = first[CACHE_ARGUMENT]
     second = model.generate(
         text,
         attention_mask=modes.extend(mask, 12),
-        past_key_values=past,
+        **{CACHE_ARGUMENT: past},
         do_sample=False,
         max_new_tokens=6,
         return_dict_in_generate=True,
         **PAGED,
     )
-    assert second.past_key_values is past
+    assert second[CACHE_ARGUMENT] is past
     said = torch.cat([first.sequences[:, ids.shape[1] :], second.sequences[:, text.shape[1] :]], dim=1)
     assert said.tolist() == expected.tolist()
     assert past.stats() == cache.stats()
@@ -162,12 +163,12 @@ def test_encoder_decoder() -> None:
     model = models.randomise(BartForConditionalGeneration._from_config(config, attn_implementation="sdpa"), 0)
     given, made = (
         say(model, min_new_tokens=40, max_new_tokens=40, num_beams=2, **settings)
-        for settings in ({"past_key_values": paged_encoder_decoder_cache(config, **SMALL)}, {**PAGED, **SMALL})
+        for settings in ({CACHE_ARGUMENT: paged_encoder_decoder_cache(config, **SMALL)}, {**PAGED, **SMALL})
     )
     assert made.sequences.tolist() == given.sequences.tolist()
-    assert isinstance(made.past_key_values, EncoderDecoderCache)
-    assert made.past_key_values.self_attention_cache.stats() == given.past_key_values.self_attention_cache.stats()
-    assert made.past_key_values.self_attention_cache.stats().held == 24
+    assert isinstance(made[CACHE_ARGUMENT], EncoderDecoderCache)
+    assert made[CACHE_ARGUMENT].self_attention_cache.stats() == given[CACHE_ARGUMENT].self_attention_cache.stats()
+    assert made[CACHE_ARGUMENT].self_attention_cache.stats().held == 24
 
 
 def test_long_speech(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,7 +211,7 @@ def test_a_model_that_brings_it_along(tmp_path: Path) -> None:
     settings = {"attention_mask": mask, "max_new_tokens": modes.STEPS, "do_sample": False}
     made = model.generate(ids, **settings, **SMALL)
     plain = models.shared("llama")
-    given = plain.generate(ids, **settings, past_key_values=models.paged(plain.config, **SMALL))
+    given = plain.generate(ids, **settings, **{CACHE_ARGUMENT: models.paged(plain.config, **SMALL)})
     assert made.tolist() == given.tolist()
 
 
@@ -237,12 +238,12 @@ def test_settings_beside_a_cache() -> None:
     model = models.shared("llama")
     cache = models.paged(model.config, **SMALL)
     with pytest.raises(ValueError, match="budget, policy cannot be given with it"):
-        say(model, **PAGED, past_key_values=cache, budget=32, policy="keydiff")
+        say(model, **PAGED, **{CACHE_ARGUMENT: cache}, budget=32, policy="keydiff")
 
 
 def test_a_cache_of_another_kind() -> None:
     with pytest.raises(TypeError, match="DynamicCache, which holds every token"):
-        say(models.shared("llama"), **PAGED, past_key_values=DynamicCache())
+        say(models.shared("llama"), **PAGED, **{CACHE_ARGUMENT: DynamicCache()})
 
 
 def test_without_use_of_the_cache() -> None:
@@ -254,7 +255,7 @@ def test_without_use_of_the_cache() -> None:
         say(model, **PAGED, **SMALL)
     with pytest.raises(ValueError, match=r"generation_config\.use_cache = True"):
         say(model, **PAGED, **SMALL, generation_config=GenerationConfig(use_cache=None))
-    assert say(model, **PAGED, **SMALL, use_cache=True).past_key_values.layers[0].held == 24
+    assert say(model, **PAGED, **SMALL, use_cache=True)[CACHE_ARGUMENT].layers[0].held == 24
 
 
 @pytest.mark.parametrize("implementation", ["static", "dynamic", "paged"])
@@ -267,7 +268,7 @@ def test_another_implementation(implementation: str) -> None:
     model.generation_config.cache_implementation = implementation
     found = say(model, **PAGED, **SMALL)
     assert found.sequences.tolist() == expected.sequences.tolist()
-    assert found.past_key_values.stats() == expected.past_key_values.stats()
+    assert found[CACHE_ARGUMENT].stats() == expected[CACHE_ARGUMENT].stats()
 
 
 def test_the_package_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -314,7 +315,7 @@ def test_the_card_tells_every_argument() -> None:
     assert "custom_generate" in card.data.tags
     assert card.data.library_name == "transformers"
     named = set(re.findall(r"^- `(\w+)`", card.text, flags=re.M))
-    assert named == {each.name for each in fields(CacheOptions)} - {"static"} | {"past_key_values"}
+    assert named == {each.name for each in fields(CacheOptions)} - {"static"} | {"cache", "past_key_values"}
 
 
 def test_the_requirement_is_this_package() -> None:

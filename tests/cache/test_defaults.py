@@ -11,6 +11,7 @@ import torch
 
 import models
 from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.learned.calibration import (
     Calibration,
     LayerScore,
@@ -117,7 +118,7 @@ def test_whatever_else_is_asked_for_the_default_serves_it_if_the_published_polic
         cache = PagedEvictionCache(model.config, **given, **more)
         with torch.no_grad():
             for part in (ids[:, :120], ids[:, 120:121], ids[:, 121:]):
-                model(part, past_key_values=cache)
+                model(part, **{CACHE_ARGUMENT: cache})
         return cache
 
     try:
@@ -141,12 +142,12 @@ def test_a_share_and_bytes_are_the_same_default(tmp_path: Path, budget: str) -> 
     found, known = (PagedEvictionCache(model.config, budget=size) for size in (budget, 256))
     with torch.no_grad():
         for cache in (found, known):
-            model(ids[:, :512], past_key_values=cache)
+            model(ids[:, :512], **{CACHE_ARGUMENT: cache})
         assert found._options.allocator.label == "global" and found.budget == 256
         found.save(tmp_path / "half.safetensors")
         back = PagedEvictionCache.load(tmp_path / "half.safetensors", model.config)
         for cache in (found, known, back):
-            model(ids[:, 512:], past_key_values=cache)
+            model(ids[:, 512:], **{CACHE_ARGUMENT: cache})
     for cache in (found, back):
         for (_, ours), (_, theirs) in zip(cache.paged_layers, known.paged_layers, strict=True):
             assert ours.budget.recent == 32 and torch.equal(ours.positions, theirs.positions)
@@ -158,7 +159,7 @@ def test_a_default_cache_shrinks_and_is_saved(tmp_path: Path) -> None:
     cache = PagedEvictionCache(model.config, budget=256)
     ids = torch.arange(3, 203)[None] % model.config.vocab_size
     with torch.no_grad():
-        model(ids, past_key_values=cache)
+        model(ids, **{CACHE_ARGUMENT: cache})
     cache.shrink(48)
     assert cache.budget == 48
     cache.save(tmp_path / "c.safetensors", input_ids=ids)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import models
+from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 
 TEXT = torch.stack(models.prompts([40]))
 OURS = "paged_eviction"
@@ -24,7 +25,7 @@ WAYS: dict[str, dict[str, Any]] = {
 def forward(model: Any, cache: Any, start: int, stop: int) -> Tensor:
     """Without a mask, so that nothing else tells how many tokens were seen."""
     with torch.no_grad():
-        return model(TEXT[:, start:stop], past_key_values=cache).logits
+        return model(TEXT[:, start:stop], **{CACHE_ARGUMENT: cache}).logits
 
 
 def fail(model: Any, cache: Any, start: int, stop: int) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 import models
 from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 
 #: Methods that ask, of a cache and of a layer. What is no method is a property.
 ASKING = ("get_seq_length", "get_max_length", "get_max_cache_shape", "stats", "block_table", "__repr__", "__len__")
@@ -26,7 +27,7 @@ def read(cache: PagedEvictionCache, *counts: int) -> list[Tensor]:
     with torch.no_grad():
         for count in counts:
             ids = torch.arange(2 * count).view(2, count) * 7 % 60
-            said.append(model(ids, past_key_values=cache).logits)
+            said.append(model(ids, **{CACHE_ARGUMENT: cache}).logits)
     return said
 
 

@@ -10,6 +10,7 @@ from transformers import DynamicCache
 
 import models
 from closeness import assert_close
+from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 
 TEXT, MASK = models.left_pad(models.prompts([40, 33], seed=1))
 WAYS: list[dict[str, Any]] = [
@@ -24,7 +25,9 @@ WAYS: list[dict[str, Any]] = [
 
 def forward(model: Any, cache: Any, start: int, stop: int) -> torch.Tensor:
     where = models.positions_of(MASK)[:, start:stop]
-    return model(TEXT[:, start:stop], attention_mask=MASK[:, :stop], position_ids=where, past_key_values=cache).logits
+    return model(
+        TEXT[:, start:stop], attention_mask=MASK[:, :stop], position_ids=where, **{CACHE_ARGUMENT: cache}
+    ).logits
 
 
 @pytest.mark.parametrize("spans", [[(0, 20), (20, 40)], [(0, 20), (20, 21), (21, 22)]], ids=["chunks", "steps"])

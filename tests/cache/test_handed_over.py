@@ -16,6 +16,7 @@ from transformers import AttentionInterface, DynamicCache
 
 import models
 from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 
 OURS = "paged_eviction"
 TEXT, MASK = models.left_pad(models.prompts([40, 33], seed=1))
@@ -28,7 +29,7 @@ CASES = [
 #: The next call of the model, by what it is given beside the ids.
 NEXT: dict[str, Any] = {
     "no cache": lambda model: {"use_cache": False},
-    "another cache": lambda model: {"past_key_values": DynamicCache(config=model.config)},
+    "another cache": lambda model: {CACHE_ARGUMENT: DynamicCache(config=model.config)},
     "a cache by itself": lambda model: {},
 }
 
@@ -61,7 +62,7 @@ def failing(model: Any) -> Iterator[None]:
 def failed(model: Any, cache: Any, start: int, stop: int) -> BaseException:
     """The error, which keeps the frames of the forward alive, as a notebook or a handler of errors does."""
     with failing(model), pytest.raises(torch.OutOfMemoryError) as found:
-        forward(model, start, stop, MASK[:, :stop], past_key_values=cache)
+        forward(model, start, stop, MASK[:, :stop], **{CACHE_ARGUMENT: cache})
     return found.value
 
 
@@ -73,11 +74,11 @@ def test_nothing_leaks(family: str, settings: dict[str, Any], follows: str, coun
     """The next call has the same shapes, and is made where the error is still at hand."""
     model = models.shared(family, OURS)
     cache = PagedEvictionCache(model.config, budget=24, block_size=4, **settings)
-    forward(model, 0, 30, MASK[:, :30], past_key_values=cache)
+    forward(model, 0, 30, MASK[:, :30], **{CACHE_ARGUMENT: cache})
     error = failed(model, cache, 30, 30 + count)
     held = 24 + count if count > 1 else 24  # as many keys as were handed over
     mask = MASK[:, -held:] if padded else torch.ones(2, held, dtype=torch.long)
-    given = {"past_key_values": DynamicCache(config=model.config)} if follows == "another cache" else {}
+    given = {CACHE_ARGUMENT: DynamicCache(config=model.config)} if follows == "another cache" else {}
     found = forward(model, 40 - held, 40, mask, **NEXT[follows](model))
     del error, given
     model.set_attn_implementation("sdpa")
@@ -89,17 +90,14 @@ def test_nothing_leaks(family: str, settings: dict[str, Any], follows: str, coun
 
 
 @pytest.mark.parametrize(("family", "settings"), CASES[:3], ids=str)
-def test_a_call_of_attention_alone(family: str, settings: dict[str, Any]) -> None:
-    """By the module whose forward failed, with keys of the same shape."""
+def test_a_mask_of_the_callers_own(family: str, settings: dict[str, Any]) -> None:
+    """transformers builds none then, so nothing is forgotten when the next forward begins."""
     model = models.shared(family, OURS)
     cache = PagedEvictionCache(model.config, budget=24, block_size=4, **settings)
-    forward(model, 0, 30, MASK[:, :30], past_key_values=cache)
+    forward(model, 0, 30, MASK[:, :30], **{CACHE_ARGUMENT: cache})
     error = failed(model, cache, 30, 31)
-    query, key = torch.randn(2, 4, 1, 16), torch.randn(2, 4, 24, 16)
-    module = model.model.layers[0].self_attn
-    attend = AttentionInterface._global_mapping
-    mask = torch.ones(2, 1, 1, 24, dtype=torch.bool)
-    said = [attend[name](module, query, key, key, mask, scaling=0.25)[0] for name in (OURS, OURS)]
+    mask = torch.ones(2, 1, 24, 24, dtype=torch.bool).tril()
+    said = [forward(model, 0, 24, mask, use_cache=False) for _ in range(2)]
     assert torch.equal(*said) and isinstance(error, torch.OutOfMemoryError)
 
 
@@ -107,7 +105,7 @@ def test_what_was_handed_over_is_not_kept() -> None:
     model = models.shared("deepseek_v3", OURS)
     cache = PagedEvictionCache(model.config, budget=24, block_size=4, policy="h2o")
     with failing(model), pytest.raises(torch.OutOfMemoryError):
-        forward(model, 0, 30, MASK[:, :30], past_key_values=cache)
+        forward(model, 0, 30, MASK[:, :30], **{CACHE_ARGUMENT: cache})
     kept = weakref.ref(cache.layers[0])
     del cache
     gc.collect()
@@ -123,5 +121,5 @@ def test_a_reset_in_another_thread() -> None:
     other.start()
     other.join()
     fresh = PagedEvictionCache(model.config, budget=24, block_size=4, policy="h2o")
-    said = [forward(model, 0, 30, MASK[:, :30], past_key_values=one) for one in (cache, fresh)]
+    said = [forward(model, 0, 30, MASK[:, :30], **{CACHE_ARGUMENT: one}) for one in (cache, fresh)]
     assert torch.equal(*said) and error.args

@@ -14,6 +14,7 @@ from transformers import DynamicCache, GenerationConfig, PreTrainedModel
 import models
 import modes
 from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 
 SMALL: dict[str, Any] = {"budget": 24, "block_size": 4}
 
@@ -27,7 +28,7 @@ def say(model: PreTrainedModel, cache: Any, **settings: Any) -> Any:
     ids, mask = modes.batch("greedy", padded=True)
     torch.manual_seed(0)
     plain = {"attention_mask": mask, "do_sample": False, "max_new_tokens": modes.STEPS}
-    return model.generate(ids, past_key_values=cache, **{**plain, **settings})
+    return model.generate(ids, **{CACHE_ARGUMENT: cache}, **{**plain, **settings})
 
 
 # ---- threads ------------------------------------------------------------------------------------------------------
@@ -70,8 +71,8 @@ def test_a_configuration_is_as_good_as_arguments() -> None:
     ids, mask = modes.batch("greedy", padded=True)
     caches = [PagedEvictionCache(model.config, **SMALL) for _ in range(2)]
     config = GenerationConfig(**settings)
-    by_config = model.generate(ids, attention_mask=mask, past_key_values=caches[0], generation_config=config)
-    by_argument = model.generate(ids, attention_mask=mask, past_key_values=caches[1], **settings)
+    by_config = model.generate(ids, attention_mask=mask, **{CACHE_ARGUMENT: caches[0]}, generation_config=config)
+    by_argument = model.generate(ids, attention_mask=mask, **{CACHE_ARGUMENT: caches[1]}, **settings)
     assert by_config.tolist() == by_argument.tolist()
     assert caches[0].stats() == caches[1].stats()
 
@@ -91,7 +92,7 @@ def test_fields_of_ones_own_are_ignored() -> None:
     config = GenerationConfig(max_new_tokens=5, return_dict_in_generate=True, budget=24, policy="keydiff")
     ids, mask = modes.batch("greedy", padded=True)
     model = models.shared("llama")
-    cache = model.generate(ids, attention_mask=mask, generation_config=config).past_key_values
+    cache = model.generate(ids, attention_mask=mask, generation_config=config)[CACHE_ARGUMENT]
     assert type(cache) is DynamicCache
     assert cache.layers[0].keys.shape[2] == ids.shape[1] + 4
 
@@ -139,7 +140,7 @@ def test_outputs() -> None:
     ours, theirs = (
         say(model, cache, return_dict_in_generate=True, **wanted) for cache in (roomy(model), DynamicCache())
     )
-    assert ours.past_key_values.get_seq_length() == theirs.past_key_values.get_seq_length()
+    assert ours[CACHE_ARGUMENT].get_seq_length() == theirs[CACHE_ARGUMENT].get_seq_length()
     for name in ("scores", "logits"):
         torch.testing.assert_close(getattr(ours, name), getattr(theirs, name))
     assert len(ours.hidden_states) == modes.STEPS
@@ -202,6 +203,6 @@ def test_a_training_step(checkpointing: bool) -> None:
         enable: Callable[[], None] = model.gradient_checkpointing_enable
         enable()
     cache = PagedEvictionCache(model.config, **SMALL)
-    torch.testing.assert_close(gradient(model, past_key_values=cache, use_cache=True), expected)
+    torch.testing.assert_close(gradient(model, **{CACHE_ARGUMENT: cache}, use_cache=True), expected)
     assert cache.stats().held == (0 if checkpointing else 24)
     assert not any(layer.keys.requires_grad for layer in cache.layers if layer.held)

@@ -12,6 +12,7 @@ import pytest
 import torch
 from transformers import dynamic_module_utils
 
+from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction_eval import embedded
 
 FOLDER = Path(__file__).parents[2] / "examples"
@@ -42,7 +43,7 @@ def right(found: dict[str, Any], answer: str) -> bool:
 def test_custom_generate() -> None:
     found = run("custom_generate")
     assert right(found, found["answer"])
-    cache = found["output"].past_key_values
+    cache = found["output"][CACHE_ARGUMENT]
     assert cache.stats().held == 128 < cache.stats().seen
     assert cache.stats().seen == found["again"].shape[1] - 1  # both turns
 
@@ -58,7 +59,7 @@ def test_streaming() -> None:
     found = run("streaming")
     model, inputs = found["model"], found["inputs"]
     cache = type(found["cache"])(model.config, budget=128, policy="snapkv")
-    whole = model.generate(**inputs, past_key_values=cache, max_new_tokens=40)[0, inputs.input_ids.shape[1] :]
+    whole = model.generate(**inputs, **{CACHE_ARGUMENT: cache}, max_new_tokens=40)[0, inputs.input_ids.shape[1] :]
     assert "".join(found["pieces"]) == found["tokenizer"].decode(whole)
     assert found["cache"].stats() == cache.stats()
     assert found["cache"].stats().held == 128

@@ -10,6 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction_eval import embedded
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -31,7 +32,7 @@ def inputs(tokenizer: Any, rows: int = 3) -> Any:
 def say(model: Any, batch: Any, cache: Any, **settings: Any) -> list[list[int]]:
     """Exactly `STEPS` new tokens per row."""
     settings = {"max_new_tokens": STEPS, "min_new_tokens": STEPS, "do_sample": False, **settings}
-    return model.generate(**batch, past_key_values=cache, **settings)[:, -STEPS:].tolist()
+    return model.generate(**batch, **{CACHE_ARGUMENT: cache}, **settings)[:, -STEPS:].tolist()
 
 
 def paged(model: Any, budget: int = 64, **settings: Any) -> PagedEvictionCache:

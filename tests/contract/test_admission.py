@@ -45,6 +45,10 @@ OF_THEIR_OWN: dict[str, dict[str, Any]] = {
 }
 
 
+if models.VERSION >= (5, 24):
+    del OF_THEIR_OWN["codegen"]  # computes attention by an interface since
+
+
 def config_of(family: str, **settings: Any) -> Any:
     if family not in CONFIG_MAPPING:
         pytest.skip(f"transformers {transformers.__version__} has no {family}")
@@ -133,6 +137,8 @@ def test_models_with_attention_of_their_own(family: str, policy: str) -> None:
 @pytest.mark.parametrize("family", ["falcon", "gptj"])
 def test_no_advice_that_cannot_be_followed(family: str) -> None:
     """transformers raises a bare KeyError when these are loaded with the name of another implementation."""
+    if family == "gptj" and models.VERSION >= (5, 24):
+        pytest.skip("computes attention by an interface since transformers 5.24")
     config = config_of(family)
     config._attn_implementation = "eager"
     assert "set_attn_implementation" not in refusal(config, policy="h2o")
@@ -190,9 +196,9 @@ def test_a_model_that_never_calls_attention_is_noticed() -> None:
     cache = PagedEvictionCache(model.config, budget=64)
     ids, mask = modes.batch("direct", padded=False)
 
-    def of_its_own(*args: Any, past_key_values: Any, hidden_states: Any = None, **kwargs: Any) -> Any:
+    def of_its_own(*args: Any, hidden_states: Any = None, **kwargs: Any) -> Any:
         states = torch.zeros(len(ids), 2, hidden_states.shape[1], 8)
-        past_key_values.update(states, states, 0)
+        cache.update(states, states, 0)
         return hidden_states, None
 
     model.model.layers[0].self_attn.forward = of_its_own

@@ -13,6 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import models
 import modes
 from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 
 pytestmark = [
     pytest.mark.contract,
@@ -48,7 +49,7 @@ def test_the_host_never_waits(policy: str, static: bool) -> None:
         position = torch.full((3, 1), 60 + step, device="cuda")
         with torch.no_grad(), no_waiting():
             cache.prepare_step()
-            model(token, past_key_values=cache, position_ids=position)
+            model(token, **{CACHE_ARGUMENT: cache}, position_ids=position)
     assert cache.get_seq_length() == 90
 
 
@@ -59,7 +60,7 @@ def test_the_host_never_waits_for_what_leaves(disposal: str) -> None:
     token = torch.full((3, 1), 7, device="cuda")
     for step in range(30):
         with torch.no_grad(), no_waiting():
-            model(token, past_key_values=cache, position_ids=torch.full((3, 1), 60 + step, device="cuda"))
+            model(token, **{CACHE_ARGUMENT: cache}, position_ids=torch.full((3, 1), 60 + step, device="cuda"))
     assert cache.stats().evicted_tokens > 0
 
 
@@ -83,7 +84,7 @@ def test_flash_serves_grouped_queries_once_all_slots_are_real() -> None:
     ids = torch.stack(models.prompts([60], seed=1)).cuda()
     cache = PagedEvictionCache(model.config, budget=24, block_size=4, static=True)
     with torch.no_grad():
-        model(ids, past_key_values=cache)
+        model(ids, **{CACHE_ARGUMENT: cache})
         with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-            logits = model(ids[:, :1], past_key_values=cache).logits
+            logits = model(ids[:, :1], **{CACHE_ARGUMENT: cache}).logits
     assert logits.isfinite().all()

@@ -11,6 +11,7 @@ from transformers import BartConfig, BartForConditionalGeneration, DynamicCache,
 import models
 from closeness import assert_close
 from hf_paged_eviction import PagedEvictionCache, paged_encoder_decoder_cache
+from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 
 pytestmark = pytest.mark.contract
 
@@ -50,7 +51,7 @@ def run(model: Any, cache: Any, mode: str, steps: int = 40, rows: int = 3) -> to
     ids, mask = models.left_pad(models.prompts([20, 12, 5][:rows]))
     torch.manual_seed(0)
     settings = {"do_sample": False, "min_new_tokens": steps, "max_new_tokens": steps, **SETTINGS.get(mode, {})}
-    return model.generate(ids, attention_mask=mask, past_key_values=cache, **settings)
+    return model.generate(ids, attention_mask=mask, **{CACHE_ARGUMENT: cache}, **settings)
 
 
 @pytest.mark.parametrize("mode", SETTINGS)
@@ -76,7 +77,7 @@ def test_prompt_lookup_equals_dynamic() -> None:
         paged_encoder_decoder_cache(model.config, budget=64),
         EncoderDecoderCache(DynamicCache(), DynamicCache()),
     ]
-    tokens = [model.generate(ids, attention_mask=mask, past_key_values=cache, **settings) for cache in caches]
+    tokens = [model.generate(ids, attention_mask=mask, **{CACHE_ARGUMENT: cache}, **settings) for cache in caches]
     assert tokens[0].tolist() == tokens[1].tolist()
 
 
@@ -114,7 +115,7 @@ def test_binding_budget_is_exact() -> None:
                     encoder_outputs=encoded,
                     attention_mask=mask,
                     decoder_input_ids=decoder[:, start:stop],
-                    past_key_values=cache,
+                    **{CACHE_ARGUMENT: cache},
                     use_cache=True,
                 ).logits
             )

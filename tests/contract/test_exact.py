@@ -9,6 +9,7 @@ import torch
 import models
 import modes
 from evicting import FOLLOWED, binding, check
+from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from reference import Recorder, assert_evicted, assert_exact, reference_logits
 
 pytestmark = pytest.mark.contract
@@ -169,7 +170,7 @@ def test_direct_forward_without_position_ids(padded: bool) -> None:
     with Recorder(model, cache) as recorder, torch.no_grad():
         for start, stop in [(0, 30), *((at, at + 1) for at in range(30, 36)), (36, 40)]:
             extra = {"attention_mask": torch.ones(2, stop, dtype=torch.long)} if padded else {}
-            model(ids[:, start:stop], past_key_values=cache, use_cache=True, **extra)
+            model(ids[:, start:stop], **{CACHE_ARGUMENT: cache}, use_cache=True, **extra)
             assert cache.get_seq_length() == stop
     assert_evicted(recorder)
     assert_exact(model, recorder)

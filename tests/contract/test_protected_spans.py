@@ -16,6 +16,7 @@ import models
 import modes
 from evicting import FOLLOWED
 from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from reference import Recorder, assert_evicted, assert_exact
 
 pytestmark = pytest.mark.contract
@@ -148,7 +149,7 @@ def test_beams_share_the_spans_of_their_prompt() -> None:
     model = models.shared("llama")
     cache = made(model, 24, protect=[[(3, 8)], [(20, 25)]])
     ids, mask = models.left_pad(models.prompts([40, 33]))
-    model.generate(ids, attention_mask=mask, past_key_values=cache, max_new_tokens=30, num_beams=3, do_sample=False)
+    model.generate(ids, attention_mask=mask, **{CACHE_ARGUMENT: cache}, max_new_tokens=30, num_beams=3, do_sample=False)
     for row in range(6):
         assert holds(cache, row, [(3, 8)] if row < 3 else [(20, 25)], 60)
 

@@ -11,6 +11,7 @@ import models
 import modes
 import rows
 from evicting import FOLLOWED, binding, check
+from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.policies import H2O
 from reference import Recorder, assert_evicted, assert_exact
 
@@ -151,7 +152,7 @@ def test_who_reads_no_weights_gets_larger_pieces(policy: str, pieces: int, monke
     for layer in cache.layers:
         layer.listener.observer.observe = counted
     with torch.no_grad():
-        model(ids, past_key_values=cache)
+        model(ids, **{CACHE_ARGUMENT: cache})
     layers = model.config.num_hidden_layers
     assert sum(seen) == 60 * layers
     assert len(seen) == pieces * layers
@@ -354,7 +355,7 @@ def compiled_logits(model: Any, cache: Any, compiled: Any, ids: torch.Tensor, st
             first = 0 if stop == start else stop - 1
             forward = model.forward if stop == start else compiled
             output = forward(
-                ids[:, first:stop], position_ids=positions[:, first:stop], past_key_values=cache, use_cache=True
+                ids[:, first:stop], position_ids=positions[:, first:stop], **{CACHE_ARGUMENT: cache}, use_cache=True
             )
             found.append(output.logits[:, -1])
     return torch.stack(found)

@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 import models
 from closeness import assert_close
 from hf_paged_eviction import EvictionPolicy, Needs, PagedEvictionCache, ScoreContext
+from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.integration.model_rotary import UnknownRotaryError, layer_rotaries
 from hf_paged_eviction.integration.models import why_not_ours
 from hf_paged_eviction.integration.rotary import Rotary
@@ -190,12 +191,12 @@ def test_left_pads_do_not_shift_positions(static: bool) -> None:
     model, policy = models.shared("llama", "paged_eviction"), Looks()
     ids, mask = models.left_pad([torch.full((length,), 9) for length in (40, 33)])
     cache = PagedEvictionCache(model.config, budget=24, block_size=4, policy=policy, static=static)
-    generated = model.generate(ids, attention_mask=mask, past_key_values=cache, max_new_tokens=1, do_sample=False)
+    generated = model.generate(ids, attention_mask=mask, **{CACHE_ARGUMENT: cache}, max_new_tokens=1, do_sample=False)
     nine = torch.full((2, 1), 9)
     for _ in range(9):
         mask = torch.cat([mask, torch.ones(2, 1, dtype=mask.dtype)], dim=1)
         at = models.positions_of(mask)[:, -1:]
-        model(nine, attention_mask=mask, position_ids=at, past_key_values=cache)
+        model(nine, attention_mask=mask, position_ids=at, **{CACHE_ARGUMENT: cache})
     assert len(policy.keys) > 4
     assert len(policy.queries) > 4
     assert generated.shape == (2, 41)
@@ -217,9 +218,9 @@ def test_layers_that_rotate_differently_are_not_scored_in_one() -> None:
     for policy in (Local(by_heart=True), Looks(by_heart=True)):
         cache = PagedEvictionCache(model.config, budget=24, block_size=4, policy=policy)
         with torch.no_grad():
-            model(ids[:, :30], past_key_values=cache)
+            model(ids[:, :30], **{CACHE_ARGUMENT: cache})
             for at in range(30, 60):
-                model(ids[:, at : at + 1], past_key_values=cache)
+                model(ids[:, at : at + 1], **{CACHE_ARGUMENT: cache})
         kept.append([layer.positions.tolist() for _, layer in cache.paged_layers])
     assert kept[0] == kept[1]
 

@@ -9,6 +9,7 @@ from transformers import DynamicCache
 import models
 import modes
 from hf_paged_eviction import PagedEvictionCache, available_policies
+from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 
 pytestmark = [pytest.mark.contract, pytest.mark.filterwarnings("ignore:No layer of this mistral model can evict")]
 
@@ -100,8 +101,8 @@ def test_rows_that_end_early(padded: bool) -> None:
     free = modes.run(model, modes.dynamic(model), "greedy", ids, mask)
     stop = {"eos_token_id": free[1, 3].item(), "min_new_tokens": 0, "max_new_tokens": 20, "do_sample": False}
     stop |= {"pad_token_id": models.PAD, "attention_mask": mask}
-    ours = model.generate(ids, past_key_values=roomy(model), **stop)
-    theirs = model.generate(ids, past_key_values=modes.dynamic(model), **stop)
+    ours = model.generate(ids, **{CACHE_ARGUMENT: roomy(model)}, **stop)
+    theirs = model.generate(ids, **{CACHE_ARGUMENT: modes.dynamic(model)}, **stop)
     assert ours.tolist() == theirs.tolist()
     assert (ours == models.PAD).sum() > (ids == models.PAD).sum()
 
@@ -122,8 +123,8 @@ def test_mask_inferred_from_the_pad_id() -> None:
     model.generation_config.bos_token_id = 1
     ids, mask = modes.batch("greedy", padded=True)
     settings = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": models.PAD, "eos_token_id": 1}
-    ours = model.generate(ids, past_key_values=roomy(model), **settings)
-    theirs = model.generate(ids, attention_mask=mask, past_key_values=DynamicCache(config=model.config), **settings)
+    ours = model.generate(ids, **{CACHE_ARGUMENT: roomy(model)}, **settings)
+    theirs = model.generate(ids, attention_mask=mask, **{CACHE_ARGUMENT: DynamicCache(config=model.config)}, **settings)
     assert ours.tolist() == theirs.tolist()
 
 
@@ -134,7 +135,7 @@ def test_output_attentions_follow_the_held_slots() -> None:
     out = model.generate(
         ids,
         attention_mask=mask,
-        past_key_values=cache,
+        **{CACHE_ARGUMENT: cache},
         max_new_tokens=6,
         output_attentions=True,
         return_dict_in_generate=True,

@@ -15,6 +15,7 @@ import models
 import modes
 from closeness import assert_close
 from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from reference import Recorder, assert_evicted, assert_exact, shared_layers
 
 pytestmark = pytest.mark.contract
@@ -108,7 +109,7 @@ def test_logits_to_keep_without_pads(name: str, kept: int) -> None:
     def last(count: int) -> torch.Tensor:
         with torch.no_grad():
             cache = cache_of(model, settings, budget=64)
-            return model(input_ids=ids, attention_mask=mask, past_key_values=cache, logits_to_keep=count).logits
+            return model(input_ids=ids, attention_mask=mask, **{CACHE_ARGUMENT: cache}, logits_to_keep=count).logits
 
     assert_close(last(kept), last(0)[:, -kept:])
 

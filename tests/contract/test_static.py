@@ -22,6 +22,7 @@ import models
 import modes
 from closeness import assert_close
 from hf_paged_eviction import PagedEvictionCache, available_allocators, available_policies, make_policy
+from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from reference import Recorder, assert_evicted, assert_exact
 
 pytestmark = [
@@ -94,7 +95,7 @@ def feed(model: Any, cache: Any, plan: Sequence[tuple[int, int]], ids: Tensor = 
             model(
                 input_ids=ids[:, start:stop],
                 position_ids=torch.arange(start, stop)[None],
-                past_key_values=cache,
+                **{CACHE_ARGUMENT: cache},
                 use_cache=True,
             ).logits[:, -1]
             for start, stop in plan

@@ -14,6 +14,7 @@ import models
 import modes
 from closeness import assert_close
 from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 
 pytestmark = [
     pytest.mark.contract,
@@ -64,7 +65,7 @@ def make(model: Any, static: bool = True, **settings: Any) -> PagedEvictionCache
 def say(model: Any, cache: Any, ids: Tensor, mask: Tensor, steps: int, **how: Any) -> Any:
     how = how or {"disable_compile": True}
     settings = {"return_dict_in_generate": True, "output_logits": True, "do_sample": False, "max_new_tokens": steps}
-    return model.generate(ids, attention_mask=mask, past_key_values=cache, **settings, **how)
+    return model.generate(ids, attention_mask=mask, **{CACHE_ARGUMENT: cache}, **settings, **how)
 
 
 def assert_same(expected: Any, said: Any) -> None:
@@ -174,7 +175,7 @@ def feed(step: Any, cache: Any, start: int, stop: int) -> Tensor:
         output = step(
             input_ids=TEXT[:, start:stop],
             position_ids=torch.arange(start, stop)[None],
-            past_key_values=cache,
+            **{CACHE_ARGUMENT: cache},
             use_cache=True,
         )
     return output.logits[:, -1]

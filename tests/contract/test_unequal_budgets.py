@@ -15,6 +15,7 @@ from closeness import assert_close
 from evicting import KINDS, check
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.allocators import Cake, Pyramid
+from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.policies.keys.value_norm import ValueNorm
 from reference import Recorder
 
@@ -235,7 +236,7 @@ def test_a_mask_of_the_users_own_is_refused() -> None:
     ids, _ = models.left_pad(models.prompts([10]))
     mask = torch.zeros(1, 1, 10, 10)
     with pytest.raises(ValueError, match="no mask fits them all"), torch.no_grad():
-        model(ids, attention_mask=mask, past_key_values=cache, use_cache=True)
+        model(ids, attention_mask=mask, **{CACHE_ARGUMENT: cache}, use_cache=True)
 
 
 def test_beams_and_rows_follow() -> None:

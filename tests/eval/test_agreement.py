@@ -12,6 +12,7 @@ from transformers import DynamicCache
 
 from batches import all_rows, make_batch, said, without_costs
 from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.options.evaluate import EvalOptions
 from hf_paged_eviction_eval.options.requests import task_settings
@@ -33,10 +34,10 @@ def logits_along(model: Any, prompt: Any, cache: Any, answer: list[int]) -> torc
     """`[answer, vocabulary]`, before each token of an answer that is fed one token at a time."""
     for part in (prompt.context, prompt.question):
         if part:
-            logits = model(torch.tensor([part]), past_key_values=cache).logits[0, -1]
+            logits = model(torch.tensor([part]), **{CACHE_ARGUMENT: cache}).logits[0, -1]
     found = [logits]
     for token in answer[:-1]:
-        found.append(model(torch.tensor([[token]]), past_key_values=cache).logits[0, -1])
+        found.append(model(torch.tensor([[token]]), **{CACHE_ARGUMENT: cache}).logits[0, -1])
     return torch.stack(found)
 
 
@@ -92,8 +93,8 @@ def test_a_forced_answer_follows_the_full_cache(model: Any, question: int) -> No
         ):
             with torch.no_grad():
                 for part in filter(None, (prompt.context, prompt.question)):
-                    last = model(torch.tensor([part]), past_key_values=cache).logits[:, -1:]
-                rest = model(torch.tensor([answer]), past_key_values=cache).logits[:, :-1]
+                    last = model(torch.tensor([part]), **{CACHE_ARGUMENT: cache}).logits[:, -1:]
+                rest = model(torch.tensor([answer]), **{CACHE_ARGUMENT: cache}).logits[:, :-1]
             logits.append(torch.cat([last, rest], dim=1)[0].log_softmax(-1))
         ours, theirs = logits
         said = ours.argmax(-1).tolist()

@@ -9,6 +9,7 @@ import torch
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, StaticCache
 
 from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction_eval.bench.settings import BenchSettings
 from hf_paged_eviction_eval.bench.shapes import SHAPES, config_of
 from hf_paged_eviction_eval.bench.steps import largest as module
@@ -49,10 +50,10 @@ def test_a_step_is_that_of_generate(small: Any, name: str) -> None:
     with torch.no_grad(), held.around():
         cache = make_cache(name, small, settings, 24, ROWS, 39).cache
         expected = small.generate(
-            prompt, past_key_values=cache, max_new_tokens=8, min_new_tokens=8, do_sample=False, pad_token_id=0
+            prompt, **{CACHE_ARGUMENT: cache}, max_new_tokens=8, min_new_tokens=8, do_sample=False, pad_token_id=0
         )
         # As generate's own prefill, which reads all of the prompt: its last token comes from there.
-        logits = small(prompt, attention_mask=torch.ones_like(prompt), past_key_values=held.cache).logits
+        logits = small(prompt, attention_mask=torch.ones_like(prompt), **{CACHE_ARGUMENT: held.cache}).logits
     held.seen = 40
     decoder = Decoder(small, small.forward, held, ROWS)
     decoder.seen, decoder.token = 40, logits[:, -1].argmax(-1, keepdim=True)

@@ -10,6 +10,7 @@ import torch
 from typer.testing import CliRunner
 
 from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction_eval import embedded
 from hf_paged_eviction_eval.caches.contexts import text_ids
 from hf_paged_eviction_eval.commands import app
@@ -46,10 +47,10 @@ def test_reads_once_and_answers(text: Path, tmp_path: Path, size: tuple[str, obj
     assert cache.get_seq_length() == ids.shape[1]
     PagedEvictionCache.load(output, model.config, input_ids=ids)
     inputs = cache.follow_up(TOKENIZER(sample.question, return_tensors="pt", add_special_tokens=False).input_ids)
-    said = model.generate(**inputs, past_key_values=cache, max_new_tokens=3, do_sample=False)
+    said = model.generate(**inputs, **{CACHE_ARGUMENT: cache}, max_new_tokens=3, do_sample=False)
     again = PagedEvictionCache.load(output, model.config)
     whole = torch.cat([ids, inputs["input_ids"][:, ids.shape[1] :]], dim=1)
-    same = model.generate(whole, past_key_values=again, max_new_tokens=3, do_sample=False)
+    same = model.generate(whole, **{CACHE_ARGUMENT: again}, max_new_tokens=3, do_sample=False)
     assert said[:, ids.shape[1] :].tolist() == same[:, ids.shape[1] :].tolist()
     if policy == "keydiff":
         assert TOKENIZER.decode(said[0, whole.shape[1] :]).split()[0].startswith(sample.answers[0])

@@ -11,6 +11,7 @@ from transformers import DynamicCache
 
 from batches import all_rows, make_batch
 from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction_eval.options.settings import TaskSettings
 from hf_paged_eviction_eval.running.efficiency import PeakMemory, Stopwatch, evictions, kv_bytes, timed_updates
 
@@ -65,7 +66,7 @@ def test_update_time_is_what_the_cache_takes(model: Any, monkeypatch: pytest.Mon
     monkeypatch.setattr(PagedEvictionCache, "update", slow)
     watch = Stopwatch(CPU)
     with timed_updates(cache) as spent, torch.no_grad():
-        model(torch.arange(2, 30)[None], past_key_values=cache)
+        model(torch.arange(2, 30)[None], **{CACHE_ARGUMENT: cache})
     assert 0.02 <= spent.seconds < watch.lap()
     assert "update" not in vars(cache)
 
@@ -75,7 +76,7 @@ def test_costs_of_rows_are_their_own(model: Any) -> None:
     mask = torch.ones(2, 40, dtype=torch.int64)
     mask[1, :15] = 0
     with torch.no_grad():
-        model(torch.arange(2, 42).repeat(2, 1), attention_mask=mask, past_key_values=cache)
+        model(torch.arange(2, 42).repeat(2, 1), attention_mask=mask, **{CACHE_ARGUMENT: cache})
     assert evictions(cache, 2) == ([2 * 24, 2 * 9], [0, 0])
     full = DynamicCache(config=model.config)
     assert evictions(full, 3) == ([0, 0, 0], [0, 0, 0]) and kv_bytes(full) == 0

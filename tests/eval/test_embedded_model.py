@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction_eval import embedded
 from hf_paged_eviction_eval.tasks import NeedleTask, available_tasks, get_task, held_out_texts, library
 from training import measure
@@ -102,7 +103,7 @@ def test_tova_keeps_what_its_newest_query_attends_to(module: str) -> None:
     kept = PagedEvictionCache(ours.config, budget=160, block_size=1, sink_tokens=0, policy="tova")
     with torch.no_grad():
         attended = eager(ids, output_attentions=True, use_cache=False).attentions
-        ours(ids, past_key_values=kept)
+        ours(ids, **{CACHE_ARGUMENT: kept})
     for index, layer in kept.paged_layers:
         best = attended[index][0, :, -1].mean(0).topk(160).indices.tolist()
         assert len(set(best) & set(layer.positions[0, 0].tolist())) >= 0.98 * 160, f"layer {index}"

@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from hf_paged_eviction import PagedEvictionCache, install_gates, make_policy
+from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.learned.gates import load_gates
 from hf_paged_eviction_eval import embedded
 from hf_paged_eviction_eval.caches.gating import install_named
@@ -72,7 +73,7 @@ def test_the_gates_that_ship_find_what_is_asked() -> None:
                 context = tokenizer(sample.prompt, return_tensors="pt")
                 cache = PagedEvictionCache(model.config, budget=64, policy=policy)
                 count = sample.max_new_tokens
-                said = model.generate(**context, past_key_values=cache, max_new_tokens=count, do_sample=False)
+                said = model.generate(**context, **{CACHE_ARGUMENT: cache}, max_new_tokens=count, do_sample=False)
                 answer = tokenizer.decode(said[0, context["input_ids"].shape[1] :], skip_special_tokens=True)
                 score += get_task("passkey").score(sample, answer)
             found[policy] = score / len(samples)

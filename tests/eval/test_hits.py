@@ -11,6 +11,7 @@ import torch
 
 from batches import all_rows, make_batch, without_costs
 from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
 from hf_paged_eviction_eval import embedded
 from hf_paged_eviction_eval.data.prompting.prompts import Prompt
@@ -56,9 +57,9 @@ def rates_by_hand(eager: Any, showing: Any, prompt: Prompt, policy: str, answer:
         cache = PagedEvictionCache(
             showing.config, budget=48, policy=name, allocator=allocator or "uniform", block_size=8, heads="separate"
         )
-        showing(torch.tensor([list(prompt.context)]), past_key_values=cache)
+        showing(torch.tensor([list(prompt.context)]), **{CACHE_ARGUMENT: cache})
         if prompt.question:
-            showing(torch.tensor([list(prompt.question)]), past_key_values=cache)
+            showing(torch.tensor([list(prompt.question)]), **{CACHE_ARGUMENT: cache})
     found = {}
     for index, (paid, layer) in enumerate(zip(weights, cache.layers, strict=True)):
         heads = layer.positions.shape[1]

@@ -25,6 +25,7 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 
 from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction_eval import embedded
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.lm_eval import PagedEvictionLM
@@ -176,7 +177,7 @@ def test_answers_are_those_of_generate(folder: Path, arguments: dict[str, Any], 
         ids = tokenizer(document["text"], return_tensors="pt").input_ids
         settings = {name: value for name, value in arguments.items() if name != "prefill_chunk_size"}
         cache = PagedEvictionCache(model.config, **settings)
-        tokens = model.generate(ids, past_key_values=cache, max_new_tokens=20, do_sample=False, **generate)
+        tokens = model.generate(ids, **{CACHE_ARGUMENT: cache}, max_new_tokens=20, do_sample=False, **generate)
         text = tokenizer.decode(tokens[0, ids.shape[1] :], skip_special_tokens=True)
         assert answer == text.split("\n")[0]
 
@@ -186,10 +187,10 @@ def decoded(model: Any, context: list[int], continuation: list[int], **settings:
     """A continuation's likelihood with single tokens only, after the context has been compressed."""
     cache = PagedEvictionCache(model.config, **settings)
     if context[:-1]:
-        model(torch.tensor([context[:-1]]), past_key_values=cache)
+        model(torch.tensor([context[:-1]]), **{CACHE_ARGUMENT: cache})
     total, greedy = 0.0, True
     for token, target in zip([context[-1], *continuation], continuation, strict=False):
-        scores = model(torch.tensor([[token]]), past_key_values=cache).logits[0, -1].log_softmax(-1)
+        scores = model(torch.tensor([[token]]), **{CACHE_ARGUMENT: cache}).logits[0, -1].log_softmax(-1)
         total += float(scores[target])
         greedy &= int(scores.argmax()) == target
     return total, greedy

@@ -15,6 +15,7 @@ pytest.importorskip("lm_eval.models.huggingface", reason="the extra `lm-eval` is
 from lm_eval import tasks
 
 from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
 from hf_paged_eviction_eval import embedded
 from hf_paged_eviction_eval.lm_eval import __main__ as command
@@ -70,7 +71,7 @@ def test_disposals_from_the_command_line(
     for row, text in zip(rows, TEXTS, strict=True):
         ids = tokenizer(text, return_tensors="pt").input_ids
         held = PagedEvictionCache(model.config, budget=64, **cache)
-        tokens = model.generate(ids, past_key_values=held, max_new_tokens=12, do_sample=False)
+        tokens = model.generate(ids, **{CACHE_ARGUMENT: held}, max_new_tokens=12, do_sample=False)
         answer = tokenizer.decode(tokens[0, ids.shape[1] :], skip_special_tokens=True)
         assert ids.shape[1] > 100, "something has to go"
         assert row["resps"] == [[answer.split("\n")[0]]]

@@ -11,6 +11,7 @@ import torch
 
 from batches import IdTokenizer, all_rows, make_batch, without_costs
 from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction_eval.errors import RowsFailed
 from hf_paged_eviction_eval.options.settings import TaskSettings
 from hf_paged_eviction_eval.running.memory import is_out_of_memory
@@ -30,7 +31,7 @@ def little_memory(model: Any, fits: Any, error: Exception | None = None) -> Iter
 
     def limited(*args: Any, **kwargs: Any) -> Any:
         rows, tokens = kwargs["input_ids"].shape
-        if not fits(rows, tokens, kwargs["past_key_values"]):
+        if not fits(rows, tokens, kwargs[CACHE_ARGUMENT]):
             raise error or torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
         return forward(*args, **kwargs)
 

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from batches import make_batch
 from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction_eval.bench.settings import BenchSettings
 from hf_paged_eviction_eval.caches.budgets import parse_budget
 from hf_paged_eviction_eval.commands import app
@@ -83,7 +84,7 @@ def test_options_of_a_cache_reach_it(model: Any) -> None:
     assert tokens == 40, "room for the prefix in whole blocks, the newest block, and one to evict"
     cache: Any = make_cache(model, settings, variant, tokens, torch.ones(1, 60, dtype=torch.long))
     ids = torch.arange(60)[None]
-    model(ids, past_key_values=cache, attention_mask=torch.ones_like(ids))
+    model(ids, **{CACHE_ARGUMENT: cache}, attention_mask=torch.ones_like(ids))
     table = cache.block_table(0)
     assert table.shape == (1, 2, 5, 8) and (table.flatten(2)[..., :20] == torch.arange(20)).all()
 

@@ -13,6 +13,7 @@ import torch
 
 from batches import IdTokenizer, all_rows, make_batch, said, without_costs
 from hf_paged_eviction import PagedEvictionCache, ScoreContext, available_policies
+from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
 from hf_paged_eviction_eval import embedded
 from hf_paged_eviction_eval.caches.policy_names import choose_policies, needs_queries, split_list, split_name
@@ -255,7 +256,7 @@ def test_the_cache_still_protects(showing: Any) -> None:
         showing.config, budget=16, block_size=4, policy=oracle, attention_mask=inputs.context_mask, sink_tokens=4
     )
     with torch.no_grad():
-        showing(inputs.ids, attention_mask=inputs.mask, past_key_values=cache)
+        showing(inputs.ids, attention_mask=inputs.mask, **{CACHE_ARGUMENT: cache})
     for row, length in enumerate(LENGTHS):
         held = set(cache.layers[0].positions[row, 0].tolist())
         assert {*range(4), *range(length - 4, length)} <= held and len(held) == 16

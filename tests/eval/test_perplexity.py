@@ -13,6 +13,7 @@ import torch
 from transformers import DynamicCache, GPT2Config, LlamaConfig
 
 from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction_eval.data.texts import read_texts
 from hf_paged_eviction_eval.errors import RowsFailed, UserError
 from hf_paged_eviction_eval.options.settings import TextSettings
@@ -125,7 +126,7 @@ def test_divergence_from_the_full_cache_along_a_text(model: Any, tokenizer: Any,
     with torch.no_grad():
         full = model(ids).logits[0, :-1].log_softmax(-1)
         cache = PagedEvictionCache(model.config, budget=row["budget_tokens"], block_size=4, policy="recency")
-        parts = [model(ids[:, at : at + 16], past_key_values=cache).logits[0] for at in range(0, ids.shape[1], 16)]
+        parts = [model(ids[:, at : at + 16], **{CACHE_ARGUMENT: cache}).logits[0] for at in range(0, ids.shape[1], 16)]
     ours = torch.cat(parts)[:-1].log_softmax(-1)
     expected = (full.exp() * (full - ours)).sum(-1)
     assert sum(row["kl"]) == pytest.approx(float(expected.sum()), abs=1e-4) and expected.sum() > 1

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from batches import all_rows, without_costs
 from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
 from hf_paged_eviction.recipes.procedures.probe import compress_by_probe
 from hf_paged_eviction_eval import embedded
@@ -44,7 +45,7 @@ def compressed(policy: str, ids: Tensor, mask: Tensor) -> PagedEvictionCache:
     cache = PagedEvictionCache(MODEL.config, budget=BUDGET, policy=policy, heads="separate")
     positions = (mask.cumsum(-1) - 1).clamp_min(0)
     with torch.no_grad():
-        MODEL(ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True)
+        MODEL(ids, attention_mask=mask, position_ids=positions, **{CACHE_ARGUMENT: cache}, use_cache=True)
     return cache
 
 
@@ -57,7 +58,9 @@ def accuracy(task: str, samples: list[Any], policy: str) -> float:
     ids, mask = torch.cat([ids, question], dim=1), torch.cat([mask, real], dim=1)
     tokens = max(sample.max_new_tokens for sample in samples)
     with torch.no_grad():
-        said = MODEL.generate(ids, attention_mask=mask, past_key_values=cache, max_new_tokens=tokens, do_sample=False)
+        said = MODEL.generate(
+            ids, attention_mask=mask, **{CACHE_ARGUMENT: cache}, max_new_tokens=tokens, do_sample=False
+        )
     texts = TOKENIZER.batch_decode(said[:, ids.shape[1] :], skip_special_tokens=True)
     scores = [get_task(task).score(sample, text) for sample, text in zip(samples, texts, strict=True)]
     return sum(scores) / len(scores)

@@ -10,6 +10,7 @@ import torch
 from transformers import DynamicCache
 
 from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction_eval import embedded
 from hf_paged_eviction_eval.recommend.passages import Passage
 from hf_paged_eviction_eval.recommend.reading import Reader
@@ -72,7 +73,8 @@ def logits(ids: torch.Tensor, passage: Passage, chunk: int, cache: Any) -> torch
     middle, end = len(passage.context), len(passage.prompt)
     edges = [*range(0, middle, chunk), *range(middle, end, chunk), *range(end, ids.shape[1] + 1)]
     parts = [
-        MODEL(ids[:, start:stop], past_key_values=cache, use_cache=True).logits[0] for start, stop in pairwise(edges)
+        MODEL(ids[:, start:stop], **{CACHE_ARGUMENT: cache}, use_cache=True).logits[0]
+        for start, stop in pairwise(edges)
     ]
     return torch.cat(parts)
 

@@ -12,6 +12,7 @@ from transformers import DynamicCache, Gemma3ForCausalLM, Gemma3TextConfig
 
 from batches import NEWLINE, IdTokenizer, all_rows, make_batch, said, without_costs
 from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction_eval import embedded
 from hf_paged_eviction_eval.data.prompting.prompts import Batch, encode
 from hf_paged_eviction_eval.errors import UserError
@@ -63,7 +64,7 @@ def test_the_whole_prompt_at_once_is_a_plain_generate(model: Any, lengths: tuple
     ]:
         cache = cache_of(model, policy, tokens)
         output = model.generate(
-            ids, attention_mask=mask, past_key_values=cache, max_new_tokens=12, do_sample=False, pad_token_id=0
+            ids, attention_mask=mask, **{CACHE_ARGUMENT: cache}, max_new_tokens=12, do_sample=False, pad_token_id=0
         )
         for index, expected in enumerate(answers_of(output[:, ids.shape[1] :], batch, {1})):
             assert found[policy, budget, str(index)] == expected
@@ -77,7 +78,7 @@ def test_chunked_prefill_is_that_of_generate(model: Any) -> None:
         output = model.generate(
             ids,
             attention_mask=mask,
-            past_key_values=cache_of(model, policy, 12),
+            **{CACHE_ARGUMENT: cache_of(model, policy, 12)},
             max_new_tokens=9,
             do_sample=False,
             pad_token_id=0,
@@ -91,11 +92,11 @@ def test_chunked_prefill_is_that_of_generate(model: Any) -> None:
 @torch.no_grad()
 def plain_agnostic(model: Any, prompt: Any, cache: Any, steps: int) -> str:
     """One row: the context, then the question, then greedy tokens, through nothing but the model's forward."""
-    model(torch.tensor([prompt.context]), past_key_values=cache)
-    logits = model(torch.tensor([prompt.question]), past_key_values=cache).logits
+    model(torch.tensor([prompt.context]), **{CACHE_ARGUMENT: cache})
+    logits = model(torch.tensor([prompt.question]), **{CACHE_ARGUMENT: cache}).logits
     tokens = [int(logits[0, -1].argmax())]
     while len(tokens) < steps and tokens[-1] != 1:
-        logits = model(torch.tensor([tokens[-1:]]), past_key_values=cache).logits
+        logits = model(torch.tensor([tokens[-1:]]), **{CACHE_ARGUMENT: cache}).logits
         tokens.append(int(logits[0, -1].argmax()))
     return IdTokenizer().decode(tokens)
 

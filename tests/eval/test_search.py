@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction_eval import embedded
 from hf_paged_eviction_eval.commands import app
 from hf_paged_eviction_eval.errors import UserError
@@ -96,7 +97,7 @@ def test_nobody_holds_more_than_the_bytes(grid: Path) -> None:
     # A cache that is given the bytes settles for as many tokens.
     model = embedded.load()[0]
     cache = PagedEvictionCache(model.config, budget=SIZE, block_size=8, policy="keydiff", bits=8)
-    model(embedded.load()[1]("x", return_tensors="pt").input_ids, past_key_values=cache)
+    model(embedded.load()[1]("x", return_tensors="pt").input_ids, **{CACHE_ARGUMENT: cache})
     assert {row["held"] for row in ours if row["candidate"] == "keydiff, bits=8"} == {cache.budget}
 
 

@@ -19,6 +19,7 @@ from transformers import dynamic_module_utils
 from typer.testing import CliRunner
 
 from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.learned.calibration import load_calibration
 from hf_paged_eviction_eval.commands import app
 from hf_paged_eviction_eval.data.longbench.sources import dataset_rows
@@ -218,5 +219,5 @@ def test_a_cache_at_work_opens_no_connection(model: Any, monkeypatch: pytest.Mon
     monkeypatch.setattr(socket, "getaddrinfo", connect)
     cache = PagedEvictionCache(model.config, budget=48, policy="keydiff")
     ids = torch.arange(60).view(1, 60)
-    model.generate(ids, past_key_values=cache, max_new_tokens=4, eos_token_id=None)
+    model.generate(ids, **{CACHE_ARGUMENT: cache}, max_new_tokens=4, eos_token_id=None)
     assert cache.stats().evicted_tokens > 0

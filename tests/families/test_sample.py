@@ -41,7 +41,7 @@ def test_exact(name: str) -> None:
         ("gpt_neo", "local layers"),
         ("t5-seq2seq", "relative position bias"),
         ("blt", "cannot make a DynamicCache"),
-        ("rwkv", "past_key_values"),
+        ("rwkv", "state="),
     ],
 )
 def test_refused(name: str, reason: str) -> None:

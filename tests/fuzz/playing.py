@@ -21,6 +21,7 @@ from transformers import AttentionInterface, DynamicCache
 import models
 from calibrations import drawn_score
 from hf_paged_eviction import PagedEvictionCache, StoragePool
+from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.integration.models import paged_layers
 from hf_paged_eviction.lab.low_rank import LowRank
 from hf_paged_eviction.lab.low_rank.basis import Basis
@@ -205,7 +206,11 @@ class Game:
         mask = torch.cat([self.slow.real, real], dim=1) if self.slow.seen else real
         with torch.no_grad():
             logits: Tensor = self.model(
-                input_ids=ids, attention_mask=mask.long(), position_ids=positions, past_key_values=cache, use_cache=True
+                input_ids=ids,
+                attention_mask=mask.long(),
+                position_ids=positions,
+                **{CACHE_ARGUMENT: cache},
+                use_cache=True,
             ).logits
         return logits
 
@@ -354,7 +359,7 @@ class Game:
             try:
                 with torch.enable_grad():
                     parts = [
-                        model(inputs_embeds=part, past_key_values=cache, use_cache=True).logits
+                        model(inputs_embeds=part, **{CACHE_ARGUMENT: cache}, use_cache=True).logits
                         for part in embeds.split(count, dim=1)
                     ]
                     (torch.cat(parts, dim=1) * weights).sum().backward()

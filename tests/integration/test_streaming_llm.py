@@ -11,6 +11,7 @@ from torch import Tensor
 import models
 from closeness import assert_close
 from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 
 SINKS, WINDOW = 4, 20
 
@@ -59,7 +60,7 @@ def ours(model: Any, ids: Tensor, **options: Any) -> tuple[Tensor, PagedEviction
     settings = {"budget": SINKS + WINDOW, "policy": "streaming_llm", "sink_tokens": SINKS, "positions": "cache"}
     cache = PagedEvictionCache(model.config, **{**settings, **options})
     logits = [
-        model(ids[None, at : at + 1], position_ids=torch.tensor([[at]]), past_key_values=cache).logits[0, -1]
+        model(ids[None, at : at + 1], position_ids=torch.tensor([[at]]), **{CACHE_ARGUMENT: cache}).logits[0, -1]
         for at in range(len(ids))
     ]
     return torch.stack(logits), cache

@@ -13,6 +13,7 @@ from transformers import AutoConfig
 import models
 import modes
 from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.integration.window import trained_window
 
 
@@ -22,7 +23,7 @@ def cache_of(model: Any, **options: Any) -> PagedEvictionCache:
 
 def feed(model: Any, cache: Any, start: int, stop: int) -> None:
     with torch.no_grad():
-        model(torch.full((1, stop - start), 9), position_ids=torch.arange(start, stop)[None], past_key_values=cache)
+        model(torch.full((1, stop - start), 9), position_ids=torch.arange(start, stop)[None], **{CACHE_ARGUMENT: cache})
 
 
 @pytest.mark.parametrize("value", ["Cache", "consecutive", None, 1])

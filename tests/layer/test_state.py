@@ -13,6 +13,7 @@ import models
 import modes
 from closeness import assert_close
 from hf_paged_eviction import CacheStats, EvictionPolicy, LayerStats, PagedEvictionCache, ScoreContext
+from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from reference import Recorder, assert_exact
 from same_state import same_state
 
@@ -336,7 +337,7 @@ def test_rows_chosen_and_copies_made_in_inference_mode(settings: dict[str, Any])
 def test_gradients_flow_through_the_first_forward() -> None:
     model = models.build("llama")
     ids, mask = text()
-    logits = model(ids, attention_mask=mask, past_key_values=make(), use_cache=True).logits
+    logits = model(ids, attention_mask=mask, **{CACHE_ARGUMENT: make()}, use_cache=True).logits
     logits.sum().backward()
     with_cache = model.model.layers[0].self_attn.k_proj.weight.grad.clone()
     model.zero_grad()
@@ -353,8 +354,8 @@ def test_gradients_flow_through_later_forwards_as_far_as_their_own_tokens(budget
     for cache in (make(budget=budget), DynamicCache(config=model.config)):
         model.zero_grad()
         with torch.no_grad():
-            model(ids[:, :20], attention_mask=mask[:, :20], past_key_values=cache)
-        model(ids[:, 20:40], attention_mask=mask[:, :40], past_key_values=cache).logits.sum().backward()
+            model(ids[:, :20], attention_mask=mask[:, :20], **{CACHE_ARGUMENT: cache})
+        model(ids[:, 20:40], attention_mask=mask[:, :40], **{CACHE_ARGUMENT: cache}).logits.sum().backward()
         found.append(model.model.layers[0].self_attn.k_proj.weight.grad.clone())
     assert found[1].abs().max() > 0
     torch.testing.assert_close(*found)

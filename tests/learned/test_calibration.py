@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hf_paged_eviction import PagedEvictionCache, ScoreContext, make_policy
+from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.learned.calibration import Calibration, LayerScore, load_calibration, save_calibration
 from hf_paged_eviction.learned.calibration.features import SCALARS, Means, features, unit
 from hf_paged_eviction.learned.calibration.monotone import bend, fit_curve
@@ -408,9 +409,9 @@ def score_of(policy: str | Any, task: str = "span_copy", count: int = 8) -> floa
         question = tokenizer(sample.question, return_tensors="pt", add_special_tokens=False)["input_ids"]
         cache = PagedEvictionCache(model.config, budget=96, policy=policy)
         with torch.inference_mode():
-            model(input_ids=context, past_key_values=cache, logits_to_keep=1)
+            model(input_ids=context, **{CACHE_ARGUMENT: cache}, logits_to_keep=1)
         ids = torch.cat([context, question], dim=1)
-        output = model.generate(ids, past_key_values=cache, max_new_tokens=sample.max_new_tokens, do_sample=False)
+        output = model.generate(ids, **{CACHE_ARGUMENT: cache}, max_new_tokens=sample.max_new_tokens, do_sample=False)
         text = tokenizer.decode(output[0, ids.shape[1] :], skip_special_tokens=True)
         total += get_task(task).score(sample, text)
     return total / count
@@ -431,7 +432,7 @@ def answers(model: Any, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         output = model.generate(
             ids,
             attention_mask=mask,
-            past_key_values=cache,
+            **{CACHE_ARGUMENT: cache},
             max_new_tokens=40,
             min_new_tokens=40,
             do_sample=False,
@@ -482,7 +483,7 @@ def test_self_calibrated_is_least_squares_on_the_prompt() -> None:
     model, policy = embedded_model()[0], SelfCalibrated(shrinkage=0.5)
     cache = PagedEvictionCache(model.config, budget=304, policy=policy)
     with torch.inference_mode():
-        model(input_ids=tokens, past_key_values=cache)
+        model(input_ids=tokens, **{CACHE_ARGUMENT: cache})
     for seen in visits(tokens, None):
         layer = cache.layers[seen.layer_idx]
         context = ScoreContext(
@@ -496,12 +497,12 @@ def test_decoding_and_short_forwards_change_no_weight() -> None:
     tokens, model = some_windows()[0].tokens[:, :400], embedded_model()[0]
     cache = PagedEvictionCache(model.config, budget=96, policy="self_calibrated")
     with torch.inference_mode():
-        model(input_ids=tokens[:, :300], past_key_values=cache)
+        model(input_ids=tokens[:, :300], **{CACHE_ARGUMENT: cache})
         before = [layer.observed["weights"].clone() for _, layer in cache.paged_layers]
         assert all(weights.abs().sum() > 0 for weights in before)
-        model(input_ids=tokens[:, 300:320], past_key_values=cache)
+        model(input_ids=tokens[:, 300:320], **{CACHE_ARGUMENT: cache})
         for place in range(320, 400):
-            model(input_ids=tokens[:, place : place + 1], past_key_values=cache)
+            model(input_ids=tokens[:, place : place + 1], **{CACHE_ARGUMENT: cache})
     for weights, (_, layer) in zip(before, cache.paged_layers, strict=True):
         assert torch.equal(weights, layer.observed["weights"])
 
@@ -521,7 +522,7 @@ def test_small_chunks_add_up(padded: bool) -> None:
                 input_ids=ids[:, start : start + 64],
                 attention_mask=mask[:, : start + 64],
                 position_ids=(mask.cumsum(-1) - 1).clamp_min(0)[:, start : start + 64],
-                past_key_values=cache,
+                **{CACHE_ARGUMENT: cache},
             )
             for _, layer in cache.paged_layers:
                 layer.commit()
@@ -541,7 +542,7 @@ def test_a_budget_that_overflows_early_is_served_by_what_is_known() -> None:
         cache = PagedEvictionCache(model.config, budget=32, block_size=4, policy=policy, sink_tokens=4)
         with torch.inference_mode():
             for start in (0, 24):
-                model(input_ids=tokens[:, start : start + 24], past_key_values=cache)
+                model(input_ids=tokens[:, start : start + 24], **{CACHE_ARGUMENT: cache})
         held.append(torch.stack([layer.positions.sort(-1).values for _, layer in cache.paged_layers]))
     assert held[0].shape == held[1].shape
     assert not torch.equal(*held)

@@ -10,6 +10,7 @@ import torch
 
 import models
 from hf_paged_eviction import PagedEvictionCache, install_gates
+from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.learned.gates import load_gates, save_gates
 from hf_paged_eviction.recipes.fit.calibration import Window, watched
 from hf_paged_eviction.recipes.fit.future import Seen
@@ -96,7 +97,7 @@ def test_gates_for_any_model(target: Any, units: int, tmp_path: Path) -> None:
     ids, mask = models.left_pad(models.prompts([30]))
     with install_gates(model, tmp_path / "g.safetensors"):
         cache = PagedEvictionCache(model.config, budget=16, block_size=4, policy=f"gate:{tmp_path / 'g.safetensors'}")
-        model.generate(ids, attention_mask=mask, past_key_values=cache, max_new_tokens=4, do_sample=False)
+        model.generate(ids, attention_mask=mask, **{CACHE_ARGUMENT: cache}, max_new_tokens=4, do_sample=False)
     assert cache.stats().evicted_tokens > 0
 
 

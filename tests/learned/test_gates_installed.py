@@ -13,6 +13,7 @@ from slow_gate import random_gates
 import models
 import modes
 from hf_paged_eviction import PagedEvictionCache, check_policy, compress_by_probe, install_gates, make_policy
+from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.learned.gates import GateLayer, Gates, load_gates, save_gates
 from hf_paged_eviction.policies import H2O, Gate, Hybrid
 
@@ -221,10 +222,10 @@ def test_compiled_steps(file: str) -> None:
     how = {"attention_mask": mask, "do_sample": False, "max_new_tokens": 9}
     with install_gates(model, file):
         plain = PagedEvictionCache(model.config, **settings)
-        expected = model.generate(ids, past_key_values=plain, disable_compile=True, **how)
+        expected = model.generate(ids, **{CACHE_ARGUMENT: plain}, disable_compile=True, **how)
         for turn in range(2):  # another cache runs the same graph
             static = PagedEvictionCache(model.config, static=True, **settings)
-            said = model.generate(ids, past_key_values=static, compile_config=config, **how)
+            said = model.generate(ids, **{CACHE_ARGUMENT: static}, compile_config=config, **how)
             assert said.tolist() == expected.tolist(), turn
             assert static.block_scores().nan_to_num().tolist() == plain.block_scores().nan_to_num().tolist()
     assert dict(counters["graph_break"]) == {}

@@ -17,6 +17,7 @@ from calibrations import drawn_score
 from closeness import assert_close
 from hf_paged_eviction import EvictionPolicy, Needs, PagedEvictionCache, ScoreContext, make_policy
 from hf_paged_eviction.integration import model_rotary
+from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.integration.model_rotary import UnknownRotaryError
 from hf_paged_eviction.learned.calibration import Calibration, load_calibration, save_calibration
 from hf_paged_eviction.learned.calibration.calibration import fingerprint
@@ -79,7 +80,7 @@ def truth(model: Any, ids: Tensor, calibration: Calibration, width: int) -> Tens
     for row, length in enumerate(LENGTHS):
         cache = DynamicCache(config=model.config)
         read = ids[row : row + 1, COLUMNS - length :]
-        model(read, past_key_values=cache)
+        model(read, **{CACHE_ARGUMENT: cache})
         places = torch.arange(read.shape[1])[None, None]
         keys = turned_back(cache.layers[0].keys, width)
         found = calibration.score(keys, cache.layers[0].values, places.expand(*keys.shape[:3]), 0)
@@ -140,7 +141,7 @@ def test_it_is_fitted_to_keys_turned_back(tmp_path: Path) -> None:
     keys = []
     for window in (windows()[index] for index in (0, 2, 3)):  # the second is for checking
         cache = DynamicCache(config=model.config)
-        model(window.tokens, past_key_values=cache)
+        model(window.tokens, **{CACHE_ARGUMENT: cache})
         keys.append(unit(turned_back(cache.layers[0].keys, WIDTH))[0, :, :-64])
     torch.testing.assert_close(fitted.layers[0].means.key, unit(torch.cat(keys, dim=1).mean(1)))
     save_calibration(fitted, tmp_path / "c.safetensors")

@@ -20,6 +20,7 @@ from torch.nn.functional import pad
 
 from hf_paged_eviction import EvictionPolicy, PagedEvictionCache
 from hf_paged_eviction.attention.weights import Attention
+from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.policies import Compactor, Statistics
 from hf_paged_eviction_eval import embedded
 
@@ -82,7 +83,7 @@ def agreement(press: str, policy: str | EvictionPolicy, newest: int = 1) -> list
         model().config, budget=BUDGET, block_size=newest, sink_tokens=0, heads="separate", policy=policy
     )
     with torch.no_grad():
-        model()(torch.tensor([PEERS["input_ids"]]), past_key_values=held)
+        model()(torch.tensor([PEERS["input_ids"]]), **{CACHE_ARGUMENT: held})
     shares = []
     for (_, layer), theirs in zip(held.paged_layers, PEERS["kept"][press], strict=True):
         ours = layer.positions[0].tolist()

@@ -19,6 +19,7 @@ import torch
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.allocators import AdaKV, BudgetAllocator, Cake, Pyramid
 from hf_paged_eviction.attention.weights import Attention
+from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.policies import SnapKV, Vase
 from hf_paged_eviction.policies.attention.window_attention import over_group
 from hf_paged_eviction.recipes.procedures.probe import compress_by_probe
@@ -85,7 +86,7 @@ def assert_same(ours: Kept, theirs: Kept) -> None:
 def test_kept_tokens(system: str, name: str) -> None:
     cache = empty(name, BUDGET)
     with torch.no_grad():
-        model()(torch.tensor([peer("kept")["input_ids"]]), past_key_values=cache)
+        model()(torch.tensor([peer("kept")["input_ids"]]), **{CACHE_ARGUMENT: cache})
     assert_same(held(cache), kept_by_peer(system, name))
 
 
@@ -107,7 +108,7 @@ def test_kept_tokens_of_vase(kernel: int) -> None:
         model().config, budget=BUDGET, policy=policy, heads="separate", block_size=1, sink_tokens=0
     )
     with torch.no_grad():
-        model()(torch.tensor([peer("kept")["input_ids"]]), past_key_values=cache)
+        model()(torch.tensor([peer("kept")["input_ids"]]), **{CACHE_ARGUMENT: cache})
     assert_same(held(cache), kept_by_peer("vase", f"kernel {kernel}"))
 
 
@@ -116,7 +117,7 @@ def test_kept_tokens_of_lagkv() -> None:
     (name,) = peer("lagkv")["kept"]
     cache = empty(name, 256)
     with torch.no_grad():
-        model()(torch.tensor([peer("kept")["input_ids"]]), past_key_values=cache)
+        model()(torch.tensor([peer("kept")["input_ids"]]), **{CACHE_ARGUMENT: cache})
     assert_same(held(cache), kept_by_peer("lagkv", name))
 
 
@@ -130,6 +131,6 @@ def test_kept_tokens_of_kvzip(name: str) -> None:
 def test_shares_of_d2o() -> None:
     cache = empty("recency@d2o", BUDGET)
     with torch.no_grad():
-        model()(torch.tensor([peer("kept")["input_ids"]]), past_key_values=cache)
+        model()(torch.tensor([peer("kept")["input_ids"]]), **{CACHE_ARGUMENT: cache})
     for mine, ratio in zip(held(cache), peer("d2o")["ratios"], strict=True):
         assert all(abs(len(tokens) - ratio * LENGTH) < 1 for tokens in mine)

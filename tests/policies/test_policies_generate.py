@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import models
 import modes
 from hf_paged_eviction import PagedEvictionCache, available_policies, make_policy
+from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction_eval import embedded
 
 MODIFIED = (
@@ -46,7 +47,7 @@ def generate(rows: list[Tensor], policy: str, heads: Any) -> tuple[Tensor, Paged
     held = PagedEvictionCache(model().config, budget=64, block_size=8, policy=policy, heads=heads)
     settings = {"max_new_tokens": STEPS, "min_new_tokens": STEPS, "do_sample": False, "pad_token_id": 0}
     with torch.no_grad():
-        found = model().generate(ids, attention_mask=mask, past_key_values=held, **settings)
+        found = model().generate(ids, attention_mask=mask, **{CACHE_ARGUMENT: held}, **settings)
     return found[:, ids.shape[1] :], held
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 import models
 from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.precision.codec import Codec
 from hf_paged_eviction.precision.coded import CodedStore
 from hf_paged_eviction.recipes.verify.precision import look_at_bits
@@ -56,7 +57,7 @@ def says(model: Any, bits: int | None, pads: int, centred: bool = True) -> Tenso
                     ids[:, part],
                     attention_mask=mask[:, : start + FIRST],
                     position_ids=at[:, part],
-                    past_key_values=cache,
+                    **{CACHE_ARGUMENT: cache},
                 ).logits[0]
             )
     return torch.cat(found)[FIRST:].log_softmax(-1)

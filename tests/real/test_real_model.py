@@ -16,6 +16,7 @@ import torch
 from transformers import DynamicCache
 
 from hf_paged_eviction import PagedEvictionCache, verify
+from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.integration.feeding import feed
 from serving import driving
 
@@ -87,7 +88,12 @@ def test_with_room_for_all_it_is_the_full_cache(model: Any, ids: torch.Tensor, d
         caches = (DynamicCache(config=model.config), PagedEvictionCache(model.config, budget=256, policy="keydiff"))
         full, ours = (
             model.generate(
-                prompts, attention_mask=mask, past_key_values=cache, max_new_tokens=24, do_sample=False, eos_token_id=-1
+                prompts,
+                attention_mask=mask,
+                **{CACHE_ARGUMENT: cache},
+                max_new_tokens=24,
+                do_sample=False,
+                eos_token_id=-1,
             )
             for cache in caches
         )

@@ -13,6 +13,7 @@ from torch import Tensor
 import models
 import modes
 from hf_paged_eviction import PagedEvictionCache, available_policies
+from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.saving.names import put_together, take_apart
 from hf_paged_eviction.store.store import StoreSnapshot
 
@@ -274,7 +275,9 @@ def test_compiled_steps_go_on(tmp_path: Path) -> None:
             with torch.no_grad():
                 ids = torch.full((3, 1), 5 + at)
                 positions = torch.full((3, 1), cache.get_seq_length())
-                said.append(step(input_ids=ids, position_ids=positions, past_key_values=cache, use_cache=True).logits)
+                said.append(
+                    step(input_ids=ids, position_ids=positions, **{CACHE_ARGUMENT: cache}, use_cache=True).logits
+                )
         return torch.cat(said, dim=1)
 
     decode(cache, 6)
@@ -300,7 +303,7 @@ def test_one_context_serves_different_questions(tmp_path: Path, static: bool) ->
         cache.batch_repeat_interleave(len(asked))
         inputs = cache.follow_up(question, real)
         assert inputs["attention_mask"][:, :40].all()
-        output = model.generate(**inputs, past_key_values=cache, max_new_tokens=8, do_sample=False)
+        output = model.generate(**inputs, **{CACHE_ARGUMENT: cache}, max_new_tokens=8, do_sample=False)
         return output[:, inputs["input_ids"].shape[1] :].tolist()
 
     assert answers(questions) == [answers([question])[0] for question in questions]

@@ -13,6 +13,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 import models
 from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.serving import moved, paged_batching
 
 #: Why the tests of this room are skipped; empty = they are not.
@@ -52,7 +53,7 @@ def alone(model: PreTrainedModel, prompt: Sequence[int], new: int, **options: An
     out = model.generate(
         ids,
         attention_mask=torch.ones_like(ids),
-        past_key_values=cache_,
+        **{CACHE_ARGUMENT: cache_},
         generation_config=greedy(new, prefill_chunk_size=chunk),
     )
     return out[0, ids.shape[1] :].tolist()

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from transformers.generation.continuous_batching.scheduler import FIFOScheduler
 
 from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.serving import paged_batching
 
 pytestmark = pytest.mark.skipif(bool(driving.UNSERVED), reason=driving.UNSERVED)
@@ -145,7 +146,7 @@ def test_victims_are_the_same(policy: str, recent: int) -> None:
     model.generate(
         ids,
         attention_mask=torch.ones_like(ids),
-        past_key_values=cache,
+        **{CACHE_ARGUMENT: cache},
         generation_config=greedy(70, prefill_chunk_size=driving.CHUNK),
     )
     expected = torch.stack([layer.positions[0, 0] for _, layer in cache.paged_layers])

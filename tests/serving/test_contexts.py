@@ -11,6 +11,7 @@ import torch
 from driving import batching, greedy, model_of, pool, texts
 
 from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 
 pytestmark = pytest.mark.skipif(bool(driving.UNSERVED), reason=driving.UNSERVED)
 
@@ -28,7 +29,7 @@ def read(text: list[int], **changes: Any) -> PagedEvictionCache:
 def feed(cache: PagedEvictionCache, tokens: list[int]) -> torch.Tensor:
     for start in range(0, len(tokens), 16):
         with torch.no_grad():
-            logits = model_of()(torch.tensor([tokens[start : start + 16]]), past_key_values=cache).logits
+            logits = model_of()(torch.tensor([tokens[start : start + 16]]), **{CACHE_ARGUMENT: cache}).logits
     return logits
 
 
@@ -91,7 +92,7 @@ def test_several_rows_and_none() -> None:
             running(turned).context(PagedEvictionCache(model_of().config, **OPTIONS))
         cache = PagedEvictionCache(model_of().config, **OPTIONS)
         ids = torch.tensor(texts([9, 9], seed=1))
-        model_of().generate(ids, past_key_values=cache, generation_config=greedy(2))
+        model_of().generate(ids, **{CACHE_ARGUMENT: cache}, generation_config=greedy(2))
         with pytest.raises(ValueError, match="several rows"):
             running(turned).context(cache)
 
@@ -107,13 +108,13 @@ def test_over_http(tmp_path: Path) -> None:
     cache = PagedEvictionCache(model.config, **options)
     for start in range(0, len(text), 16):
         with torch.no_grad():
-            model(torch.tensor([text[start : start + 16]]), past_key_values=cache)
+            model(torch.tensor([text[start : start + 16]]), **{CACHE_ARGUMENT: cache})
     file = tmp_path / "places.safetensors"
     cache.save(file)
     question = tokenizer("Where is the key? The key is", add_special_tokens=False)["input_ids"]
     with torch.no_grad():
         given = cache.follow_up(torch.tensor([question]))
-        out = model.generate(**given, past_key_values=cache, generation_config=greedy(8))
+        out = model.generate(**given, **{CACHE_ARGUMENT: cache}, generation_config=greedy(8))
     wanted = tokenizer.decode(out[0, -8:], skip_special_tokens=True)
     with talking.serving(**options, pages=16, context=[f"places={file}"]) as served:
         asked: dict[str, Any] = {"model": "embedded", "prompt": question, "max_tokens": 8}

@@ -12,6 +12,7 @@ import torch
 from driving import alone, batching, model_of, pool, texts
 
 from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 
 pytestmark = pytest.mark.skipif(bool(driving.UNSERVED), reason=driving.UNSERVED)
 
@@ -60,7 +61,7 @@ def test_held_to_the_end(spans: list[tuple[int, int]]) -> None:
     model_of().generate(
         ids,
         attention_mask=torch.ones_like(ids),
-        past_key_values=cache,
+        **{CACHE_ARGUMENT: cache},
         generation_config=driving.greedy(80, prefill_chunk_size=driving.CHUNK),
     )
     assert torch.equal(held, torch.stack([layer.positions[0, 0] for _, layer in cache.paged_layers]))
@@ -119,7 +120,7 @@ def test_after_a_saved_context(tmp_path: Path, length: int) -> None:
 def feed(cache: PagedEvictionCache, tokens: list[int]) -> torch.Tensor:
     for start in range(0, len(tokens), driving.CHUNK):
         with torch.no_grad():
-            logits = model_of()(torch.tensor([tokens[start : start + driving.CHUNK]]), past_key_values=cache).logits
+            logits = model_of()(torch.tensor([tokens[start : start + driving.CHUNK]]), **{CACHE_ARGUMENT: cache}).logits
     return logits
 
 

@@ -17,6 +17,7 @@ import transformers
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
 from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 
 VOCABULARY = 120
 PAD = 0
@@ -286,7 +287,7 @@ def caches_latents() -> bool:
     """Whether this transformers release caches the latents of MLA; earlier ones expand them before."""
     past = transformers.DynamicCache(config=family_config("deepseek_v3"))
     with torch.no_grad():
-        shared("deepseek_v3")(torch.ones(1, 2, dtype=torch.long), past_key_values=past)
+        shared("deepseek_v3")(torch.ones(1, 2, dtype=torch.long), **{CACHE_ARGUMENT: past})
     return bool(past.layers[0].keys.shape[1] == 1)
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 import models
+from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 
 CHUNKS = (11, 9, 7, 5, 3, 3, 2)
 #: Enough for three blocks of four to be chosen, the last of them among blocks that were overwritten.
@@ -90,7 +91,7 @@ def generate(model: Any, cache: Any, ids: Tensor | None, mask: Tensor, steps: in
         settings["eos_token_id"] = models.VOCABULARY
     if ids is not None:
         settings["input_ids"] = ids
-    return model.generate(attention_mask=mask, past_key_values=cache, **settings)
+    return model.generate(attention_mask=mask, **{CACHE_ARGUMENT: cache}, **settings)
 
 
 def extend(mask: Tensor, count: int) -> Tensor:
@@ -120,7 +121,7 @@ def forward(model: Any, cache: Any, ids: Tensor, mask: Tensor, start: int, stop:
             input_ids=ids[:, start:stop],
             attention_mask=mask[:, :stop],
             position_ids=positions[:, start:stop],
-            past_key_values=cache,
+            **{CACHE_ARGUMENT: cache},
             use_cache=True,
         ).logits
 

@@ -22,6 +22,7 @@ from transformers import DynamicCache
 
 import models
 from closeness import SHARE, bound
+from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT, CACHE_NAMES
 from hf_paged_eviction.table.spans import blocks_of
 
 Visible = list[list[set[int]]]  # [row][kv head] -> columns
@@ -121,7 +122,7 @@ class Recorder:
     def _forward(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(forward)  # generate looks at the signature
         def recorded(*args: Any, **kwargs: Any) -> Any:
-            if kwargs.get("past_key_values") is not self.cache:
+            if not any(kwargs.get(name) is self.cache for name in CACHE_NAMES):
                 return forward(*args, **kwargs)
             self._before(args, kwargs)
             output = forward(*args, **kwargs)
@@ -305,7 +306,7 @@ def replayed_forward(
             **fed,
             attention_mask=recorder.mask[:, : part.stop],
             position_ids=text.positions[:, part],
-            past_key_values=cache,
+            **{CACHE_ARGUMENT: cache},
             use_cache=True,
         )
     return output.logits

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
+from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.policies import make_policy
 from reference import SLOW_POLICIES, SlowLayer, _forced_masks, shared_layers
 from rounded import slow_round, slow_sizes
@@ -583,7 +584,7 @@ class _Twin(DynamicCache):
                 input_ids=slow.ids[:, part],
                 attention_mask=real.long(),
                 position_ids=slow.positions[:, part],
-                past_key_values=self,
+                **{CACHE_ARGUMENT: self},
                 use_cache=True,
             ).logits
         return logits

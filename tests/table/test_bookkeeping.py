@@ -11,6 +11,7 @@ from torch import Tensor
 
 import models
 from hf_paged_eviction import EvictionPolicy, Needs, PagedEvictionCache, ScoreContext, StoragePool
+from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.layer.paged import PagedLayer
 from hf_paged_eviction.masks.padding import Padding
 from hf_paged_eviction.static.sliding import StaticSlidingLayer
@@ -189,7 +190,7 @@ def test_a_static_step_that_attention_did_not_tell_of() -> None:
     model = models.shared("llama", "paged_eviction")
     cache = PagedEvictionCache(model.config, budget=BUDGET, block_size=BLOCK, policy="h2o", static=True)
     with torch.no_grad():
-        model(input_ids=torch.ones(1, 30, dtype=torch.int64), past_key_values=cache)
+        model(input_ids=torch.ones(1, 30, dtype=torch.int64), **{CACHE_ARGUMENT: cache})
     first = cache.layers[0]
     states = torch.ones(1, first.keys.shape[1], 1, first.keys.shape[3])
     first.update(states, states)

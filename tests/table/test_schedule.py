@@ -12,6 +12,7 @@ import models
 import rows
 from evicting import check
 from hf_paged_eviction import EvictionPolicy, Needs, PagedEvictionCache, ScoreContext, make_policy
+from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.layer.paged import PagedLayer
 from hf_paged_eviction.policies import LazyEviction
 from hf_paged_eviction.table.budget import BlockBudget
@@ -97,8 +98,8 @@ def test_a_policy_that_learns_from_prompts_only_keeps_no_queries() -> None:
     cache = PagedEvictionCache(model.config, budget=24, block_size=4, policy="self_calibrated(least_tokens=8)")
     ids, mask = models.left_pad(models.prompts([40]))
     with torch.no_grad():
-        model(ids, attention_mask=mask, past_key_values=cache)
+        model(ids, attention_mask=mask, **{CACHE_ARGUMENT: cache})
         before = cache.layers[0].listener.observer.bytes
         for _ in range(9):
-            model(ids[:, :1], past_key_values=cache)
+            model(ids[:, :1], **{CACHE_ARGUMENT: cache})
     assert cache.layers[0].listener.observer.bytes == before

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
+
 from ...running.efficiency import Stopwatch
 from ..variants import Held
 
@@ -57,7 +59,7 @@ class Decoder:
             extra["cache_position"] = position[0]
         inputs = self.model.prepare_inputs_for_generation(
             self.token,
-            past_key_values=self.held.cache,
+            **{CACHE_ARGUMENT: self.held.cache},
             attention_mask=mask,
             position_ids=position,
             use_cache=True,

@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction.integration.cache_argument import cache_kwargs
 
 #: Tokens per update of a cache that evicts: its peak is the budget and one chunk.
 _CHUNK = 1024
@@ -26,7 +27,7 @@ class LayerShape(NamedTuple):
 def layer_shapes(model: Any) -> dict[int, LayerShape]:
     """What each layer of a model caches, seen in a forward of one token; without layers that cache no keys."""
     cache = DynamicCache(config=model.config)
-    model(torch.zeros(1, 1, dtype=torch.long, device=model.device), past_key_values=cache, use_cache=True)
+    model(torch.zeros(1, 1, dtype=torch.long, device=model.device), use_cache=True, **cache_kwargs(model, cache))
     found = {}
     for index, layer in enumerate(cache.layers):
         keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)

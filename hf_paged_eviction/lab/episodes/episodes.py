@@ -114,7 +114,7 @@ class Episodes:
         """A cache of that episode, to go on from; what is kept here stays as it is.
 
         >>> cache = episodes.open(episodes.nearest(ids))  # doctest: +SKIP
-        >>> model.generate(**cache.follow_up(ids[None]), past_key_values=cache)  # doctest: +SKIP
+        >>> model.generate(**cache.follow_up(ids[None]), cache=cache)  # doctest: +SKIP
 
         Raises:
             ValueError: there is no such episode, or its file does not fit. OSError: the file cannot be read.

@@ -53,7 +53,7 @@ def install_gates(model: Any, file: str | Path | Gates) -> InstalledGates:
 
     >>> with install_gates(model, "qwen.safetensors"):  # doctest: +SKIP
     ...     cache = PagedEvictionCache(model.config, budget=1024, policy="gate:qwen.safetensors")
-    ...     model.generate(**inputs, past_key_values=cache)
+    ...     model.generate(**inputs, cache=cache)
 
     One forward pre-hook is registered in each self-attention module whose layer has a gate, and nothing is replaced.
     A forward with another cache, or with a cache of another policy, passes through at the cost of a look at its

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
+from ...integration.cache_argument import cache_kwargs
 from ...integration.models import check_model, paged_layers
 from ...integration.window import trained_window
 from ...layer.build import turnings_of
@@ -105,7 +106,7 @@ def _turning_error(model: Any, turnings: dict[int, Any], offset: int) -> float |
         at = torch.arange(start, start + _TOKENS, device=ids.device)[None]
         cache = DynamicCache(config=model.config)
         with equal_states(model, set(turnings)):
-            model(input_ids=ids, position_ids=at, past_key_values=cache, use_cache=True)
+            model(input_ids=ids, position_ids=at, use_cache=True, **cache_kwargs(model, cache))
         caches.append(cache)
     errors = []
     for index, turning in turnings.items():

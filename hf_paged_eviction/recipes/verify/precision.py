@@ -8,6 +8,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from ...cache import PagedEvictionCache
+from ...integration.cache_argument import cache_kwargs
 from ...precision.coded import CodedStore
 
 #: Tokens of a random text, and of each forward: what earlier forwards held is read rounded.
@@ -89,7 +90,8 @@ def _held(model: Any, ids: Tensor, bits: int, alone: int | None = None) -> Paged
 
 def _said(model: Any, ids: Tensor, cache: Any) -> Tensor:
     """Log-probabilities of all but the first forward."""
-    found = [model(input_ids=part, past_key_values=cache, use_cache=True).logits for part in ids.split(_CHUNK, dim=1)]
+    given = cache_kwargs(model, cache)
+    found = [model(input_ids=part, use_cache=True, **given).logits for part in ids.split(_CHUNK, dim=1)]
     return torch.cat(found[1:], dim=1).float().log_softmax(-1)
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
+from ...integration.cache_argument import cache_kwargs
 from ...integration.model_rotary import UnknownRotaryError, layer_rotaries
 from ...integration.models import layer_plan
 
@@ -83,7 +84,7 @@ def rotary_error(model: Any, tokens: int = 48, token_id: int | None = None) -> f
     ids = torch.full((1, tokens), token_id, device=model.get_input_embeddings().weight.device)
     cache = DynamicCache(config=model.config)
     with equal_states(model, set(rotaries)):
-        model(input_ids=ids, past_key_values=cache, use_cache=True)
+        model(input_ids=ids, use_cache=True, **cache_kwargs(model, cache))
     errors = []
     for index, rotary in rotaries.items():
         keys, values = cache.layers[index].keys, cache.layers[index].values

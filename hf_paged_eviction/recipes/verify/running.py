@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import DynamicCache, EncoderDecoderCache
 
 from ...cache import PagedEvictionCache
+from ...integration.cache_argument import cache_argument, cache_kwargs
 from ..procedures.encoder_decoder import paged_encoder_decoder_cache
 from .model_state import NotCovered
 from .rounding import coarse
@@ -37,7 +38,7 @@ class Feeder:
         self.rounds_coarsely = coarse(self.dtype)
         inner = model.get_base_model() if hasattr(model, "get_base_model") else model  # PEFT hands all arguments on
         takes = inspect.signature(inner.forward).parameters
-        self._takes_positions, self._takes_cache = "position_ids" in takes, "past_key_values" in takes
+        self._takes_positions, self._takes_cache = "position_ids" in takes, cache_argument(inner.forward) is not None
 
     def feed(self, text: Text, cache: Any, calls: Calls, after: Callable[[int, int], None] | None = None) -> Tensor:
         """Logits `[rows, columns, some of the vocabulary]`, float32, of all columns fed.
@@ -49,11 +50,12 @@ class Feeder:
             NotCovered: the model takes no such cache, or does not return logits of all tokens.
         """
         if not self._takes_cache:
-            raise NotCovered("the model takes no past_key_values")
+            raise NotCovered("the model takes no cache")
         encoded = self._encode(text) if self.encodes else None
         found = []
         for start, stop in calls:
-            output = self.model(**self._arguments(text, start, stop, encoded), past_key_values=cache, use_cache=True)
+            given = self._arguments(text, start, stop, encoded) | cache_kwargs(self.model, cache)
+            output = self.model(**given, use_cache=True)
             logits = output.logits if hasattr(output, "logits") else output.last_hidden_state
             if logits.shape[1] != stop - start:
                 raise NotCovered(f"the model returns logits of {logits.shape[1]} of {stop - start} tokens")

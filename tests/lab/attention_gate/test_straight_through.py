@@ -10,6 +10,7 @@ import torch
 
 import models
 from hf_paged_eviction import PagedEvictionCache, install_gates
+from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.lab.attention_gate.gated_attention import gated, shut_softmax, straight_through
 from hf_paged_eviction.lab.attention_gate.straight_through import StraightThrough, train_gates
 from hf_paged_eviction.learned.gates import load_gates, save_gates
@@ -104,7 +105,7 @@ def test_its_loss_falls_and_the_model_stays(tmp_path: Path, monkeypatch: pytest.
     with install_gates(model, end.gates):
         cache = PagedEvictionCache(model.config, budget=16, block_size=4, policy=f"gate:{tmp_path / 'g.safetensors'}")
         ids, mask = models.left_pad(models.prompts([30]))
-        model.generate(ids, attention_mask=mask, past_key_values=cache, max_new_tokens=4, do_sample=False)
+        model.generate(ids, attention_mask=mask, **{CACHE_ARGUMENT: cache}, max_new_tokens=4, do_sample=False)
     assert cache.stats().evicted_tokens > 0
 
 

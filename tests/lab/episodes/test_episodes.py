@@ -14,6 +14,7 @@ from transformers import DynamicCache
 
 import models
 from hf_paged_eviction import Episodes, PagedEvictionCache, read_episodes
+from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.lab.episodes import HiddenStates, budgets_by_sensitivity, layer_sensitivity
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
 
@@ -69,7 +70,7 @@ def test_all_episodes_together_keep_the_budget(budget: int, layers: Any) -> None
     stats = [cache.stats() for cache in caches]
     assert sum(sum(layer.held for layer in each.layers) for each in stats) == budget // 4 * 4 * 2
     one = PagedEvictionCache(models.shared("llama").config, budget // 4 * 4, block_size=4)
-    models.shared("llama")(torch.zeros(1, 200, dtype=torch.long), past_key_values=one)
+    models.shared("llama")(torch.zeros(1, 200, dtype=torch.long), **{CACHE_ARGUMENT: one})
     assert sum(each.storage_bytes for each in stats) <= one.stats().storage_bytes
     assert found.budget == budget // 4 * 4
     for episode, cache in zip(found.episodes, caches, strict=True):
@@ -184,7 +185,7 @@ def test_settings_of_the_cache_go_through(settings: dict[str, Any]) -> None:
                 assert len(set(head)) == 48
                 assert {*range(len(SYSTEM))} < set(head)
                 assert {*range(cache.get_seq_length() - recent, cache.get_seq_length())} < set(head)
-        said = model.generate(**cache.follow_up(question), past_key_values=cache, max_new_tokens=9, do_sample=False)
+        said = model.generate(**cache.follow_up(question), **{CACHE_ARGUMENT: cache}, max_new_tokens=9, do_sample=False)
         assert cache.stats().held == 48
         assert said.shape[1] == cache.get_seq_length() + 1
 
@@ -197,7 +198,7 @@ def test_where_nothing_has_to_go_answers_are_those_of_a_plain_cache() -> None:
     expected = model.generate(torch.cat([text, question[None]], 1), max_new_tokens=8, do_sample=False)[:, -8:]
     for number in range(3):
         cache = found.open(number)
-        said = model.generate(**cache.follow_up(question[None]), past_key_values=cache, max_new_tokens=8)
+        said = model.generate(**cache.follow_up(question[None]), **{CACHE_ARGUMENT: cache}, max_new_tokens=8)
         assert torch.equal(said[:, -8:], expected)
 
 
@@ -211,7 +212,7 @@ def test_questions_go_to_their_episode_and_leave_no_trace() -> None:
     said = []
     for _ in range(2):
         cache = found.open(1)
-        said.append(model.generate(**cache.follow_up(question[None]), past_key_values=cache, max_new_tokens=8))
+        said.append(model.generate(**cache.follow_up(question[None]), **{CACHE_ARGUMENT: cache}, max_new_tokens=8))
     assert torch.equal(*said)
     assert found.nearest([5, 6]) == 0, "like none"
 
@@ -270,7 +271,7 @@ def test_sensitivity_is_what_a_mask_shows() -> None:
 
 def keys_of(model: Any, ids: Tensor, mask: Tensor | None) -> list[Tensor]:
     cache = DynamicCache(config=model.config)
-    model(ids, attention_mask=mask, past_key_values=cache)
+    model(ids, attention_mask=mask, **{CACHE_ARGUMENT: cache})
     return [layer.keys for layer in cache.layers]
 
 
@@ -305,7 +306,7 @@ def test_saved_episodes_answer_as_those_in_memory(tmp_path: Path, at_once: bool)
     said = []
     for each in (found, written):
         cache = each.open(2)
-        said.append(model.generate(**cache.follow_up(question), past_key_values=cache, max_new_tokens=12))
+        said.append(model.generate(**cache.follow_up(question), **{CACHE_ARGUMENT: cache}, max_new_tokens=12))
     assert torch.equal(*said)
     written.save(tmp_path / "again")
     assert len(Episodes.load(tmp_path / "again", model, embed=by_topic)) == 3
@@ -387,7 +388,7 @@ def test_questions_that_cannot_be_asked() -> None:
 def test_budgets_of_layers_shrink_one_by_one(budgets: Any, message: str | None) -> None:
     model = models.shared("llama", PAGED_EVICTION)
     cache = PagedEvictionCache(model.config, [40, 24], block_size=4)
-    model(models.prompts([60])[0][None], past_key_values=cache)
+    model(models.prompts([60])[0][None], **{CACHE_ARGUMENT: cache})
     if message is None:
         cache.shrink(budgets)
         assert [layer.held for _, layer in cache.paged_layers] == budgets

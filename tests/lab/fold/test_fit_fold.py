@@ -15,6 +15,7 @@ import models
 from closeness import assert_close
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.attention.parts import join
+from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.lab.fold import lessons as folding
 from hf_paged_eviction.lab.fold import load_kernels
 from hf_paged_eviction.lab.fold.fit import Plan, answer, fit_layer, fit_layers, paged_indices, silent
@@ -58,7 +59,7 @@ def test_lessons_are_what_a_cache_held(policy: str, heads: str) -> None:
     for start, stop in spans(60, 0):
         held = cache.layers[0].positions[0].tolist() if start else [[]] * 2
         with torch.no_grad():
-            model(ids[:, start:stop], past_key_values=cache)
+            model(ids[:, start:stop], **{CACHE_ARGUMENT: cache})
         for at in range(start, stop):
             gone = [start - len(own) for own in held]
             if all(gone):
@@ -163,8 +164,8 @@ def test_the_command_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.Mo
     model = embedded.load(attn_implementation="paged_eviction")[0]
     cache = PagedEvictionCache(model.config, 64, policy="keydiff", disposal=f"fold:{halves}")
     with torch.no_grad():
-        model(torch.arange(5, 105)[None], past_key_values=cache)
-        assert model(torch.arange(5, 6)[None], past_key_values=cache).logits.isfinite().all()
+        model(torch.arange(5, 105)[None], **{CACHE_ARGUMENT: cache})
+        assert model(torch.arange(5, 6)[None], **{CACHE_ARGUMENT: cache}).logits.isfinite().all()
 
 
 @pytest.mark.parametrize(

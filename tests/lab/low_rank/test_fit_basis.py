@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 import models
+from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.integration.rotary import Rotary
 from hf_paged_eviction.lab.low_rank.basis import load_basis
 from hf_paged_eviction.lab.low_rank.fit import Sums, add_windows, solve
@@ -44,7 +45,7 @@ def seen_by(model: Any, window: Window) -> tuple[DynamicCache, dict[int, Tensor]
     model.set_attn_implementation("noting")
     mask = torch.ones_like(window.tokens) if window.mask is None else window.mask
     with torch.no_grad():
-        model(window.tokens, attention_mask=mask, position_ids=models.positions_of(mask), past_key_values=cache)
+        model(window.tokens, attention_mask=mask, position_ids=models.positions_of(mask), **{CACHE_ARGUMENT: cache})
     model.set_attn_implementation(before)
     return cache, queries
 

@@ -21,6 +21,7 @@ from transformers import (
 import models
 from closeness import assert_close
 from hf_paged_eviction import query_memory
+from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.lab.query_memory import query_memory as recipe
 
 LONG = {"queries": 63, "keys": 64, "chunk": 5}
@@ -145,14 +146,14 @@ def test_a_prefix_is_read_in_both_directions_and_what_follows_is_causal() -> Non
     positions = models.positions_of(mask)
     expected = DynamicCache(config=model.config)
     wide = torch.where(both, 0.0, torch.finfo(torch.float32).min)
-    model(ids, attention_mask=wide, position_ids=positions, past_key_values=expected)
+    model(ids, attention_mask=wide, position_ids=positions, **{CACHE_ARGUMENT: expected})
     found = DynamicCache(config=model.config)
     whole = torch.cat([mask, torch.ones_like(more)], dim=1)
     after = models.positions_of(whole)[:, 20:]
     with query_memory(model, **LONG, prefix=True):
-        model(ids, attention_mask=mask, position_ids=positions, past_key_values=found)
-        logits = model(more, attention_mask=whole, position_ids=after, past_key_values=found).logits
-    plain = model(more, attention_mask=whole, position_ids=after, past_key_values=expected).logits
+        model(ids, attention_mask=mask, position_ids=positions, **{CACHE_ARGUMENT: found})
+        logits = model(more, attention_mask=whole, position_ids=after, **{CACHE_ARGUMENT: found}).logits
+    plain = model(more, attention_mask=whole, position_ids=after, **{CACHE_ARGUMENT: expected}).logits
     for one, other in zip(found.layers, expected.layers, strict=True):
         for row, length in enumerate([20, 13]):
             assert_close(one.keys[row, :, -length:], other.keys[row, :, -length:])
