@@ -4,6 +4,7 @@ from .allocators import available_allocators, make_allocator
 from .cache import PagedEvictionCache
 from .disposals import Disposal, available_disposals, make_disposal
 from .integration.roles import spans_of_roles
+from .integration.weights import register_weights, weights_digest
 from .lab.episodes import Episodes, read_episodes
 from .lab.query_memory.query_memory import query_memory
 from .layer.stats import CacheStats, LayerStats
@@ -51,6 +52,8 @@ __all__ = [
     "query_memory",
     "read_episodes",
     "register_policy",
+    "register_weights",
     "spans_of_roles",
     "verify",
+    "weights_digest",
 ]

@@ -4,15 +4,14 @@ import json
 import os
 import tempfile
 from collections.abc import Mapping
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from ..naming.digests import content_digest
 from ..naming.tensors import FileKind
 
 #: Rises when files of the version before cannot be read any more, or its readers would misread new ones.
@@ -35,7 +34,7 @@ def write(path: str | Path, content: Mapping[str, Any], tensors: Mapping[str, Te
     target = Path(path)
     placed = _placed(tensors)
     written = json.dumps(content, sort_keys=True, allow_nan=False)
-    metadata = {**_KIND.metadata, "content": written, "digest": _digest(written, placed)}
+    metadata = {**_KIND.metadata, "content": written, "digest": content_digest(written, placed)}
     handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
     os.close(handle)
     try:
@@ -65,14 +64,6 @@ def _placed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return placed
 
 
-def _digest(content: str, tensors: Mapping[str, Tensor]) -> str:
-    whole = sha256(content.encode())
-    for name, tensor in sorted(tensors.items()):
-        whole.update(f"\n{json.dumps(name)} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        whole.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
-    return whole.hexdigest()
-
-
 def read(path: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The content and the tensors of a file, on the CPU.
 
@@ -83,7 +74,7 @@ def read(path: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     with _KIND.opened(path) as (metadata, file):
         _check(metadata)
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no dictionary
-    if _digest(metadata["content"], tensors) != metadata["digest"]:
+    if content_digest(metadata["content"], tensors) != metadata["digest"]:
         raise ValueError("its digest does not match: it was damaged or changed after it was written")
     try:
         content = json.loads(metadata["content"])

@@ -12,14 +12,22 @@ WIDTH, INNER, HEADS, KV_HEADS, LAYERS, WINDOW = 32, 64, 4, 2, 2, 512
 TEMPLATE = "{% for message in messages %}<s>{{ message.content }}</s>{% endfor %}"
 
 
-def write_gguf(path: Path, *, begins: bool | None = None, merges: Sequence[str] = ("a b", "b c", "\u0120 a")) -> None:
+def write_gguf(
+    path: Path,
+    *,
+    begins: bool | None = None,
+    merges: Sequence[str] = ("a b", "b c", "\u0120 a"),
+    kind: str = "F32",
+) -> None:
     """Write the file; numbers are the same each time.
 
     Args:
+        kind: of the numbers in matrices, such as "BF16" or "Q4_0".
         begins: whether texts begin with a token of their own; None = the file does not say.
         merges: the vocabulary has "ab", "bc" and " a", whatever they say.
     """
-    from gguf import GGUFWriter, TokenType
+    from gguf import GGMLQuantizationType, GGUFWriter, TokenType
+    from gguf.quants import quantize
     from tokenizers.pre_tokenizers import ByteLevel
 
     words = ["<unk>", "<s>", "</s>", *sorted(ByteLevel.alphabet()), "ab", "bc", "\u0120a"]
@@ -45,7 +53,8 @@ def write_gguf(path: Path, *, begins: bool | None = None, merges: Sequence[str] 
         writer.add_add_bos_token(begins)
     writer.add_chat_template(TEMPLATE)
     for name, shape in _shapes(len(words)).items():
-        writer.add_tensor(name, _numbers(name, shape))
+        stored = GGMLQuantizationType[kind if len(shape) > 1 else "F32"]
+        writer.add_tensor(name, quantize(_numbers(name, shape), stored), raw_dtype=stored)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

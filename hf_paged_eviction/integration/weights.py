@@ -1,0 +1,216 @@
+"""The digest of a model's weights: what tells a model from others of the same shape, whatever its folder is called."""
+
+import hashlib
+import weakref
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+#: Numbers that are read of each tensor; of a smaller one, all.
+SAMPLE = 16_384
+#: Rises when digests of the version before would not be found again.
+_VERSION = 1
+#: Steps in which small numbers are told apart: GGUF files of Gemma hold norms plus one, which costs the last bits.
+_STEPS = 2.0**20
+#: Parts of a name that stand for a wrapper: of torch.compile and of PEFT.
+_WRAPPERS = frozenset({"_orig_mod", "base_layer", "original_module"})
+#: Digests that were registered, by the identity of the configuration; entries go with it.
+_REGISTERED: dict[int, str] = {}
+
+
+def weights_digest(model: Any) -> str:
+    """32 hexadecimal digits that tell these weights from others.
+
+    It reads a fixed sample of every tensor, rounded to bfloat16 and to what float16 can hold. So it is the same for
+    copies in float32 and in bfloat16, for a GGUF file that transformers has dequantised, and for what was saved from
+    any of these; for a float16 copy where the weights came in bfloat16 or float16 (others are rounded twice). Names of
+    tensors count, without those of wrappers; tied weights count once. Quantised layers (bitsandbytes, GPTQ, torchao,
+    GGUF where transformers leaves it packed) are other weights than those that they were made from. Of adapters (PEFT)
+    only active ones count, so that `disable_adapter()` gives the digest of the model alone. A change to a few rows of
+    a large matrix can go unseen.
+
+    Args:
+        model: on any devices, also where accelerate keeps weights in other memory or on disk. Where it is split
+            over processes, each of them has to call this.
+
+    Raises:
+        TypeError: it is no module. ValueError: weights have no numbers (meta device), or these are not all of them.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch module, got {type(model).__name__}.")
+    root = _unwrapped(model)
+    digests = {name: _tensor_digest(name, tensor) for name, tensor in _tensors(root)}
+    if not digests:
+        raise ValueError(f"{type(root).__name__} has no weights, so there is no digest of them.")
+    _count_tied_once(root, digests)
+    whole = hashlib.sha256(f"weights {_VERSION}\n".encode())
+    for name, digest in sorted([*digests.items(), *_scalings(root)]):
+        whole.update(f"{name} {digest}\n".encode())
+    return whole.hexdigest()[:32]
+
+
+def register_weights(model: Any) -> str:
+    """Note which weights `model.config` belongs to, for caches that are made from it; returns their digest.
+
+    A configuration does not know its weights, so without this no file that belongs to them can be found or checked.
+    Call it again when weights have changed.
+
+    Raises:
+        TypeError, ValueError: see `weights_digest`.
+    """
+    digest = weights_digest(model)
+    for config in (model.config, model.config.get_text_config(decoder=True)):
+        _REGISTERED[id(config)] = digest
+        weakref.finalize(config, _REGISTERED.pop, id(config), None)
+    return digest
+
+
+def registered_digest(config: Any) -> str | None:
+    """The digest of the weights that a configuration belongs to; None where nobody has registered them.
+
+    Args:
+        config: `model.config`, that very object or its text part.
+    """
+    return _REGISTERED.get(id(config))
+
+
+# ---- which tensors ---------------------------------------------------------------------------------------------------
+
+
+def _unwrapped(model: Any) -> Any:
+    while True:
+        if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            model = model.module
+        elif hasattr(model, "_orig_mod"):
+            model = model._orig_mod
+        elif hasattr(model, "peft_config") and hasattr(model, "get_base_model"):
+            if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
+                raise ValueError(
+                    "This adapter learned a prompt (prompt learning of PEFT), which is no weight of the model: there "
+                    "is no digest of the two together. Take that of model.get_base_model()."
+                )
+            model = model.get_base_model()
+        else:
+            return model
+
+
+def _tensors(root: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Parameters and buffers that are saved with the model, by name, each once; of adapters those that are active."""
+    adapters = {_plain(path): module for path, module in root.named_modules() if hasattr(module, "active_adapters")}
+    adapters.pop("", None)  # the model itself, which knows only the names of its adapters
+    sharded = (getattr(root, "tp_size", None) or 1) > 1
+    seen: set[int] = set()
+    for path, module in root.named_modules():
+        saved = {name: each for name, each in module._buffers.items() if name not in module._non_persistent_buffers_set}
+        for name, tensor in {**module._parameters, **saved}.items():
+            full = _plain(f"{path}.{name}" if path else name)
+            if tensor is None or id(tensor) in seen or not _is_active(full, adapters):
+                continue
+            seen.add(id(tensor))
+            sharded = sharded and not isinstance(tensor, DTensor)
+            yield full, _loaded(full, tensor, module, name)
+    if sharded:
+        raise ValueError(
+            "This model is split over processes in a way that does not tell which part is here, so its weights have no "
+            "digest. Load it with a transformers release whose tensor parallelism uses DTensor (5.23 or later)."
+        )
+
+
+def _plain(path: str) -> str:
+    return ".".join(part for part in path.split(".") if part not in _WRAPPERS)
+
+
+def _is_active(name: str, adapters: dict[str, Any]) -> bool:
+    """Whether a tensor takes part: all do but those of adapters that are switched off, or merged into the weights."""
+    parts = name.split(".")
+    for end in range(1, len(parts) - 1):
+        layer = adapters.get(".".join(parts[:end]))
+        if layer is not None and parts[end] in _containers(layer):
+            return parts[end + 1] in _active(layer)
+    return True
+
+
+def _containers(layer: Any) -> set[str]:
+    """Names under which a layer of PEFT keeps the tensors of its adapters."""
+    named = (*getattr(layer, "adapter_layer_names", ()), *getattr(layer, "other_param_names", ()))
+    return {"modules_to_save", *named}
+
+
+def _active(layer: Any) -> list[str]:
+    off = getattr(layer, "disable_adapters", False) or getattr(layer, "merged", False)
+    return [] if off else list(layer.active_adapters)
+
+
+def _scalings(root: nn.Module) -> list[tuple[str, str]]:
+    """What the active adapters of each layer are multiplied by."""
+    found = []
+    for path, layer in root.named_modules():
+        scaling = getattr(layer, "scaling", None)
+        if isinstance(scaling, dict) and hasattr(layer, "active_adapters"):
+            factors = [(name, scaling[name]) for name in _active(layer) if name in scaling]
+            found += [(f"{_plain(path)} scaling {name}", str(factor)) for name, factor in factors]
+    return found
+
+
+def _loaded(full: str, tensor: Tensor, module: nn.Module, name: str) -> Tensor:
+    """The tensor itself, where accelerate keeps it elsewhere between forwards."""
+    if tensor.device.type != "meta":
+        return tensor
+    hook = getattr(module, "_hf_hook", None)
+    for each in getattr(hook, "hooks", [hook]):
+        kept = getattr(each, "weights_map", None)
+        if kept is not None:
+            return torch.as_tensor(kept[name])
+    raise ValueError(f"{full} is on the meta device, where it has no numbers: load the weights first.")
+
+
+def _count_tied_once(root: nn.Module, digests: dict[str, str]) -> None:
+    """Leave the output embedding out where it is a copy of the input's: the same model, saved untied."""
+    try:
+        ends: tuple[Any, ...] = (root.get_input_embeddings(), root.get_output_embeddings())  # type: ignore[operator]
+    except (AttributeError, NotImplementedError):
+        return
+    paths = {id(module): path for path, module in root.named_modules()}
+    first, last = (_plain(f"{paths.get(id(module))}.weight") for module in ends)
+    if first != last and first in digests and digests[first] == digests.get(last):
+        del digests[last]
+
+
+# ---- one tensor ------------------------------------------------------------------------------------------------------
+
+
+def _tensor_digest(name: str, tensor: Tensor) -> str:
+    if isinstance(tensor, DTensor):
+        tensor = tensor.full_tensor()
+    if hasattr(tensor, "__tensor_flatten__"):  # made of others, such as codes and scales
+        inner, _ = tensor.__tensor_flatten__()
+        return " ".join(_tensor_digest(f"{name}.{each}", getattr(tensor, each)) for each in inner)
+    numbers = _sample(tensor)
+    content = f"{tuple(tensor.shape)} {numbers.dtype}\n".encode() + numbers.numpy().tobytes()
+    return hashlib.sha256(content).hexdigest()
+
+
+@torch.no_grad()
+def _sample(tensor: Tensor) -> Tensor:
+    """Some numbers of a tensor, on the CPU: float32 as far as copies agree, or integers as they are."""
+    flat = tensor.detach().reshape(-1)
+    if flat.is_floating_point() and flat.element_size() == 1:  # codes of 8 bits, which are not rounded
+        flat = flat.view(torch.uint8)
+    if flat.numel() > SAMPLE:
+        flat = flat[_places(flat.numel()).to(flat.device)]
+    flat = flat.cpu()
+    if not flat.is_floating_point():
+        return flat.long()
+    rounded = (flat.bfloat16().half().float() * _STEPS).round() / _STEPS + 0.0  # no negative zero
+    return rounded.masked_fill(rounded.isnan(), torch.nan)
+
+
+@lru_cache(maxsize=64)
+def _places(size: int) -> Tensor:
+    """Places all over a tensor, in no step with its rows: multiples of the golden ratio."""
+    turns = torch.arange(SAMPLE) * 2_654_435_769 % 2**32
+    return (turns.double() * (size / 2**32)).long()
