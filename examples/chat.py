@@ -97,7 +97,7 @@ class Conversation:
             output = self.model.generate(
                 row,
                 attention_mask=torch.ones_like(row),
-                past_key_values=self.cache,
+                cache=self.cache,
                 max_new_tokens=max_new_tokens,
                 do_sample=False,
                 streamer=drawn if self.console.is_terminal else None,

@@ -92,6 +92,6 @@ def _telling(build_mask: Callable[..., Any]) -> Callable[..., Any]:
 
 def open_channel() -> None:
     """Wrap the mask functions that are registered now. Doing it again wraps only what came since."""
-    for name, build_mask in list(AttentionMaskInterface._global_mapping.items()):
+    for name, build_mask in list(AttentionMaskInterface().items()):
         if not getattr(build_mask, "tells_paged_eviction", False):
             AttentionMaskInterface.register(name, _telling(build_mask))

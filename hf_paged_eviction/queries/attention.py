@@ -110,7 +110,7 @@ class ModelAttention:
     @property
     def has_masks(self) -> bool:
         """Whether transformers builds masks for this implementation."""
-        return self.name in AttentionMaskInterface._global_mapping
+        return self.name in AttentionMaskInterface()
 
     def __deepcopy__(self, memo: Any) -> "ModelAttention":
         return self  # a copied cache serves the same model

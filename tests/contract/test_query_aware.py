@@ -410,7 +410,9 @@ def test_update_without_attention_is_refused() -> None:
     model = models.shared("llama", OURS)
     cache = binding(model, "greedy", policy="h2o")
     states = torch.randn(1, 2, 30, 8)
+    cache.get_mask_sizes(30, 0)
     cache.update(states, states, 0)
+    cache.get_mask_sizes(30, 0)
     with pytest.raises(RuntimeError, match="did not show any to layer 0"):
         cache.update(states, states, 0)
     single = binding(model, "greedy", policy="h2o")
