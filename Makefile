@@ -21,14 +21,16 @@ REACHED = --testmon --testmon-forceselect -m 'not notebooks and not families and
 LIBRARY = tests/test_small_parts.py \
 	$(addprefix tests/,allocators cache contract disposals integration layer learned policies precision saving store table)
 
-OLDEST = 4.57.6
-NEWEST = $(shell sed -n 's/^transformers==//p' $(CONSTRAINTS))
-VERSIONS = $(OLDEST) 5.0.0 5.14.1 $(NEWEST)
-# Those that hf_paged_eviction/serving/contract.py names, besides the newest.
-SERVED = 5.19.0 5.20.0 5.21.0 5.22.0
+# Releases of transformers, as this file of the library names them.
+named = $(shell sed -n 's/^$(1) = //p' hf_paged_eviction/integration/versions.py | tr -d '(",)')
+VERSIONS := $(call named,TRANSFORMERS)
+SERVED := $(call named,SERVING)
+# The canary takes the newest of everything but torch, which brings gigabytes of CUDA; CANARY_TORCH=torch for that, too.
+CANARY_TORCH ?= $(shell grep '^torch==' $(CONSTRAINTS))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo real gpu gpu-dry quick test test-bare test-real test-all test-notebooks test-families test-oldest test-versions test-serving fuzz \
+.PHONY: help demo real gpu gpu-dry quick test test-bare test-real test-all test-notebooks test-families test-oldest test-versions test-serving \
+	test-canary test-next fuzz \
 	notebooks docs \
 	coverage mutate embedded build format clean
 
@@ -78,11 +80,17 @@ test-families: .venv/.stamp-dev ## verify a tiny model of every family that tran
 	$(ONE_THREAD) .venv/bin/python -m pytest -n $(JOBS) -m families tests/families
 	.venv/bin/python tests/families/table.py
 
-test-oldest: test-$(OLDEST) ## the contract suite on the oldest supported transformers
+test-oldest: test-$(firstword $(VERSIONS)) ## the contract suite on the oldest supported transformers
 
 test-versions: $(VERSIONS:%=test-%) ## the contract suite on every supported generation of transformers
 
 test-serving: $(SERVED:%=test-serving-%) ## continuous batching on every version of transformers that it works with
+
+test-canary: ## the wheel, README and a minute of the contract suite on what pip installs today, without constraints
+	$(PYTHON) .ci/canary.py .venvs/canary '$(CANARY_TORCH)'
+
+test-next: ## the same with pre-releases
+	$(PYTHON) .ci/canary.py .venvs/next '$(CANARY_TORCH)' --pre
 
 fuzz: .venv/.stamp-dev ## draw all options and calls together and compare with a slow cache; SECONDS=600 SEED=0
 	$(ONE_THREAD) .venv/bin/python tests/fuzz/run.py --seconds $(or $(SECONDS),600) --seed $(or $(SEED),0)
@@ -115,7 +123,8 @@ embedded: .venv/.stamp-dev ## train, calibrate and measure the embedded model an
 		--output results/embedded/fold.safetensors
 	$(ONE_THREAD) .venv/bin/python -m training.measure --model results/embedded
 
-build: .venv/.stamp-dev ## wheel and sdist in dist/
+build: .venv/.stamp-dev ## wheel and sdist in dist/; with TAG=v1.2.3 only if that is the version
+	$(if $(TAG),grep -qx 'version = "$(TAG:v%=%)"' pyproject.toml)
 	rm -rf build dist
 	.venv/bin/python -m build
 	rm -rf build

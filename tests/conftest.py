@@ -7,7 +7,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-import tomllib
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:  # pytest brings it there
+    import tomli as tomllib
 
 sys.path.insert(0, str(Path(__file__).parent / "support"))
 

@@ -11,8 +11,10 @@ from importlib import import_module
 
 import transformers
 
+from ..integration import versions
+
 #: Releases of transformers that the tests of this room were run with.
-TESTED = ("5.19.0", "5.20.0", "5.21.0", "5.22.0", "5.23.0")
+TESTED = versions.SERVING
 
 _ROOM = "transformers.generation.continuous_batching"
 
@@ -33,8 +35,8 @@ def check_transformers() -> None:
             f"Serving works inside transformers' continuous batching, whose parts move between releases. In "
             f"{transformers.__version__}, which is installed, {'; '.join(gone[:3])}"
             f"{f'; and {len(gone) - 3} more' if len(gone) > 3 else ''}. Tested are {', '.join(TESTED)}: "
-            f"pip install transformers=={TESTED[-1]}. (PagedEvictionCache itself works with all releases from 4.57.6 "
-            "on.)"
+            f"pip install transformers=={TESTED[-1]}. (PagedEvictionCache itself works with all releases from "
+            f"{versions.OLDEST} on.)"
         )
     if transformers.__version__ not in TESTED:
         warnings.warn(
