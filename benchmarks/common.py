@@ -49,3 +49,23 @@ def save(name: str, results: dict[str, Any]) -> None:
     path = RESULTS / f"{name}.json"
     path.write_text(json.dumps({"environment": timed_on(), **results}, indent=2) + "\n")
     print(f"written: {path}")
+
+
+def table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    """A Markdown table."""
+    lines = [header, tuple("---" for _ in header), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def replace_section(text: str, name: str, content: str) -> str:
+    """Put `content` between `<!-- NAME:begin -->` and `<!-- NAME:end -->`.
+
+    Raises:
+        ValueError: the text has no such markers.
+    """
+    begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+    head, found, rest = text.partition(begin)
+    _, closed, tail = rest.partition(end)
+    if not (found and closed):
+        raise ValueError(f"no markers {begin} and {end}")
+    return f"{head}{begin}\n{content}\n{end}{tail}"

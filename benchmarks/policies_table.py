@@ -8,12 +8,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from common import RESULTS
-from results_page import PAGE, replace_section
-from tables import table
+from common import RESULTS, replace_section, table
 
 from hf_paged_eviction_eval.caches.budgets import FULL
 
+PAGE = Path("docs/results.md")
 BLOCK, BUDGETS, BLOCKS = 16, ("6%", "12.5%", "25%", "50%"), (1, 8, 32)
 
 #: Whether the question is known, block size -> a run.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -155,28 +154,6 @@ def beside_kvpress(name: str = "smollm2") -> str:
         if len(group) == len(asked):
             lines.append((f"{'kvpress: ' * other}`{policy}`", tokens, percent(group), apart(group, 3)))
     return f"n = {len(asked)}:\n\n" + piped(lines)
-
-
-def reading(path: Path = RESULTS / "reading.json") -> str:
-    """What `benchmarks/reading.py` measured, over the full cache."""
-    found = json.loads(path.read_text("utf-8"))
-    lengths = list(found["alone"])
-    measured = [f"{name}, {length} tokens" for length in lengths for name in ("once", "MiB")]
-    lines = [
-        ("cache", "reading", "a token", *measured),
-        ("---", *["---:"] * (2 + 2 * len(lengths))),
-    ]
-    rows, full = found["rows"], found["rows"]["full"]
-    for variant, row in rows.items():
-        alone = [found["alone"][length].get(variant) for length in lengths]
-        whole = [found["alone"][length]["full"] for length in lengths]
-        each = [
-            text
-            for one, other in zip(alone, whole, strict=True)
-            for text in ((f"{one['seconds'] / other['seconds']:.2f}", f"{one['peak_mib']:.0f}") if one else ("", ""))
-        ]
-        lines.append((f"`{variant}`", f"{row['read'] / full['read']:.2f}", f"{row['step'] / full['step']:.2f}", *each))
-    return piped(lines)
 
 
 def _same(

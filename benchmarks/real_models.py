@@ -23,12 +23,11 @@ from statistics import fmean
 from typing import Any
 
 import leaderboard
-from real_compared import BESIDE, DEFAULT, FORMER, TOKENS, beside_kvpress, compared, over_bytes, reading
+from common import replace_section
+from real_compared import BESIDE, DEFAULT, FORMER, TOKENS, beside_kvpress, compared, over_bytes
 from real_compared import NEWEST as NEWEST_SCORES
-from real_positions import draw_positions
 from real_suites import LENGTHS, SUITES, course, everything, heads_apart, overview
 from real_tables import EIGHTH, KEPT, QUARTER, front_table, once, read_kept, task_table
-from results_page import replace_section
 
 ROOT = Path("results/real_models")
 PAGES = Path("docs/real_models")
@@ -286,10 +285,6 @@ def page() -> None:
         "bits_known": over_bytes(known=True, policies=("auto",)),
         "bits_others": over_bytes(known=False),
     }
-    if (KEPT.parent / "reading.json").exists():
-        sections["reading"] = reading()
-    draw_positions("smollm2")
-    draw_positions("gemma3")
     for path in sorted(PAGES.glob("*.md")):
         text = path.read_text("utf-8")
         for name in MARKED.findall(text):

@@ -46,7 +46,6 @@ GENERATORS: dict[str, Callable[[str], str]] = {
     "policies": policy_pages.sections,
     "policy-table": policy_pages.overview,
     "positions": measured.positions,
-    "prefill-peak": measured.prefill_peak,
     "query-memory": episode_tables.query_memory,
     "rank": same_bytes_tables.rank,
     "prefill-time": recommend_tables.prefill_time,
@@ -56,7 +55,6 @@ GENERATORS: dict[str, Callable[[str], str]] = {
     "replacement": recall_tables.replacement,
     "recommend": recommend_tables.recommend,
     "recent-tokens": measured.recent_tokens,
-    "serving": measured.serving,
 }
 
 

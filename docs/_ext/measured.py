@@ -69,21 +69,14 @@ def shares(policies: list[str]) -> list[list[str]]:
 
 
 def costs(policy: str) -> list[str]:
-    """Sentences on time and memory, of those that were measured."""
+    """Sentences on time, of those policies that were measured."""
     found = []
-    update, observe = load("update"), load("observe")
+    update = load("update")
     if policy in update["update_us"]:
         context = update["settings"]
         found.append(
             f"`update` of one layer takes {update['update_us'][policy]:.0f} µs per token, victims included "
             f"(`benchmarks/update.py`: budget {context['budget']}, 8 KV heads of 128; {machine('update')})"
-        )
-    if policy in observe["rows"]:
-        row = observe["rows"][policy]
-        found.append(
-            f"a decode step takes {row['ratio']:.3f} times that of `paged_eviction`, with {row['extra_memory']:.1%} "
-            f"more memory than keys and values (`benchmarks/observe.py`: budget {observe['settings']['budget']}; "
-            f"{machine('observe')})"
         )
     return found
 
@@ -110,18 +103,6 @@ def decode(_: str) -> str:
         + f"\n\n(`python benchmarks/goals.py cpu`: a Llama of {settings['model'].upper()} parameters, "
         f"budget {settings['budgets'][0]}, float32; {hardware['cpu']}, {settings['machine']['torch_threads']} thread, "
         f"torch {versions['torch']}, transformers {versions['transformers']}.)"
-    )
-
-
-def prefill_peak(_: str) -> str:
-    """Peak of a chunked prefill, from `prefill_memory.json`."""
-    found = load("prefill_memory")
-    settings, row = found["settings"], found["rows"]["PagedEvictionCache, chunked"]
-    return (
-        f"Measured: a prompt of {settings['tokens']:,} tokens, budget {settings['budget']}, chunks of "
-        f"{settings['chunk']}: at most {row['peak_tokens']:,.0f} tokens per layer were alive at one time "
-        f"(`python benchmarks/prefill_memory.py`, all live tensors of the shape of keys or values counted; "
-        f"{machine('prefill_memory')})."
     )
 
 
@@ -202,42 +183,4 @@ def positions(_: str) -> str:
         table(("positions", "tokens seen", "CPU time of a step", "relative to `text`", "storage"), rows, numbers_from=1)
         + f"\n\n({experiment('positions')}; a Llama of 100M parameters, budget {settings['budget']:,}, "
         f"`{settings['policy']}`, {settings['dtype']}; {machine('positions')}.)"
-    )
-
-
-def serving(_: str) -> str:
-    """Continuous batching with a fixed pool of pages, from `serving.json`."""
-    found = load("serving")
-    settings, shares = found["settings"], found["bookkeeping"]["by_live_requests"]
-    header = (
-        "variant",
-        "live while others wait",
-        "pushed out",
-        "tokens per CPU second",
-        "tokens per second",
-        "requests per second",
-        "first token, median",
-    )
-    rows = [
-        [
-            name,
-            f"{run['live_mean_while_others_wait']:.1f}",
-            str(run["preempted"]),
-            f"{run['tokens_per_cpu_second']:.0f}",
-            f"{run['tokens_per_second']:.1f}",
-            f"{run['requests_per_second']:.3f}",
-            f"{run['first_token_median']:.0f} s",
-        ]
-        for name, run in found["runs"].items()
-    ]
-    prompts, answers = (" to ".join(map(str, settings[name])) for name in ("prompts", "answers"))
-    taken = ", ".join(f"{shares[count]['share']:.1%} with {count}" for count in shares)
-    return (
-        table(header, rows, numbers_from=1)
-        + f"\n\n(`python benchmarks/serving.py`: {settings['requests']} requests with prompts of {prompts} tokens and "
-        f"answers of {answers}, a pool of {settings['pages']} pages of {settings['page_size']} tokens, "
-        f"`{settings['policy']}`, a Llama of 4 layers with random weights; {machine('serving')}. The machine was "
-        "shared with other work, so that seconds are long; CPU seconds are those of this process.)\n\n"
-        f"Bookkeeping, which is all that eviction adds to a decode step, took {taken} requests of "
-        f"{found['bookkeeping']['budget']} tokens live."
     )

@@ -8,7 +8,6 @@ import os
 import platform
 import random
 import subprocess
-import sys
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +19,6 @@ import typer
 from rich.console import Console
 
 import hf_paged_eviction_eval.cli
-from benchmarks import results_page
 from hf_paged_eviction_eval import commands
 from hf_paged_eviction_eval.commands.command import plain_errors
 from hf_paged_eviction_eval.data.longbench import hub
@@ -303,41 +301,3 @@ def test_what_the_report_says_of_questions() -> None:
     assert "In this report the cache was compressed before" in _question([run(False)])
     assert "cannot be compared" in _question([run(True), run(False)])
     assert "cannot be compared" in _question([run()])
-
-
-@pytest.mark.parametrize(("text", "kind"), [(True, "perplexity"), (False, "results")])
-def test_sections_of_a_readme(text: bool, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tables and plots of a run take the place of what stands between the markers."""
-    meta = {
-        "settings": {"model": "m", "block_size": 16, "heads": "shared", "device": "cpu", "limit": 3, "length": 256}
-        | ({"chunk": 32} if text else {"tasks": ["passkey"], "seed": 4, "question_aware": False}),
-        "tasks": {"passkey": {"samples": 5}},
-        "versions": {"torch": "2.9", "transformers": "5.0"},
-        "hardware": {"cpu": "a processor", "accelerators": [], "processes": 1},
-        "workers": 2,
-        "seconds": 12.4,
-    }
-    (tmp_path / "run_meta.json").write_text(json.dumps(meta))
-    (tmp_path / "summary.json").write_text("[]")
-    monkeypatch.setattr(results_page, "perplexity_grid", lambda curves: "grid")
-    monkeypatch.setattr(results_page, "accuracy_grids", lambda cells: [["grid", "one task"]])
-    monkeypatch.setattr(results_page, "to_markdown", lambda grid: f"| {grid} |")
-    for name in ("accuracy.png", "accuracy_by_task.png", "perplexity.png"):
-        (tmp_path / name).write_bytes(b"plot")
-    page = tmp_path / "results.md"
-    monkeypatch.chdir(tmp_path)
-    page.write_text(f"before\n<!-- {kind}:begin -->\nold\n<!-- {kind}:end -->\nafter\n")
-    monkeypatch.setattr(sys, "argv", ["results_page", str(tmp_path), str(page)])
-    results_page.main()
-    written = page.read_text()
-    assert written.startswith(f"before\n<!-- {kind}:begin -->\nModel `m`, ")
-    assert written.endswith(f"<!-- {kind}:end -->\nafter\n")
-    assert "\nold\n" not in written
-    assert "| grid |" in written
-    assert ("3 texts of up to 256 tokens" if text else "5 questions per task, seed 4, compressed before") in written
-    assert "12 s on a processor, 2 processes of one thread" in written
-    images = {path.name for path in (tmp_path / results_page.IMAGES).iterdir()}
-    assert images == ({"perplexity.png"} if text else {"accuracy.png", "accuracy_by_task.png"})
-    page.write_text("no markers")
-    with pytest.raises(SystemExit, match="error: no markers"):
-        results_page.main()

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from benchmarks import results_page
 from hf_paged_eviction_eval.store.summaries.formats import to_markdown, to_terminal
 from hf_paged_eviction_eval.store.summaries.grids import accuracy_grids, perplexity_grid
 from hf_paged_eviction_eval.store.summaries.plot import accuracy_by_task, mean_accuracy, perplexity_by_position
@@ -81,33 +78,3 @@ def test_plots_with_one_line_or_many(tmp_path: Path) -> None:
     curve = Curve("full", "full", None, 3.0, [3.0] * 15 + [None], 9)
     save(perplexity_by_position([curve], 160), tmp_path / "text.png")
     assert len(list(tmp_path.glob("*.png"))) == 5
-
-
-def test_the_page_of_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "run"
-    folder.mkdir()
-    settings = {"tasks": ["a"], "model": "m", "device": "cpu", "seed": 0, "question_aware": False}
-    meta = {
-        "settings": settings | {"block_size": 16, "heads": "shared"},
-        "tasks": {"a": {"samples": 2}},
-        "versions": {"transformers": "5", "torch": "2"},
-        "hardware": {"cpu": "c", "processes": 1, "accelerators": []},
-        "workers": 1,
-        "seconds": 1.0,
-    }
-    (folder / "run_meta.json").write_text(json.dumps(meta))
-    (folder / "summary.json").write_text(json.dumps([vars(cell) for cell in summarise(ROWS)]))
-    for name in ("accuracy.png", "accuracy_by_task.png"):
-        (folder / name).write_bytes(b"")
-    page = tmp_path / "results.md"
-    monkeypatch.chdir(tmp_path)
-    page.write_text("before\n<!-- results:begin -->\nstale\n<!-- results:end -->\nafter\n")
-    monkeypatch.setattr(sys, "argv", ["results_page", str(folder), str(page)])
-    results_page.main()
-    text = page.read_text()
-    assert text.startswith("before\n") and text.endswith("\nafter\n") and "stale" not in text
-    assert "| p | **50.0 ± 25.0** |" in text
-    assert (tmp_path / "notebooks/images/accuracy.png").exists()
-    page.write_text("no markers")
-    with pytest.raises(SystemExit, match="results:begin"):
-        results_page.main()
