@@ -143,6 +143,7 @@ def replay(
         states = states[:, :, -width:]
         return states if rows.tolist() == list(range(len(states))) else states[rows.to(states.device)]
 
+    target.get_mask_sizes(width, 0)  # as a forward does; the cache knows its pads already
     for index, layer in enumerate(source.layers):
         keys, values = target.update(part(layer.keys), part(layer.values), index)
         observed = target.layers[index]
