@@ -21,6 +21,8 @@ def serve(options: ServeOptions) -> None:
     (Prometheus), /health and /openapi.json; there is nothing else. It listens on localhost unless --host says
     otherwise, and has no password: put a proxy in front before you open it.
     """
+    from ..serving.server import leave
     from ..serving.server import serve as run
 
     run(options)
+    leave(0)  # taking a model apart takes seconds, and nobody waits for it

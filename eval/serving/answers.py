@@ -10,7 +10,8 @@ from typing import Any
 
 from hf_paged_eviction.serving.sampling import Chosen, Sampler
 
-from .prompts import Prompts
+from .names import Offsets
+from .prompts import Prompt, Prompts
 from .text import TextStream
 
 
@@ -34,6 +35,7 @@ class Answer:
 
     Args:
         prompts: knows the text of tokens.
+        prompt: that it answers.
         stops: texts that end it.
         ends: tokens that end it.
         sampler: that chooses its tokens.
@@ -43,9 +45,11 @@ class Answer:
         tokens: so far, one that ends it included.
     """
 
-    def __init__(self, prompts: Prompts, stops: Sequence[str], ends: frozenset[int], sampler: Sampler) -> None:
+    def __init__(
+        self, prompts: Prompts, prompt: Prompt, stops: Sequence[str], ends: frozenset[int], sampler: Sampler
+    ) -> None:
         self._prompts, self._ends, self.sampler = prompts, ends, sampler
-        self._text = TextStream(prompts.decode, stops)
+        self._text = TextStream(prompts.decode, stops, prompt.tail)
         self._waiting: list[Chosen] = []
         self.tokens = 0
 
@@ -67,12 +71,12 @@ class Answer:
 
     def _told(self, text: str) -> list[Chosen]:
         """Of the tokens that were not told yet, those that the text before a stop has room for."""
-        room, told = len(text), []
+        room, told = len(text.encode("utf-8", "replace")), []
         for chosen in self._waiting:
             if room <= 0:
                 break
             told.append(chosen)
-            room -= len(self._prompts.name(chosen.token))
+            room -= len(self._prompts.names.bytes_of(chosen.token))
         return told
 
 
@@ -148,15 +152,15 @@ class ChatForm(Form):
         return {**self._named(chosen.token, chosen.logprob), "top_logprobs": top}
 
     def _named(self, token: int, logprob: float) -> dict[str, Any]:
-        text = self.prompts.name(token)
-        return {"token": text, "logprob": _finite(logprob), "bytes": list(text.encode("utf-8", "replace"))}
+        names = self.prompts.names
+        return {"token": names.name(token), "logprob": _finite(logprob), "bytes": list(names.bytes_of(token))}
 
 
 @dataclass
 class CompletionForm(Form):
     """Of `/v1/completions`."""
 
-    _written: dict[int, int] = field(default_factory=dict)
+    _offsets: dict[int, Offsets] = field(default_factory=dict)
 
     def _head(self, kind: str) -> dict[str, Any]:
         name = f"cmpl-{self.number}"
@@ -173,18 +177,22 @@ class CompletionForm(Form):
     _delta = _choice
 
     def _logprobs(self, index: int, chosen: Sequence[Chosen]) -> dict[str, Any]:
-        offsets = []
-        for each in chosen:
-            offsets.append(self._written.get(index, 0))
-            self._written[index] = offsets[-1] + len(self.prompts.name(each.token))
+        names = self.prompts.names
+        offsets = self._offsets.setdefault(index, Offsets(names))
         return {
-            "tokens": [self.prompts.name(each.token) for each in chosen],
+            "tokens": [names.name(each.token) for each in chosen],
             "token_logprobs": [_finite(each.logprob) for each in chosen],
-            "top_logprobs": [
-                {self.prompts.name(token): _finite(logprob) for token, logprob in each.top} for each in chosen
-            ],
-            "text_offset": offsets,
+            "top_logprobs": [self._top(each) for each in chosen],
+            "text_offset": offsets.of([each.token for each in chosen]),
         }
+
+    def _top(self, chosen: Chosen) -> dict[str, float]:
+        """By name; of tokens with one name, the less likely ones by their numbers."""
+        found: dict[str, float] = {}
+        for token, logprob in chosen.top:
+            name = self.prompts.names.name(token)
+            found[f"token_id:{token}" if name in found else name] = _finite(logprob)
+        return found
 
 
 def _joined(pieces: Sequence[Piece]) -> Piece:
@@ -194,8 +202,8 @@ def _joined(pieces: Sequence[Piece]) -> Piece:
 
 
 def _finite(logprob: float) -> float:
-    """JSON has no infinity."""
-    return max(logprob, -9999.0)
+    """JSON has no infinity, and nothing that is no number."""
+    return max(-9999.0, logprob)
 
 
 def usage(prompt: int, answers: int) -> dict[str, Any]:

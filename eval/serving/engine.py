@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import Request
 
@@ -17,11 +17,9 @@ from hf_paged_eviction.serving.sampling import Sampler
 from .limits import Limits
 from .metrics import Meter
 from .prompts import Prompt
-from .refusals import Refused
+from .refusals import ClientGone, Refused
 
-
-class ClientGone(Exception):  # noqa: N818 (what happened)
-    """Nobody waits for the answer any more."""
+T = TypeVar("T")
 
 
 class Engine:
@@ -46,19 +44,30 @@ class Engine:
             return Refused("Generation has stopped; the server's log says why.", status=503, code="dead")
         return None
 
-    def check(self, answers: int) -> None:
-        """Refuse what cannot be taken on now.
+    def open(self, request: Request, answers: int) -> Job:
+        """Take on what one HTTP request asks for; whoever takes it closes it. It ends when its client goes away.
 
         Args:
-            answers: that a request asks for.
+            answers: as many as it is known to ask for.
 
         Raises:
-            Refused: with the reason.
+            Refused: nothing can be taken on now, with the reason.
         """
         if self.trouble is not None:
             raise self.trouble
-        live = sum(job.live for job in self._jobs)
-        if live + answers > self.limits.queue:
+        self.check_queue(answers)
+        job = Job(self, request, answers)
+        self._jobs.add(job)
+        return job
+
+    def check_queue(self, more: int) -> None:
+        """Refuse so many answers more where there is no place for them.
+
+        Raises:
+            Refused: with the numbers.
+        """
+        live = sum(job.places for job in self._jobs)
+        if live + more > self.limits.queue:
             raise Refused(
                 f"{live} answers are being worked on or waited for, and {self.limits.queue} are the most: try later.",
                 status=429,
@@ -76,26 +85,17 @@ class Engine:
         except (TypeError, ValueError) as error:
             raise Refused(f"protect: {error}", param="protect", code="invalid_value") from error
 
-    @asynccontextmanager
-    async def job(self, request: Request) -> AsyncIterator[Job]:
-        """What one HTTP request asks for; cancelled when its client goes away or the block is left."""
-        job = Job(self)
-        self._jobs.add(job)
-        watch = asyncio.create_task(_until_gone(request, job))
-        try:
-            yield job
-        finally:
-            watch.cancel()
-            job.cancel()
-            self._jobs.discard(job)
-            self.manager.drop_unheard()
+    def forget(self, job: Job) -> None:
+        """It is closed."""
+        self._jobs.discard(job)
+        self.manager.drop_unheard()
 
     def close(self) -> None:
         """Take nothing on any more."""
         self._closed = True
 
     def end_all(self) -> None:
-        """End what is still being answered, with an error."""
+        """End what is still being read or answered, with an error."""
         for job in self._jobs:
             job.end(Refused("This server stopped before the answer was complete.", status=503, code="stopping"))
 
@@ -107,18 +107,57 @@ async def _until_gone(request: Request, job: Job) -> None:
 
 
 class Job:
-    """The answers that one HTTP request waits for."""
+    """What one HTTP request asks for: its prompts are read, then answered.
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._events: asyncio.Queue[tuple[int, Any] | Exception] = asyncio.Queue()
+    Of each answer only the newest output is kept, which holds all of its tokens: whoever reads slowly makes nothing
+    grow.
+
+    Attributes:
+        places: answers that it is counted for: those that are asked for, then those that are not complete.
+    """
+
+    def __init__(self, engine: Engine, request: Request, places: int) -> None:
+        self._engine, self.places = engine, places
+        self._newest: dict[int, Any] = {}
+        self._ended: Exception | None = None
+        self._heard = asyncio.Event()
         self._name = uuid.uuid4().hex
         self._live: dict[int, _Times] = {}
+        self._watch = asyncio.create_task(_until_gone(request, self))
 
-    @property
-    def live(self) -> int:
-        """Answers that are not complete."""
-        return len(self._live)
+    async def wait_for(self, work: Coroutine[Any, Any, T]) -> T:
+        """What comes of this, as long as somebody waits for it.
+
+        Raises:
+            Refused: the server stopped before.
+            ClientGone: nobody waits any more.
+        """
+        task, ended = asyncio.create_task(work), asyncio.create_task(self._heard.wait())
+        try:
+            await asyncio.wait((task, ended), return_when=asyncio.FIRST_COMPLETED)
+            if self._ended is not None:
+                raise self._ended
+            return task.result()
+        finally:
+            task.cancel()
+            ended.cancel()
+
+    def reserve(self, answers: int) -> None:
+        """Now it is known how many answers are asked for.
+
+        Raises:
+            Refused: there is no place for them.
+        """
+        self._engine.check_queue(answers - self.places)
+        self.places = answers
+
+    def close(self) -> None:
+        """Nothing of it is wanted any more."""
+        self._watch.cancel()
+        for index in list(self._live):
+            self._engine.manager.cancel_request(self._request(index))
+            self._over(index, "cancelled")
+        self._engine.forget(self)
 
     def ask(self, index: int, prompt: Prompt, most: int, sampler: Sampler, context: Any) -> None:
         """Ask for an answer of at most so many tokens.
@@ -148,17 +187,19 @@ class Job:
             ClientGone: nobody waits any more.
         """
         while self._live:
-            event = await self._events.get()
-            if isinstance(event, Exception):
-                raise event
-            index, output = event
-            if index not in self._live:  # it was ended early
-                continue
-            if output.error is not None:
-                self._over(index, "failed")
-                raise self._engine.trouble or Refused(f"The request failed: {output.error}", status=503)
-            self._live[index].note(len(output.generated_tokens), self._engine.meter)
-            yield index, output
+            await self._heard.wait()
+            self._heard.clear()
+            if self._ended is not None:
+                raise self._ended
+            newest, self._newest = self._newest, {}
+            for index, output in newest.items():
+                if index not in self._live:  # it was ended early
+                    continue
+                if output.error is not None:
+                    self._over(index, "failed")
+                    raise self._engine.trouble or Refused(f"The request failed: {output.error}", status=503)
+                self._live[index].note(len(output.generated_tokens), self._engine.meter)
+                yield index, output
 
     def over(self, index: int, end: str) -> None:
         """This answer is complete; what is still being generated of it is not wanted."""
@@ -166,27 +207,24 @@ class Job:
             self._engine.manager.cancel_request(self._request(index))
         self._over(index, end)
 
-    def cancel(self) -> None:
-        """None of the answers is wanted any more."""
-        for index in list(self._live):
-            self._engine.manager.cancel_request(self._request(index))
-            self._over(index, "cancelled")
-
     def end(self, reason: Exception) -> None:
         """Whoever waits for outputs gets this instead of the next one."""
-        self._events.put_nowait(reason)
+        self._ended = reason
+        self._heard.set()
 
     def _request(self, index: int) -> str:
         return f"{self._name}-{index}"
 
     def _hear(self, index: int, output: Any) -> None:
-        self._events.put_nowait((index, output))
+        self._newest[index] = output
+        self._heard.set()
 
     def _over(self, index: int, end: str) -> None:
         times = self._live.pop(index, None)
         if times is not None:
             self._engine.meter.ended.labels(end).inc()
             times.close(self._engine.meter)
+            self.places -= 1
 
 
 class _Times:

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from jinja2 import TemplateError
-
 from hf_paged_eviction.integration.roles import spans_of_roles
 
 from .limits import Limits
+from .names import TokenNames
 from .refusals import Refused
+
+_TAIL = 4
 
 
 @dataclass(frozen=True)
@@ -25,10 +26,12 @@ class Prompt:
     Attributes:
         tokens: of it.
         protected: spans of them that are never evicted; None: none was asked for.
+        tail: tokens that its answer is decoded behind, so that it begins as it does in the text; none before a message.
     """
 
     tokens: list[int]
     protected: Sequence[tuple[int, int]] | None = None
+    tail: Sequence[int] = ()
 
 
 class Prompts:
@@ -41,6 +44,7 @@ class Prompts:
 
     def __init__(self, tokenizer: Any, vocabulary: int, limits: Limits) -> None:
         self._tokenizer, self._vocabulary, self._limits = tokenizer, vocabulary, limits
+        self.names = TokenNames(tokenizer)
         # One thread and a tokenizer of its own: tokenizers lock themselves while they change their settings.
         self._encoder = deepcopy(tokenizer)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
@@ -52,8 +56,10 @@ class Prompts:
             roles: of the messages that are never evicted, see `spans_of_roles`.
 
         Raises:
-            Refused: the model is not for conversations, or its template does not take these.
+            Refused: the model is not for conversations, its template does not take these, or they are too long.
         """
+        if len(messages) > self._limits.prompt:  # each is a token at least
+            raise self._too_long(len(messages), "messages")
         if not getattr(self._tokenizer, "chat_template", None):
             raise Refused("This model has no chat template: use /v1/completions.", code="no_chat_template")
         found: Prompt = await self._off_the_loop(partial(self._chat, roles), messages)
@@ -79,36 +85,32 @@ class Prompts:
                     param="prompt",
                     code="invalid_value",
                 )
-            return Prompt(prompt, protected)
-        return Prompt(await self._off_the_loop(partial(self._text, not goes_on), prompt), protected)
+            return Prompt(prompt, protected, prompt[-_TAIL:])
+        tokens = await self._off_the_loop(partial(self._text, not goes_on), prompt)
+        return Prompt(tokens, protected, tokens[-_TAIL:])
 
     def most_new(self, tokens: Sequence[int], asked: int | None, before: int) -> int:
         """New tokens of an answer to this prompt.
 
         Args:
+            asked: for at most so many; fewer are given where there is no room for them.
             before: tokens of a context that comes before it.
 
         Raises:
-            Refused: prompt or answer are too long, or the prompt is empty.
+            Refused: the prompt is too long, or empty.
         """
         limits, count = self._limits, len(tokens)
         if not tokens:
             raise Refused("The prompt is empty: a request needs at least one token.", code="empty_prompt")
         if count > limits.prompt:
-            raise _too_long(f"The prompt has {count} tokens; this server reads at most {limits.prompt}.")
+            raise self._too_long(count, "tokens")
         room = limits.answer if limits.window is None else min(limits.answer, limits.window - before - count)
-        if asked is not None and asked > limits.answer:
-            raise Refused(
-                f"max_tokens is {asked}; this server gives at most {limits.answer} tokens.",
-                param="max_tokens",
-                code="invalid_value",
-            )
-        if room < (asked or 1):
-            raise _too_long(
+        if room < 1:
+            raise _out_of_room(
                 f"This model's maximum context length is {limits.window} tokens. The prompt has {before + count}, and "
-                f"{asked or 1} are asked for."
+                "an answer needs one at least."
             )
-        return asked or room
+        return min(asked or room, room)
 
     def check_bias(self, bias: dict[int, float]) -> None:
         """Refuse a bias for tokens that are none."""
@@ -120,19 +122,49 @@ class Prompts:
                 code="invalid_value",
             )
 
+    def stop(self, seconds: float) -> bool:
+        """Read nothing more; False if what is being read has not been by then."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        for thread in self._thread._threads:
+            thread.join(seconds)
+        return not any(thread.is_alive() for thread in self._thread._threads)
+
     async def _off_the_loop(self, work: Any, asked: Any) -> Any:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, work, asked)
-        except TemplateError as error:
-            raise Refused(
-                f"messages: the chat template of this model does not take them: {error}", param="messages"
-            ) from error
+        except Refused:
+            raise
         except (UnicodeError, TypeError) as error:
             raise Refused("The text cannot be read: it is not valid Unicode.", code="invalid_value") from error
+        except Exception as error:
+            raise Refused(f"The tokenizer of this model does not read this: {error}", code="invalid_value") from error
 
     def _chat(self, roles: Sequence[str], messages: Sequence[dict[str, str]]) -> Prompt:
-        read = self._encoder.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=True)
-        return Prompt(list(read["input_ids"]), self._spans(messages, roles) if roles else None)
+        text = self._rendered(messages)
+        nameless = [{key: value for key, value in message.items() if key != "name"} for message in messages]
+        if nameless != messages and self._rendered(nameless) == text:
+            raise Refused(
+                "messages: the chat template of this model does not show the name of who speaks. Write it into the "
+                "text, or leave it out.",
+                param="messages",
+                code="unsupported_value",
+            )
+        tokens = self._text(False, text)
+        if len(tokens) > self._limits.prompt:  # before anything is looked for in it
+            raise self._too_long(len(tokens), "tokens")
+        return Prompt(tokens, self._spans(messages, roles) if roles else None)
+
+    def _rendered(self, messages: Sequence[dict[str, str]]) -> str:
+        """What the template makes of messages. It is a program, and these its input: it may fail in any way."""
+        try:
+            text: str = self._encoder.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
+        except Exception as error:
+            raise Refused(
+                f"messages: the chat template of this model does not take them: {error or type(error).__name__}",
+                param="messages",
+                code="invalid_value",
+            ) from error
+        return text
 
     def _spans(self, messages: Sequence[dict[str, str]], roles: Sequence[str]) -> list[tuple[int, int]]:
         try:
@@ -143,6 +175,9 @@ class Prompts:
     def _text(self, special: bool, prompt: str) -> list[int]:
         return list(self._encoder(prompt, add_special_tokens=special)["input_ids"])
 
+    def _too_long(self, count: int, what: str) -> Refused:
+        return _out_of_room(f"The prompt has {count} {what}; this server reads at most {self._limits.prompt} tokens.")
+
     # ---- and back -------------------------------------------------------------------------------------------------
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -150,11 +185,6 @@ class Prompts:
         text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=True)
         return text
 
-    def name(self, token: int) -> str:
-        """How one token is called where log probabilities are told."""
-        text: str = self._tokenizer.decode([token])
-        return text
 
-
-def _too_long(message: str) -> Refused:
+def _out_of_room(message: str) -> Refused:
     return Refused(message, param="messages", code="context_length_exceeded")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
+
+from .wire import TAGS
 
 #: Seconds after which another try may be answered, by status.
 _RETRY_AFTER = {429: 1, 503: 10}
@@ -43,6 +45,10 @@ class Refused(Exception):  # noqa: N818 (what happened, not a mistake of the pro
         return JSONResponse(self.body, self.status, None if after is None else {"Retry-After": str(after)})
 
 
+class ClientGone(Exception):  # noqa: N818 (what happened)
+    """Nobody waits for the answer any more."""
+
+
 def add_refusals(app: FastAPI, count: Callable[[int], None]) -> None:
     """Answer every mistake in the same shape.
 
@@ -57,10 +63,23 @@ def add_refusals(app: FastAPI, count: Callable[[int], None]) -> None:
     async def refused(request: Request, error: Refused) -> JSONResponse:
         return answer(error)
 
+    async def gone(request: Request, error: ClientGone) -> Response:
+        return Response(status_code=499)
+
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        return answer(_of_validation(error.errors()))
+        first = error.errors()[0]
+        # What is not said to be JSON comes here as it was sent.
+        unread = tuple(first["loc"]) == ("body",) and isinstance(first["input"], bytes)
+        return answer(_of_type(request.headers.get("content-type")) if unread else _of_validation(first))
 
     async def failed(request: Request, error: HTTPException) -> JSONResponse:
+        if error.status_code == 400:  # of the parser, which does not say what it met
+            return answer(
+                Refused(
+                    "The body cannot be read: lists are nested too deeply, or a number has thousands of digits.",
+                    code="invalid_json",
+                )
+            )
         if error.status_code != 404:
             return answer(Refused(f"{str(error.detail).rstrip('.')}.", status=error.status_code))
         routes = ", ".join(sorted({getattr(route, "path", "") for route in app.routes}))
@@ -73,6 +92,7 @@ def add_refusals(app: FastAPI, count: Callable[[int], None]) -> None:
 
     handlers: dict[Any, Any] = {
         Refused: refused,
+        ClientGone: gone,
         RequestValidationError: invalid,
         HTTPException: failed,
         Exception: broken,
@@ -81,20 +101,32 @@ def add_refusals(app: FastAPI, count: Callable[[int], None]) -> None:
         app.add_exception_handler(kind, handler)
 
 
-def _of_validation(errors: Sequence[Any]) -> Refused:
+def _of_type(kind: str | None) -> Refused:
+    """A body that is not said to be JSON: pages in a browser may send such ones to any server without asking it."""
+    return Refused(
+        f"The body is said to be {kind or 'of no type'}: send JSON, with the header 'Content-Type: application/json' "
+        "(curl: -H 'Content-Type: application/json').",
+        status=415,
+        code="unsupported_media_type",
+    )
+
+
+def _of_validation(first: Any) -> Refused:
     """The first of the mistakes that were found in a body."""
-    first = errors[0]
     place = [part for part in first["loc"] if part != "body"]
     if first["type"] == "json_invalid":
         return Refused(f"The body is not JSON: {first.get('ctx', {}).get('error', first['msg'])}.", code="invalid_json")
-    # Of alternatives pydantic names the type, too: only names of fields and places in lists are for the client.
-    names = [part for part in place if isinstance(part, int) or part.replace("_", "").isalnum()]
+    # Of alternatives pydantic names the one that was read, too: only names of fields and places in lists are for the
+    # client.
+    names = [part for part in place if part not in TAGS]
     param = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in names).lstrip(".")
-    param = first.get("ctx", {}).get("param", param)
+    named = first.get("ctx", {}).get("param")
+    if named is not None:
+        param = f"{param}.{named}".lstrip(".")
     if first["type"] == "extra_forbidden":
         return Refused(
             f"{param}: there is no such field here. Leave it out.", param=param, code="unsupported_parameter"
         )
     if first["type"] == "unsupported":
-        return Refused(f"{first['msg']}. Leave it out.", param=param, code="unsupported_value")
+        return Refused(f"{param}: {first['msg']}. Leave it out.", param=param, code="unsupported_value")
     return Refused(f"{param or 'The body'}: {first['msg']}.", param=param or None, code="invalid_value")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,9 +18,9 @@ from hf_paged_eviction.serving.sampling import Sampler, Sampling
 
 from .answers import Answer, ChatForm, CompletionForm, Form, Piece, usage
 from .body import BoundedBody, most_bytes
-from .engine import ClientGone, Engine
+from .engine import Engine, Job
 from .prompts import Prompt, Prompts
-from .refusals import Refused, add_refusals
+from .refusals import ClientGone, Refused, add_refusals
 from .wire import MOST_ANSWERS, Asked, ChatRequest, CompletionRequest
 
 #: Fields of a request that are fields of `Sampling`.
@@ -88,23 +89,25 @@ def make_app(served: Served) -> FastAPI:
     """The application."""
     # Its pages of documentation would load scripts from elsewhere; /openapi.json is what they show.
     app = FastAPI(title="paged-eviction serve", version=hf_paged_eviction.__version__, docs_url=None, redoc_url=None)
-    engine = served.engine
+    app.state.served, engine = served, served.engine
     add_refusals(app, engine.meter.refuse)
     app.add_middleware(BoundedBody, most=most_bytes(engine.limits.prompt), count=engine.meter.refuse)
 
     async def chat_completions(asked: ChatRequest, request: Request) -> Response:
-        served.check_model(asked.model)
-        roles = served.protect if asked.protect is None else asked.protect
-        prompt = await served.prompts.of_chat([message.plain for message in asked.messages], roles)
+        async def read() -> list[Prompt]:
+            roles = served.protect if asked.protect is None else asked.protect
+            return [await served.prompts.of_chat([message.plain for message in asked.messages], roles)]
+
         form = ChatForm(served.name, served.prompts, asked.alternatives is not None)
-        return await _answer(served, request, asked, [prompt], form)
+        return await _respond(served, request, asked, read, form)
 
     async def completions(asked: CompletionRequest, request: Request) -> Response:
-        served.check_model(asked.model)
-        goes_on, texts = asked.context is not None, asked.prompts[: MOST_ANSWERS + 1]
-        prompts = [await served.prompts.of_text(prompt, goes_on, asked.spans) for prompt in texts]
+        async def read() -> list[Prompt]:
+            goes_on, texts = asked.context is not None, asked.prompts[: MOST_ANSWERS + 1]
+            return [await served.prompts.of_text(prompt, goes_on, asked.spans) for prompt in texts]
+
         form = CompletionForm(served.name, served.prompts, asked.alternatives is not None)
-        return await _answer(served, request, asked, prompts, form)
+        return await _respond(served, request, asked, read, form)
 
     async def models() -> dict[str, Any]:
         return {"object": "list", "data": [served.card]}
@@ -132,8 +135,35 @@ def make_app(served: Served) -> FastAPI:
     return app
 
 
-async def _answer(served: Served, request: Request, asked: Asked, prompts: list[Prompt], form: Form) -> Response:
-    """The response to a request, whole or streamed; each prompt is answered `n` times."""
+async def _respond(
+    served: Served, request: Request, asked: Asked, read: Callable[[], Coroutine[Any, Any, list[Prompt]]], form: Form
+) -> Response:
+    """The response to a request, whole or streamed."""
+    served.check_model(asked.model)
+    job, response = served.engine.open(request, asked.n or 1), None
+    try:
+        prompts = await job.wait_for(read())
+        answers = _ask(served, job, asked, prompts)
+
+        def used() -> dict[str, Any]:
+            return usage(sum(len(prompt.tokens) for prompt in prompts), sum(answer.tokens for answer in answers))
+
+        if asked.stream:
+            told = asked.stream_options is not None and asked.stream_options.include_usage
+            response = _Stream(_events(form, job, answers, used if told else None), job)
+            return response
+        found: list[list[Piece]] = [[] for _ in answers]
+        async for index, piece in _pieces(job, answers):
+            found[index].append(piece)
+        # Elsewhere than where everybody is answered: thousands of tokens with their alternatives are many MB.
+        return await asyncio.to_thread(lambda: JSONResponse(form.whole(found, used())))
+    finally:
+        if response is None:
+            job.close()
+
+
+def _ask(served: Served, job: Job, asked: Asked, prompts: list[Prompt]) -> list[Answer]:
+    """Ask for the answers to these prompts, `n` for each."""
     count = len(prompts) * (asked.n or 1)
     if not 1 <= count <= MOST_ANSWERS:
         raise Refused(f"{count} answers are asked for; give prompts for 1 to {MOST_ANSWERS}.", param="n")
@@ -143,59 +173,66 @@ async def _answer(served: Served, request: Request, asked: Asked, prompts: list[
     for prompt in prompts:
         served.engine.check_protected(prompt, context)
     sampling = _sampling(served, asked)
-    served.engine.check(count)
-    answers = [
-        Answer(served.prompts, asked.stops, served.ends, Sampler(sampling).sibling(number % (asked.n or 1)))
-        for number in range(count)
-    ]
-    read = sum(len(prompt.tokens) for prompt in prompts)
+    job.reserve(count)
+    answers: list[Answer] = []
+    for prompt, new in zip(prompts, most, strict=True):
+        for number in range(asked.n or 1):
+            sampler = Sampler(sampling).sibling(number)
+            job.ask(len(answers), prompt, new, sampler, context)
+            answers.append(Answer(served.prompts, prompt, asked.stops, served.ends, sampler))
+    return answers
 
-    async def pieces() -> AsyncIterator[tuple[int, Piece]]:
-        async with served.engine.job(request) as job:
-            for index, answer in enumerate(answers):
-                at = index // (asked.n or 1)
-                job.ask(index, prompts[at], most[at], answer.sampler, context)
-            async for index, output in job.outputs():
-                piece = answers[index].hear(output)
-                if piece.end is not None:
-                    job.over(index, piece.end)
-                yield index, piece
 
-    def used() -> dict[str, Any]:
-        return usage(read, sum(answer.tokens for answer in answers))
+async def _pieces(job: Job, answers: Sequence[Answer]) -> AsyncIterator[tuple[int, Piece]]:
+    """What each of them grows by, until all are complete."""
+    async for index, output in job.outputs():
+        piece = _heard(answers[index], output)
+        if piece.end is not None:
+            job.over(index, piece.end)
+        yield index, piece
 
-    if asked.stream:
-        told = asked.stream_options is not None and asked.stream_options.include_usage
-        events = _events(form, count, pieces(), used if told else None)
-        return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
-    found: list[list[Piece]] = [[] for _ in answers]
+
+def _heard(answer: Answer, output: Any) -> Piece:
+    """What an answer has grown by. The tokenizer is the model's: it may fail in any way."""
     try:
-        async with aclosing(pieces()) as coming:  # type: ignore[type-var]
-            async for index, piece in coming:
-                found[index].append(piece)
-    except ClientGone:
-        return Response(status_code=499)
-    return JSONResponse(form.whole(found, used()))
+        return answer.hear(output)
+    except Exception as error:
+        logging.getLogger(__name__).exception("An answer could not be written.")
+        raise Refused(f"The tokenizer of this model cannot write the answer: {error}", status=503) from error
 
 
 def _sampling(served: Served, asked: Asked) -> Sampling:
     given = {name: getattr(asked, name) for name in _SAMPLING if getattr(asked, name) is not None}
+    given["top_k"] = max(given.get("top_k", served.sampling.top_k), 0)  # -1 is all, too
     bias = {int(token): value for token, value in (asked.logit_bias or {}).items()}
     served.prompts.check_bias(bias)
     return replace(served.sampling, **given, logit_bias=bias, logprobs=asked.alternatives)
 
 
-async def _events(form: Form, count: int, pieces: AsyncIterator[tuple[int, Piece]], used: Any) -> AsyncIterator[str]:
-    """An answer as server-sent events."""
+class _Stream(StreamingResponse):  # type: ignore[misc]
+    """Server-sent events; with them the job is over, however they end."""
+
+    def __init__(self, events: AsyncIterator[str], job: Job) -> None:
+        super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+        self._job = job
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._job.close()
+
+
+async def _events(form: Form, job: Job, answers: Sequence[Answer], used: Any) -> AsyncIterator[str]:
+    """Answers as server-sent events."""
     try:
-        for index in range(count):
+        for index in range(len(answers)):
             first = form.begin(index)
             if first is not None:
                 yield _event(first)
-        async with aclosing(pieces) as coming:  # type: ignore[type-var]
-            async for index, piece in coming:
-                if piece.text or piece.chosen or piece.end:
-                    yield _event(form.part(index, piece))
+        async for index, piece in _pieces(job, answers):
+            if piece.text or piece.chosen or piece.end:
+                yield _event(form.part(index, piece))
         if used is not None:
             yield _event(form.usage(used()))
         yield "data: [DONE]\n\n"

@@ -6,6 +6,8 @@ import asyncio
 import logging
 import os
 import sys
+import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -28,8 +30,8 @@ _FOLLOWED = frozenset(
     "do_sample temperature top_p top_k repetition_penalty bos_token_id eos_token_id pad_token_id max_length "
     "max_new_tokens use_cache transformers_version cache_implementation".split()
 )
-#: Seconds in which a forward may come to its end after everything else has.
-_LAST_FORWARD = 2.0
+#: Seconds after the grace in which connections are closed and a forward comes to its end; what has not is left.
+_AFTER_GRACE = 1.8
 
 
 def serve(options: ServeOptions, ready: Callable[[Any], None] | None = None) -> None:
@@ -65,12 +67,14 @@ def serve(options: ServeOptions, ready: Callable[[Any], None] | None = None) -> 
         try:
             server.run()
         finally:
-            if not stop(manager, _LAST_FORWARD):
+            ended = stop(manager, server.seconds_left) & served.prompts.stop(server.seconds_left)
+            server.over()
+            if not ended:
                 leave(0)
 
 
 def leave(status: int) -> None:
-    """End the process at once: a forward cannot be interrupted, and nobody waits for its tokens."""
+    """End the process at once, whatever still runs in it."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
@@ -188,15 +192,39 @@ def _announcement(served: Any, manager: Any, model: Any) -> list[str]:
 def _server(app: Any, engine: Any, options: ServeOptions, lines: Sequence[str] = ()) -> Any:
     import uvicorn
 
+    from .patience import PatientProtocol
+
     class Server(uvicorn.Server):
         """Told to stop, it takes nothing on, goes on for a while with what it has begun, and says so to the rest."""
+
+        deadline: float | None = None
 
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
             """A signal came; the second one ends the process at once."""
             if self.should_exit:
                 leave(128 + sig)
-            engine.close()
+            self._begin_to_end()
             self.should_exit = True
+
+        def _begin_to_end(self) -> None:
+            engine.close()
+            if self.deadline is None:
+                seconds = options.grace + _AFTER_GRACE
+                self.deadline = time.monotonic() + seconds
+                # Whatever is not over by then: a forward, a tokenizer, a connection.
+                self._last = threading.Timer(seconds, leave, (0,))
+                self._last.daemon = True
+                self._last.start()
+
+        @property
+        def seconds_left(self) -> float:
+            """Until the process ends."""
+            return _AFTER_GRACE if self.deadline is None else max(self.deadline - time.monotonic(), 0.0)
+
+        def over(self) -> None:
+            """Nothing goes on any more."""
+            if self.deadline is not None:
+                self._last.cancel()
 
         async def startup(self, sockets: Any = None) -> None:
             """Listen, and say what is served."""
@@ -206,7 +234,7 @@ def _server(app: Any, engine: Any, options: ServeOptions, lines: Sequence[str] =
 
         async def shutdown(self, sockets: Any = None) -> None:
             """Let what has begun come to its end, but not for long."""
-            engine.close()
+            self._begin_to_end()
             late = asyncio.get_running_loop().call_later(options.grace, engine.end_all)
             await super().shutdown(sockets)
             late.cancel()
@@ -215,7 +243,8 @@ def _server(app: Any, engine: Any, options: ServeOptions, lines: Sequence[str] =
         app,
         host=options.host,
         port=options.port,
-        timeout_graceful_shutdown=int(options.grace) + 2,
+        http=PatientProtocol,
+        timeout_graceful_shutdown=options.grace + _AFTER_GRACE / 2,  # type: ignore[arg-type]
         log_level="info",
         access_log=not options.quiet,
     )

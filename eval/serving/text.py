@@ -11,13 +11,17 @@ class TextStream:
     Args:
         decode: of some tokens that follow each other.
         stops: the text ends before the first of these.
+        before: tokens that the text goes on from: decoders leave out the blank that the very first token begins with.
 
     Attributes:
         stopped: whether one of them has come.
     """
 
-    def __init__(self, decode: Callable[[Sequence[int]], str], stops: Sequence[str] = ()) -> None:
+    def __init__(
+        self, decode: Callable[[Sequence[int]], str], stops: Sequence[str] = (), before: Sequence[int] = ()
+    ) -> None:
         self._decode, self._stops = decode, list(stops)
+        self._before = list(before)
         self._tokens: list[int] = []
         self._first = self._next = 0
         self._held = ""
@@ -27,6 +31,8 @@ class TextStream:
         """Take the next tokens; returns the text that is certain now."""
         if self.stopped:
             return ""
+        if self._before:
+            self._go_on()
         self._tokens += tokens
         text = self._new_text()
         if text.endswith("\ufffd"):  # in the middle of a character
@@ -34,6 +40,13 @@ class TextStream:
         if text:
             self._first, self._next = self._next, len(self._tokens)
         return self._release(text)
+
+    def _go_on(self) -> None:
+        """Let the first tokens be decoded behind those before them, unless these end in the middle of a character."""
+        if not self._decode(self._before).endswith("\ufffd"):
+            self._tokens = self._before
+            self._next = len(self._before)
+        self._before = []
 
     def end(self) -> str:
         """There are no more tokens; returns the rest of the text."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from ..options.serve import Role
@@ -14,31 +15,95 @@ MOST_ANSWERS = 64
 _MOST_STOPS, _LONGEST_STOP = 16, 1000
 #: Most spans of tokens that a request may protect.
 _MOST_SPANS = 64
+#: Most digits of the number of a token.
+_DIGITS = 10
 
-#: Fields of OpenAI's that change nothing at these values, and why other values are refused.
+#: Fields of OpenAI's and vLLM's that change nothing at these values, and why other values are refused.
 _NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
     "response_format": (({"type": "text"},), "answers are not held to a grammar"),
-    "tools": (([],), "tools are not called"),
+    "tools": ((), "tools are not called"),
     "tool_choice": (("none",), "tools are not called"),
     "parallel_tool_calls": ((True, False), "tools are not called"),
-    "functions": (([],), "functions are not called"),
+    "functions": ((), "functions are not called"),
     "function_call": (("none",), "functions are not called"),
     "store": ((False,), "nothing is stored"),
     "modalities": ((["text"],), "answers are text"),
     "reasoning_effort": ((), "the model has no such setting"),
+    "verbosity": (("medium",), "the model has no such setting"),
     "service_tier": (("auto", "default"), "all requests are alike"),
     "best_of": ((1,), "ask with n and choose"),
     "echo": ((False,), "log probabilities of prompts are not there"),
     "suffix": (("",), "text is written at the end only"),
-    "min_tokens": ((0,), "it is not there"),
+    "min_tokens": ((0,), "answers end where the model ends them"),
+    "min_p": ((0,), "see top_p"),
+    "ignore_eos": ((False,), "answers end where the model ends them"),
     "chat_template": ((), "a template is a program, and only that of the model is run"),
+    "use_beam_search": ((False,), "there is no beam search"),
+    "length_penalty": ((1,), "there is no beam search"),
+    "early_stopping": ((False,), "there is no beam search"),
+    "include_stop_str_in_output": ((False,), "texts end before what ends them"),
+    "skip_special_tokens": ((True,), "texts leave special tokens out"),
+    "spaces_between_special_tokens": ((True,), "texts leave special tokens out"),
+    "add_generation_prompt": ((True,), "the model answers"),
+    "continue_final_message": ((False,), "use /v1/completions to go on from a text"),
+    "return_tokens_as_token_ids": ((False,), "tokens have names"),
+    "return_token_ids": ((False,), "answers are text"),
+    "include_reasoning": ((True,), "what the model writes is not taken apart"),
+    "priority": ((0,), "requests are served in the order of their arrival"),
 }
 
 
 class Body(BaseModel):
-    """Nothing but its fields, and no conversions."""
+    """Nothing but its fields, and no conversions. What asks for nothing is dropped: clients send all that they know."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    neutral: ClassVar[Mapping[str, tuple[tuple[Any, ...], str]]] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_what_asks_for_nothing(cls, sent: Any) -> Any:
+        if not isinstance(sent, dict):
+            return sent
+        kept = {}
+        for name, value in sent.items():
+            values, reason = cls.neutral.get(name, ((), ""))
+            if name not in cls.model_fields and (value in (None, [], {}) or _is_among(value, values)):
+                continue
+            if reason:
+                raise _mistake("unsupported", f"it is not served: {reason}", name)
+            kept[name] = value
+        return kept
+
+
+def _is_among(value: Any, values: tuple[Any, ...]) -> bool:
+    """As JSON compares: 1 is 1.0, and true is neither."""
+    return any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in values)
+
+
+def _mistake(kind: str, said: str, param: str | None = None) -> PydanticCustomError:
+    """With the field that it is about, if that is not the one that is read."""
+    return PydanticCustomError(kind, "{said}", {"said": said, **({} if param is None else {"param": param})})
+
+
+def _told_apart(kind_of: Callable[[Any], str | None], expected: str) -> Any:
+    """Of several types the one that was meant is read, so that a mistake is told of that one."""
+    return Discriminator(kind_of, custom_error_type="either", custom_error_message=expected)
+
+
+#: What pydantic names the types by that it tells apart.
+TAGS = frozenset(("<text>", "<list>", "<tokens>", "<lists>"))
+
+
+def _text_or_list(value: Any) -> str | None:
+    return "<text>" if isinstance(value, str) else "<list>" if isinstance(value, list) else None
+
+
+def _kind_of_prompt(value: Any) -> str | None:
+    kind = _text_or_list(value)
+    if kind != "<list>" or not value:
+        return kind
+    first = {str: "<list>", int: "<tokens>", list: "<lists>"}
+    return first.get(type(value[0]), "<list>")
 
 
 class TextPart(Body):
@@ -47,75 +112,89 @@ class TextPart(Body):
     type: Literal["text"]
     text: str
 
+    @model_validator(mode="before")
+    @classmethod
+    def _check_type(cls, sent: Any) -> Any:
+        if isinstance(sent, dict) and isinstance(sent.get("type"), str) and sent["type"] != "text":
+            raise _mistake("unsupported", f"parts of type {sent['type']!r} are not served: messages are text")
+        return sent
+
 
 class Message(Body):
     """What somebody said."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
+    content: Annotated[
+        Annotated[str, Tag("<text>")] | Annotated[list[TextPart], Tag("<list>")],
+        _told_apart(_text_or_list, "give a text, or a list of parts of the type text"),
+    ]
     name: str | None = None
 
     @property
     def plain(self) -> dict[str, str]:
         """As chat templates take it."""
         said = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-        return {"role": "system" if self.role == "developer" else self.role, "content": said}
+        plain = {"role": "system" if self.role == "developer" else self.role, "content": said}
+        return plain if self.name is None else {**plain, "name": self.name}
 
 
 class StreamOptions(Body):
     """How an answer is streamed."""
 
-    include_usage: bool = False
+    neutral: ClassVar = {
+        "include_obfuscation": ((False,), "pieces are sent as they are"),
+        "continuous_usage_stats": ((False,), "it is sent after the last piece"),
+    }
+    include_usage: bool | None = None
 
 
 def _check_stop(stop: str | list[str]) -> str | list[str]:
     words = [stop] if isinstance(stop, str) else stop
     if len(words) > _MOST_STOPS or not all(0 < len(word) <= _LONGEST_STOP for word in words):
-        raise PydanticCustomError("stop", f"give at most {_MOST_STOPS} texts of 1 to {_LONGEST_STOP} characters each")
+        raise _mistake("stop", f"give at most {_MOST_STOPS} texts of 1 to {_LONGEST_STOP} characters each")
     return stop
 
 
 def _check_bias(bias: dict[str, float]) -> dict[str, float]:
-    if not all(token.isascii() and token.isdigit() for token in bias) or not all(
+    if not all(token.isascii() and token.isdigit() and len(token) <= _DIGITS for token in bias) or not all(
         -100 <= value <= 100 for value in bias.values()
     ):
-        raise PydanticCustomError("bias", "give numbers of tokens and for each a bias between -100 and 100")
+        raise _mistake("bias", "give numbers of tokens and for each a bias between -100 and 100")
     return bias
 
 
 class Asked(Body):
     """What completions of both kinds may ask for. None: what the model's generation_config says."""
 
+    neutral: ClassVar = _NEUTRAL
     model: str | None = None
     max_tokens: int | None = Field(None, ge=1)
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
-    top_k: int | None = Field(None, ge=0)
-    repetition_penalty: float | None = Field(None, gt=0, le=10)
+    top_k: int | None = Field(None, ge=-1)
+    repetition_penalty: float | None = Field(None, ge=0.01, le=10)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     logit_bias: Annotated[dict[str, float], AfterValidator(_check_bias)] | None = None
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     n: int | None = Field(None, ge=1, le=MOST_ANSWERS)
-    stop: Annotated[str | list[str], AfterValidator(_check_stop)] | None = None
+    stop: (
+        Annotated[
+            Annotated[str, Tag("<text>")] | Annotated[list[str], Tag("<list>")],
+            _told_apart(_text_or_list, "give a text or a list of texts"),
+            AfterValidator(_check_stop),
+        ]
+        | None
+    ) = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     context: str | None = None
+    #: These ask for nothing.
     user: str | None = None
     metadata: dict[str, str] | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_what_changes_nothing(cls, sent: Any) -> Any:
-        if not isinstance(sent, dict):
-            return sent
-        kept = dict(sent)
-        for name, (neutral, reason) in _NEUTRAL.items():
-            if name in kept:
-                value = kept.pop(name)
-                if value is not None and not any(type(value) is type(each) and value == each for each in neutral):
-                    raise PydanticCustomError("unsupported", f"{name} is not served: {reason}", {"param": name})
-        return kept
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    request_id: str | None = None
 
     @property
     def most(self) -> int | None:
@@ -144,8 +223,10 @@ class ChatRequest(Asked):
 
     @model_validator(mode="after")
     def _check(self) -> ChatRequest:
-        if self.top_logprobs is not None and not self.logprobs:
-            raise PydanticCustomError("logprobs", "it needs logprobs: true", {"param": "top_logprobs"})
+        if self.top_logprobs and not self.logprobs:
+            raise _mistake("logprobs", "it needs logprobs: true", "top_logprobs")
+        if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
+            raise _mistake("max_tokens", "max_completion_tokens says something else: give one of them", "max_tokens")
         return self
 
     @property
@@ -160,7 +241,13 @@ class ChatRequest(Asked):
 class CompletionRequest(Asked):
     """Body of `/v1/completions`."""
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: Annotated[
+        Annotated[str, Tag("<text>")]
+        | Annotated[list[str], Tag("<list>")]
+        | Annotated[list[int], Tag("<tokens>")]
+        | Annotated[list[list[int]], Tag("<lists>")],
+        _told_apart(_kind_of_prompt, "give a text, its tokens, or a list of either"),
+    ]
     logprobs: int | None = Field(None, ge=0, le=20)
     protect: list[Annotated[list[int], Field(min_length=2, max_length=2)]] | None = Field(None, max_length=_MOST_SPANS)
 

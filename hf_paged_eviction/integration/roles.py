@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -105,9 +106,11 @@ def _of_tools(without: str, text: str) -> list[tuple[int, int]]:
 
 def _tokens(tokenizer: Any, text: str, places: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     offsets = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)["offset_mapping"]
+    shown = [at for at, (first, behind) in enumerate(offsets) if first < behind]
+    begins, ends = [offsets[at][0] for at in shown], [offsets[at][1] for at in shown]
     spans = []
     for start, end in sorted(places):
-        inside = [at for at, (first, behind) in enumerate(offsets) if first < end and behind > start]
-        if inside:
-            spans.append((inside[0], inside[-1] + 1))
+        first, behind = bisect_right(ends, start), bisect_left(begins, end)
+        if first < behind:
+            spans.append((shown[first], shown[behind - 1] + 1))
     return spans

@@ -178,6 +178,9 @@ PARTS = (
             "tokens_to_process",
             "position_offset",
             "max_new_tokens",
+            "self._eos_token_ids",
+            "current_len >= self._new_tokens_limit",
+            "error=self.error",
         ),
     ),
     Part(

@@ -1,5 +1,7 @@
 """How the tokens of one request are chosen, whatever its neighbours in the batch ask for."""
 
+import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -10,6 +12,10 @@ from transformers.generation.continuous_batching.cb_logits_processors import Con
 from transformers.generation.continuous_batching.requests import FutureRequestState
 
 from .contexts import ServedContext
+
+_LOGGER = logging.getLogger(__name__)
+#: What a penalty of repetitions may be: beyond it, logits leave what float32 holds.
+LEAST_PENALTY, MOST_PENALTY = 0.01, 100.0
 
 
 @dataclass(frozen=True)
@@ -22,7 +28,8 @@ class Sampling:
         top_k: only so many of the most likely tokens are; 0: all.
         seed: of the draws; the same seed gives the same tokens, whatever runs beside the request. None: another one
             each time.
-        repetition_penalty: logits of tokens in prompt and answer are divided by it (multiplied, if negative).
+        repetition_penalty: logits of tokens in prompt and answer are divided by it (multiplied, if negative); from 0.01
+            to 100.
         presence_penalty: taken from the logits of tokens in the answer.
         frequency_penalty: the same, times how often the answer has them.
         logit_bias: by token, added to its logit.
@@ -44,11 +51,16 @@ class Sampling:
     logprobs: int | None = None
 
     def __post_init__(self) -> None:
+        penalty = LEAST_PENALTY <= self.repetition_penalty <= MOST_PENALTY
         for name, right, range_ in (
-            ("temperature", self.temperature >= 0, "at least 0"),
+            ("temperature", 0 <= self.temperature < math.inf, "at least 0 and finite"),
             ("top_p", 0 < self.top_p <= 1, "above 0 and at most 1"),
             ("top_k", self.top_k >= 0, "at least 0"),
-            ("repetition_penalty", self.repetition_penalty > 0, "above 0"),
+            ("seed", self.seed is None or -(2**63) <= self.seed < 2**64, "a number of 64 bits"),
+            ("repetition_penalty", penalty, f"from {LEAST_PENALTY} to {MOST_PENALTY}"),
+            ("presence_penalty", math.isfinite(self.presence_penalty), "finite"),
+            ("frequency_penalty", math.isfinite(self.frequency_penalty), "finite"),
+            ("logit_bias", all(map(math.isfinite, self.logit_bias.values())), "finite for each token"),
         ):
             if not right:
                 raise ValueError(f"{name} must be {range_}, got {getattr(self, name)}.")
@@ -105,8 +117,13 @@ class Sampler:
 
         Returns:
             `[1]` int64.
+
+        Raises:
+            ValueError: the logits are not numbers, or a bias is for a token that is none.
         """
         changed = self._changed(logits, prompt, answer)
+        if not changed.max().isfinite():
+            raise ValueError("the logits are not finite numbers")
         token = changed.argmax(-1, keepdim=True) if self.settings.temperature == 0 else self._draw(changed)
         if self.settings.logprobs is not None:
             self._note(logits, token)
@@ -116,34 +133,42 @@ class Sampler:
         asked, logits = self.settings, logits.clone()
         if asked.repetition_penalty != 1:
             seen = torch.tensor(sorted({*prompt, *answer}), device=logits.device)
+            seen = seen[seen < len(logits)]
             old = logits[seen]
             logits[seen] = torch.where(old > 0, old / asked.repetition_penalty, old * asked.repetition_penalty)
         if answer and (asked.presence_penalty or asked.frequency_penalty):
             tokens, counts = torch.tensor(answer, device=logits.device).unique(return_counts=True)
             logits[tokens] -= asked.presence_penalty + asked.frequency_penalty * counts
         if asked.logit_bias:
+            wrong = [token for token in asked.logit_bias if not 0 <= token < len(logits)]
+            if wrong:  # before a device hears of it: that would be the end of all requests
+                raise ValueError(f"logit_bias: {wrong[0]} is no token; they are numbered from 0 to {len(logits) - 1}.")
             tokens = torch.tensor(list(asked.logit_bias), device=logits.device)
             logits[tokens] += torch.tensor(list(asked.logit_bias.values()), device=logits.device)
         return logits
 
     def _draw(self, logits: Tensor) -> Tensor:
         asked = self.settings
-        # The most likely token is 0, so that no small temperature makes a logit infinite.
-        logits, order = ((logits - logits.max()) / asked.temperature).sort(descending=True, stable=True)
+        # The most likely token is 0, and what float32 takes for 0 is no divisor: no temperature makes a nan.
+        temperature = max(asked.temperature, torch.finfo(torch.float32).tiny)
+        logits, order = ((logits - logits.max()) / temperature).sort(descending=True, stable=True)
         if asked.top_k:
-            logits = logits[: asked.top_k]
+            logits = logits[: min(asked.top_k, len(logits))]
         chances = logits.softmax(-1)
         if asked.top_p < 1:
             before = chances.cumsum(-1) - chances
+            before[0] = -1.0  # the most likely token is drawn from whatever top_p is
             chances = chances.masked_fill(before >= asked.top_p, 0.0)
         if self._generator is None:
             self._generator = torch.Generator(logits.device)
             _ = self._generator.seed() if asked.seed is None else self._generator.manual_seed(asked.seed)
-        return order[torch.multinomial(chances, 1, generator=self._generator)]
+        # As torch.multinomial draws, which on a GPU ends the process's use of it where a chance is not a number.
+        waits = torch.empty_like(chances).exponential_(generator=self._generator)
+        return order[(chances / waits).argmax(-1, keepdim=True)]
 
     def _note(self, logits: Tensor, token: Tensor) -> None:
         logprobs = logits.log_softmax(-1)
-        best = logprobs.topk(self.settings.logprobs or 0)
+        best = logprobs.topk(min(self.settings.logprobs or 0, len(logprobs)))
         top = tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True))
         self.chosen.append(Chosen(int(token), float(logprobs[token]), top))
 
@@ -152,7 +177,7 @@ class SamplingProcessor(ContinuousBatchingLogitsProcessor):  # type: ignore[misc
     """Lets each request that brought a sampler choose its token; the others are left to transformers.
 
     All logits of such a request become minus infinity but that of its token, so that drawing and taking the most likely
-    one come to the same.
+    one come to the same. A request whose sampler fails ends with the reason and the tokens so far; the others go on.
     """
 
     #: What requests may bring; contexts are the scheduler's.
@@ -179,7 +204,19 @@ class SamplingProcessor(ContinuousBatchingLogitsProcessor):  # type: ignore[misc
         """
         for row, state in zip(scores, self._states, strict=False):  # rows of unfinished prompts stand at the end
             sampler = state.logit_processor_kwargs.get("sampler")
-            if sampler is not None:
+            if sampler is None:
+                continue
+            try:
                 token = sampler.choose(row, state.initial_tokens, state.generated_tokens)
-                row.fill_(-torch.inf).index_fill_(0, token, 0.0)
+            except Exception as error:
+                token = _end(state, error)
+            row.fill_(-torch.inf).index_fill_(0, token, 0.0)
         return scores
+
+
+def _end(state: Any, error: Exception) -> Tensor:
+    """Let a request take no more tokens, the next one included; returns one for the batch to go on with."""
+    _LOGGER.error("The sampler of request %s failed.", state.request_id, exc_info=error)
+    state.error = f"its sampler failed: {error}"
+    state._new_tokens_limit, state._eos_token_ids = 0, set()
+    return torch.zeros(1, dtype=torch.int64)

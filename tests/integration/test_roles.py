@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -84,3 +86,13 @@ def test_what_cannot_be_told_is_refused() -> None:
         spans_of_roles(letters("{% for m in messages %}{{ m['content'] | upper }}{% endfor %}"), MESSAGES)
     with pytest.raises(TypeError, match="roles must be a list"):
         spans_of_roles(letters(), MESSAGES, "system")
+
+
+def test_many_messages() -> None:
+    """Time grows with the text, not with its square: this took minutes."""
+    many = [{"role": "user", "content": str(number)} for number in range(20_000)]
+    began = time.process_time()
+    spans = spans_of_roles(letters(), many, ["user"])
+    assert time.process_time() - began < 20
+    assert len(spans) == len(many)
+    assert all(before[1] <= after[0] for before, after in pairwise(spans))

@@ -60,7 +60,7 @@ def serving(**options: Any) -> Iterator[Any]:
     ready: list[Any] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "load_model", lambda settings: embedded()[0])
-        patch.setattr(module, "_LAST_FORWARD", 300.0)  # after it a server ends its process: this one
+        patch.setattr(module, "_AFTER_GRACE", 300.0)  # after it a server ends its process: this one
         thread = threading.Thread(target=module.serve, args=(wanted, ready.append), daemon=True)
         thread.start()
         while not (ready and ready[0].started):

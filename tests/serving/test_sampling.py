@@ -69,10 +69,72 @@ def test_chances(asked: dict[str, Any]) -> None:
     assert int(greedy.choose(logits, prompt, answer)) == int(wanted.argmax())
 
 
-@pytest.mark.parametrize("wrong", [{"temperature": -1}, {"top_p": 0}, {"top_p": 1.1}, {"top_k": -1}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"temperature": -1},
+        {"temperature": math.inf},
+        {"top_p": 0},
+        {"top_p": 1.1},
+        {"top_k": -1},
+        {"seed": 2**64},
+        {"repetition_penalty": 1e-39},
+        {"repetition_penalty": math.nan},
+        {"presence_penalty": -math.inf},
+        {"frequency_penalty": math.inf},
+        {"logit_bias": {1: math.nan}},
+    ],
+)
 def test_ranges(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=f"{next(iter(wrong))} must be"):
         Sampling(**wrong)
+
+
+@pytest.mark.parametrize("size", [5e-324, 1e-46, 1e-39])
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
+def test_smaller_than_float32(size: float, scale: float) -> None:
+    """Where a number is 0 in float32, the most likely token is chosen."""
+    logits = torch.randn(50, generator=torch.Generator().manual_seed(0)) * scale
+    best = int(logits.argmax())
+    for asked in ({"temperature": size}, {"temperature": 1.0, "top_p": size}, {"temperature": size, "top_p": size}):
+        assert int(Sampler(Sampling(**asked, top_k=10**30, seed=0)).choose(logits, [1], [2])) == best, asked
+
+
+def test_small_vocabularies() -> None:
+    """A prompt may hold tokens for which there are no logits, and fewer are there than are to be named."""
+    logits = torch.tensor([0.1, 0.3, 0.2])
+    sampler = Sampler(Sampling(repetition_penalty=2.0, logprobs=20))
+    assert int(sampler.choose(logits, [1, 7], [])) == 2
+    assert [token for token, _ in sampler.chosen[0].top] == [1, 2, 0]
+
+
+class Failing(Sampler if not driving.UNSERVED else object):  # type: ignore[misc]
+    """Fails at its third token."""
+
+    def choose(self, logits: Any, prompt: Any, answer: Any) -> Any:
+        if len(answer) == 2:
+            raise RuntimeError("no luck")
+        return super().choose(logits, prompt, answer)
+
+
+@pytest.mark.parametrize("new", [3, 12])
+def test_one_that_fails_ends_alone(new: int) -> None:
+    """The others give what they give alone, and its pages come back; logits that are no numbers are such a failure."""
+    prompts = texts([20, 9, 33, 14])
+    broken = model_of().get_input_embeddings().num_embeddings
+    samplers = [Sampler(Sampling()), Failing(Sampling()), Sampler(Sampling(logit_bias={broken: 1.0})), None]
+    with batching(model_of(), pool(8), **OPTIONS) as turned:
+        for at, prompt in enumerate(prompts):
+            turned.add(str(at), prompt, new, sampler=samplers[at])
+        turned.run()
+        assert turned.manager.stats().pages_in_use == 0
+        assert turned.free == 8
+    assert turned.answers["1"] == "its sampler failed: no luck"
+    assert turned.answers["2"].startswith(f"its sampler failed: logit_bias: {broken} is no token")
+    for at in (0, 3):
+        assert turned.answers[str(at)] == alone(model_of(), prompts[at], new, **OPTIONS)
+    with pytest.raises(ValueError, match="not finite"):
+        Sampler(Sampling(temperature=1.0)).choose(torch.tensor([0.0, math.nan]), [], [])
 
 
 def test_of_a_configuration() -> None:

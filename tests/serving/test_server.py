@@ -67,7 +67,7 @@ def test_no_route_loads_a_model(served: Any, monkeypatch: pytest.MonkeyPatch, tm
         answers.append(served.http.post(path, json=body | {"model": folder}))
         answers.append(served.http.post(path, data={"model": folder}))
     answers.append(served.http.get(f"/v1/models/{folder}"))
-    assert [answer.status_code for answer in answers] == [404] * 7 + [404, 400] * 2 + [404]
+    assert [answer.status_code for answer in answers] == [404] * 7 + [404, 415] * 2 + [404]
     assert all(set(answer.json()["error"]) == {"message", "type", "param", "code"} for answer in answers)
     assert not loaded
 
@@ -223,6 +223,8 @@ BAD_CHATS: list[Any] = [
     {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}]}]},
     {"messages": [{"role": "user", "content": "\ud800"}]},
     {"messages": [{"role": "user", "content": "x", "\ud800": 1}]},
+    {"messages": [{"role": "user", "content": "x", "name": "Ann"}]},
+    {"messages": [{"role": "user", "content": "x"}] * (LONGEST + 1)},
     *(
         CHAT | change
         for change in (
@@ -235,6 +237,7 @@ BAD_CHATS: list[Any] = [
             {"response_format": {"type": "json_object"}},
             {"chat_template": "{% for i in range(10**9) %}{% endfor %}"},
             {"top_logprobs": 3},
+            {"max_tokens": 3, "max_completion_tokens": 4},
             {"logprobs": True, "top_logprobs": 1000},
             {"logprobs": 1},
             {"max_completion_tokens": 0},
@@ -274,8 +277,6 @@ BAD_TEXTS: list[Any] = [
             {"max_tokens": math.nan},
             {"max_tokens": -1},
             {"max_tokens": 0},
-            {"max_tokens": MOST + 1},
-            {"max_tokens": 10**30},
             {"max_tokens": "5"},
             {"max_tokens": True},
             {"temperature": -1},
@@ -284,7 +285,10 @@ BAD_TEXTS: list[Any] = [
             {"temperature": "hot"},
             {"top_p": 0},
             {"top_p": 2},
-            {"top_k": -1},
+            {"top_k": -2},
+            {"repetition_penalty": 1e-39},
+            {"min_p": 0.5},
+            {"length_penalty": True},
             {"n": 0},
             {"n": 1000},
             {"seed": 2**70},
@@ -295,6 +299,7 @@ BAD_TEXTS: list[Any] = [
             {"logit_bias": {"x": 1}},
             {"logit_bias": {"1000000000": 1}},
             {"logit_bias": {"1": 1000}},
+            {"logit_bias": {"9" * 5000: 1}},
             {"logit_bias": [1]},
             {"frequency_penalty": 3},
             {"logprobs": -1},
@@ -334,18 +339,115 @@ def test_what_is_refused_names_itself(served: Any) -> None:
     cases = [
         ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_value"),
         ({"extra_body": {"no_such": 1}}, "no_such", "unsupported_parameter"),
+        ({"extra_body": {"no-such.field": 1}}, "no-such.field", "unsupported_parameter"),
         ({"messages": [{"role": "user", "content": LONG}]}, "messages", "context_length_exceeded"),
         ({"n": 0}, "n", "invalid_value"),
+        ({"stop": [1]}, "stop[0]", "invalid_value"),
+        ({"stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation", "unsupported_value"),
+    ]
+    said: list[tuple[dict[str, Any], str, str]] = [
+        ({"content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}, "content[0]", "unsupported_value"),
+        ({"content": [{"type": "text", "text": "a", "cache_control": 1}]}, "content[0].cache_control", ""),
+        ({"content": [{"type": "text"}]}, "content[0].text", "invalid_value"),
+        ({"content": None}, "content", "invalid_value"),
+        ({"content": "a", "role": "tool"}, "role", "invalid_value"),
+        ({"content": "a", "refusal": "no"}, "refusal", ""),
+    ]
+    cases += [
+        ({"messages": [{"role": "user"} | message]}, f"messages[0].{param}", code or "unsupported_parameter")
+        for message, param, code in said
     ]
     for change, param, code in cases:
         with pytest.raises(served.openai.BadRequestError) as refused:
             served.client.chat.completions.create(**CHAT | change)
         assert (refused.value.param, refused.value.code) == (param, code)
+        assert param.rpartition(".")[2] in refused.value.message or code == "context_length_exceeded"
+    for prompt_, param in (([1, "a"], "prompt[1]"), (["a", None], "prompt[1]"), ([[1], "a"], "prompt[1]")):
+        got = served.http.post("/v1/completions", json={"prompt": prompt_})
+        assert (got.status_code, got.json()["error"]["param"]) == (400, param)
+
+
+@pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "text/plain", None])
+def test_what_is_not_said_to_be_json(served: Any, kind: str | None) -> None:
+    """As curl and pages in a browser send it."""
+    headers = {} if kind is None else {"Content-Type": kind}
+    got = served.http.post("/v1/completions", content=json.dumps(TEXT).encode(), headers=headers)
+    assert got.status_code == 415
+    assert f"said to be {kind or 'of no type'}: send JSON" in got.json()["error"]["message"]
 
 
 def test_values_that_change_nothing(served: Any) -> None:
+    """Those of clients that send all that they know; they are the answer without them."""
     neutral = {"response_format": {"type": "text"}, "tools": [], "user": "somebody", "store": False, "n": None}
-    assert served.client.chat.completions.create(**CHAT, **neutral, max_tokens=2).choices
+    more = {"top_k": -1, "min_p": 0.0, "length_penalty": 1, "ignore_eos": False, "guided_json": None, "priority": 0}
+    more |= {"safety_identifier": "a", "prompt_cache_key": "b", "skip_special_tokens": True, "logprobs": False}
+    plain = served.client.chat.completions.create(**CHAT, max_tokens=2).choices[0].message
+    asked = CHAT | neutral | {"extra_body": more, "top_logprobs": 0, "max_tokens": 2, "max_completion_tokens": 2}
+    assert served.client.chat.completions.create(**asked).choices[0].message == plain
+
+
+def test_its_own_answers_come_back(served: Any) -> None:
+    """An answer is appended to a conversation as it came, or as other clients write it."""
+    asked = {"model": "embedded", "max_tokens": 2, "temperature": 0}
+    talk = CHAT["messages"]
+    answer = served.client.chat.completions.create(**asked, messages=talk).choices[0].message
+    plain = {"role": "assistant", "content": answer.content}
+    neutral = ({}, {"refusal": None}, {"tool_calls": []}, {"tool_calls": None, "annotations": [], "audio": None})
+    forms = [answer, answer.model_dump(), *(plain | more for more in neutral)]
+    forms.append(plain | {"content": [{"type": "text", "text": answer.content, "annotations": None}]})
+    later = [
+        served.client.chat.completions.create(**asked, messages=[*talk, said, *talk]).choices[0].message.content
+        for said in forms
+    ]
+    assert len(set(later)) == 1
+
+
+def test_max_tokens_is_a_ceiling(served: Any) -> None:
+    """More than there is room for is as much as there is room for."""
+    for asked in (MOST + 1, 10**30):
+        got = served.http.post("/v1/completions", json=TEXT | {"max_tokens": asked}).json()
+        assert got["choices"][0]["finish_reason"] in ("length", "stop")
+        assert got["usage"]["completion_tokens"] <= MOST
+
+
+def test_tiny_numbers(served: Any) -> None:
+    """Each ended generation for everybody."""
+    for change in (
+        {"temperature": 1e-46},
+        {"temperature": 1, "top_p": 1e-46},
+        {"temperature": 5e-324, "top_p": 5e-324, "top_k": 10**30},
+    ):
+        got = served.client.completions.create(**TEXT, extra_body=change)
+        assert got.choices[0].text == expected(prompt(1), 12)
+    got = served.client.completions.create(**TEXT, temperature=1, seed=2**63 - 1, n=3)
+    assert len(got.choices) == 3
+    assert served.http.get("/health").status_code == 200
+
+
+def test_one_that_fails_fails_alone(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a template, a tokenizer or a sampler does with one request."""
+    from hf_paged_eviction.serving.sampling import Sampler
+
+    choose, tokenizer = Sampler.choose, served.server.config.app.state.served.prompts
+
+    def failing(sampler: Any, logits: Any, prompt: Any, answer: Any) -> Any:
+        if sampler.settings.seed == 13 and len(answer) == 5:
+            raise RuntimeError("no luck")
+        return choose(sampler, logits, prompt, answer)
+
+    monkeypatch.setattr(Sampler, "choose", failing)
+    for stream in (False, True):
+        with pytest.raises(served.openai.APIError, match="its sampler failed: no luck"):
+            list(served.client.completions.create(**TEXT, seed=13, stream=stream))
+    monkeypatch.setattr(tokenizer._encoder, "chat_template", "{{ messages[0]['content'] / 0 }}")
+    with pytest.raises(served.openai.BadRequestError, match="chat template of this model does not take them"):
+        served.client.chat.completions.create(**CHAT)
+    monkeypatch.setattr(tokenizer, "decode", lambda tokens: 1 / 0)
+    with pytest.raises(served.openai.InternalServerError, match="cannot write the answer: division by zero"):
+        served.client.completions.create(**TEXT)
+    monkeypatch.undo()
+    wait_until_free(served)
+    assert served.client.completions.create(**TEXT).choices[0].text == expected(prompt(1), 12)
 
 
 def test_sizes(served: Any) -> None:

@@ -6,12 +6,17 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import driving
 import pytest
 from talking import MOST, prompt, serving, steps
+
+from processes import wait_for
 
 pytest.importorskip("typer", reason="the extra `eval` is not installed")
 
@@ -56,25 +61,70 @@ def test_a_second_signal_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert left == [143]
 
 
-def test_sigterm() -> None:
-    """A process that reads a long prompt for a client that has gone, and answers another, ends in time."""
-    httpx = pytest.importorskip("httpx", reason="the extra `serve` is not installed")
+@pytest.fixture
+def process() -> Iterator[Any]:
+    """A server in a process of its own, and its address."""
+    pytest.importorskip("httpx", reason="the extra `serve` is not installed")
     pytest.importorskip("uvicorn", reason="the extra `serve` is not installed")
     command = [sys.executable, "-m", "hf_paged_eviction_eval", "serve", "--model", "embedded", "--budget", "64"]
-    command += ["--port", "0", "--grace", "0.5", "--prefill-chunk-size", "16"]
+    command += ["--port", "0", "--grace", "0.5", "--prefill-chunk-size", "16", "--max-prompt-tokens", "8000"]
     environment = os.environ | {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
-        assert process.stderr is not None
-        said = next(line for line in process.stderr if "running on" in line or not line)
-        url = next(word for word in said.split() if word.startswith("http"))
-        body, impatient = TEXT | {"max_tokens": 4000, "stream": True}, httpx.Timeout(600, read=0.05)
-        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=600) as answer:
-            lines = answer.iter_lines()
-            next(lines)
-            with pytest.raises(httpx.ReadTimeout):
-                httpx.post(f"{url}/v1/completions", json=TEXT | {"prompt": [5] * 4000}, timeout=impatient)
-            process.send_signal(signal.SIGTERM)
-            ended = [line for line in lines if line][-1]
-        assert "stopped before the answer was complete" in ended
-        process.stderr.read()
-    assert process.returncode == 0
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as started:
+        assert started.stderr is not None
+        said = next(line for line in started.stderr if "running on" in line or not line)
+        yield started, next(word for word in said.split() if word.startswith("http"))
+        started.kill()
+
+
+def test_sigterm(process: Any) -> None:
+    """A process that reads a long prompt for a client that has gone, and answers another, ends in time."""
+    import httpx
+
+    started, url = process
+    body, impatient = TEXT | {"max_tokens": 4000, "stream": True}, httpx.Timeout(600, read=0.05)
+    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=600) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"{url}/v1/completions", json=TEXT | {"prompt": [5] * 4000}, timeout=impatient)
+        started.send_signal(signal.SIGTERM)
+        sent = time.monotonic()
+        ended = [line for line in lines if line][-1]
+    assert "stopped before the answer was complete" in ended
+    started.stderr.read()
+    assert started.wait() == 0
+    # Of grace and after it; the rest is for a machine that does other work.
+    assert time.monotonic() - sent < 2.5 + 2.0
+
+
+def test_while_a_text_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tokenizer that goes on for long holds up nothing: its client is told, and the process ends in time.
+
+    A client that went away before its turn came is not read for.
+    """
+    import httpx
+
+    left, go_on, texts = [], threading.Event(), []
+    with serving(grace=0.5) as served, ThreadPoolExecutor(1) as clients:
+        from hf_paged_eviction_eval.serving import server as module
+
+        def read(special: bool, text: str) -> list[int]:
+            texts.append(text)
+            go_on.wait()
+            return [5]
+
+        monkeypatch.setattr(module, "leave", left.append)
+        monkeypatch.setattr(module, "_AFTER_GRACE", 1.0)
+        monkeypatch.setattr(served.server.config.app.state.served.prompts, "_text", read)
+        waiting = clients.submit(served.http.post, "/v1/completions", json=TEXT | {"prompt": "long"})
+        wait_for(lambda: texts == ["long"])
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"{served.url}/v1/completions", json=TEXT | {"prompt": "gone"}, timeout=0.5)
+        served.server.handle_exit(15, None)
+        answer = waiting.result()
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "stopping")
+        wait_for(lambda: bool(left))
+        go_on.set()
+        served.thread.join()
+    assert set(left) == {0}
+    assert texts == ["long"]

@@ -1,0 +1,83 @@
+"""What a token is called where log probabilities are told, and the bytes that it stands for."""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Any
+
+_BYTE = re.compile("<0x([0-9A-F]{2})>")
+
+
+class TokenNames:
+    """Names and bytes of the tokens of one vocabulary.
+
+    Args:
+        tokenizer: of the model.
+
+    Attributes:
+        special: tokens that texts leave out.
+        bytes_of: the bytes of a token, as they stand in a text where it is not the first.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._added = {int(token) for token in getattr(tokenizer, "added_tokens_decoder", {})}
+        self.special = frozenset(getattr(tokenizer, "all_special_ids", ()))
+        decoder = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)
+        self._byte_level = decoder is not None and b'"ByteLevel"' in bytes(decoder.__getstate__())
+        self.bytes_of = lru_cache(None)(self._bytes_of)
+
+    def name(self, token: int) -> str:
+        """Its text; of a part of a character "bytes:\\xe2", as OpenAI spells it."""
+        raw = self.bytes_of(token)
+        try:
+            return raw.decode("utf-8") if raw else f"token_id:{token}"
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+    def _bytes_of(self, token: int) -> bytes:
+        piece = self._tokenizer.convert_ids_to_tokens(token)
+        if isinstance(piece, bytes):
+            return piece
+        if piece is None:
+            return b""
+        if token in self._added:
+            return str(piece).encode("utf-8", "replace")
+        if self._byte_level and all(char in _BYTES for char in piece):
+            return bytes(_BYTES[char] for char in piece)
+        byte = _BYTE.fullmatch(piece)
+        if byte:
+            return bytes.fromhex(byte[1])
+        # Decoders leave out the blank that the first token begins with: it is the second that is looked at.
+        once, twice = (self._tokenizer.decode([token] * count, clean_up_tokenization_spaces=False) for count in (1, 2))
+        return str(twice[len(once) :]).encode("utf-8", "replace")
+
+
+class Offsets:
+    """Where the tokens of an answer begin in its text, in characters."""
+
+    def __init__(self, names: TokenNames) -> None:
+        self._names, self._characters = names, 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def of(self, tokens: Iterable[int]) -> list[int]:
+        """Those of the next tokens; a part of a character begins where the character does."""
+        offsets = []
+        for token in tokens:
+            offsets.append(self._characters)
+            if token not in self._names.special:
+                self._characters += len(self._decoder.decode(self._names.bytes_of(token)))
+        return offsets
+
+
+def _byte_level() -> dict[str, int]:
+    """The characters that tokenizers of the kind of GPT-2 write for bytes: for those that cannot be seen, others."""
+    seen = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    unseen = [byte for byte in range(0x100) if byte not in seen]
+    return {chr(byte): byte for byte in seen} | {chr(0x100 + at): byte for at, byte in enumerate(unseen)}
+
+
+_BYTES = _byte_level()
