@@ -1,7 +1,6 @@
 """How much code a token passes: calls, files and microseconds of one layer, `python benchmarks/calls.py --help`.
 
-A tiny Llama of one layer runs, and calls of functions in hf_paged_eviction are counted, properties included. The trees
-in docs/how_it_works.md are these runs: `python benchmarks/calls.py --docs`.
+A tiny Llama of one layer runs, and calls of functions in hf_paged_eviction are counted, properties included.
 """
 
 import argparse
@@ -9,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import takewhile
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -19,9 +17,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import hf_paged_eviction
 from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 
 PACKAGE = Path(hf_paged_eviction.__file__).parent
-DOCS = Path(__file__).parent.parent / "docs" / "how_it_works.md"
 BUDGET, PROMPT = 128, 200
 
 
@@ -33,13 +31,11 @@ class Call:
         depth: calls of the package that it is inside of.
         file: below the package.
         name: with its class.
-        step: whether it is more than a getter or the inside of a comprehension.
     """
 
     depth: int
     file: str
     name: str
-    step: bool
 
 
 def traced(run: Callable[[], object]) -> list[Call]:
@@ -54,10 +50,8 @@ def traced(run: Callable[[], object]) -> list[Call]:
             return
         if event == "call":
             name = getattr(code, "co_qualname", code.co_name)  # Python 3.10 has no qualified names
-            owner = vars(frame.f_globals.get(name.partition(".")[0], object))
-            getter = isinstance(owner.get(name.partition(".")[2]), property)
             file = str(Path(code.co_filename).relative_to(PACKAGE))
-            calls.append(Call(depth, file, name, not getter and not name.endswith(">")))
+            calls.append(Call(depth, file, name))
         depth += 1 if event == "call" else -1
 
     sys.setprofile(note)
@@ -91,7 +85,7 @@ class Text:
     def read(self, count: int) -> list[Call]:
         """The calls of a forward of so many tokens."""
         ids = torch.randint(0, 64, (1, count))
-        return traced(lambda: self.model(ids, past_key_values=self.cache))
+        return traced(lambda: self.model(ids, **{CACHE_ARGUMENT: self.cache}))
 
 
 def runs() -> dict[str, list[Call]]:
@@ -110,13 +104,6 @@ def tree(calls: list[Call]) -> str:
     """One line per call, its callers before it."""
     first = calls[0].depth if calls else 0
     return "\n".join(f"{'  ' * (call.depth - first) + call.name:56s} {call.file}" for call in calls)
-
-
-def below(calls: list[Call], root: str, depth: int) -> list[Call]:
-    """The first call of `root` and what it calls, so many calls deep, without getters."""
-    start = next(at for at, call in enumerate(calls) if call.name == root)
-    inside = takewhile(lambda call: call.depth > calls[start].depth, calls[start + 1 :])
-    return [calls[start], *(call for call in inside if call.step and call.depth - calls[start].depth <= depth)]
 
 
 # ---- time ------------------------------------------------------------------------------------------------------------
@@ -153,38 +140,14 @@ def update_us(rounds: int, layers: int = 16, steps: int = 16) -> tuple[float, fl
     return median(times["update"]), median(times["write"])
 
 
-# ---- docs ------------------------------------------------------------------------------------------------------------
-
-#: What the page shows of each case: below which call, how deep.
-SHOWN = {
-    "token overwritten": ("PagedEvictionCache.update", 9),
-    "victim due": ("Cohort.choose_victims", 5),
-    "overflowing prompt": ("Overflow.take", 4),
-}
-
-
-def with_trees(page: str, found: dict[str, list[Call]]) -> str:
-    """The page with the trees between its marks."""
-    for name, (root, depth) in SHOWN.items():
-        begin, end = f"<!-- calls: {name} -->\n", "<!-- end of calls -->"
-        before, rest = page.split(begin, 1)
-        after = rest.split(end, 1)[1]
-        page = f"{before}{begin}\n```text\n{tree(below(found[name], root, depth))}\n```\n\n{end}{after}"
-    return page
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tree", metavar="NAME", help="print the calls of this case, callers before callees")
-    parser.add_argument("--docs", action="store_true", help="write the trees into docs/how_it_works.md")
     parser.add_argument("--rounds", type=int, default=30, help="of timing")
     options = parser.parse_args()
     found = runs()
     if options.tree is not None:
         print(tree(found[options.tree]))
-        return
-    if options.docs:
-        DOCS.write_text(with_trees(DOCS.read_text(), found))
         return
     for name, calls in found.items():
         print(f"{name:24s} {len(calls):4d} calls {len({call.file for call in calls}):3d} files")

@@ -1,0 +1,23 @@
+"""How many calls of the library a token takes."""
+
+from __future__ import annotations
+
+import pytest
+
+import models
+from benchmarks import calls
+
+
+@pytest.mark.skipif(models.VERSION < (5, 14), reason="static caches need transformers 5.14")
+def test_calls_are_few() -> None:
+    """What a reader can follow; `python benchmarks/calls.py --tree NAME` prints them."""
+    limits = {
+        "token overwritten": (60, 14),
+        "victim due": (150, 30),
+        "token, static": (75, 22),
+        "overflowing prompt": (150, 38),
+        "prompt, snapkv@ada_kv": (230, 52),
+    }
+    for name, found in calls.runs().items():
+        most_calls, most_files = limits[name]
+        assert 5 < len(found) <= most_calls and len({call.file for call in found}) <= most_files, name
