@@ -9,6 +9,7 @@ from transformers.generation.continuous_batching.cache_allocators import FullAtt
 from transformers.generation.continuous_batching.requests import RequestState
 
 from ..table.spans import beginning
+from .contract import ALLOCATOR, check_attributes
 from .options import ServingOptions
 from .pages import Pages
 from .prefixes import Prefixes
@@ -44,6 +45,7 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
 
     def __init__(self, cache: PagedAttentionCache, options: ServingOptions, share_pages: bool) -> None:
         stock = cache.cache_allocators[self.layer_type]
+        check_attributes(stock, ALLOCATOR)
         if set(stock.layer_indices) != set(options.layers):
             raise ValueError(
                 f"Layers {sorted(options.layers)} of this {cache.config.model_type} model can evict, but continuous "

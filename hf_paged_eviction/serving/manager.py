@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from transformers import ContinuousBatchingConfig
 from transformers.generation.continuous_batching.continuous_api import (
     ContinuousBatchingManager,
@@ -11,7 +12,9 @@ from transformers.generation.continuous_batching.continuous_api import (
 
 from .allocator import BoundedAllocator
 from .contexts import ServedContext
+from .contract import MANAGER, PROCESSOR, check_attributes
 from .options import ServingOptions
+from .probe import check_takes_pages
 from .sampling import Sampler, SamplingProcessor
 from .scheduler import FixedCutScheduler
 from .stats import BatchingStats, RequestStats
@@ -25,10 +28,12 @@ class BoundedManager(ContinuousBatchingManager):  # type: ignore[misc]
         options: how each request is bounded.
 
     Raises:
-        ValueError: the configuration asks for what would change answers.
+        UnsupportedTransformersError: this release of transformers lacks what serving uses.
+        ValueError: the configuration asks for what would change answers, or the model's code does not use pages.
     """
 
     num_return_sequences: int
+    _original_attn_impl: str | None
 
     def __init__(
         self,
@@ -43,11 +48,26 @@ class BoundedManager(ContinuousBatchingManager):  # type: ignore[misc]
         self._share_pages = continuous_batching_config is None or bool(continuous_batching_config.allow_block_sharing)
         config = options.configure(continuous_batching_config, model.device)
         super().__init__(model, generation_config, config, workload_hints)
+        check_attributes(self, MANAGER)
+        self._check_model()
         # transformers reads a prompt up to its last token, then forks it. Each child reads the prompt itself here, so
         # that it is cut as a request alone is.
         self._children = self.num_return_sequences - 1
         self.num_return_sequences = 1
         self._offer_sampling()
+
+    def _check_model(self) -> None:
+        try:
+            check_takes_pages(self.model)
+        except ValueError:
+            self._restore_attention()
+            raise
+
+    def _restore_attention(self) -> None:
+        """Set the model to the attention implementation that it had before this manager was made."""
+        if self._original_attn_impl is not None:
+            self.model.set_attn_implementation(self._original_attn_impl)
+            self._original_attn_impl = None
 
     def _offer_sampling(self) -> None:
         processors = self.logit_processor
@@ -109,8 +129,19 @@ class BoundedManager(ContinuousBatchingManager):  # type: ignore[misc]
         for _ in range(results.qsize()):
             results.get_nowait()
 
+    @torch.inference_mode(False)
+    def start(self) -> None:
+        """Start the generation thread, see `ContinuousBatchingManager.start`, whatever the caller's inference mode.
+
+        From 5.24 on transformers' thread takes over the caller's. Tensors that it makes then could not be written to
+        by a later thread of this manager outside inference mode.
+        """
+        super().start()
+
+    @torch.inference_mode(False)
     def _create_batch_processor(self) -> ContinuousBatchProcessor:
         processor = super()._create_batch_processor()
+        check_attributes(processor, PROCESSOR)
         if not isinstance(processor.scheduler, FixedCutScheduler):  # it was not there before
             self.options.check_room(self.continuous_batching_config)
             bounded = BoundedAllocator.install(processor.cache, self.options, self._share_pages)
@@ -130,6 +161,7 @@ class BoundedManager(ContinuousBatchingManager):  # type: ignore[misc]
         """Let all requests come to their end (or fail them, if `hard`), and give up the memory."""
         if self.is_running():
             self.stop(hard_stop=hard)
+        self._restore_attention()  # a manager that was never started does not stop
         self._last, self.batch_processor = self.stats(), None
         self.destroy()
 

@@ -7,6 +7,7 @@ from typing import Any
 import driving
 import pytest
 import torch
+import transformers
 from driving import Batching, alone, batching, greedy, model_of, pool, texts
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -105,6 +106,8 @@ def test_stock_scheduler_depends_on_neighbours(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(("family", "attention"), [("gemma3", "sdpa"), ("gemma3", "eager"), ("gpt_neox", "eager")])
 def test_models(family: str, attention: str) -> None:
     """Layers with a sliding window stay transformers' own; the others evict."""
+    if family == "gpt_neox" and transformers.__version__ == "5.24.0":
+        pytest.skip("refused, see test_refused.py")
     model, options = model_of(family), OPTIONS | {"budget": 24}
     prompts = texts([30, 5, 50])
     model.set_attn_implementation(attention)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
 from types import SimpleNamespace
 from typing import Any
 
 import driving
 import pytest
+import torch
 import transformers
 from driving import greedy, model_of, pool, texts
+from transformers.generation.continuous_batching.scheduler import FIFOScheduler
 
 from hf_paged_eviction.serving import TESTED, UnsupportedTransformersError, contract, paged_batching
 
@@ -18,37 +21,74 @@ OPTIONS: dict[str, Any] = {"budget": 32, "block_size": 4}
 
 def test_releases_where_something_moved_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transformers, "__version__", "9.9.9")
-    monkeypatch.setattr(contract, "PARTS", (contract.Part("cache", "NoSuchCache"),) * 5)
-    with pytest.raises(UnsupportedTransformersError, match=r"In 9\.9\.9, .*NoSuchCache is gone.*and 2 more"):
+    monkeypatch.setattr(contract, "FIELDS", {f"cache.NoSuchCache{number}": "" for number in range(5)})
+    with pytest.raises(UnsupportedTransformersError, match=r"In 9\.9\.9, .*NoSuchCache0 is gone.*and 2 more"):
         paged_batching(None, 32).__enter__()
 
 
 @served
-def test_releases_where_nothing_moved_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_untested_releases_are_served_with_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     assert contract.moved() == []
     assert transformers.__version__ in TESTED
     contract.check_transformers()
-    monkeypatch.setattr(transformers, "__version__", "5.23.1")
-    with pytest.warns(UserWarning, match=r"not been tested with transformers 5\.23\.1"):
-        contract.check_transformers()
+    monkeypatch.setattr(transformers, "__version__", "9.9.9")
+    contract._warn_untested.cache_clear()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            with paged_batching(model_of(), **OPTIONS):
+                pass
+    contract._warn_untested.cache_clear()
+    assert [str(warning.message)[:60] for warning in caught] == [
+        "Serving has not been tested with transformers 9.9.9. Tested "
+    ]
 
 
 @served
-def test_what_moved_is_named() -> None:
+def test_nothing_is_looked_up_in_source_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Comments and formatting of transformers may change, and its source may be missing."""
+    monkeypatch.setattr("inspect.getsource", None)
+    assert contract.moved() == []
+
+
+@served
+def test_what_moved_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: a class, a method, a parameter and an attribute that are not there."""
-    parts = [
-        contract.Part("cache", "NoSuchCache"),
-        contract.Part("no_such_module", "Cache"),
-        contract.Part("scheduler", "Scheduler", (("no_such_method", ""), ("add_waiting_request", "request"))),
-        contract.Part("scheduler", "Scheduler", words=("self.no_such_attribute",)),
-    ]
-    said = [text for part in parts for text in part.moved()]
+    monkeypatch.setattr(
+        contract,
+        "METHODS",
+        {
+            "cache.NoSuchCache": {},
+            "no_such_module.Cache": {},
+            "scheduler.Scheduler": {"no_such_method": "", "add_waiting_request": "request"},
+        },
+    )
+    monkeypatch.setattr(contract, "FIELDS", {"requests.RequestState": "request_id no_such_field"})
+    said = contract.moved()
     assert len(said) == 5
     assert "NoSuchCache is gone" in said[0]
     assert "no_such_module" in said[1]
     assert said[2] == "Scheduler.no_such_method is gone"
     assert said[3] == "Scheduler.add_waiting_request takes (state), not (request)"
-    assert said[4] == "Scheduler no longer says 'self.no_such_attribute'"
+    assert said[4] == "RequestState.no_such_field is gone"
+    with pytest.raises(UnsupportedTransformersError, match=r"Scheduler\.no_such_attribute is gone"):
+        contract.check_attributes(FIFOScheduler.__new__(FIFOScheduler), "__class__.__name__ no_such_attribute")
+
+
+@pytest.mark.parametrize(
+    ("method", "takes"),
+    [
+        (lambda self, first, second: None, True),
+        (lambda self, first, second, third=None: None, True),
+        (lambda self, first, second, *rest, **more: None, True),
+        (lambda self, first, second, third: None, False),
+        (lambda self, second, first: None, False),
+        (lambda self, first: None, False),
+    ],
+)
+def test_parameters_that_may_be_added(method: Any, takes: bool) -> None:
+    owner = type("Owner", (), {"method": method})
+    assert (not contract._changed_methods(owner, {"method": "first second"})) is takes
 
 
 @served
@@ -124,6 +164,39 @@ def test_models() -> None:
         del model._device_mesh
 
 
+@served
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_models_whose_attention_does_not_use_pages(attention: str) -> None:
+    """GPT-NeoX of transformers 5.24 calls the cache without the arguments that continuous batching needs."""
+    model = model_of("gpt_neox")
+    model.set_attn_implementation(attention)
+    try:
+        with paged_batching(model, prefill_chunk_size=16, **OPTIONS):
+            if transformers.__version__ in ("5.24.0",):
+                with pytest.raises(ValueError, match=r"GPTNeoXForCausalLM in transformers 5\.24\.0.*without the arg"):
+                    model.init_continuous_batching(greedy(5), pool(8))
+            else:
+                model.init_continuous_batching(greedy(5), pool(8))
+        assert model.config._attn_implementation == attention
+    finally:
+        model.set_attn_implementation("sdpa")
+
+
+@served
+@pytest.mark.parametrize(
+    ("forward", "reason"),
+    [
+        (lambda self, **inputs: None, "never asks for the pages"),
+        (lambda self, cache, **inputs: cache.get_conv_state(0), "ask the cache for 'get_conv_state'"),
+    ],
+)
+def test_models_that_do_something_else(monkeypatch: pytest.MonkeyPatch, forward: Any, reason: str) -> None:
+    model = model_of()
+    monkeypatch.setattr(type(model), "forward", forward)
+    with paged_batching(model, prefill_chunk_size=16, **OPTIONS), pytest.raises(ValueError, match=reason):
+        model.init_continuous_batching(greedy(5), pool(8))
+
+
 def _families() -> list[str]:
     import models
 
@@ -164,6 +237,21 @@ def test_leaving_restores() -> None:
     tokens = [[output.generated_tokens for output in outputs.values()] for outputs in (plain, bounded, after)]
     assert tokens[0] == tokens[2] != tokens[1]
     assert running.stats().evicted == sum(len(prompt) + 5 - 32 for prompt in prompts)
+
+
+@served
+def test_a_manager_made_in_inference_mode() -> None:
+    """Its tensors can be written to later, outside that mode."""
+    model, prompts, answers = model_of(), texts([40, 50]), []
+    with paged_batching(model, prefill_chunk_size=16, **OPTIONS):
+        for mode in (torch.inference_mode, torch.no_grad):
+            with mode():
+                outputs = model.generate_batch(
+                    prompts, generation_config=greedy(6), continuous_batching_config=pool(8), persistent_manager=True
+                )
+            answers.append([output.error or output.generated_tokens for output in outputs.values()])
+    assert answers[0] == answers[1]
+    assert len(answers[0][0]) == 6
 
 
 @served
