@@ -28,10 +28,12 @@ from .layer.stats import CacheStats
 from .masks.channel import open_channel
 from .masks.padding import Padding
 from .naming.sizes import readable_bytes
-from .options.arguments import CacheArguments, takes
+from .options.cache_options import AUTO, CacheOptions
 from .options.checked import CheckedOptions, check_config, check_flag, check_instance
 from .options.defaults import Default, choose
 from .policies import EvictionPolicy
+from .policies.needs import Heads
+from .precision.base import Precision
 from .queries.attention import ModelAttention, forget_handover, hand_over
 from .saving import context
 from .static.checks import check_static
@@ -39,6 +41,7 @@ from .static.steps import refusal
 from .store.pool import StoragePool
 from .store.tensors import byte_count
 from .table.cohort import Cohorts
+from .table.gaps import Positions
 from .table.spans import Spans, of_rows
 from .table.takeback import columns_to_remove, crop_all_or_none
 
@@ -52,7 +55,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
     always attend to all of its own tokens. With `prefill_chunk_size=n` the peak is `budget + n` tokens. Gradients flow
     through the tokens of one forward; into tokens of earlier ones that gradients belong to, `backward` refuses to go.
 
-    Args not named here, from `budget` to `static`, are the fields of `CacheOptions`.
+    The arguments from `budget` to `static` are the fields of `CacheOptions`, which says what they mean.
 
     Args:
         config: `model.config`; the text part of a multimodal config is found by itself.
@@ -64,16 +67,59 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         TypeError, ValueError: sizes, policy or model that cannot work; the message says what would.
     """
 
-    @takes(CacheArguments)
-    def __init__(self, config: Any, asked: CacheArguments) -> None:
+    def __init__(
+        self,
+        config: Any,
+        budget: int | str | Sequence[int] | None = None,
+        block_size: int = 16,
+        policy: str | EvictionPolicy = AUTO,
+        heads: Heads | None = None,
+        sink_tokens: int | None = None,
+        *,
+        recent_tokens: int | None = None,
+        protect: Spans | Sequence[Spans] | None = None,
+        allocator: str | BudgetAllocator | None = None,
+        disposal: str | Disposal = "drop",
+        positions: Positions = "text",
+        bits: int | str | tuple[int | None, int | None] | Precision | None = None,
+        static: bool = False,
+        attention_mask: Tensor | None = None,
+        pool: StoragePool | None = None,
+    ) -> None:
+        options = CacheOptions(
+            budget=budget,
+            block_size=block_size,
+            policy=policy,
+            heads=heads,
+            sink_tokens=sink_tokens,
+            recent_tokens=recent_tokens,
+            protect=protect,
+            allocator=allocator,
+            disposal=disposal,
+            positions=positions,
+            bits=bits,
+            static=static,
+        )
+        self._make(config, options, attention_mask, pool)
+
+    @classmethod
+    def of_decoder(cls, config: Any, **options: Any) -> "PagedEvictionCache":
+        """The decoder's half of the cache of an encoder-decoder model, see `paged_encoder_decoder_cache`."""
+        mask, pool = options.pop("attention_mask", None), options.pop("pool", None)
+        cache = cls.__new__(cls)
+        cache._make(config, CacheOptions(**options), mask, pool, alone=False)
+        return cache
+
+    def _make(
+        self, config: Any, asked: CacheOptions, mask: Tensor | None, pool: StoragePool | None, alone: bool = True
+    ) -> None:
+        """`alone`: it is no half of another cache."""
         check_config(config)
-        check_flag("record_past", asked._record_past)
-        check_instance("pool", asked.pool, StoragePool)
+        check_instance("pool", pool, StoragePool)
         self._attention = ModelAttention(config.get_text_config(decoder=True))
-        alone = not asked._inside_encoder_decoder
 
         def check(default: Default) -> CheckedOptions:
-            options = CheckedOptions.check(config, asked, default, not alone, asked._prefix)
+            options = CheckedOptions.check(config, asked, default, not alone)
             if isinstance(options.allocator, Given):
                 options.allocator.budgets(options.sizes, sum(map(is_paged, layer_plan(config))))
             options.check_attention(self._attention)
@@ -90,7 +136,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         warn_of_surprises(config, plan, known_bad, stacklevel=4 if alone else 5)
         self._alone = alone
         # The decoder's own prompt is a start token: no pads to be told of.
-        self._padding = Padding(asked.attention_mask, expected=alone)
+        self._padding = Padding(mask, expected=alone)
         builder = LayerBuilder(options)
         self._sharing = builder.sharing
         Cache.__init__(self, layers=builder.fill(plan, self._padding, config))
@@ -98,8 +144,8 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         self._first_paged = next((at for at, _ in self.paged_layers), None)
         cohorts = Cohorts([layer.member for layer in self._evicting])
         for layer in self._evicting:
-            layer.cohorts, layer.store.room.pool = cohorts, asked.pool
-        self.pool = asked.pool
+            layer.cohorts, layer.store.room.pool = cohorts, pool
+        self.pool = pool
         # Worked out here, because masks and `update` ask for every token.
         self._parts = [paged_part(layer) for layer in self.layers]
         self._sliding: list[bool] = [getattr(layer, "is_sliding", False) for layer in self.layers]
@@ -122,8 +168,6 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             options.uniform,
             self._steps,
         )
-        if asked._record_past:
-            self.activate_past_recording()
         open_channel()
 
     @property
@@ -506,9 +550,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             settings = dict(saved.settings)
             recording = settings.pop("record_past")
             check_flag("record_past", recording)
-            with warnings.catch_warnings():  # of names that files of before have
-                warnings.simplefilter("ignore", DeprecationWarning)
-                cache = cls(config, **settings, pool=pool)
+            cache = cls(config, **settings, pool=pool)
             if recording:
                 cache.activate_past_recording()
             context.restore(saved, cache.layers, cache._padding, cache._sharing, device, cache._steps is not None)

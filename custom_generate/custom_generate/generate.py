@@ -10,10 +10,9 @@ from transformers import EncoderDecoderCache, GenerationMixin
 
 from hf_paged_eviction import CacheOptions, PagedEvictionCache, paged_encoder_decoder_cache
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
-from hf_paged_eviction.options.arguments import OLD_NAMES
 
 # `static` is left out: `generate` has a way of its own to ask for that.
-_OPTIONS = [each.name for each in fields(CacheOptions) if each.name != "static"] + sorted(OLD_NAMES - {"record_past"})
+_OPTIONS = [each.name for each in fields(CacheOptions) if each.name != "static"]
 
 # What says where this file is loaded from is handed on to it as well, but means nothing to the model.
 _FROM_WHERE = ("cache_dir", "force_download", "local_files_only", "proxies", "repo_type", "revision", "token")

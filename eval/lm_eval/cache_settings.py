@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
-from inspect import signature
 from typing import Any
 
 from torch import Tensor
@@ -13,7 +12,6 @@ from torch import Tensor
 from hf_paged_eviction import CacheOptions, PagedEvictionCache, make_policy
 from hf_paged_eviction.allocators import Uniform, make_allocator
 from hf_paged_eviction.disposals import make_disposal
-from hf_paged_eviction.options.arguments import OLD_NAMES, renamed
 from hf_paged_eviction.options.cache_options import AUTO
 from hf_paged_eviction.options.checked import first_tokens
 from hf_paged_eviction.table.budget import BlockBudget
@@ -42,7 +40,7 @@ class CacheSettings(CacheOptions):
             UserError: values that cannot work; the message says what would.
         """
         try:
-            found = cls(**renamed(signature(cls), (), arguments, "hf-paged-eviction"))
+            found = cls(**arguments)
             if found.budget is None:
                 raise UserError(
                     "the model hf-paged-eviction needs a budget: --model_args budget=1024 (tokens held per layer), "
@@ -117,4 +115,4 @@ class CacheSettings(CacheOptions):
 
 
 #: Arguments of a model that are ours.
-OURS = [each.name for each in fields(CacheSettings) if each.name != "static"] + sorted(OLD_NAMES - {"record_past"})
+OURS = [each.name for each in fields(CacheSettings) if each.name != "static"]

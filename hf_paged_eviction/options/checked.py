@@ -117,14 +117,13 @@ class CheckedOptions:
 
     @classmethod
     def check(
-        cls, config: Any, asked: CacheOptions, default: Default, inside_encoder_decoder: bool = False, prefix: int = 0
+        cls, config: Any, asked: CacheOptions, default: Default, inside_encoder_decoder: bool = False
     ) -> "CheckedOptions":
         """Check what the user asked for.
 
         Args:
             config: `model.config`.
             default: policy and allocator, in place of those asked for.
-            prefix: first tokens that stay in any case, as was asked for before `sink_tokens` took that in.
 
         Raises:
             TypeError, ValueError: sizes, policy or model that cannot work; the message says what would.
@@ -141,8 +140,6 @@ class CheckedOptions:
             budget, shares = given_shares(budget, shares)
         usual = policy.needs.sink_tokens if default.sinks is None else default.sinks
         sinks = usual if asked.sink_tokens is None else asked.sink_tokens
-        if prefix:
-            sinks = max(first_tokens(sinks, policy, asked.block_size), prefix)
         recent = with_share(asked.recent_tokens, default.recent, budget, asked.block_size)
         sizes = BlockBudget.validate(budget, asked.block_size, sinks, recent, asked.protect)
         if sizes.tokens is None and asked.recent_tokens is None:

@@ -3,7 +3,6 @@
 import warnings
 from copy import deepcopy
 from dataclasses import dataclass
-from inspect import signature
 from math import ceil
 from typing import Any
 
@@ -12,8 +11,7 @@ from transformers import ContinuousBatchingConfig
 
 from ..cache import PagedEvictionCache
 from ..layer.paged import PagedLayer
-from ..options.arguments import CacheArguments, renamed
-from ..options.cache_options import AUTO
+from ..options.cache_options import AUTO, CacheOptions
 from ..policies import EvictionPolicy, make_policy
 from ..table.budget import BlockBudget, whole_number
 from ..table.spans import Spans, read_spans
@@ -52,17 +50,17 @@ class ServingOptions:
         Raises:
             TypeError, ValueError: with the reason and the way out.
         """
-        given = renamed(signature(CacheArguments), (), options, "paged_batching", 4)
-        asked = CacheArguments(**given)
+        given = {name: options.pop(name) for name in _UNASKED if name in options}
+        asked = CacheOptions(**options)
         if asked.budget is None:
             raise ValueError("budget= (tokens held per request and layer) is needed: pages are reserved for it.")
         _refuse_positions(asked.positions)
-        _refuse_others(asked)
+        _refuse_others(asked, given)
         if asked.policy != AUTO:
             _refuse_queries(make_policy(asked.policy))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # they speak of `generate`
-            alone = PagedEvictionCache(config, **{**given, "heads": "shared", "allocator": "uniform"})
+            alone = PagedEvictionCache(config, **{**options, "heads": "shared", "allocator": "uniform"})
         layers = dict(alone.paged_layers)
         if not layers:
             raise ValueError(
@@ -225,6 +223,8 @@ def _refuse_positions(positions: str) -> None:
         raise ValueError(f'positions must be "text", got {positions!r}.')
 
 
+#: What `PagedEvictionCache` takes beside its options.
+_UNASKED = ("attention_mask", "pool")
 #: Options that pages cannot serve, and why.
 _UNSERVED = {
     "bits": "pages hold keys and values in the model's own type",
@@ -239,16 +239,15 @@ _UNSERVED = {
 }
 
 
-def _refuse_others(asked: CacheArguments) -> None:
+def _refuse_others(asked: CacheOptions, unasked: dict[str, Any]) -> None:
     if isinstance(asked.budget, str) and not asked.budget.strip().isdecimal():
         raise ValueError(
             f"budget={asked.budget!r} is not there in continuous batching: pages are reserved by tokens, before a "
             "prompt is read. Give budget= in tokens, and num_blocks in ContinuousBatchingConfig."
         )
-    if asked._record_past:
-        raise ValueError("record_past= is not there in continuous batching: nothing is taken back. Leave it out.")
+    given, usually = vars(asked) | unasked, vars(CacheOptions())
     for name, reason in _UNSERVED.items():
-        value, usual = getattr(asked, name), getattr(CacheArguments, name)
+        value, usual = given.get(name), usually.get(name)
         if (name, value) != ("heads", "shared") and value is not usual and value != usual:
             raise ValueError(
                 f"{name}={value!r} is not there in continuous batching: {reason}. Leave {name}= out, or use "

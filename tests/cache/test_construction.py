@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from typing import Any
 
@@ -12,7 +13,13 @@ from transformers import AutoConfig, BartConfig, T5Config
 import models
 import modes
 from closeness import assert_close
-from hf_paged_eviction import PagedEvictionCache, available_policies, make_policy, paged_encoder_decoder_cache
+from hf_paged_eviction import (
+    CacheOptions,
+    PagedEvictionCache,
+    available_policies,
+    make_policy,
+    paged_encoder_decoder_cache,
+)
 from hf_paged_eviction.allocators import make_allocator
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.options.checked import chosen_heads
@@ -103,7 +110,7 @@ def test_something_must_be_left_to_evict(settings: dict[str, int], smallest: int
         ({"budget": "half%"}, ValueError, "is no share"),
         ({"budget": "lots"}, ValueError, "Give tokens"),
         ({"budget": 0.5}, TypeError, "counts tokens"),
-        ({"budget": 64, "buget": 1}, TypeError, "PagedEvictionCache: got an unexpected keyword argument 'buget'"),
+        ({"budget": 64, "buget": 1}, TypeError, "unexpected keyword argument 'buget'"),
         ({"budget": 64, "heads": "both"}, ValueError, '"shared", "separate" or None'),
         ({"budget": 64, "policy": "h3o"}, ValueError, "Unknown policy"),
         ({"budget": 64, "policy": 7}, TypeError, "policy"),
@@ -443,3 +450,12 @@ def test_what_is_known_to_be_bad_is_said(bits: Any, told: bool) -> None:
         warnings.simplefilter("always")
         PagedEvictionCache(models.shared("llama").config, budget=64, bits=bits)
     assert [(str(each.message)[:14], each.filename) for each in caught] == [("Keys in 2 bits", __file__)] * told
+
+
+def test_the_constructor_takes_the_options_one_by_one() -> None:
+    """Written out, so that editors and type checkers see them; `CacheOptions` says what they mean."""
+    takes = inspect.signature(PagedEvictionCache).parameters
+    options = inspect.signature(CacheOptions).parameters
+    assert list(takes) == ["config", *options, "attention_mask", "pool"]
+    for name, option in options.items():
+        assert (takes[name].default, takes[name].kind) == (option.default, option.kind), name

@@ -24,5 +24,5 @@ def paged_encoder_decoder_cache(config: Any, **settings: Any) -> EncoderDecoderC
     check_config(config)
     if not config.is_encoder_decoder:
         raise ValueError(f"{config.model_type} is no encoder-decoder model: use PagedEvictionCache itself.")
-    decoder = PagedEvictionCache(config, **settings, _inside_encoder_decoder=True)
+    decoder = PagedEvictionCache.of_decoder(config, **settings)
     return EncoderDecoderCache(decoder, DynamicCache(config=config.get_text_config(decoder=True)))
