@@ -42,6 +42,8 @@ def _check_installation() -> None:
     """The lab is found by its entry points, and those of an editable installation are as old as the installation."""
     wanted = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text("utf-8"))["project"]
     for group, entries in wanted["entry-points"].items():
+        if not group.startswith("hf_paged_eviction."):  # commands are looked for by the tests of those that bring them
+            continue
         if missing := sorted(entries.keys() - {entry.name for entry in entry_points(group=group)}):
             raise pytest.UsageError(
                 f"The installed package does not know {', '.join(missing)} of [project.entry-points.{group!r}]: it is "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.metadata import entry_points
 from typing import Annotated
 
 import typer
@@ -22,7 +23,6 @@ from . import (
     recommend,
     report,
     score,
-    serve,
     verify,
 )
 from .command import add_command, plain_errors
@@ -73,9 +73,10 @@ COMMANDS: dict[str, Callable[..., bool | None]] = {
     "fit-fold": fit_fold.fit_fold,
     "compress": compress.compress,
     "bench": bench.bench,
-    "serve": serve.serve,
 }
-for name, run in COMMANDS.items():
+#: Those of other packages, such as the server.
+OTHERS = {point.name: point.load() for point in entry_points(group="hf_paged_eviction_eval.commands")}
+for name, run in (COMMANDS | OTHERS).items():
     add_command(app, name, run)
 app.command("tasks")(lists.tasks)
 app.command("policies")(lists.policies)

@@ -14,7 +14,11 @@ import pytest
 pytest.importorskip("build", reason="the extra `dev` is not installed")
 
 ROOT = Path(__file__).parents[2]
-SOURCES = {"hf_paged_eviction": "hf_paged_eviction", "eval": "hf_paged_eviction_eval"}
+SOURCES = {
+    "hf_paged_eviction": "hf_paged_eviction",
+    "eval": "hf_paged_eviction_eval",
+    "server": "hf_paged_eviction_server",
+}
 SHIPPED = (".py", ".json", ".html", ".css")
 IGNORED = shutil.ignore_patterns(".*", "build", "dist", "results", "*.egg-info", "__pycache__")
 
@@ -43,7 +47,7 @@ def expected_files() -> set[str]:
     return found
 
 
-def test_wheel_holds_both_packages_and_no_other(dist: Path) -> None:
+def test_wheel_holds_these_packages_and_no_other(dist: Path) -> None:
     (wheel,) = dist.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())

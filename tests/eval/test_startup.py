@@ -73,7 +73,6 @@ def test_commands_without_a_model_import_no_torch(tmp_path: Path) -> None:
         "fit-fold",
         "bench",
         "verify",
-        "serve",
         "tasks",
         "policies",
     ]

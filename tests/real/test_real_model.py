@@ -15,10 +15,10 @@ import pytest
 import torch
 from transformers import DynamicCache
 
+import driving
 from hf_paged_eviction import PagedEvictionCache, verify
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.integration.feeding import feed
-from serving import driving
 
 pytest.importorskip("typer", reason="the extra `eval` is not installed")
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import driving
 import pytest
 import torch
 import transformers
-from driving import Batching, alone, batching, greedy, model_of, pool, texts
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers.generation.continuous_batching.scheduler import FIFOScheduler
 
+import driving
+from driving import Batching, alone, batching, greedy, model_of, pool, texts
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.serving import paged_batching

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import driving
 import pytest
 import torch
-from driving import batching, greedy, model_of, pool, texts
 
+import driving
+from driving import batching, greedy, model_of, pool, texts
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 

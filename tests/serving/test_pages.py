@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import driving
 import pytest
+
+import driving
 from driving import alone, batching, greedy, model_of, pool, texts
 
 pytestmark = pytest.mark.skipif(bool(driving.UNSERVED), reason=driving.UNSERVED)

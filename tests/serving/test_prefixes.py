@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 from typing import Any
 
-import driving
 import pytest
+
+import driving
 from driving import Batching, alone, batching, model_of, pool, texts
 
 pytestmark = pytest.mark.skipif(bool(driving.UNSERVED), reason=driving.UNSERVED)

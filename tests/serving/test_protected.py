@@ -6,11 +6,11 @@ import random
 from pathlib import Path
 from typing import Any
 
-import driving
 import pytest
 import torch
-from driving import alone, batching, model_of, pool, texts
 
+import driving
+from driving import alone, batching, model_of, pool, texts
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 
@@ -122,41 +122,6 @@ def feed(cache: PagedEvictionCache, tokens: list[int]) -> torch.Tensor:
         with torch.no_grad():
             logits = model_of()(torch.tensor([tokens[start : start + driving.CHUNK]]), **{CACHE_ARGUMENT: cache}).logits
     return logits
-
-
-def test_over_http() -> None:
-    """What the server protects of every conversation; a request decides for itself; neighbours are what they were."""
-    pytest.importorskip("typer", reason="the extra `eval` is not installed")
-    import talking
-
-    from hf_paged_eviction import spans_of_roles
-
-    model, tokenizer = talking.embedded()
-    said = [{"role": "system", "content": "The key is under the mat."}, {"role": "user", "content": talking.prompt(2)}]
-    ids = tokenizer.apply_chat_template(said, add_generation_prompt=True, return_dict=True)["input_ids"]
-    options = OPTIONS | {"prefill_chunk_size": talking.CHUNK}
-
-    def expected(roles: list[str]) -> str:
-        spans = spans_of_roles(tokenizer, said, roles)
-        return str(tokenizer.decode(alone(model, ids, 24, protect=spans, **options), skip_special_tokens=True))
-
-    with talking.serving(**OPTIONS, pages=16, protect="system") as served:
-        asked: dict[str, Any] = {"model": "embedded", "messages": said, "max_tokens": 24}
-        chat = served.client.chat.completions.create
-        answers = [
-            chat(**asked, extra_body={} if roles is None else {"protect": roles}).choices[0].message.content
-            for roles in (None, ["system"], [])
-        ]
-        assert answers == [expected(["system"]), expected(["system"]), expected([])]
-        assert answers[0] != answers[2]
-        spans = spans_of_roles(tokenizer, said, ["system"])
-        text = {"model": "embedded", "prompt": ids, "max_tokens": 24}
-        assert served.client.completions.create(**text, extra_body={"protect": spans}).choices[0].text == answers[0]
-        assert served.client.completions.create(**text).choices[0].text == answers[2]
-        with pytest.raises(served.openai.BadRequestError, match="budget=48 leaves no block") as refused:
-            chat(**asked, extra_body={"protect": ["last_user"]})
-        assert refused.value.body["param"] == "protect"  # type: ignore[index]
-        talking.wait_until_free(served)
 
 
 def test_refused() -> None:

@@ -6,13 +6,13 @@ import warnings
 from types import SimpleNamespace
 from typing import Any
 
-import driving
 import pytest
 import torch
 import transformers
-from driving import greedy, model_of, pool, texts
 from transformers.generation.continuous_batching.scheduler import FIFOScheduler
 
+import driving
+from driving import greedy, model_of, pool, texts
 from hf_paged_eviction.serving import TESTED, UnsupportedTransformersError, contract, paged_batching
 
 served = pytest.mark.skipif(bool(driving.UNSERVED), reason=driving.UNSERVED)

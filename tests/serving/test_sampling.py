@@ -6,11 +6,12 @@ import math
 import random
 from typing import Any
 
-import driving
 import pytest
 import torch
-from driving import alone, batching, model_of, pool, texts
 from transformers import GenerationConfig
+
+import driving
+from driving import alone, batching, model_of, pool, texts
 
 pytestmark = pytest.mark.skipif(bool(driving.UNSERVED), reason=driving.UNSERVED)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import driving
 import pytest
+
+import driving
 
 pytestmark = pytest.mark.skipif(bool(driving.UNSERVED), reason=driving.UNSERVED)
 serving = pytest.importorskip("hf_paged_eviction_eval.bench.serving", reason="the extra `eval` is not installed")

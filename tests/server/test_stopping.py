@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import driving
 import pytest
 from talking import MOST, prompt, serving, steps
 
+import driving
 from processes import wait_for
 
 pytest.importorskip("typer", reason="the extra `eval` is not installed")
@@ -48,8 +48,8 @@ def test_a_second_signal_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("uvicorn", reason="the extra `serve` is not installed")
     from types import SimpleNamespace
 
-    from hf_paged_eviction_eval.options.serve import ServeOptions
-    from hf_paged_eviction_eval.serving import server as module
+    from hf_paged_eviction_server import server as module
+    from hf_paged_eviction_server.options import ServeOptions
 
     left: list[int] = []
     monkeypatch.setattr(module, "leave", left.append)
@@ -106,7 +106,7 @@ def test_while_a_text_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
 
     left, go_on, texts = [], threading.Event(), []
     with serving(grace=0.5) as served, ThreadPoolExecutor(1) as clients:
-        from hf_paged_eviction_eval.serving import server as module
+        from hf_paged_eviction_server import server as module
 
         def read(special: bool, text: str) -> list[int]:
             texts.append(text)

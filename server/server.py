@@ -14,13 +14,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from ..errors import UserError
-from ..models.loading import load_config, load_model, load_tokenizer
-from ..options.requests import model_settings
-from ..options.serve import ServeOptions
-from ..options.settings import Settings
+from hf_paged_eviction_eval.errors import UserError
+from hf_paged_eviction_eval.models.loading import load_config, load_model, load_tokenizer
+from hf_paged_eviction_eval.options.requests import model_settings
+from hf_paged_eviction_eval.options.settings import Settings
 
-NEEDS = "fastapi, uvicorn and prometheus_client are needed: pip install 'hf_paged_eviction[eval,serve]'"
+from .options import ServeOptions
+
+NEEDS = "fastapi, uvicorn and prometheus_client are needed: pip install 'hf_paged_eviction[serve]'"
 #: Longest prompt where neither the model nor the user says how long it may be.
 _LONGEST_PROMPT = 32768
 #: Tokens per page where the budget is not smaller.

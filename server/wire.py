@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from ..options.serve import Role
+from .options import Role
 
 #: Most answers that one request may ask for.
 MOST_ANSWERS = 64

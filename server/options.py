@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from hf_paged_eviction.table.spans import read_protect
-
-from ..errors import UserError
-from .base import Numbers, option, readable
-from .cache import OneCacheOptions
-from .model import ModelOptions
+from hf_paged_eviction_eval.errors import UserError
+from hf_paged_eviction_eval.options.base import Numbers, option, readable
+from hf_paged_eviction_eval.options.cache import OneCacheOptions
+from hf_paged_eviction_eval.options.model import ModelOptions
 
 _POOL = "Pages"
 #: Whose messages may be protected; those of a "developer" are the "system"'s.
@@ -24,7 +23,7 @@ def _read_roles(typed: str) -> None:
         )
 
 
-class ServeOptions(ModelOptions, OneCacheOptions):
+class ServeOptions(ModelOptions, OneCacheOptions):  # type: ignore[misc]
     """What was typed."""
 
     panel: ClassVar[str] = "The server"

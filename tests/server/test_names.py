@@ -5,10 +5,11 @@ from __future__ import annotations
 import random
 from typing import Any
 
-import driving
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
+
+import driving
 
 pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
 pytest.importorskip("typer", reason="the extra `eval` is not installed")
@@ -16,10 +17,10 @@ pytestmark = pytest.mark.skipif(bool(driving.UNSERVED), reason=driving.UNSERVED)
 
 if not driving.UNSERVED:
     from hf_paged_eviction.serving.sampling import Chosen, Sampler, Sampling
-    from hf_paged_eviction_eval.serving.answers import Answer, ChatForm, CompletionForm
-    from hf_paged_eviction_eval.serving.limits import Limits
-    from hf_paged_eviction_eval.serving.names import Offsets, TokenNames
-    from hf_paged_eviction_eval.serving.prompts import Prompt, Prompts
+    from hf_paged_eviction_server.answers import Answer, ChatForm, CompletionForm
+    from hf_paged_eviction_server.limits import Limits
+    from hf_paged_eviction_server.names import Offsets, TokenNames
+    from hf_paged_eviction_server.prompts import Prompt, Prompts
 
 EURO = list("€".encode())
 

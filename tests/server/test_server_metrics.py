@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-PAGE = Path(__file__).parents[2] / "docs" / "serving_operations.md"
+PAGE = Path(__file__).parents[2] / "docs" / "server.md"
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +19,7 @@ def metrics() -> dict[str, Any]:
     from prometheus_client.parser import text_string_to_metric_families
 
     from hf_paged_eviction.serving import BatchingStats
-    from hf_paged_eviction_eval.serving.metrics import Meter
+    from hf_paged_eviction_server.metrics import Meter
 
     meter = Meter(BatchingStats)
     for end in ("stop", "length", "cancelled", "failed"):
@@ -30,7 +30,8 @@ def metrics() -> dict[str, Any]:
 
 
 def test_the_table_is_complete(metrics: dict[str, Any]) -> None:
-    rows = [line.split("|")[1] for line in PAGE.read_text().splitlines() if line.startswith("| `") and "(" not in line]
+    lines = PAGE.read_text().partition("## What to watch")[2].splitlines()
+    rows = [line.split("|")[1] for line in lines if line.startswith("| `") and "(" not in line]
     said = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
     names = {name.removeprefix("paged_eviction_") for name in metrics if not name.endswith("_created")}
     there = {re.sub(r"_(bucket|count|sum)$", "", name) for name in names}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..options.serve import ServeOptions
+from .options import ServeOptions
 
 EPILOG = """[bold]Examples[/]
 
@@ -21,8 +21,8 @@ def serve(options: ServeOptions) -> None:
     (Prometheus), /health and /openapi.json; there is nothing else. It listens on localhost unless --host says
     otherwise, and has no password: put a proxy in front before you open it.
     """
-    from ..serving.server import leave
-    from ..serving.server import serve as run
+    from .server import leave
+    from .server import serve as run
 
     run(options)
     leave(0)  # taking a model apart takes seconds, and nobody waits for it

@@ -8,10 +8,10 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import driving
 import pytest
 from talking import expected, numbers, prompt, serving, wait_until_free
 
+import driving
 from processes import wait_for
 
 pytest.importorskip("typer", reason="the extra `eval` is not installed")
@@ -25,7 +25,7 @@ LONG = TEXT | {"max_tokens": 60, "n": 2, "logprobs": 20, "temperature": 1, "logi
 @pytest.fixture(scope="module")
 def served() -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch, serving(max_queue=4) as found:
-        from hf_paged_eviction_eval.serving import body, patience
+        from hf_paged_eviction_server import body, patience
 
         made = patience.PatientProtocol.connection_made
 

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("pydantic", reason="the extra `eval` is not installed")
 
-from hf_paged_eviction_eval.serving.text import TextStream
+from hf_paged_eviction_server.text import TextStream
 
 
 def decode(tokens: Sequence[int]) -> str:

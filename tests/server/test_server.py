@@ -11,11 +11,11 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-import driving
 import pytest
 import torch
 from talking import LONGEST, MOST, PLACES, embedded, expected, manager, numbers, prompt, serving, steps, wait_until_free
 
+import driving
 from processes import wait_for
 
 pytest.importorskip("typer", reason="the extra `eval` is not installed")
@@ -531,7 +531,7 @@ def test_half_a_request(served: Any) -> None:
 )
 def test_mistakes_are_explained(arguments: list[str], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before any weights are read."""
-    monkeypatch.setattr("hf_paged_eviction_eval.serving.server.load_model", lambda settings: 1 / 0)
+    monkeypatch.setattr("hf_paged_eviction_server.server.load_model", lambda settings: 1 / 0)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     result = CliRunner().invoke(app, ["serve", *arguments], env={"COLUMNS": "80"})
     assert result.exit_code == 2
@@ -549,7 +549,7 @@ def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "uvicorn", None)
     result = CliRunner().invoke(app, ["serve", "--model", "embedded", "--budget", "64"])
     assert result.exit_code == 2
-    assert "pip install 'hf_paged_eviction[eval,serve]'" in result.stderr.replace("\n", "")
+    assert "pip install 'hf_paged_eviction[serve]'" in result.stderr.replace("\n", "")
 
 
 def test_what_is_not_followed_is_said() -> None:
@@ -557,7 +557,7 @@ def test_what_is_not_followed_is_said() -> None:
 
     from transformers import GenerationConfig
 
-    from hf_paged_eviction_eval.serving.server import _announcement
+    from hf_paged_eviction_server.server import _announcement
 
     pool = SimpleNamespace(num_blocks=4, page_size=16)
     options = SimpleNamespace(budget=64, policy=SimpleNamespace(label="keydiff"))
@@ -569,8 +569,21 @@ def test_what_is_not_followed_is_said() -> None:
 
 
 def test_pages_follow_the_budget() -> None:
-    from hf_paged_eviction_eval.options.serve import ServeOptions
-    from hf_paged_eviction_eval.serving.server import _pool
+    from hf_paged_eviction_server.options import ServeOptions
+    from hf_paged_eviction_server.server import _pool
 
     for changes in ({}, {"pages": 8}):
         assert _pool(ServeOptions(model="embedded", budget=64, **changes)).page_size == 64
+
+
+def test_the_harness_does_not_know_it() -> None:
+    """Its command is found by an entry point alone."""
+    from importlib.metadata import entry_points
+    from pathlib import Path
+
+    import hf_paged_eviction_eval
+
+    (point,) = entry_points(group="hf_paged_eviction_eval.commands", name="serve")
+    assert point.value == "hf_paged_eviction_server.command:serve"
+    sources = Path(hf_paged_eviction_eval.__file__).parent.rglob("*.py")
+    assert not [path for path in sources if "paged_eviction_server" in path.read_text("utf-8")]

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from driving import alone
 
 #: Of the cache.
@@ -51,8 +52,8 @@ def serving(**options: Any) -> Iterator[Any]:
     import httpx
     import openai
 
-    from hf_paged_eviction_eval.options.serve import ServeOptions
-    from hf_paged_eviction_eval.serving import server as module
+    from hf_paged_eviction_server import server as module
+    from hf_paged_eviction_server.options import ServeOptions
 
     asked = {"model": "embedded", "port": 0, "pages": 10, "page_size": 16, "batch_tokens": 24, "quiet": True}
     limits = {"max_new_tokens": MOST, "max_prompt_tokens": LONGEST, "prefill_chunk_size": CHUNK}

@@ -1,1 +1,0 @@
-"""A server that speaks OpenAI's protocol, on top of continuous batching with eviction."""
