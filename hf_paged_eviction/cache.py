@@ -232,9 +232,9 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
                 number of rows is another than before, the model has more layers than the cache was made for, or a
                 forward of several rows and tokens came with a 4-D mask, which does not say what the pads are.
         """
-        if layer_idx >= len(self.layers):
+        if layer_idx >= len(self._parts):
             raise ValueError(
-                f"This cache was made for a model of {len(self.layers)} layers, and the model that uses it has at "
+                f"This cache was made for a model of {len(self._parts)} layers, and the model that uses it has at "
                 f"least {layer_idx + 1}. Make it from the config of that model."
             )
         if layer_idx == self._first_paged and not torch.compiler.is_compiling():

@@ -26,11 +26,6 @@ _OF_FIXED_SIZE = tuple(getattr(cache_utils, name) for name in _FIXED_SIZE_NAMES 
 _SLOT_DEPENDENT = {
     "bloom": "ALiBi",
     "cpmant": "a relative position bias",
-    "inkling": "a relative position bias",
-    "inkling2": "a relative position bias",
-    "inkling2_text": "a relative position bias",
-    "inkling_mm_model": "a relative position bias",
-    "inkling_text": "a relative position bias",
     "longt5": "a relative position bias",
     "mpt": "ALiBi",
     "mt5": "a relative position bias",
@@ -49,8 +44,8 @@ _RECURRENT = ("linear_attention", "conv", "mamba", "recurrent", "hybrid")
 # What other models keep than keys and values, and arguments that take such a state from one forward to the next.
 _OTHER_STATE = {"openai-gpt": "reads the whole text in every forward", "xlstm": "keeps a recurrent state of its own"}
 _STATE_ARGUMENTS = ("cache_params", "state")
-# Models that take keys and values out of the cache's layers themselves, unused slots included.
-_READS_STORAGE = ("diffusion_gemma", "diffusion_gemma_text")
+# Models that take keys and values out of the cache's layers themselves, unused slots included, or copy its layers.
+_READS_STORAGE = ("diffusion_gemma", "diffusion_gemma_text", "dory")
 # Attention weights of one KV head meet values of others in these models.
 _MIXING_HEADS = {
     "diffllama": "weighs the values of two KV heads with the keys of one",
@@ -136,7 +131,7 @@ def _check_positions(config: Any) -> None:
     reason = _SLOT_DEPENDENT.get(config.model_type)
     if reason is None and getattr(config, "alibi", False):
         reason = "ALiBi"
-    if reason is None and getattr(config, "relative_attention_num_buckets", None):
+    if reason is None and any(getattr(config, name, None) for name in ("relative_attention_num_buckets", "rel_extent")):
         reason = "a relative position bias"
     if reason is None and "local" in (getattr(config, "attention_layers", None) or ()):
         reason = "local layers that cut their window by slots"

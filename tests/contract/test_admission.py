@@ -94,13 +94,14 @@ def test_prophetnet() -> None:
     assert "relative position bias" in refusal(config)
 
 
-@pytest.mark.parametrize("family", ["inkling_text", "inkling2_text"])
+@pytest.mark.parametrize("family", ["inkling_text", "inkling2_text", "inkling2_loop_text"])
 def test_the_text_part_alone_is_refused_too(family: str) -> None:
     assert "relative position bias" in refusal(config_of(family))
 
 
-def test_diffusion_gemma() -> None:
-    assert "by itself" in refusal(config_of("diffusion_gemma_text"))
+@pytest.mark.parametrize("family", ["diffusion_gemma_text", "dory"])
+def test_models_that_read_the_layers_of_a_cache(family: str) -> None:
+    assert "by itself" in refusal(config_of(family))
 
 
 # ---- heads --------------------------------------------------------------------------------------------------------

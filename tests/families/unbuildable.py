@@ -4,6 +4,7 @@ from __future__ import annotations
 
 #: Name of the family: a part of the error that it gives. Take a line out when the family can be built.
 UNBUILDABLE: dict[str, str] = {
+    "apertus1p5-image": "must equal `hidden_size`",
     "fast_vlm-image": "requires the timm library",
     "gemma3n": "requires the timm library",
     "gemma4_assistant": "hidden_size_per_layer_input must be 0",
