@@ -38,7 +38,6 @@ from hf_paged_eviction_eval.tasks import TASK_GROUPS
 #: Policies with a file, policies around policies, and budgets shared out among layers and heads.
 COMPOSED = (
     "calibrated:embedded",
-    "gate:embedded",
     "caote(h2o)",
     "caote(tova)",
     "caote(snapkv)",

@@ -4,7 +4,7 @@
 >>> model.generate(**inputs, cache=cache)  # doctest: +SKIP
 
 The first name that is taken from the package loads it, torch and transformers with it, and makes the attention
-implementations "paged_eviction" and "query_memory" known to transformers. `import hf_paged_eviction` alone does
+implementation "paged_eviction" known to transformers. `import hf_paged_eviction` alone does
 neither. All names that it offers stand in `library.py`.
 """
 

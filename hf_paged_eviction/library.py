@@ -5,8 +5,6 @@ from .cache import PagedEvictionCache
 from .disposals import Disposal, available_disposals, make_disposal
 from .integration.roles import spans_of_roles
 from .integration.weights import register_weights, weights_digest
-from .lab.episodes import Episodes, read_episodes
-from .lab.query_memory.query_memory import query_memory
 from .layer.stats import CacheStats, LayerStats
 from .options.cache_options import CacheOptions
 from .policies import (
@@ -20,7 +18,6 @@ from .policies import (
     register_policy,
 )
 from .recipes.procedures.encoder_decoder import paged_encoder_decoder_cache
-from .recipes.procedures.gates import install_gates
 from .recipes.procedures.probe import compress_by_probe
 from .recipes.verify import Verification, check_policy, verify
 from .store.pool import StoragePool
@@ -29,7 +26,6 @@ __all__ = [
     "CacheOptions",
     "CacheStats",
     "Disposal",
-    "Episodes",
     "EvictionPolicy",
     "LayerStats",
     "Needs",
@@ -44,13 +40,10 @@ __all__ = [
     "available_policy_files",
     "check_policy",
     "compress_by_probe",
-    "install_gates",
     "make_allocator",
     "make_disposal",
     "make_policy",
     "paged_encoder_decoder_cache",
-    "query_memory",
-    "read_episodes",
     "register_policy",
     "register_weights",
     "spans_of_roles",

@@ -8,7 +8,7 @@ from typing import Any
 import measured
 from myst_text import table
 
-from hf_paged_eviction.lab.fold import load_kernels
+from hf_paged_eviction_lab.fold import load_kernels
 from hf_paged_eviction_eval import embedded
 
 
@@ -20,7 +20,7 @@ def fold(_: str) -> str:
 
 
 def _errors() -> str:
-    kernels = load_kernels(embedded.kernels_path())
+    kernels = load_kernels("embedded")
     errors = json.loads(kernels.facts["held_out_error"])
     rows = [
         (index, f"{dropped:.3f}", f"{folded:.3f}", f"{folded / dropped:.0%}")

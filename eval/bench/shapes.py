@@ -54,7 +54,7 @@ def make_model(options: Loading) -> Any:
     """
     name, dtype, device = options.model, options.dtype, options.device or "cpu"
     if name not in SHAPES:
-        policy = getattr(options, "policy", None)  # one with gates has them installed
+        policy = getattr(options, "policy", None)  # one that is told of tokens has what tells installed
         policies = () if policy is None else (policy,)
         return load(Settings(**{**options.common(Settings), "policies": policies, "budgets": ()}))[0]
     try:

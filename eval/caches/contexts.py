@@ -19,8 +19,8 @@ from ..running.prefill import feed, input_device
 from ..running.terminal import say
 from .defaults import one_cache
 from .fitting.reading import check_output, token_bar
-from .gating import install_named
 from .making import make_paged_cache
+from .preparing import prepare_model
 
 
 def run_compress(options: CompressOptions) -> PagedEvictionCache:
@@ -36,7 +36,7 @@ def run_compress(options: CompressOptions) -> PagedEvictionCache:
     text, settings = read_text("--text", options.text), one_cache(options)
     model, tokenizer = models.load(settings)
     (policy,) = settings.policies
-    install_named(model, [policy])
+    prepare_model(model, [policy])
     ids = text_ids(tokenizer, text).to(input_device(model))
     size = f"--budget {options.budget}"
     cache = make_paged_cache(model.config, settings, policy, size, budget=options.size)

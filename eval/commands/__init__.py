@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 import hf_paged_eviction
+from hf_paged_eviction.naming.plugins import Plugins
 
 from ..caches.plugins import load_plugins
 from . import (
@@ -16,9 +17,6 @@ from . import (
     calibrate,
     compress,
     evaluate,
-    fit_basis,
-    fit_fold,
-    fit_gate,
     lists,
     recommend,
     report,
@@ -68,9 +66,6 @@ COMMANDS: dict[str, Callable[..., bool | None]] = {
     "report": report.report,
     "verify": verify.verify,
     "calibrate": calibrate.calibrate,
-    "fit-gate": fit_gate.fit_gate,
-    "fit-basis": fit_basis.fit_basis,
-    "fit-fold": fit_fold.fit_fold,
     "compress": compress.compress,
     "bench": bench.bench,
 }
@@ -78,6 +73,7 @@ COMMANDS: dict[str, Callable[..., bool | None]] = {
 OTHERS = {point.name: point.load() for point in entry_points(group="hf_paged_eviction_eval.commands")}
 for name, run in (COMMANDS | OTHERS).items():
     add_command(app, name, run)
+Plugins("hf_paged_eviction.commands").load(lambda name, run: add_command(app, name, run))
 app.command("tasks")(lists.tasks)
 app.command("policies")(lists.policies)
 

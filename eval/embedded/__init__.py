@@ -8,9 +8,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from hf_paged_eviction.lab.fold import name_kernels
 from hf_paged_eviction.learned.calibration import name_calibration
-from hf_paged_eviction.learned.gates import name_gates
 
 
 def path() -> Path:
@@ -21,16 +19,6 @@ def path() -> Path:
 def calibration_path() -> Path:
     """The file of `policy="calibrated:embedded"`, the scorer that was fitted to this model."""
     return path() / "calibration.safetensors"
-
-
-def gates_path() -> Path:
-    """The file of `policy="gate:embedded"`, the gates that were trained for this model."""
-    return path() / "gates.safetensors"
-
-
-def kernels_path() -> Path:
-    """The file of `disposal="fold:embedded"`, fitted to this model and the policy "keydiff"."""
-    return path() / "fold.safetensors"
 
 
 def load(dtype: torch.dtype = torch.float32, attn_implementation: str = "sdpa") -> tuple[Any, Any]:
@@ -47,7 +35,5 @@ def load(dtype: torch.dtype = torch.float32, attn_implementation: str = "sdpa") 
 
 
 name_calibration("embedded", calibration_path())
-name_gates("embedded", gates_path())
-name_kernels("embedded", kernels_path())
 
-__all__ = ["calibration_path", "gates_path", "kernels_path", "load", "path"]
+__all__ = ["calibration_path", "load", "path"]

@@ -19,7 +19,7 @@ from hf_paged_eviction.integration.feeding import feed
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
 
 from .. import embedded
-from ..caches.gating import install_named
+from ..caches.preparing import prepare_model
 from ..errors import UserError
 from ..models.gguf import gguf_arguments, is_gguf, mend_tokenizer
 from ..models.loading import source
@@ -80,7 +80,7 @@ class PagedEvictionLM(HFLM):  # type: ignore[misc]
             pretrained, kwargs = source(self._gguf), kwargs | gguf_arguments(self._gguf)
         super().__init__(pretrained, dtype=dtype, **kwargs)
         self._cache = self._cache.for_model(self.model)
-        install_named(self.model, [str(self._cache.policy)])
+        prepare_model(self.model, [str(self._cache.policy)])
 
     def _create_tokenizer(self, pretrained: Any, tokenizer: Any, *args: Any, **kwargs: Any) -> None:
         super()._create_tokenizer(pretrained, tokenizer, *args, **kwargs)

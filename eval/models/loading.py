@@ -12,7 +12,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
-from ..caches.gating import install_named
+from ..caches.preparing import prepare_model
 from ..errors import UserError
 from ..options.settings import EMBEDDED, Settings
 from .gguf import forget_gguf, gguf_arguments, is_gguf, mend_tokenizer
@@ -62,7 +62,7 @@ def load_model(settings: Settings, kind: Any = AutoModelForCausalLM) -> Any:
     if file:
         forget_gguf(model)
         model.config._name_or_path = settings.model  # not the folder: that has many
-    install_named(model, getattr(settings, "policies", ()))
+    prepare_model(model, getattr(settings, "policies", ()))
     return model.eval()
 
 

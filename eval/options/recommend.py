@@ -71,7 +71,7 @@ class GridOptions(Options):
         metavar="A,B",
         panel=TRIED,
     )
-    disposals: Words = option("drop,merge,recall", "What becomes of evicted tokens.", metavar="A,B,...")
+    disposals: Words = option("drop,recall", "What becomes of evicted tokens.", metavar="A,B,...")
 
 
 class ReadingOptions(Options):

@@ -9,11 +9,11 @@ from torch import Tensor
 from ..allocators.quota import Quota
 from ..disposals import Held, Outlet
 from ..parts import Snapshot, persistent
-from ..policies.marks import Marks
 from ..policies.scorer import Scorer
 from ..queries.listener import Listener
 from ..queries.observer import ObserverSnapshot
 from ..static.ring import RingSnapshot
+from ..store.marks import Marks
 from ..store.pending import Pending
 from ..store.store import HeldSnapshot, Store
 from ..store.tensors import with_new

@@ -23,6 +23,7 @@ from ..queries.listener import Listener
 from ..queries.observer import Observer, Queries
 from ..static.ring import QueryRing
 from ..static.steps import StaticSteps, outside_graphs, refusal
+from ..store.marks import Marks
 from ..store.pending import Pending
 from ..store.store import Arrived
 from ..store.turning import Turning
@@ -127,7 +128,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         if needs.queries or masks_itself or self.outlet.reads:
             self.listener = Listener(Observer(policy, budget.block_size, local_heads, rotary))
         scorer = Scorer(policy, heads, layer_idx, local_heads, rotary)
-        self.marks = None if needs.marks is None else needs.marks(policy.label, layer_idx, local_heads, static)
+        self.marks = None if needs.marks is None else Marks(needs.marks, layer_idx, local_heads, static)
         self.contents = Contents(self.store, self.quota, self.outlet, self.listener, scorer, self.marks)
         self.scores = Scores(scorer, self.contents)
         self.takeback = Takeback(self.contents, self.scores, self.padding)

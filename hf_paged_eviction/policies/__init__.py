@@ -16,7 +16,6 @@ from .attention.tova import TOVA
 from .attention_policy import AttentionPolicy
 from .base import EvictionPolicy, QueryCount, ScoreContext, Statistics
 from .fitted.calibrated import Calibrated
-from .fitted.gate import Gate
 from .fitted.observed import Observed
 from .fitted.self_calibrated import SelfCalibrated
 from .keys.key_norm import KeyNorm
@@ -60,7 +59,6 @@ __all__ = [
     "Compactor",
     "EvictionPolicy",
     "ExpectedAttention",
-    "Gate",
     "GraphKV",
     "Hybrid",
     "KVzip",

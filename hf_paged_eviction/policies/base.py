@@ -159,6 +159,14 @@ class EvictionPolicy(Named, ABC):
             ValueError: with the reason and the way out.
         """
 
+    def prepare_model(self, model: Any) -> None:
+        """Make a model ready for caches of this policy, once: where it is told of tokens (`Needs.marks`), install what
+        tells. Commands call it for every policy that they are given; a user of the library installs it himself.
+
+        Raises:
+            ValueError: the model cannot be used, with the reason and the way out.
+        """
+
     @abstractmethod
     def score(self, context: ScoreContext) -> Tensor:
         """Return `[batch, kv_heads, tokens]`, float32, high = keep. `inf` pins a token, nan counts as lowest."""

@@ -38,6 +38,10 @@ class Modifier(EvictionPolicy):
         for part in self.parts:
             part.check_model(config)
 
+    def prepare_model(self, model: Any) -> None:
+        for part in self.parts:
+            part.prepare_model(model)
+
     @property
     def needs(self) -> Needs:
         """All that the parts need; `replace` it where the modifier needs more."""

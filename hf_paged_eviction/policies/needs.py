@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from .marks import MakeMarks
+from ..store.marks import Told
 
 #: "shared": the KV heads of a layer evict the same tokens. "separate": each evicts its own.
 Heads = Literal["shared", "separate"]
@@ -51,8 +51,7 @@ class Needs:
             known is then refused when the cache is made.
         reads_budget: True if a score depends on `ScoreContext.budget`, so that it has to be worked out again where an
             allocator changes what a layer may hold.
-        marks: makes the part of a layer that keeps what the policy is told of each token from outside the cache, see
-            `policies.marks`; None = nobody tells.
+        marks: who tells the policy a number of each token and KV head from outside, see `Told`; None = nobody.
         cutoff: how many tokens stay is decided by their scores; None = as many as the budget holds. Ask for it in
             policies that stand alone: a modifier changes what scores mean.
         sink_tokens: first tokens of each row that the cache never evicts where the user names none, for methods that
@@ -82,7 +81,7 @@ class Needs:
     supports_mla: bool = True
     rotary: bool = False
     reads_budget: bool = False
-    marks: MakeMarks | None = None
+    marks: Told | None = None
     cutoff: Cutoff | None = None
     sink_tokens: int | None = None
     decision_interval: int = 1

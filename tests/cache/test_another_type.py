@@ -12,7 +12,7 @@ import modes
 from hf_paged_eviction import PagedEvictionCache
 
 
-@pytest.mark.parametrize("settings", [{}, {"bits": 4}, {"static": True}, {"disposal": "demote"}], ids=str)
+@pytest.mark.parametrize("settings", [{}, {"bits": 4}, {"static": True}], ids=str)
 def test_a_model_in_bfloat16(settings: dict[str, Any]) -> None:
     model = models.build("llama", "paged_eviction")
     cache = PagedEvictionCache(model.config, budget=16, block_size=4, policy="keydiff", **settings)

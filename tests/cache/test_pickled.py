@@ -18,7 +18,6 @@ WAYS: list[dict[str, Any]] = [
     {"policy": "recency", "static": True},
     {"policy": "snapkv(window=4)"},
     {"policy": "recency", "positions": "cache"},
-    {"policy": "recency", "disposal": "demote"},
 ]
 
 

@@ -53,17 +53,6 @@ def test_the_host_never_waits(policy: str, static: bool) -> None:
     assert cache.get_seq_length() == 90
 
 
-@pytest.mark.parametrize("disposal", ["merge", "merge(values_only=True)"])
-def test_the_host_never_waits_for_what_leaves(disposal: str) -> None:
-    model = models.build("llama", "paged_eviction").cuda()
-    cache = prefilled(model, False, policy="keydiff", disposal=disposal)
-    token = torch.full((3, 1), 7, device="cuda")
-    for step in range(30):
-        with torch.no_grad(), no_waiting():
-            model(token, **{CACHE_ARGUMENT: cache}, position_ids=torch.full((3, 1), 60 + step, device="cuda"))
-    assert cache.stats().evicted_tokens > 0
-
-
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
 @pytest.mark.parametrize("attention", ["sdpa", "paged_eviction"])
 def test_generate_compiles_one_graph_and_says_the_same(family: str, attention: str) -> None:

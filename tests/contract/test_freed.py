@@ -40,8 +40,6 @@ NEEDS_514 = pytest.mark.skipif(models.VERSION < (5, 14), reason="static caches n
         ("llama", {"policy": "snapkv", "allocator": "cake"}),
         ("llama", {"policy": "snapkv", "allocator": "ada_kv", "heads": "separate"}),
         ("llama", {"budget": 64, "disposal": "recall(blocks=4)"}),
-        ("llama", {"disposal": "merge"}),
-        ("llama", {"disposal": "demote"}),
         ("llama", {"bits": 4}),
         ("llama", {"positions": "cache"}),
         ("llama", {"budget": "50%"}),

@@ -29,8 +29,7 @@ def tables(masks=True):
     if masks:
         found += [dict(AttentionMaskInterface._global_mapping), dict(ALL_MASK_ATTENTION_FUNCTIONS._local_mapping)]
     for table in found:  # new names for models that ask for them, and nothing else
-        for name in ("paged_eviction", "query_memory"):
-            table.pop(name, None)
+        table.pop("paged_eviction", None)
     for name in ("DYNAMIC_LAYER_TYPE_MAPPING", "STATIC_LAYER_TYPE_MAPPING"):
         found.append(dict(getattr(cache_utils, name, {})))
     found.append({k: id(v) for k, v in vars(cache_utils).items() if callable(v)})

@@ -87,7 +87,7 @@ def test_a_reading_without_queries_is_refused(showing: Any) -> None:
 
 
 def test_the_attention_implementation_that_is_needed() -> None:
-    assert needs_queries("keydiff", RECALL) and not needs_queries("keydiff", "merge")
+    assert needs_queries("keydiff", RECALL) and not needs_queries("keydiff", "drop")
     assert attention_for(["keydiff"], None, RECALL) == PAGED_EVICTION
     assert attention_for(["keydiff"], None) is attention_for([], None, RECALL) is None
     with pytest.raises(UserError, match=r"--disposal recall\(blocks=1\): needs to see queries, which --attn-impl"):

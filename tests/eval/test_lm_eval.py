@@ -165,10 +165,9 @@ def test_the_batch_does_not_matter(
         ({**SMALL, "policy": "streaming_llm", "sink_tokens": 16}, {}),
         ({"budget": "30%", "block_size": 4, "sink_tokens": 9}, {}),
         ({**SMALL, "prefill_chunk_size": 40}, {"prefill_chunk_size": 40}),
-        ({**SMALL, "disposal": "merge"}, {}),
         ({**SMALL, "bits": (8, 4)}, {}),
     ],
-    ids=["streaming_llm", "ratio", "chunks", "merge", "two precisions"],
+    ids=["streaming_llm", "ratio", "chunks", "two precisions"],
 )
 def test_answers_are_those_of_generate(folder: Path, arguments: dict[str, Any], generate: dict[str, Any]) -> None:
     found = run(paged(4, **arguments), folder, ["words_gen"])["words_gen"]

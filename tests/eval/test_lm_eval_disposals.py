@@ -42,15 +42,11 @@ metric_list: [{{metric: exact_match}}]
             {"policy": "keydiff", "block_size": 8, "disposal": "recall(blocks=2, every=2)"},
         ),
         (
-            "policy=keydiff,block_size=16,disposal=fold:embedded",
-            {"policy": "keydiff", "block_size": 16, "disposal": "fold:embedded"},
-        ),
-        (
             "policy=snapkv(window=8,kernel=5),block_size=8,bits=8",
             {"policy": "snapkv(window=8, kernel=5)", "block_size": 8, "bits": 8},
         ),
     ],
-    ids=["recall", "fold", "bits"],
+    ids=["recall", "bits"],
 )
 def test_disposals_from_the_command_line(
     typed: str, cache: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

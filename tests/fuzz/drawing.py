@@ -24,7 +24,6 @@ RECALLS = (
     *("recall(blocks=1, layers=2)", "recall(blocks=2, keep=0.5, summary=vector)", "recall(blocks=1, prefetch=2)"),
     *("recall(blocks=2, replacement=lfu)", "recall(blocks=1, replacement=random, round=1)"),
 )
-RANKS = (4, (3, None), (None, 6), (8, 2))
 BITS = (8, 4, 3, 2, (8, 4), (None, 4), (8, None), (4, 2))
 WEIGHTS = {"llama": 8, "deepseek_v3": 4, "gemma3": 3, "gpt_neox": 2, "small_states": 2, "gemma3n": 1}
 WEIGHTS |= {"lfm2": 1, "falcon_h1": 1}
@@ -96,7 +95,6 @@ def _what(random: Random, family: str) -> dict[str, Any]:
         "pool": (0.15, (True,)),
         "allocator": (0.2, ALLOCATORS),
         "disposal": (0.1, RECALLS),
-        "rank": (0.1, RANKS),
     }
     options = {name: random.choice(values) for name, (chance, values) in chances.items() if random.random() < chance}
     kind = random.random()
@@ -119,14 +117,11 @@ def _what(random: Random, family: str) -> dict[str, Any]:
         if options.get("allocator") == "ada_kv":
             options["heads"] = "separate"
         if family == "deepseek_v3":
-            options.pop("rank", None)
             options.pop("disposal", None)
         if "disposal" in options:
             for name in ("static", "allocator", "positions"):
                 options.pop(name, None)
             options["policy"] = random.choice(RULED)
-    if "rank" in options:
-        options["basis"] = True
     return options
 
 

@@ -23,9 +23,6 @@ from calibrations import drawn_score
 from hf_paged_eviction import PagedEvictionCache, StoragePool
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.integration.models import paged_layers
-from hf_paged_eviction.lab.low_rank import LowRank
-from hf_paged_eviction.lab.low_rank.basis import Basis
-from hf_paged_eviction.lab.low_rank.codec import Axes, LayerBasis
 from hf_paged_eviction.learned.calibration import Calibration, save_calibration
 from hf_paged_eviction.learned.calibration.calibration import fingerprint
 from hf_paged_eviction.naming.of_files import quoted
@@ -45,8 +42,7 @@ class Case:
     """What is played.
 
     Attributes:
-        options: of `PagedEvictionCache`; `pool=True` stands for a pool of its own, `rank` for low rank with
-            drawn directions (`basis=True`).
+        options: of `PagedEvictionCache`; `pool=True` stands for a pool of its own.
         calls: see `Game`.
         family: see `MODELS`.
         attention: implementation that the model is set to.
@@ -121,20 +117,6 @@ def shape_of(family: str, attention: str) -> tuple[Any, int, int]:
 
 
 @memoize
-def basis_of(family: str, attention: str) -> Basis:
-    """Directions that have nothing to do with the model: each token loses its own part of itself."""
-    config, heads, dim = shape_of(family, attention)
-    draw = torch.Generator().manual_seed(1)
-
-    def axes() -> Axes:
-        mean, square = torch.randn(heads, dim, generator=draw), torch.randn(heads, dim, dim, generator=draw)
-        down = torch.linalg.qr(square.double()).Q
-        return Axes(mean.double() / 8, down, down * 1.25)
-
-    return Basis({index: LayerBasis(axes(), axes()) for index in range(config.num_hidden_layers)}, {})
-
-
-@memoize
 def calibration_of(family: str, attention: str) -> str:
     """A file of scores that have nothing to do with the model, of keys before rotary embedding: one for each layer."""
     config, heads, dim = shape_of(family, attention)
@@ -160,25 +142,19 @@ class Game:
         except (ValueError, TypeError) as error:
             raise _refusal(error) from error
         self.plain = model_of(case.family, "eager" if case.attention == "eager" else "sdpa")
-        self.slow = SlowCache(self.plain, case.options, self._parts().get("basis"))
+        self.slow = SlowCache(self.plain, case.options)
         angles = case.options.get("positions") == "cache" or self.model.dtype != torch.float64
         self.tolerance = OF_ANGLES if angles else TOLERANCE
         self.forwards = 0
 
     def _parts(self) -> dict[str, Any]:
         """What stands for an object, as that."""
-        parts: dict[str, Any] = {"pool": StoragePool()} if self.case.options.get("pool") else {}
-        if self.case.options.get("basis"):
-            parts["basis"] = basis_of(self.case.family, self.case.attention)
-        return parts
+        return {"pool": StoragePool()} if self.case.options.get("pool") else {}
 
     def _made(self, **told: Tensor) -> PagedEvictionCache:
         options = {**self.case.options, **self._parts(), **told}
         if (policy := options.get("policy")) in FITTED:
             options["policy"] = f"{policy}:{calibration_of(self.case.family, self.case.attention)}"
-        rank, basis = options.pop("rank", None), options.pop("basis", None)
-        if rank is not None and basis is not None:
-            options["bits"] = LowRank(basis, rank, options.get("bits"))
         return models.paged(self.model.config, **options)
 
     def play(self) -> Game:
@@ -376,7 +352,7 @@ class Game:
 
     def save(self) -> None:
         """And go on with what was loaded."""
-        if not self.slow.seen or self.case.options.get("rank"):  # is refused with ranks
+        if not self.slow.seen:
             return
         if self.slow.recording:
             self.cache.crop(0)

@@ -12,11 +12,12 @@ from torch import Tensor
 import models
 import modes
 from hf_paged_eviction import EvictionPolicy, Needs, ScoreContext
-from hf_paged_eviction.integration.heads import LocalHeads
-from hf_paged_eviction.learned.gates.marks import LayerMarks
+from hf_paged_eviction.layer import paged
+from hf_paged_eviction.policies import Hybrid
+from hf_paged_eviction.store.marks import Marks, Told
 
 
-class FirstNumbers(LayerMarks):
+class FirstNumbers(Marks):
     """Marks that nobody has to tell: the first number of each key."""
 
     def arrived(self, keys: Tensor) -> None:
@@ -24,13 +25,9 @@ class FirstNumbers(LayerMarks):
         super().arrived(keys)
 
 
-def first_numbers(label: str, layer_idx: int, local_heads: LocalHeads, static: bool) -> FirstNumbers:
-    return FirstNumbers("", label, layer_idx, local_heads, static)
-
-
 @dataclass(frozen=True)
-class Told(EvictionPolicy):
-    needs = Needs(heads="separate", marks=first_numbers)
+class Listening(EvictionPolicy):
+    needs = Needs(heads="separate", marks=Told("first numbers", "Tell them."))
 
     def score(self, context: ScoreContext) -> Tensor:
         assert context.marks is not None
@@ -47,10 +44,11 @@ class Read(EvictionPolicy):
 
 @pytest.mark.parametrize("mode", ["direct", "beam", "chunked_prefill", "two_turns", "prompt_lookup"])
 @pytest.mark.parametrize("padded", [False, True], ids=["", "padded"])
-def test_marks_move_with_their_tokens(mode: str, padded: bool) -> None:
+def test_marks_move_with_their_tokens(mode: str, padded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paged, "Marks", FirstNumbers)
     model = models.build("llama")
     found: list[Any] = []
-    for policy in (Told(), Read()):
+    for policy in (Listening(), Read()):
         recording = models.NEEDS_RECORDING_FLAG and mode in modes.SPECULATIVE
         cache = models.paged(model.config, budget=24, block_size=4, policy=policy, record_past=recording)
         said = modes.run(model, cache, mode, *modes.batch(mode, padded))
@@ -59,3 +57,33 @@ def test_marks_move_with_their_tokens(mode: str, padded: bool) -> None:
     assert torch.equal(torch.as_tensor(told), torch.as_tensor(read))
     for ours, theirs in zip(where, there, strict=True):
         assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("shape", "error", "said"),
+    [(None, RuntimeError, "nobody has told layer 0 anything. Tell them."), ((1, 2, 3), ValueError, "2 KV heads and 3")],
+)
+def test_what_was_not_told(shape: tuple[int, ...] | None, error: type[Exception], said: str) -> None:
+    cache = models.paged(models.family_config("llama"), budget=24, block_size=4, policy=Listening())
+    if shape is not None:
+        cache.layers[0].marks.tell(torch.zeros(shape))
+    with pytest.raises(error, match=said):
+        cache.update(torch.zeros(1, 2, 5, 8), torch.zeros(1, 2, 5, 8), 0)
+
+
+def test_two_sources_are_not_joined() -> None:
+    one, other = (Needs(marks=Told(name, "")) for name in ("one", "other"))
+    assert Needs.together([one, Needs(), one]).marks == Told("one", "")
+    with pytest.raises(ValueError, match="different sources"):
+        Needs.together([one, other])
+
+
+def test_a_modifier_prepares_for_its_parts() -> None:
+    asked: list[Any] = []
+
+    class Prepared(Read):
+        def prepare_model(self, model: Any) -> None:
+            asked.append(model)
+
+    Hybrid(Prepared(), Hybrid(Read(), Prepared())).prepare_model("model")
+    assert asked == ["model", "model"]

@@ -280,7 +280,6 @@ def test_plain_files_need_no_quotes(files: dict[str, str], monkeypatch: pytest.M
         ("hybrid(calibrated:'C:\\\\no, where', tova)", "No calibration"),
         ("hybrid(tova, calibrated:nowhere(sources=2))", "character 14: calibrated has no parameter sources"),
         ("calibrated:nowhere(keep=1)", "calibrated has no parameter keep"),
-        ("hybrid(gate:nowhere(keep_above=0.1), tova)", "No gates 'nowhere'"),
         ("hybrid(tova, calibrated)", "calibrated needs a file: write 'calibrated:FILE'"),
         ("hybrid(calibrated:, tova)", "No calibration ''"),
         ("hybrid(calibrated:nowhere, tovva)", "No calibration|Unknown policy 'tovva'"),

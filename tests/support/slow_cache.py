@@ -99,12 +99,11 @@ class SlowCache:
     Args:
         model: the same weights as the model whose forwards are followed, in plain attention.
         options: what the fast cache was made with.
-        basis: the directions, where there are ranks.
     """
 
-    def __init__(self, model: Any, options: dict[str, Any], basis: Any = None) -> None:
-        self.model, self.options, self.basis = model, options, basis
-        self.bits, self.ranks = _pair(options.get("bits")), _pair(options.get("rank"))
+    def __init__(self, model: Any, options: dict[str, Any]) -> None:
+        self.model, self.options = model, options
+        self.bits = _pair(options.get("bits"))
         self.latent = "deepseek" in model.config.model_type
         self.recording = bool(options.get("record_past"))
         self.spans: list[tuple[int, int]] = list(options.get("protect") or [])
@@ -164,7 +163,7 @@ class SlowCache:
         plain = [self.options.get("allocator", "uniform") == "uniform", self.options.get("disposal", "drop") == "drop"]
         score = SLOW_POLICIES.get(self.policy)
         # What compares tokens is shown them rounded.
-        reads_rounded = (*self.bits, *self.ranks) != (None,) * 4 and self.policy == "keydiff"
+        reads_rounded = self.bits != (None, None) and self.policy == "keydiff"
         if score is None or reads_rounded or not all(plain):
             return None
         heads = self.options.get("heads") or make_policy(self.policy).needs.heads
@@ -342,12 +341,7 @@ class SlowCache:
 
     def _rounded(self, index: int, kind: int, states: Tensor) -> Tensor:
         """`[heads, n, dim]` as they are kept."""
-        bits, rank = self.bits[kind], self.ranks[kind]
-        if rank is None:
-            return slow_round(states, bits, True)
-        axes = (self.basis.layers[index].keys, self.basis.layers[index].values)[kind]
-        mean, down, up = axes.mean[:, None], axes.down[..., :rank], axes.up[..., :rank]
-        return (slow_round((states - mean) @ down, bits, True) @ up.mT + mean).to(states)
+        return slow_round(states, self.bits[kind], True)
 
     def _offset(self, given: Given, row: int, kind: int, position: Tensor) -> Tensor:
         """`[heads, columns, dim]`, what is subtracted of each column of this row."""
@@ -359,7 +353,7 @@ class SlowCache:
 
     def _mean(self, given: Given, row: int, kind: int, columns: list[int]) -> Tensor | None:
         """Of the first columns of this row, see `Rounding.means`."""
-        if self.bits[kind] is None or self.ranks[kind] is not None or not (kind == 0 or self.latent):
+        if self.bits[kind] is None or not (kind == 0 or self.latent):
             return None
         states = given.states[kind][row][:, columns]
         if given.rotaries[kind] is not None:
@@ -548,8 +542,6 @@ class SlowCache:
             different = ((found - expected).norm(dim=-1) / size > 1e-5) & real
             name = ("keys", "values")[kind]
             assert not different.any(), f"layer {index}, {name} at [row, head, slot] {different.nonzero().tolist()}"
-            if self.ranks[kind] is not None:
-                continue
             far = ((found - came).norm(dim=-1) / size > FARTHEST[self.bits[kind]] + 1e-6) & real
             assert not far.any(), f"layer {index}, {name}: {self.bits[kind]} bits are far from what came"
 

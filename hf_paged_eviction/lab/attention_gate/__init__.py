@@ -1,1 +1,0 @@
-"""The loss that Attention-Gate trains its gates with: through the decisions, as if they were their scores."""

@@ -1,0 +1,157 @@
+"""Marks: what a policy is told of each token from outside the cache, when the token comes."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..integration.heads import LocalHeads
+from ..parts import persistent
+from .columns import Columns
+from .room import Room
+
+
+@dataclass(frozen=True)
+class Told:
+    """Who tells a policy a number of each token and KV head.
+
+    Attributes:
+        source: a name that is as good as the numbers: whoever tells compares it with his own.
+        remedy: what to do where nobody tells, a sentence.
+    """
+
+    source: str
+    remedy: str
+
+
+class Marks:
+    """One number for each token in a layer's slots and each KV head, told before the layer's `update`.
+
+    Whoever tells finds it as `layer.marks`. `update` takes what was told, and from then on it moves with the tokens.
+
+    Shapes: `B` rows, `H` KV heads, `S` sets of victims (1 or `H`), `C` slots.
+
+    Attributes:
+        source: see `Told`.
+        columns: one `[B, H, C]` float32, in slot order.
+
+    Args:
+        told: who tells.
+        layer_idx: index in the model.
+        local_heads: which of the layer's KV heads this process holds.
+        static: whether the tensor stays where it is, for compiled steps.
+    """
+
+    def __init__(self, told: Told, layer_idx: int, local_heads: LocalHeads, static: bool) -> None:
+        self.source = told.source
+        self.columns = Columns(Room(static, zeroed=True))
+        self._remedy, self._layer_idx, self._local_heads = told.remedy, layer_idx, local_heads
+        self._told: Tensor | None = None
+        self._new: Tensor | None = None  # [B, H, n]
+
+    # ---- new tokens -----------------------------------------------------------------------------------------------
+
+    def tell(self, marks: Tensor) -> None:
+        """Marks `[B, all KV heads, n]` of the tokens whose keys and values come next."""
+        self._told = marks
+
+    def arrived(self, keys: Tensor) -> None:
+        """The tokens with these keys `[B, H, n, dim]` have come: from now on they are the new ones.
+
+        Raises:
+            RuntimeError: nobody has told of them.
+            ValueError: other tokens were told of.
+        """
+        marks, self._told = self._told, None
+        if marks is None:
+            raise RuntimeError(
+                f"The policy scores by what it is told of each token, and nobody has told layer {self._layer_idx} "
+                f"anything. {self._remedy}"
+            )
+        heads = keys.shape[1]
+        first = self._local_heads.first_head(heads)
+        own = marks[:, first : first + heads]
+        if own.shape != keys.shape[:3] or marks.shape[1] != heads * self._local_heads.processes(heads):
+            raise ValueError(
+                f"Layer {self._layer_idx} was told of {marks.shape[0]} rows, {marks.shape[1]} KV heads and "
+                f"{marks.shape[2]} tokens, and keys of {keys.shape[0]} rows, "
+                f"{heads * self._local_heads.processes(heads)} KV heads and {keys.shape[2]} tokens came: what tells "
+                "was made for another model."
+            )
+        self._new = own.to(keys.device)
+
+    @property
+    def new(self) -> Tensor:
+        """`[B, H, n]` of the new tokens, until they are held."""
+        if self._new is None:
+            raise RuntimeError("No tokens have come.")
+        return self._new
+
+    # ---- slots ----------------------------------------------------------------------------------------------------
+
+    def start(self, rows: int, heads: int, slots: int, device: torch.device) -> None:
+        """The first tokens of a text are about to come."""
+        shape, held = (rows, heads, slots), self.columns.tensors
+        if not held or (held[0].shape, held[0].device) != (shape, device):
+            self.columns.use(self.columns.room.make(shape, torch.float32, device))
+
+    def append(self, held: int, count: int) -> None:
+        """The first `count` new tokens lie behind the `held` ones."""
+        self.columns.append(held, [self.new[:, :, :count]])
+        self._new = None
+
+    def overwrite(self, slots: Tensor, real: Tensor | None = None) -> None:
+        """The single new token lies in `slots` `[B, S, 1]`; `real` `[B, 1]` False where it is a pad, which overwrites
+        nothing."""
+        self.columns.overwrite(slots, [self.new[:, :, :1]], None if real is None else real[..., None])
+        self._new = None
+
+    def keep(self, kept: Tensor, held: int, count: int) -> None:
+        """Of the `held` tokens and, behind them, `count` new ones, those at `kept` `[B, S, C]` stay."""
+        self.columns.take([self.of_all(held, count)], kept, views=count == 0)
+        self._new = None if count else self._new
+
+    def reorder(self, order: Tensor) -> None:
+        """Bring the first slots into another order, `[B, S, held]`."""
+        self.columns.reorder(order)
+
+    def resize(self, slots: int, held: int) -> None:
+        """Have another number of slots; the `held` tokens stay in theirs."""
+        self.columns.resize(slots, held)
+
+    # ---- reading --------------------------------------------------------------------------------------------------
+
+    def of_all(self, held: int, count: int) -> Tensor:
+        """`[B, H, held + count]`, of the tokens held and of new ones behind them."""
+        inside = self.at(None, held)
+        return torch.cat([inside, self.new[:, :, :count]], dim=-1) if count else inside
+
+    def at(self, slots: Tensor | None, held: int) -> Tensor:
+        """`[B, H, n]`, of the tokens in the slots `[B, S, n]`, or of all that are held."""
+        return self.columns.first(held)[0] if slots is None else self.columns.at(slots)[0]
+
+    @property
+    def bytes(self) -> int:
+        """Of all slots."""
+        return self.columns.bytes
+
+    # ---- life -----------------------------------------------------------------------------------------------------
+
+    def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
+        """Apply an indexing of dimension 0."""
+        self.columns.map_rows(change)
+        self._new = None if self._new is None else change(self._new)
+
+    def clear(self) -> None:
+        """Forget everything; the room stays."""
+        self._told = self._new = None
+
+    def snapshot(self, held: int) -> Tensor:
+        """`[B, H, held]`, to be saved."""
+        return persistent(self.at(None, held))
+
+    def restore(self, saved: Tensor, slots: int, device: torch.device) -> None:
+        """The reverse of `snapshot`."""
+        self.start(saved.shape[0], saved.shape[1], slots, device)
+        self.columns.append(0, [saved.to(device)])

@@ -1,0 +1,104 @@
+"""The choice to keep what leaves in few bits."""
+
+from dataclasses import dataclass
+from numbers import Real
+from typing import ClassVar
+
+from hf_paged_eviction import Disposal
+from hf_paged_eviction.internals import BITS, Outlet, Site, Surroundings, register_disposal
+
+from .balance import BALANCES, Balance
+from .outlet import DemoteOutlet
+
+
+@register_disposal("demote")
+@dataclass(frozen=True)
+class Demote(Disposal):
+    r"""A token that leaves its slot is rounded to few bits and kept on in a store of its own (MiKV, 2402.18096).
+
+    Tokens in the slots stay as they came. Attention reads both: the slots, and beside them all that was demoted, once
+    decoded. Nothing is in both places. Where the low-bit store is full, the token that leaves for good is the one with
+    the lowest score, of those in it and those that come; a score is what the policy said when the token left its slot.
+
+    Both together have one number of bytes, of which `share` belongs to the low-bit store. With bytes as budget that is
+    these; with tokens, which count the slots, both take the bytes of `budget / (1 - share)` slots. Positions,
+    scores, levels and scales count.
+
+    Keys are balanced before they are rounded, because a few channels may be far larger than others:
+
+    * "rotation": channels that stand out in a row's first forward are divided by a power of two, and all are mixed by
+      a fixed orthogonal matrix, as `bits=` does;
+    * "queries": the paper's balancer. With the largest query and key of each channel in a row's first forward,
+
+      .. math:: k'_c = k_c \sqrt{\max |q_c| / \max |k_c|}
+
+      is rounded, and divided again when it is read;
+    * "none".
+
+    Differences: the paper keeps every token, the unimportant ones in few bits, so that memory grows with the text; it
+    reads importance from attention as H2O does, which is `policy="h2o"` here; a token that came back would be another
+    difference, and none does. At 2 bits the levels may leave out the ends of the range, as those of `bits=`.
+
+    Args:
+        bits: 2, 4 or 8, of every number that is demoted.
+        share: of all bytes, above 0 and below 1, that the low-bit store takes.
+        balance: see above.
+
+    Raises:
+        ValueError: a value is out of range.
+    """
+
+    bits: int = 2
+    share: float = 0.5
+    balance: Balance = "rotation"
+    paper: ClassVar[str | None] = "2402.18096"
+    needs_queries: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if isinstance(self.bits, bool) or self.bits not in BITS:
+            raise ValueError(f"demote: bits must be one of {BITS}, got {self.bits!r}.")
+        if isinstance(self.share, bool) or not isinstance(self.share, Real) or not 0 < self.share < 1:
+            raise ValueError(f"demote: share must lie above 0 and below 1, got {self.share!r}.")
+        if self.balance not in BALANCES:
+            raise ValueError(f"demote: balance must be one of {', '.join(BALANCES)}, got {self.balance!r}.")
+
+    def outlet(self, site: Site) -> Outlet:
+        """See `Disposal.outlet`."""
+        return DemoteOutlet(self, site)
+
+    def check(self, around: Surroundings) -> None:
+        """See `Disposal.check`."""
+        reasons = [
+            (
+                around.static,
+                "static=True: a compiled step attends to the slots alone. Use static=False",
+            ),
+            (
+                not around.uniform,
+                "an allocator: how many tokens fit into the low-bit store follows from the slots, which all rows and "
+                "heads of a layer must have alike. Use allocator='uniform' and one number as budget",
+            ),
+            (
+                around.latent,
+                "a model that caches latents (MLA), which are expanded on the way to attention. Use bits= or "
+                "disposal='drop'",
+            ),
+            (
+                bool(getattr(around.config, "num_kv_shared_layers", 0)),
+                "a model whose layers share keys and values: the others would not see what was demoted. Use "
+                "disposal='drop'",
+            ),
+            (
+                around.coded != "",
+                f"{around.coded}: tokens in the slots stay in full precision, that is what demoting is. Leave out "
+                f"{around.coded}, or use disposal='drop'",
+            ),
+            (
+                around.positions != "text",
+                f"positions={around.positions!r}: what was demoted stands at its place in the text. Use "
+                "positions='text'",
+            ),
+        ]
+        for refused, reason in reasons:
+            if refused:
+                raise ValueError(f"demote does not go together with {reason}.")

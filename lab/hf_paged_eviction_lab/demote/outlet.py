@@ -1,0 +1,229 @@
+"""What demoting keeps of one layer, and how tokens come to it and leave it for good."""
+
+from collections.abc import Callable, Iterable
+from math import prod
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from hf_paged_eviction.internals import Asked, Held, Outlet, Part, Site, Snapshot, gather_slots, map_tensors, persistent
+
+from .balance import Balance, Balancer
+from .demoted import Demoted
+
+
+class Settings(Protocol):
+    """The parameters of `Demote`."""
+
+    @property
+    def bits(self) -> int: ...
+
+    @property
+    def share(self) -> float: ...
+
+    @property
+    def balance(self) -> Balance: ...
+
+
+class DemoteOutlet(Outlet):
+    """Rounds every token that leaves, once, and keeps as many of them as fit into its bytes.
+
+    Attributes:
+        places: `L`, how many tokens fit; known from the first forward on.
+
+    Args:
+        settings: parameters.
+        site: the layer.
+    """
+
+    plans = takes = reads = True
+
+    def __init__(self, settings: Settings, site: Site) -> None:
+        self.settings, self.site = settings, site
+        self.balancer = Balancer(settings.bits, settings.balance)
+        self.places = 0
+        self._sets = 1
+        self._channels: Tensor | None = None
+        self.demoted: Demoted | None = None
+
+    # ---- bytes ----------------------------------------------------------------------------------------------------
+
+    def slot_bytes(self, token_bytes: int) -> int:
+        """See `Outlet.slot_bytes`: of all bytes, the slots take what the share leaves."""
+        return int(-(-token_bytes // (1 - self.settings.share)))
+
+    def _fitting(self, capacity: int) -> int:
+        """Tokens that fit beside so many slots.
+
+        Raises:
+            ValueError: not one.
+        """
+        keys, values = self.site.store.read()
+        share = self.settings.share
+        room = int(capacity * self.site.store.token_bytes(keys, values) * share / (1 - share))
+        room -= keys[:, :, :1].numel() * 4  # channels
+        room -= keys.shape[0] * self._sets * self.site.sizes.block_size * 8  # the block that is leaving
+        each = sum(prod(shape) * dtype.itemsize for shape, dtype in self.balancer.shapes(keys, values, 1))
+        each += keys.shape[0] * self._sets * 8  # position and score
+        if room < each:
+            raise ValueError(
+                f"demote(share={share}): beside {capacity} tokens in full precision there are {max(room, 0)} bytes for "
+                f"the others, and one takes {each}. Use a larger share or budget."
+            )
+        return room // each
+
+    @property
+    def device_bytes(self) -> int:
+        return 0 if self.demoted is None else self.demoted.bytes
+
+    @property
+    def tokens_beside(self) -> int:
+        if self.demoted is None:
+            return 0
+        positions = self.demoted.positions
+        return int((positions >= 0).sum()) // positions.shape[1]
+
+    # ---- life -----------------------------------------------------------------------------------------------------
+
+    def start(self, rows: int, heads: int, sets: int, capacity: int, device: torch.device) -> None:
+        """See `Outlet.start`."""
+        self._sets, self.demoted = sets, None
+        self.places = self._fitting(capacity)
+        keys = self.site.store.read()[0]
+        self._channels = persistent(torch.ones(rows, heads, 1, keys.shape[-1], device=device))
+
+    @property
+    def channels(self) -> Tensor:
+        """See `Demoted`.
+
+        Raises:
+            RuntimeError: the layer has met no token.
+        """
+        if self._channels is None:
+            raise RuntimeError("The cache is empty: run a forward first.")
+        return self._channels
+
+    def clear(self) -> None:
+        """See `Outlet.clear`."""
+        self.demoted = self._channels = None
+
+    def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
+        """See `Outlet.map_rows`."""
+
+        def changed(tensor: Tensor) -> Tensor:
+            return persistent(change(tensor))
+
+        if self.demoted is not None:
+            self.demoted = map_tensors(changed, self.demoted)
+            self._channels = self.demoted.channels
+        elif self._channels is not None:
+            self._channels = changed(self._channels)
+
+    def settle(self, kept: Tensor | None, positions: Tensor, capacity: int) -> None:
+        """See `Outlet.settle`: with fewer slots there are fewer places."""
+        self.places = self._fitting(capacity)
+        demoted = self.demoted
+        if demoted is not None and demoted.positions.shape[-1] > self.places:
+            none = demoted.positions[..., :0].long(), demoted.scores[..., :0]
+            chosen = demoted.ranks(*none, self.site.absolute_noise).topk(self.places, dim=-1).indices
+            self._use(demoted.replaced(chosen, None, demoted.positions, demoted.scores))
+
+    def _use(self, demoted: Demoted) -> None:
+        self.demoted = map_tensors(persistent, demoted)
+        self._channels = self.demoted.channels
+
+    # ---- tokens ---------------------------------------------------------------------------------------------------
+
+    def _empty(self) -> Demoted:
+        shapes = self.balancer.shapes(*self.site.store.read(), self.places)
+        return Demoted.empty(shapes, self._sets, self.site.sizes.block_size, self.channels)
+
+    def _ready(self) -> Demoted:
+        if self.demoted is None:
+            self.demoted = self._empty()
+        return self.demoted
+
+    def plan(self, slots: Tensor, begins: Tensor, held: Held) -> None:
+        """Keep the scores by which the block was chosen: those in the table depend on when other rows choose."""
+        if held.scores is None:
+            raise RuntimeError("A block is chosen by scores.")
+        self._ready().begin(slots, begins, held.scores)
+
+    def let_go(self, leaving: Held, slots: Tensor | None) -> None:
+        """The lowest of those here and those that leave are dropped where there are too many."""
+        demoted, positions = self._ready(), leaving.positions
+        places = demoted.positions.shape[-1]
+        if slots is not None:
+            scores = demoted.scores_of(slots)
+            place = demoted.ranks(positions, scores, self.site.absolute_noise).argmin(-1, keepdim=True)
+            goes_in = (positions >= 0) & (place < places)
+            codes = self._encode(leaving.keys, leaving.values)
+            demoted.put(place.clamp_max(places - 1), goes_in, codes, positions, scores)
+            return
+        if leaving.scores is None:
+            raise RuntimeError("Tokens are chosen by scores.")
+        scores = leaving.scores
+        ranks = demoted.ranks(positions, scores, self.site.absolute_noise)
+        chosen = ranks.topk(places, dim=-1).indices
+        every = torch.cat([demoted.positions.long(), positions], dim=-1)
+        # In the order of the text; those without a token come first.
+        chosen = chosen.gather(-1, every.gather(-1, chosen).argsort(stable=True, dim=-1))
+        new = (chosen - places).clamp_min(0)
+        codes = self._encode(gather_slots(leaving.keys, new), gather_slots(leaving.values, new))
+        self._use(demoted.replaced(chosen, codes, every, torch.cat([demoted.scores, scores], dim=-1)))
+
+    def _encode(self, keys: Tensor, values: Tensor) -> list[Tensor]:
+        codes = self.balancer.encode(keys.detach(), values.detach(), self.channels)
+        return [part for coded in codes for part in (coded.packed, coded.levels)]
+
+    # ---- attention ------------------------------------------------------------------------------------------------
+
+    def beside(self, asked: Asked) -> Iterable[Part] | None:
+        """See `Outlet.beside`: all that is here, in the model's type."""
+        if asked.waiting and asked.queries.query.shape[2] > 1:
+            self._meet(asked)
+        demoted = self.demoted
+        if demoted is None:
+            return None
+        dims = self.channels.shape[-1], asked.values.shape[-1]
+        keys, values = self.balancer.decode(demoted.codes, dims, asked.values.dtype, self.channels)
+        empty = demoted.positions < 0
+        bias = torch.zeros_like(demoted.scores).masked_fill(empty, float("-inf"))
+        return [Part(keys, values, bias[:, :, None])]
+
+    def _meet(self, asked: Asked) -> None:
+        """The first tokens of some rows show how large their channels are. A single one shows nothing, whatever batch
+        it comes in."""
+        table, count = asked.table, asked.queries.query.shape[2]
+        several = torch.full_like(table.pads, count) if asked.real is None else asked.real.sum(-1)
+        first = (table.seen - table.pads == 0) & (several > 1)
+        queries, keys = asked.queries.query, asked.queries.key[:, :, -count:]
+        found = self.balancer.channels(queries.detach(), keys.detach(), asked.real)
+        self.channels.copy_(torch.where(first[:, None, None, None], found, self.channels))
+
+    # ---- saving ---------------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> Demoted | None:
+        """See `Outlet.snapshot`."""
+        if self._channels is None:
+            return None
+        return self.demoted or self._empty()
+
+    def restore(self, saved: Snapshot, device: torch.device) -> None:
+        """See `Outlet.restore`."""
+        if not isinstance(saved, Demoted):
+            raise ValueError("what was demoted is not in it")
+        for name, tensor in vars(self._empty()).items():
+            there = getattr(saved, name)
+            if there.shape != tensor.shape or there.dtype != tensor.dtype:
+                raise ValueError(
+                    f"demote: {name} is {there.dtype} {list(there.shape)}, not {tensor.dtype} {list(tensor.shape)}"
+                )
+        if not ((saved.positions >= -1) & (saved.positions < 2**31 - 1)).all():
+            raise ValueError("demote: positions are out of range")
+        if not ((saved.channels > 0) & saved.channels.isfinite()).all():
+            raise ValueError("demote: channels are divided by what is not positive")
+        self._use(map_tensors(lambda tensor: tensor.to(device), saved))
+        if not bool((saved.positions >= 0).any()):
+            self.demoted = None  # nothing has left, and attention reads the slots alone

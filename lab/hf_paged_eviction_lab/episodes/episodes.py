@@ -1,0 +1,425 @@
+"""A long conversation as several compressed caches, one for each of its topics (EpiCache, arXiv 2509.17396)."""
+
+import copy
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from hf_paged_eviction import PagedEvictionCache, make_policy
+from hf_paged_eviction.internals import check_probed, first_tokens, whole_number
+
+from .clusters import Clusters, cluster, unit
+from .embedding import Embed, HiddenStates
+from .reading import read_compressed
+from .segments import Ids, Segmented, as_ids, segment
+from .sensitivity import budgets_by_sensitivity
+
+#: Called with tokens fed so far, and tokens to feed in all.
+Progress = Callable[[int, int], None]
+
+_INDEX, _VECTORS, _VERSION = "episodes.json", "episodes.safetensors", 1
+#: Files of a folder of episodes, half-written ones included.
+_OURS = re.compile(r"\.?(episodes\.json|episodes\.safetensors|episode_\d+\.safetensors)(\..*\.tmp)?")
+#: What this recipe decides itself, or cannot serve.
+_REFUSED = {
+    "allocator": "give layers=, a measured sensitivity per layer",
+    "static": "what is compiled cannot shrink",
+    "record_past": "it is on while the probe is fed; switch it on for a cache that was opened",
+    "attention_mask": "a conversation has no pads",
+}
+
+
+@dataclass(frozen=True)
+class Episode:
+    """A topic of the conversation.
+
+    Attributes:
+        segments: indices of those that belong to it, in the order of the text.
+        probe_tokens: how many tokens told what is worth keeping.
+        shares: tokens that each paged layer holds.
+    """
+
+    segments: tuple[int, ...]
+    probe_tokens: int
+    shares: tuple[int, ...]
+
+
+class Episodes:
+    """The caches of a conversation, by topic. Made by `read_episodes` or `Episodes.load`.
+
+    Attributes:
+        episodes: one for each cache, numbered by where they begin.
+        centroids: `[episodes, dim]` float32 of length 1.
+    """
+
+    def __init__(
+        self,
+        config: Any,
+        episodes: Sequence[Episode],
+        centroids: Tensor,
+        embed: Embed,
+        caches: Sequence[PagedEvictionCache | Path],
+        device: torch.device,
+    ) -> None:
+        self.episodes, self.centroids = tuple(episodes), centroids
+        self._config, self._embed = config, embed
+        self._caches, self._device = list(caches), device
+
+    def __len__(self) -> int:
+        return len(self.episodes)
+
+    def __repr__(self) -> str:
+        sizes = ", ".join(f"{len(each.segments)}" for each in self.episodes)
+        return f"{type(self).__name__}({len(self)} episodes of {sizes} segments, {self.budget} tokens in all)"
+
+    @property
+    def budget(self) -> int:
+        """Tokens held per layer, on average over layers, in all episodes together."""
+        return sum(sum(each.shares) // max(len(each.shares), 1) for each in self.episodes)
+
+    def likeness(self, question: Ids) -> Tensor:
+        """Cosines of a question with the episodes, `[episodes]` float32.
+
+        Args:
+            question: ids `[n]`, at least one.
+
+        Raises:
+            TypeError, ValueError: these are no ids, or `embed` gives vectors that do not fit those of the segments.
+        """
+        ids = as_ids("question", question)
+        if not len(ids):
+            raise ValueError("The question has no token, so it belongs to no episode.")
+        asked = unit(_vectors(self._embed, [ids]))[0]
+        if len(asked) != self.centroids.shape[1]:
+            raise ValueError(
+                f"embed= gave {len(asked)} numbers for the question and {self.centroids.shape[1]} for each segment: "
+                "use the same one for both."
+            )
+        return self.centroids @ asked
+
+    def nearest(self, question: Ids) -> int:
+        """The episode that a question is about. The first one, if it is like none."""
+        return int(self.likeness(question).argmax())
+
+    def open(self, episode: int) -> PagedEvictionCache:
+        """A cache of that episode, to go on from; what is kept here stays as it is.
+
+        >>> cache = episodes.open(episodes.nearest(ids))  # doctest: +SKIP
+        >>> model.generate(**cache.follow_up(ids[None]), cache=cache)  # doctest: +SKIP
+
+        Raises:
+            ValueError: there is no such episode, or its file does not fit. OSError: the file cannot be read.
+        """
+        if isinstance(episode, bool) or not isinstance(episode, int) or not 0 <= episode < len(self):
+            raise ValueError(f"episode must be from 0 to {len(self) - 1}, got {episode!r}.")
+        kept = self._caches[episode]
+        if isinstance(kept, Path):
+            return PagedEvictionCache.load(kept, self._config, device=self._device)
+        cache = copy.deepcopy(kept)
+        for layer in cache.layers:
+            layer.prefetch()
+        return cache
+
+    def save(self, folder: str | Path) -> None:
+        """Write all episodes into a folder, which is made if need be. They stay in memory as well.
+
+        Nothing in it is code or pickle; `embed` is not in it.
+
+        Raises:
+            ValueError: the folder holds something else. OSError: it cannot be written.
+        """
+        folder = _folder(folder)
+        _invalidate(folder)
+        for number, kept in enumerate(self._caches):
+            cache = self.open(number) if isinstance(kept, Path) else kept
+            cache.save(folder / _name(number))
+        _write_index(folder, self)
+
+    @classmethod
+    def load(cls, folder: str | Path, model: Any, *, embed: Embed | None = None) -> "Episodes":
+        """What `save`, or `read_episodes(folder=...)`, wrote. The caches stay in their files until they are opened.
+
+        Args:
+            folder: theirs.
+            model: the same.
+            embed: the same as when they were read; None = the model's hidden states.
+
+        Raises:
+            ValueError: the folder holds no episodes, or other ones. OSError: it cannot be read.
+        """
+        folder = Path(folder)
+        try:
+            index = json.loads((folder / _INDEX).read_text("utf-8"))
+            if index["version"] != _VERSION:
+                raise ValueError(f"it has version {index['version']!r}, and this package reads version {_VERSION}")
+            episodes = [
+                Episode(tuple(each["segments"]), each["probe_tokens"], tuple(each["shares"]))
+                for each in index["episodes"]
+            ]
+            centroids = load_file(folder / _VECTORS)["centroids"]
+            if centroids.ndim != 2 or len(centroids) != len(episodes):
+                raise ValueError("its episodes do not go with its centroids")
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{str(folder)!r} holds no saved episodes: {error}") from error
+        caches = [folder / _name(number) for number in range(len(episodes))]
+        missing = [path.name for path in caches if not path.is_file()]
+        if missing:
+            raise ValueError(f"{str(folder)!r} lacks {', '.join(missing)}.")
+        embed = HiddenStates(model) if embed is None else embed
+        return cls(model.config, episodes, centroids, embed, caches, _device(model))
+
+
+def read_episodes(
+    model: Any,
+    turns: Sequence[Ids],
+    budget: int,
+    *,
+    system: Ids = (),
+    episodes: int = 4,
+    turns_per_segment: int = 4,
+    probe_segments: int = 8,
+    instruction: Ids = (),
+    embed: Embed | None = None,
+    layers: Tensor | Sequence[float] | None = None,
+    chunk_size: int = 512,
+    seed: int = 0,
+    folder: str | Path | None = None,
+    progress: Progress = lambda done, total: None,
+    **settings: Any,
+) -> Episodes:
+    """Read a conversation into a compressed cache for each of its topics (EpiCache, arXiv 2509.17396).
+
+    The conversation is cut into segments of a few turns, which are embedded and grouped by k-means. For each group,
+    an episode, the whole conversation is read in blocks into a cache of its own; after each block the segments nearest
+    to the group's centroid are fed as a probe, what they attend to most is kept, and the probe is taken back. So an
+    episode's cache knows the whole conversation, but its own topic best. A question goes to the nearest episode.
+
+    All episodes together hold at most `budget` tokens per layer. One of them is in use at a time; the others lie in
+    host memory, or with `folder=` in files.
+
+    Differences from the paper: `budget` is that of all episodes together (there each has it); `system` is never evicted
+    (there it may be); centroids have length 1, so that compact groups win no questions; there are as many episodes as
+    segments where there are fewer segments; layers given more by `layers=` take it from the others, so that the sum is
+    kept; the softmax of the probe's queries is over the probe, too; the policy decides, "kvzip" with separate heads by
+    default, which is the largest weight that a query pays.
+
+    Cost: the conversation is read once for every episode, and the probe after each block of it. While one is read it
+    holds `chunk_size` tokens more than in the end. Attention has to be shown:
+    `model.set_attn_implementation("paged_eviction")`.
+
+    Args:
+        model: a decoder, in evaluation mode.
+        turns: of the conversation, ids `[n]` each, as the model is to read them (with what a chat template puts around
+            them). Empty ones are left out.
+        budget: tokens per layer, in all episodes together.
+        system: ids before the first turn, such as a system prompt; never evicted.
+        episodes: at most so many.
+        turns_per_segment: turns that are embedded together.
+        probe_segments: how many segments of an episode, those nearest to its centroid, are its probe.
+        instruction: ids before the segments of the probe.
+        embed: makes vectors of texts; `HiddenStates(model)` if None. Small models tell topics apart badly: measure, or
+            take `RareTokens` or a model made for it.
+        layers: what `layer_sensitivity` measured; None = all layers hold the same.
+        chunk_size: tokens of a block, a multiple of `block_size`.
+        seed: of the grouping.
+        folder: where each episode is written as soon as it is read, and not kept in memory.
+        progress: called after each forward with the tokens fed so far and in all, embedding aside.
+        **settings: further arguments of `PagedEvictionCache`, such as `block_size`, `bits` or `policy`.
+
+    Raises:
+        TypeError, ValueError: turns, sizes or settings that cannot be meant; a budget too small for so many episodes;
+            vectors that are not numbers, or one per text. Nothing was read then, except by `embed`.
+    """
+    numbers = {
+        "episodes": episodes,
+        "turns_per_segment": turns_per_segment,
+        "probe_segments": probe_segments,
+        "chunk_size": chunk_size,
+    }
+    sizes = {name: whole_number(name, value, 1) for name, value in numbers.items()}
+    text = segment(turns, system, sizes["turns_per_segment"])
+    arguments = _settings(settings, text)
+    smallest, places = _check_cache(model, arguments, sizes["chunk_size"])
+    shared = _Shares(whole_number("budget", budget, 1), smallest, places, layers, int(arguments["block_size"]))
+    shared.of(min(episodes, len(text.segments)))  # is there enough? Asked before anything is read
+    lead, target = as_ids("instruction", instruction), None if folder is None else _folder(folder)
+    embed = HiddenStates(model) if embed is None else embed
+    vectors = unit(_vectors(embed, text.segments))
+    groups = cluster(vectors, episodes, seed)
+    shares, device = shared.of(len(groups.centroids)), _device(model)
+    probes = [_probe(text, vectors, groups, number, probe_segments, lead) for number in range(len(shares))]
+    fed = _Fed(progress, text.text.shape[1], probes, shares, chunk_size)
+    found, caches = [], []
+    if target is not None:
+        _invalidate(target)
+    for number, (probe, share) in enumerate(zip(probes, shares, strict=True)):
+        inputs = text.text.to(device), probe[None].to(device)
+        cache = read_compressed(model, *inputs, share, chunk_size, arguments, fed)
+        members = (groups.labels == number).nonzero()[:, 0].tolist()
+        found.append(Episode(tuple(members), len(probe), tuple(share)))
+        caches.append(_put_away(cache, None if target is None else target / _name(number)))
+    read = Episodes(model.config, found, groups.centroids, embed, caches, device)
+    if target is not None:
+        _write_index(target, read)
+    return read
+
+
+# ---- what is read ----------------------------------------------------------------------------------------------------
+
+
+def _vectors(embed: Embed, texts: Sequence[Tensor]) -> Tensor:
+    vectors = embed(texts)
+    if not isinstance(vectors, Tensor) or vectors.ndim != 2 or len(vectors) != len(texts):
+        got = list(vectors.shape) if isinstance(vectors, Tensor) else type(vectors).__name__
+        raise ValueError(f"embed= must give a tensor [{len(texts)}, dim] for {len(texts)} texts, got {got}.")
+    vectors = vectors.detach().float().cpu()
+    if not vectors.isfinite().all():
+        raise ValueError("embed= gave numbers that are infinite or nan.")
+    return vectors
+
+
+def _probe(text: Segmented, vectors: Tensor, groups: Clusters, number: int, most: int, lead: Tensor) -> Tensor:
+    """The segments of an episode that are nearest to its centroid, in the order of the text."""
+    members = (groups.labels == number).nonzero()[:, 0]
+    near = (vectors[members] @ groups.centroids[number]).sort(descending=True, stable=True).indices[:most]
+    return torch.cat([lead, *(text.segments[at] for at in members[near].sort().values.tolist())])
+
+
+class _Fed:
+    """Counts tokens for `progress`."""
+
+    def __init__(
+        self, progress: Progress, length: int, probes: Sequence[Tensor], shares: Sequence[Sequence[int]], chunk: int
+    ) -> None:
+        self._progress, self._done, self._total = progress, 0, 0
+        for probe, share in zip(probes, shares, strict=True):
+            held = [min(start + chunk, length) for start in range(0, length, chunk)]
+            self._total += length + len(probe) * sum(tokens > min(share) for tokens in held)
+
+    def __call__(self, tokens: int) -> None:
+        self._done += tokens
+        self._progress(self._done, self._total)
+
+
+# ---- sizes -----------------------------------------------------------------------------------------------------------
+
+
+def _settings(given: dict[str, Any], text: Segmented) -> dict[str, Any]:
+    refused = [name for name in given if name in _REFUSED]
+    if refused:
+        raise TypeError(f"read_episodes takes no {refused[0]}=: {_REFUSED[refused[0]]}.")
+    policy = make_policy(given.get("policy", "kvzip"))
+    check_probed(policy)
+    settings = {"heads": "separate", "block_size": 16, **given, "policy": policy}
+    sinks = first_tokens(settings.get("sink_tokens"), policy, settings["block_size"])
+    return {**settings, "sink_tokens": max(sinks, len(text.system))}
+
+
+def _check_cache(model: Any, settings: dict[str, Any], chunk_size: int) -> tuple[int, int]:
+    """The smallest legal budget and the number of paged layers, of a cache with these settings.
+
+    Raises:
+        TypeError, ValueError: there is no such cache, or the chunk does not fit its blocks.
+    """
+    size = whole_number("block_size", settings["block_size"], 1)
+    if chunk_size % size:
+        raise ValueError(f"chunk_size={chunk_size} is not a multiple of block_size={size}.")
+    protected = sum(settings.get(name) or 0 for name in ("sink_tokens", "recent_tokens"))
+    cache = PagedEvictionCache(model.config, (protected // size + 8) * size, **settings)
+    if not cache.paged_layers:
+        raise ValueError("No layer of this model keeps all that it has read, so there is nothing to compress.")
+    return cache.paged_layers[0][1].budget.smallest, len(cache.paged_layers)
+
+
+@dataclass(frozen=True)
+class _Shares:
+    """Who gets how much of one budget."""
+
+    budget: int
+    smallest: int
+    layers: int
+    sensitivity: Tensor | Sequence[float] | None
+    block_size: int
+
+    def of(self, episodes: int) -> list[list[int]]:
+        """Per episode and layer, in whole blocks.
+
+        Raises:
+            ValueError: it is not enough for so many.
+        """
+        blocks = self.budget // self.block_size
+        counts = [blocks // episodes + (at < blocks % episodes) for at in range(episodes)]
+        if counts[-1] * self.block_size < self.smallest:
+            enough = self.smallest * episodes
+            raise ValueError(
+                f"budget={self.budget} for {episodes} episodes leaves {counts[-1] * self.block_size} tokens for one, "
+                f"and the system prompt, the newest tokens and a block to evict take {self.smallest}. Use "
+                f"budget={enough} or more, or fewer episodes."
+            )
+        return [self._layers(count * self.block_size) for count in counts]
+
+    def _layers(self, tokens: int) -> list[int]:
+        if self.sensitivity is None:
+            return [tokens] * self.layers
+        found = budgets_by_sensitivity(self.sensitivity, tokens, block_size=self.block_size, least=self.smallest)
+        if len(found) != self.layers:
+            raise ValueError(f"layers= has {len(found)} numbers, and the model {self.layers} paged layers.")
+        return found
+
+
+# ---- where caches lie ------------------------------------------------------------------------------------------------
+
+
+def _device(model: Any) -> torch.device:
+    device: torch.device = model.get_input_embeddings().weight.device
+    return device
+
+
+def _put_away(cache: PagedEvictionCache, path: Path | None) -> PagedEvictionCache | Path:
+    """To a file, or to host memory."""
+    if path is not None:
+        cache.save(path)
+        return path
+    for layer in cache.layers:
+        layer.offload()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()  # copies to the host do not wait
+    return cache
+
+
+def _name(number: int) -> str:
+    return f"episode_{number}.safetensors"
+
+
+def _folder(folder: str | Path) -> Path:
+    """A folder for episodes, in which there is nothing else."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    strange = [path.name for path in folder.iterdir() if not _OURS.fullmatch(path.name)]
+    if strange:
+        raise ValueError(f"{str(folder)!r} is not empty and holds no episodes: name a folder of their own.")
+    return folder
+
+
+def _invalidate(folder: Path) -> None:
+    """Episodes that are there are not valid any more, until all new ones have been written."""
+    (folder / _INDEX).unlink(missing_ok=True)
+
+
+def _write_index(folder: Path, episodes: Episodes) -> None:
+    save_file({"centroids": episodes.centroids.contiguous()}, folder / _VECTORS)
+    index = {
+        "version": _VERSION,
+        "episodes": [
+            {"segments": each.segments, "probe_tokens": each.probe_tokens, "shares": each.shares}
+            for each in episodes.episodes
+        ],
+    }
+    (folder / _INDEX).write_text(json.dumps(index, indent=2) + "\n", "utf-8")

@@ -1,0 +1,123 @@
+"""The choice to fold what leaves into a state of constant size."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+from hf_paged_eviction import Disposal
+from hf_paged_eviction.internals import Outlet, Site, Surroundings, register_disposal
+
+from .files import load_kernels
+from .kernels import Kernels
+from .outlet import FoldOutlet
+
+
+@register_disposal("fold")
+@dataclass(frozen=True)
+class Fold(Disposal):
+    r"""Tokens that leave are summed up in a state of constant size, which attention reads beside the tokens held (LESS,
+    2402.09398).
+
+    For each KV head, with feature maps :math:`\psi` of keys and :math:`\varphi` of queries that were fitted to the
+    model:
+
+    .. math::
+
+        S \leftarrow S + \psi(k_e) \, v_e^\top, \quad z \leftarrow z + \psi(k_e); \qquad
+        o = \frac{\sum_{t \text{ held}} e^{q \cdot k_t / \sqrt d} \, v_t + \varphi(q)^\top S}
+                 {\sum_{t \text{ held}} e^{q \cdot k_t / \sqrt d} + \varphi(q)^\top z}
+
+    The sums are kept as logarithms where they are joined. A token that is overwritten goes into the state before the
+    attention of the token that overwrites it, so that every token is in exactly one place.
+
+    Only for the policy that the kernels were fitted under: others let other tokens go.
+
+    Differences: both maps are exp(gelu(x A) B + x C + b) in place of absolute values of gelu, since exponentials of
+    logits span many orders of magnitude; the maps learn the output of attention of each head, not that of the layer
+    behind it; each is small (64 in its middle by default, where the paper has 512); no bound is put below
+    :math:`\varphi(q)^\top z`, so a state that has taken nothing in changes nothing.
+
+    Args:
+        file: what `paged-eviction fit-fold` wrote, or a name given to such a file. Spelled `fold:FILE`.
+
+    Raises:
+        ValueError: there are no such kernels.
+    """
+
+    file: str
+
+    paper: ClassVar[str | None] = "2402.09398"
+    of_file: ClassVar[bool] = True
+    needs_queries: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _ = self.kernels  # read at once, so that a file that is not there is an error here
+
+    @cached_property
+    def kernels(self) -> Kernels:
+        """What the file says."""
+        return load_kernels(self.file)
+
+    @property
+    def label(self) -> str:
+        return f"{self.name}:{self.file}"
+
+    def outlet(self, site: Site) -> Outlet:
+        """See `Disposal.outlet`."""
+        return FoldOutlet(self.kernels, site)
+
+    def introduce(self, outlets: Sequence[Outlet]) -> None:
+        """See `Disposal.introduce`.
+
+        Raises:
+            ValueError: the kernels are those of another number of layers.
+        """
+        ours = [outlet for outlet in outlets if isinstance(outlet, FoldOutlet)]
+        if len(ours) != len(self.kernels.layers):
+            raise ValueError(
+                f"These kernels were fitted to {len(self.kernels.layers)} layers that evict, and this model has "
+                f"{len(ours)}. Fit some to this model with `paged-eviction fit-fold`."
+            )
+        for index, outlet in zip(sorted(self.kernels.layers), ours, strict=True):
+            outlet.layer_idx = index
+
+    def check(self, around: Surroundings) -> None:
+        """See `Disposal.check`."""
+        reasons = [
+            (
+                around.static,
+                "static=True: the attention of a compiled step would have to read the state. Use static=False",
+            ),
+            (
+                not around.uniform,
+                "an allocator: the kernels were fitted where all layers, rows and heads hold equally many tokens. Use "
+                "allocator='uniform' and one number as budget",
+            ),
+            (
+                around.latent,
+                "a model that caches latents (MLA): queries and keys of its heads are never cached. Use "
+                "disposal='drop'",
+            ),
+            (
+                bool(getattr(around.config, "num_kv_shared_layers", 0)),
+                "a model whose layers share keys and values: the others would not read the state. Use disposal='drop'",
+            ),
+            (
+                around.sizes.memory is not None,
+                "bytes as budget: the state's would come on top. Use tokens",
+            ),
+            (
+                around.coded != "",
+                f"{around.coded}: the kernels were fitted to keys as the model makes them. Leave out {around.coded}",
+            ),
+            (
+                around.positions != "text",
+                f"positions={around.positions!r}: a token in the state cannot be turned to another position. Use "
+                "positions='text'",
+            ),
+        ]
+        for refused, reason in reasons:
+            if refused:
+                raise ValueError(f"{self.label} does not go together with {reason}.")
+        self.kernels.check(around.config, around.policy.label)

@@ -1,0 +1,132 @@
+"""The state of one layer, and how tokens get there."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from hf_paged_eviction.internals import Asked, Held, Outlet, Read, Site, Snapshot, map_tensors, persistent
+
+from .kernels import Kernels, LayerKernels
+from .state import FoldedState, read_state
+
+
+class FoldOutlet(Outlet):
+    """Adds every token that leaves to sums of constant size, which every later query reads.
+
+    Attributes:
+        layer_idx: index of the layer in the model; None until `Fold.introduce` has told.
+
+    Args:
+        kernels: of the model.
+        site: the layer.
+    """
+
+    takes = reads = True
+
+    def __init__(self, kernels: Kernels, site: Site) -> None:
+        self.kernels, self.site = kernels, site
+        self.layer_idx: int | None = None
+        self._maps: LayerKernels | None = None
+        self._state: FoldedState | None = None
+        self._any = False  # whether anything may have left
+
+    # ---- life -----------------------------------------------------------------------------------------------------
+
+    def start(self, rows: int, heads: int, sets: int, capacity: int, device: torch.device) -> None:
+        """See `Outlet.start`.
+
+        Raises:
+            ValueError: the kernels are those of a layer of another shape.
+        """
+        keys, values = self.site.store.tensors[:2]
+        self._maps = maps = self._placed(heads, keys.shape[-1], device)
+        self._any = False
+        sums = torch.zeros(rows, heads, maps.rank, values.shape[-1], device=device)
+        mass = torch.zeros(rows, heads, maps.rank, device=device)
+        self._state = FoldedState(persistent(sums), persistent(mass), self.kernels.digest)
+
+    def _placed(self, heads: int, dim: int, device: torch.device) -> LayerKernels:
+        """The maps of the heads that are here, where their keys are."""
+        if self.layer_idx is None:
+            raise RuntimeError("fold: this layer is not part of a cache, so its kernels are not known.")
+        whole = self.kernels.layer(self.layer_idx)
+        first, group = self.site.local_heads.first_head(heads), whole.query_heads // whole.kv_heads
+        if first + heads > whole.kv_heads or dim != whole.key_dim:
+            raise ValueError(
+                f"These kernels were fitted to a layer {self.layer_idx} with {whole.kv_heads} KV heads of "
+                f"{whole.key_dim} dimensions; this one has {first + heads} or more of {dim}."
+            )
+        here = slice(first, first + heads)
+        return whole.to(device, here, slice(first * group, (first + heads) * group))
+
+    def clear(self) -> None:
+        """See `Outlet.clear`."""
+        self._state, self._any = None, False
+
+    def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
+        """See `Outlet.map_rows`."""
+        if self._state is not None:
+            self._state = map_tensors(lambda states: persistent(change(states)), self._state)
+
+    @property
+    def state(self) -> FoldedState:
+        """The sums.
+
+        Raises:
+            RuntimeError: the layer has met no token.
+        """
+        if self._state is None:
+            raise RuntimeError("The cache is empty: run a forward first.")
+        return self._state
+
+    @property
+    def device_bytes(self) -> int:
+        return 0 if self._state is None else self._state.values.nbytes + self._state.mass.nbytes
+
+    # ---- in and out -----------------------------------------------------------------------------------------------
+
+    def let_go(self, leaving: Held, slots: Tensor | None) -> None:
+        """Add to the sums what leaves. Where nothing does, keys and values may be anything."""
+        if self._maps is None:
+            raise RuntimeError("The cache is empty: run a forward first.")
+        state, self._any = self.state, True
+        stays = (leaving.positions < 0)[..., None]
+        with torch.no_grad(), torch.autocast(leaving.keys.device.type, enabled=False):
+            features = self._maps.of_keys(leaving.keys).masked_fill(stays, 0.0)
+            state.values.add_(features.mT @ leaving.values.float().masked_fill(stays, 0.0))
+            state.mass.add_(features.sum(2))
+
+    def beside(self, asked: Asked) -> Iterable[Read] | None:
+        """See `Outlet.beside`."""
+        if not self._any or self._maps is None:
+            return None
+        query = asked.queries.query
+        with torch.autocast(query.device.type, enabled=False):
+            return [read_state(self._maps.of_queries(query), self.state.values, self.state.mass)]
+
+    # ---- saving ---------------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> FoldedState | None:
+        """See `Outlet.snapshot`."""
+        return self._state if self._any else None
+
+    def restore(self, saved: Snapshot, device: torch.device) -> None:
+        """See `Outlet.restore`."""
+        here = self.state
+        if not isinstance(saved, FoldedState):
+            raise ValueError("what was folded is not in it")
+        if saved.kernels != here.kernels:
+            raise ValueError("fold: its tokens were folded with other kernels than those of this file name now")
+        for name in ("values", "mass"):
+            tensor, wanted = getattr(saved, name), getattr(here, name)
+            if tensor.shape != wanted.shape or tensor.dtype != wanted.dtype:
+                raise ValueError(f"fold: {name} is {tensor.dtype} {list(tensor.shape)}, not {list(wanted.shape)}")
+            if not tensor.isfinite().all():
+                raise ValueError(f"fold: {name} holds something else than finite numbers")
+        if (saved.mass < 0).any():
+            raise ValueError("fold: a mass is negative")
+        self._any = True
+        values, mass = (persistent(tensor.to(device)) for tensor in (saved.values, saved.mass))
+        self._state = replace(here, values=values, mass=mass)

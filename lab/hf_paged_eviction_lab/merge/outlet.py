@@ -1,0 +1,274 @@
+"""What merging keeps of one layer, and how tokens are taken in."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from hf_paged_eviction.internals import Held, Outlet, Site, Snapshot, persistent, slot_index, static
+
+from .nearest import Nearest, nearest
+
+#: Similarities that exist at one time, in bytes: where many tokens leave at once, they are searched for in pieces.
+_PIECE = 64 * 2**20
+
+
+class Settings(Protocol):
+    """The parameters of `Merge`."""
+
+    @property
+    def values_only(self) -> bool: ...
+
+    @property
+    def threshold(self) -> float | Literal["ema"]: ...
+
+
+@dataclass(frozen=True)
+class Merged(Snapshot):
+    """What is known of the slots `C` of a layer.
+
+    Attributes:
+        mass: `[B, H, C]` float32, weight of the token in each slot and of all that it took in; 1 where it took in none.
+        places: `[B, S, C]` int64, positions of the tokens that may take others in while the present block is being
+            overwritten, -1 elsewhere. In a row that has overwritten nothing yet it means nothing.
+        threshold: `[B, H]` float32, nan where nothing has left yet.
+    """
+
+    mass: Tensor
+    places: Tensor
+    threshold: Tensor
+
+
+class MergeOutlet(Outlet):
+    """Puts every token that leaves into the one that is most like it, if it is like enough.
+
+    All happens in the slots: a single token that leaves costs one search, without a read on the host.
+
+    Args:
+        settings: parameters.
+        site: the layer.
+    """
+
+    plans = takes = True
+
+    def __init__(self, settings: Settings, site: Site) -> None:
+        self.settings, self.site = settings, site
+        self.reads = settings.values_only
+        self._merged: Merged | None = None
+        self._choosing: Tensor | None = None  # `mass` of the tokens that are being chosen from
+        self._any = False  # whether anything may have left
+
+    # ---- life -----------------------------------------------------------------------------------------------------
+
+    def start(self, rows: int, heads: int, sets: int, capacity: int, device: torch.device) -> None:
+        """See `Outlet.start`."""
+        self._any = False
+        self._put(
+            torch.ones(rows, heads, capacity, device=device),
+            torch.full((rows, sets, capacity), -1, device=device),
+            torch.full((rows, heads), float("nan"), device=device),
+        )
+
+    def _put(self, mass: Tensor, places: Tensor, threshold: Tensor) -> None:
+        """Know these from now on. For compiled steps, tensors of the same size stay where they are."""
+        old, new = self._merged, Merged(mass, places, threshold)
+        fixed = self.site.store.room.fixed
+        if fixed and old is not None and old.mass.shape == mass.shape and old.places.shape == places.shape:
+            for name, tensor in vars(new).items():
+                getattr(old, name).copy_(tensor)
+            return
+        made = {name: persistent(tensor) for name, tensor in vars(new).items()}
+        self._merged = Merged(**{name: static(tensor) if fixed else tensor for name, tensor in made.items()})
+
+    @property
+    def merged(self) -> Merged:
+        """What is known.
+
+        Raises:
+            RuntimeError: the layer has met no token.
+        """
+        if self._merged is None:
+            raise RuntimeError("The cache is empty: run a forward first.")
+        return self._merged
+
+    @property
+    def device_bytes(self) -> int:
+        return 0 if self._merged is None else sum(tensor.nbytes for tensor in vars(self._merged).values())
+
+    def clear(self) -> None:
+        """See `Outlet.clear`."""
+        self._any, self._choosing = False, None
+        if not self.site.store.room.fixed:
+            self._merged = None
+
+    def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
+        """See `Outlet.map_rows`."""
+        if self._merged is not None:
+            self._put(*(change(tensor) for tensor in vars(self._merged).values()))
+
+    def settle(self, kept: Tensor | None, positions: Tensor, capacity: int) -> None:
+        """See `Outlet.settle`."""
+        merged = self.merged
+        mass = merged.mass if self._choosing is None else self._choosing
+        self._choosing = None
+        if kept is not None:
+            mass = mass.gather(-1, kept.expand(-1, mass.shape[1], -1))
+        mass = _padded(mass, capacity)
+        if kept is not None:  # the index of a pad or dead slot means nothing
+            mass = mass.masked_fill(positions < 0, 1.0)
+        places = torch.full((*positions.shape[:2], capacity), -1, device=mass.device)
+        self._put(mass, places, merged.threshold)
+
+    def move(self, order: Tensor | None, held: int) -> None:
+        """See `Outlet.move`."""
+        merged = self.merged
+        mass, capacity = merged.mass, merged.mass.shape[-1]
+        if order is not None:
+            mass = mass.gather(-1, order.expand(-1, mass.shape[1], -1))
+        self._put(_padded(mass[..., :held], capacity), torch.full_like(merged.places, -1), merged.threshold)
+
+    # ---- one token ------------------------------------------------------------------------------------------------
+
+    def plan(self, slots: Tensor, begins: Tensor, held: Held) -> None:
+        """What stands in the chosen block, and what is written there, takes nothing in until the next choice.
+
+        The former is about to leave. The latter has no score yet, and one that comes of a mean would depend on when it
+        is worked out.
+        """
+        places, self._any = self.merged.places, True
+        places.copy_(held.positions.expand_as(places).scatter(-1, slots, -1))
+
+    def let_go(self, leaving: Held, slots: Tensor | None) -> None:
+        """One token of each row and set goes into another."""
+        if slots is None:
+            return
+        merged, stored = self.merged, self.site.store.tensors
+        mass = merged.mass
+        goes = leaving.positions >= 0
+        own_slots = slots.expand(-1, mass.shape[1], -1)
+        found = nearest(leaving.keys, stored[0], merged.places)
+        share = self._share(found, goes.expand_as(found.found), found.similarity) * mass.gather(-1, own_slots)
+        before = mass.gather(-1, found.index)
+        for states, left in zip(stored, (leaving.keys, leaving.values), strict=True):
+            if states is stored[0] and self.settings.values_only:
+                continue
+            taken = states.gather(2, slot_index(found.index, states))
+            new = _mean(taken, before[..., None], left.float() * share[..., None], share[..., None])
+            _write(states, found.index, new)
+        mass.scatter_(-1, found.index, before + share)
+        mass.scatter_(-1, own_slots, mass.gather(-1, own_slots).masked_fill(goes.expand_as(own_slots), 1.0))
+
+    def _share(self, found: Nearest, goes: Tensor, mean: Tensor) -> Tensor:
+        """`[B, H, n]` the weight with which each token that `goes` is taken in, 0 = dropped. Moves the threshold.
+
+        Args:
+            mean: `[B, H, 1]` similarity of those that go.
+        """
+        goes = goes & found.found
+        given = self.settings.threshold
+        if given == "ema":
+            old = self.merged.threshold[..., None]
+            moved = torch.where(old.isnan(), mean, 0.5 * old + 0.5 * mean)
+            limit = torch.where(goes.any(-1, keepdim=True), moved, old)
+            self.merged.threshold.copy_(limit[..., 0])
+        else:
+            limit = torch.full_like(mean, float(given))
+        like = goes & (found.similarity > 0) & (found.similarity >= limit)
+        weight = torch.ones_like(found.similarity) if self.settings.values_only else found.similarity
+        return weight.masked_fill(~like, 0.0)
+
+    # ---- many tokens ----------------------------------------------------------------------------------------------
+
+    def overflow(self, tokens: Held, leaves: Tensor) -> Held:
+        """All that leave go into those that stay."""
+        self._any = True
+        mass = _padded(self.merged.mass, leaves.shape[-1])
+        heads = mass.shape[1]
+        stays = (tokens.positions >= 0) & ~leaves
+        most_leave, most_stay = torch.stack([leaves.sum(-1).amax(), stays.sum(-1).amax()]).tolist()
+        going, staying = (
+            which.byte().argsort(dim=-1, descending=True, stable=True)[..., :most]
+            for which, most in ((leaves, most_leave), (stays, most_stay))
+        )
+        self._choosing = mass
+        if not most_leave or not most_stay:
+            return tokens
+        places = tokens.positions.masked_fill(~stays, -1).gather(-1, staying)
+        goes = leaves.gather(-1, going).expand(-1, heads, -1)
+        index_go, index_stay = (index.expand(-1, heads, -1) for index in (going, staying))
+        kept = [states.gather(2, slot_index(index_stay, states)) for states in (tokens.keys, tokens.values)]
+        left = [states.gather(2, slot_index(index_go, states)) for states in (tokens.keys, tokens.values)]
+        found = _search(left[0], kept[0], places)
+        counted = (goes & found.found).double()
+        mean = (found.similarity * counted).sum(-1, keepdim=True) / counted.sum(-1, keepdim=True).clamp_min(1)
+        share = self._share(found, goes, mean.float()) * mass.gather(-1, index_go)
+        before = mass.gather(-1, index_stay)
+        more = torch.zeros_like(before).scatter_add(-1, found.index, share)
+        result = [tokens.keys, tokens.values]
+        for at in range(int(self.settings.values_only), 2):
+            index, weighted = slot_index(found.index, kept[at]), left[at].float() * share[..., None]
+            # What is dropped may be anything, and 0 x nan is nan.
+            weighted = weighted.masked_fill((share == 0)[..., None], 0.0)
+            sums = torch.zeros(kept[at].shape, device=mass.device).scatter_add(2, index.expand_as(weighted), weighted)
+            new = _mean(kept[at], before[..., None], sums, more[..., None])
+            result[at] = result[at].scatter(2, slot_index(index_stay, result[at]).expand_as(new), new)
+        self._choosing = mass.scatter(-1, index_stay, before + more)
+        return Held(result[0], result[1], tokens.positions)
+
+    # ---- attention ------------------------------------------------------------------------------------------------
+
+    def logit_bias(self, tokens: int) -> Tensor | None:
+        """See `Outlet.logit_bias`: the logarithm of how many tokens each stands for."""
+        return _padded(self.merged.mass, tokens).log()[:, :, None] if self._any else None
+
+    # ---- saving ---------------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> Merged | None:
+        """See `Outlet.snapshot`."""
+        return self._merged if self._any else None
+
+    def restore(self, saved: Snapshot, device: torch.device) -> None:
+        """See `Outlet.restore`."""
+        here = self.merged
+        if not isinstance(saved, Merged):
+            raise ValueError("what merging knows is not in it")
+        for name, tensor in vars(here).items():
+            there = getattr(saved, name)
+            if there.shape != tensor.shape or there.dtype != tensor.dtype:
+                raise ValueError(f"merge: {name} is {there.dtype} {list(there.shape)}, not {list(tensor.shape)}")
+        if not ((saved.mass >= 1) & saved.mass.isfinite()).all():
+            raise ValueError("merge: a token weighs less than itself")
+        if not ((saved.places >= -1) & (saved.places < 2**31)).all() or (saved.threshold.abs() > 1).any():
+            raise ValueError("merge: places or thresholds are out of range")
+        self._any = True
+        self._put(*(tensor.to(device) for tensor in vars(saved).values()))
+
+
+def _padded(mass: Tensor, tokens: int) -> Tensor:
+    """For so many tokens: those that are added weigh 1."""
+    return torch.nn.functional.pad(mass, (0, tokens - mass.shape[-1]), value=1.0)
+
+
+def _mean(states: Tensor, mass: Tensor, sums: Tensor, more: Tensor) -> Tensor:
+    """`states` of weight `mass` with others, whose weighted `sums` weigh `more`; as they are where that is 0."""
+    mean = (states.float() * mass + sums) / (mass + more)
+    return torch.where(more > 0, mean.to(states.dtype), states)
+
+
+def _search(keys: Tensor, kept: Tensor, places: Tensor) -> Nearest:
+    """`nearest`, a piece of the tokens that leave at a time."""
+    rows, heads, count, _ = kept.shape
+    size = max(1, _PIECE // (8 * rows * heads * count))
+    found = [nearest(piece, kept, places) for piece in keys.split(size, dim=2)]
+    index, similarity, are = zip(*(vars(piece).values() for piece in found), strict=True)
+    return Nearest(torch.cat(index, -1), torch.cat(similarity, -1), torch.cat(are, -1))
+
+
+def _write(states: Tensor, index: Tensor, new: Tensor) -> None:
+    """`new` `[B, H, 1, D]` to the slots `[B, H, 1]`."""
+    rows, heads = states.shape[:2]
+    row, head = torch.arange(rows, device=states.device)[:, None], torch.arange(heads, device=states.device)
+    # Not scatter_, for which inductor copies the whole storage.
+    states.index_put_((row, head, index[..., 0]), new[:, :, 0])

@@ -1,0 +1,293 @@
+"""Demoting: losers are kept on in few bits, beside slots that stay as they came."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import pytest
+import torch
+from slow_demote import DemoteRecorder, assert_two_tiers, demoted_positions
+from torch import Tensor
+from transformers import DynamicCache
+
+import models
+import modes
+import rows
+from closeness import assert_close
+from hf_paged_eviction import PagedEvictionCache, make_disposal
+from hf_paged_eviction_lab.demote import Demote
+
+OURS = "paged_eviction"
+SMALL: dict[str, Any] = {"budget": 16, "block_size": 4, "policy": "keydiff", "disposal": "demote"}
+WAYS: dict[str, dict[str, Any]] = {
+    "rotation": {},
+    "queries": {"disposal": "demote(bits=4, share=0.3, balance=queries)", "heads": "separate"},
+    "none": {"disposal": "demote(bits=8, share=0.1, balance=none)", "policy": "paged_eviction"},
+    "observed": {"disposal": "demote(share=0.15)", "policy": "h2o", "heads": "separate"},
+}
+
+
+# ---- what attention sees ---------------------------------------------------------------------------------------------
+
+
+#: Every way meets every second mode, full and padded by turns.
+CASES = [
+    (way, mode, (row + column) % 4 == 0)
+    for row, way in enumerate(WAYS)
+    for column, mode in enumerate(("beam", "chunked_prefill", "three_turns", "assisted"))
+    if (row + column) % 2 == 0
+]
+
+
+@pytest.mark.parametrize(("way", "mode", "padded"), CASES)
+def test_exact(way: str, mode: str, padded: bool) -> None:
+    """Equal to a plain cache whose demoted tokens are rounded; none is in two places, the best ones stay."""
+    model = models.shared("llama", OURS)
+    recording = models.NEEDS_RECORDING_FLAG and mode in modes.SPECULATIVE
+    cache = models.paged(model.config, **{**SMALL, **WAYS[way]}, record_past=recording)
+    with DemoteRecorder(model, cache) as recorder:
+        modes.run(model, cache, mode, *modes.batch(mode, padded))
+    assert_two_tiers(model, recorder)
+    stats = cache.stats()
+    assert stats.demoted_tokens > 0
+    assert (recorder.gone > 0) == (stats.evicted_tokens > stats.demoted_tokens)
+    assert recorder.gone > 0 or way == "rotation"
+
+
+@pytest.mark.parametrize("family", ["gemma2", "gpt_oss"])
+def test_families(family: str) -> None:
+    """Soft-capping, sinks, windows beside."""
+    if reason := models.unavailable(family):
+        pytest.skip(reason)
+    model = models.shared(family, OURS)
+    cache = models.paged(model.config, **SMALL)
+    with DemoteRecorder(model, cache) as recorder:
+        modes.run(model, cache, "direct", *modes.batch("direct", True))
+    assert_two_tiers(model, recorder)
+    assert cache.stats().demoted_tokens > 0
+
+
+def spans(length: int) -> list[tuple[int, int]]:
+    return [(0, 20), *((at, at + 1) for at in range(20, 31)), (31, length)]
+
+
+def logits(model: Any, cache: Any, ids: Tensor, mask: Tensor) -> Tensor:
+    said = [modes.forward(model, cache, ids, mask, *span) for span in spans(ids.shape[1])]
+    return torch.cat(said, dim=1)[mask.bool()]
+
+
+@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
+def test_a_budget_that_holds_the_text_changes_no_bit(padded: bool) -> None:
+    model = models.shared("llama", OURS)
+    ids, mask = modes.batch("direct", padded)
+    cache = models.paged(model.config, **{**SMALL, "budget": ids.shape[1]})
+    assert torch.equal(*(logits(model, each, ids, mask) for each in (DynamicCache(config=model.config), cache)))
+    assert cache.stats().summary_bytes == cache.stats().demoted_tokens == 0
+
+
+def test_with_room_for_all_only_rounding_is_lost() -> None:
+    model = models.shared("llama", OURS)
+    ids, mask = modes.batch("direct", True)
+    expected = logits(model, DynamicCache(config=model.config), ids, mask)
+    errors = []
+    for bits in (8, 4, 2):
+        cache = models.paged(model.config, **{**SMALL, "disposal": Demote(bits, share=0.9)})
+        errors.append((logits(model, cache, ids, mask) - expected).norm() / expected.norm())
+        assert cache.stats().demoted_tokens == cache.stats().evicted_tokens > 0
+    dropped = logits(model, models.paged(model.config, **{**SMALL, "disposal": "drop"}), ids, mask)
+    assert errors[0] < 0.03
+    assert errors[0] < errors[1] / 4 < errors[2] / 8 < (dropped - expected).norm() / expected.norm() / 8
+
+
+@pytest.mark.parametrize("way", ["rotation", "queries"])
+def test_a_row_is_what_it_is_alone(way: str) -> None:
+    model = models.shared("llama", OURS)
+    turns = [10, 2, 6] if way == "queries" else None
+    assert rows.compare(model, [40, 33, 9], turns, **{**SMALL, **WAYS[way]}) > 0
+
+
+def test_a_row_that_comes_in_chunks() -> None:
+    """What a row's first tokens show does not depend on the chunk in which they come."""
+    model = models.shared("llama", OURS)
+    texts = models.prompts([40, 12], seed=2)
+    ids, mask = models.left_pad(texts)
+    cache, alone = (models.paged(model.config, **{**SMALL, "budget": 12}) for _ in "ab")
+    for span in ((0, 20), (20, 40)):  # the second row comes in the second chunk alone
+        modes.forward(model, cache, ids, mask, *span)
+    modes.forward(model, alone, texts[1][None], torch.ones(1, 12, dtype=torch.long), 0, 12)
+    for (_, layer), (_, own) in zip(cache.paged_layers, alone.paged_layers, strict=True):
+        assert torch.allclose(layer.outlet.channels[1], own.outlet.channels[0])
+
+
+# ---- bytes -----------------------------------------------------------------------------------------------------------
+
+
+def tensors_of(layer: Any) -> int:
+    demoted = layer.outlet.demoted
+    held = (layer.keys, layer.values, *(() if demoted is None else vars(demoted).values()))
+    return sum(tensor.numel() * tensor.element_size() for tensor in held)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+def test_both_tiers_are_within_one_number_of_bytes(share: float) -> None:
+    model = models.shared("llama", OURS)
+    ids, mask = modes.batch("direct", True)
+    cache = models.paged(model.config, **{**SMALL, "disposal": Demote(2, share)})
+    logits(model, cache, ids, mask)
+    stats = cache.stats()
+    assert stats.storage_bytes + stats.summary_bytes == sum(tensors_of(layer) for _, layer in cache.paged_layers)
+    most = stats.storage_bytes / (1 - share)
+    one = stats.summary_bytes / len(cache.paged_layers) / cache.paged_layers[0][1].outlet.places
+    assert most - 2 * len(cache.paged_layers) * one <= stats.storage_bytes + stats.summary_bytes <= most
+
+
+def test_memory_covers_both() -> None:
+    model = models.shared("llama", OURS)
+    ids, mask = modes.batch("direct", True)
+    memory = 60_000
+    cache = models.paged(model.config, budget=f"{memory}B", block_size=4, policy="keydiff", disposal="demote")
+    plain = models.paged(model.config, budget=f"{memory}B", block_size=4, policy="keydiff")
+    for each in (cache, plain):
+        logits(model, each, ids, mask)
+    stats = cache.stats()
+    assert 0.8 * memory <= stats.storage_bytes + stats.summary_bytes <= memory
+    assert cache.budget is not None and plain.budget is not None
+    assert cache.budget < plain.budget < cache.budget + cache.layers[0].outlet.places
+
+
+def test_no_room() -> None:
+    model = models.shared("llama", OURS)
+    cache = models.paged(model.config, **{**SMALL, "disposal": "demote(share=0.01)"})
+    with pytest.raises(ValueError, match="beside 16 tokens in full precision there are"):
+        modes.forward(model, cache, *modes.batch("direct", False), 0, 5)
+
+
+# ---- what else happens to a cache ------------------------------------------------------------------------------------
+
+
+def everything(cache: Any) -> list[Any]:
+    return [(layer.positions.tolist(), demoted_positions(layer)) for _, layer in cache.paged_layers]
+
+
+def fed(model: Any, **settings: Any) -> tuple[Any, Tensor, Tensor]:
+    ids, mask = modes.batch("direct", True)
+    cache = models.paged(model.config, **{**SMALL, **settings})
+    for span in ((0, 30), *((at, at + 1) for at in range(30, 37))):
+        modes.forward(model, cache, ids, mask, *span)
+    return cache, ids, mask
+
+
+def test_shrinking_makes_places_fewer() -> None:
+    model = models.shared("llama", OURS)
+    cache, ids, mask = fed(model, budget=24, disposal="demote(share=0.2)")
+    before, places = everything(cache), cache.layers[0].outlet.places
+    cache.shrink(12)
+    stats = cache.stats()
+    assert cache.layers[0].outlet.places < places
+    assert stats.summary_bytes <= stats.storage_bytes * 0.2 / 0.8
+    for (held, demoted), (held_before, demoted_before) in zip(everything(cache), before, strict=True):
+        for row in range(len(held)):
+            known = set(held_before[row][0]) | demoted_before[row][0]
+            assert (set(held[row][0]) | demoted[row][0]) <= known
+            if row < 2:  # the third has no more tokens than fit
+                assert demoted[row][0] - demoted_before[row][0], "what had to leave its slot was not demoted"
+    modes.forward(model, cache, ids, mask, 37, 40)
+
+
+def test_taking_back() -> None:
+    """Tokens that wait leave no trace; others only while they are held."""
+    model = models.shared("llama", OURS)
+    cache, ids, mask = fed(model, record_past=True)
+    cache.crop(0)
+    before = everything(cache)
+    modes.forward(model, cache, ids, mask, 37, 40)
+    cache.crop(-3)
+    assert everything(cache) == before
+    again = [modes.forward(model, each, ids, mask, 37, 40) for each in (cache, copy.deepcopy(cache))]
+    cache.crop(-3)
+    assert torch.equal(again[0][mask[:, 37:].bool()].isfinite(), torch.ones_like(again[0]).bool()[mask[:, 37:].bool()])
+    plain, ids, mask = fed(model)
+    before = everything(plain)
+    plain.crop(-2)
+    for (held, demoted), (_, demoted_before) in zip(everything(plain), before, strict=True):
+        assert demoted == demoted_before
+        assert not any(set(held[row][0]) & demoted[row][0] - {-1} for row in range(len(held)))
+
+
+def test_rows_and_resets() -> None:
+    model = models.shared("llama", OURS)
+    cache, ids, mask = fed(model)
+    cache.batch_select_indices(torch.tensor([2, 0]))
+    cache.batch_repeat_interleave(2)
+    order = torch.tensor([2, 2, 0, 0])
+    other, _, _ = fed(model)
+    said, own = (
+        torch.cat([modes.forward(model, each, *text, at, at + 1) for at in range(37, 40)], 1)
+        for each, text in ((cache, (ids[order], mask[order])), (other, (ids, mask)))
+    )
+    assert_close(said, own[order])
+    cache.reset()
+    assert cache.stats().demoted_tokens == cache.stats().summary_bytes == 0
+
+
+def test_saved(tmp_path: Any) -> None:
+    model = models.shared("llama", OURS)
+    for way, first in (("rotation", 37), ("queries", 37), ("rotation", 10)):
+        ids, mask = modes.batch("direct", True)
+        cache = models.paged(model.config, **{**SMALL, **WAYS[way]})
+        for span in ((0, min(first, 30)), *((at, at + 1) for at in range(30, first))):
+            modes.forward(model, cache, ids, mask, *span)
+        before = everything(cache)
+        cache.save(tmp_path / "context.safetensors")
+        assert everything(cache) == before
+        loaded = PagedEvictionCache.load(tmp_path / "context.safetensors", model.config)
+        found = [
+            torch.cat([modes.forward(model, each, ids, mask, at, at + 1) for at in range(first, first + 3)], 1)
+            for each in (cache, loaded)
+        ]
+        real = mask[:, first : first + 3].bool()
+        assert torch.equal(found[0][real], found[1][real])
+        assert everything(cache) == everything(loaded)
+
+
+def test_a_file_that_does_not_fit_is_refused() -> None:
+    model = models.shared("llama", OURS)
+    cache, _, _ = fed(model)
+    outlet = cache.layers[0].outlet
+    saved = outlet.snapshot()
+    for name, wrong in (("positions", -7), ("channels", 0.0), ("channels", math.nan)):
+        spoiled = copy.deepcopy(saved)
+        getattr(spoiled, name).fill_(wrong)
+        with pytest.raises(ValueError, match="demote: "):
+            outlet.restore(spoiled, torch.device("cpu"))
+    with pytest.raises(ValueError, match="demote: scores is"):
+        outlet.restore(type(saved)(**{**vars(saved), "scores": saved.scores[..., :1]}), torch.device("cpu"))
+
+
+# ---- what is refused -------------------------------------------------------------------------------------------------
+
+
+def test_refused() -> None:
+    plain, ours = models.shared("llama"), models.shared("llama", OURS)
+    for options, message in [
+        ({"disposal": "demote", "static": True}, "static=True"),
+        ({"disposal": "demote", "bits": 4}, "bits="),
+        ({"disposal": "demote", "positions": "cache"}, "positions='cache'"),
+        ({"disposal": "demote", "allocator": "pyramid"}, "an allocator"),
+        ({"disposal": "demote", "budget": [16, 24]}, "an allocator"),
+        ({"disposal": "demote(bits=5)"}, "bits must be one of"),
+        ({"disposal": "demote(share=1)"}, "share must lie"),
+        ({"disposal": "demote(balance=scales)"}, "balance must be one of"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            models.paged(ours.config, **{"budget": 24, "block_size": 4, **options})
+    with pytest.raises(ValueError, match="takes part in attention"):
+        models.paged(plain.config, 24, 4, disposal="demote")
+    if models.unavailable("deepseek_v3") is None:
+        with pytest.raises(ValueError, match="caches latents"):
+            models.paged(models.family_config("deepseek_v3"), 24, 4, policy="keydiff", disposal="demote")
+    made = make_disposal("demote(bits=4, share=0.25, balance=queries)")
+    assert made == Demote(4, 0.25, "queries")
+    assert made.label == "demote(bits=4, share=0.25, balance=queries)"

@@ -1,0 +1,408 @@
+"""A conversation as several caches: what each holds, how much, and where questions go."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+import models
+from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
+from hf_paged_eviction.queries.attention import PAGED_EVICTION
+from hf_paged_eviction_lab.episodes import (
+    Episodes,
+    HiddenStates,
+    budgets_by_sensitivity,
+    layer_sensitivity,
+    read_episodes,
+)
+
+SYSTEM = [7, 8, 9, 10, 11, 12]
+SIZES = {"block_size": 4, "chunk_size": 16, "turns_per_segment": 2}
+NAMES = ("llama", "gemma3", "lfm2", "falcon_h1")
+
+
+def turns(count: int = 12, seed: int = 0) -> list[Tensor]:
+    """Of 6 to 9 tokens; every third one is about the same thing."""
+    said = models.prompts([6 + at % 4 for at in range(count)], seed)
+    return [torch.cat([torch.full((4,), 100 + at // 2 % 3), ids]) for at, ids in enumerate(said)]
+
+
+def by_topic(texts: Any) -> Tensor:
+    """Counts of the tokens that name topics."""
+    return torch.stack([torch.stack([(ids == 100 + topic).sum() for topic in range(3)]) for ids in texts]).float()
+
+
+def read(family: str = "llama", budget: int = 96, given: list[Tensor] | None = None, **changes: Any) -> Episodes:
+    settings = {"system": SYSTEM, "episodes": 3, "embed": by_topic, **SIZES, **changes}
+    return read_episodes(models.shared(family, PAGED_EVICTION), turns() if given is None else given, budget, **settings)
+
+
+@functools.cache
+def plain() -> Episodes:
+    """Of the defaults, read once per process; opened caches are copies."""
+    return read()
+
+
+@functools.cache
+def weighted() -> Episodes:
+    """As `plain`, with layers of different size."""
+    return read(layers=[0.1, 0.5])
+
+
+def held_positions(cache: PagedEvictionCache) -> list[list[list[int]]]:
+    return [sorted_rows(layer.positions[0]) for _, layer in cache.paged_layers]
+
+
+def sorted_rows(positions: Tensor) -> list[list[int]]:
+    return [sorted(row) for row in positions.tolist()]
+
+
+# ---- what is held ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("budget", "layers"), [(72, None), (100, None), (100, [0.1, 0.5])])
+def test_all_episodes_together_keep_the_budget(budget: int, layers: Any) -> None:
+    found = read(budget=budget, layers=layers)
+    caches = [found.open(number) for number in range(len(found))]
+    assert [each.segments for each in found.episodes] == [(0, 3), (1, 4), (2, 5)]
+    stats = [cache.stats() for cache in caches]
+    assert sum(sum(layer.held for layer in each.layers) for each in stats) == budget // 4 * 4 * 2
+    one = PagedEvictionCache(models.shared("llama").config, budget // 4 * 4, block_size=4)
+    models.shared("llama")(torch.zeros(1, 200, dtype=torch.long), **{CACHE_ARGUMENT: one})
+    assert sum(each.storage_bytes for each in stats) <= one.stats().storage_bytes
+    assert found.budget == budget // 4 * 4
+    for episode, cache in zip(found.episodes, caches, strict=True):
+        assert [layer.held for _, layer in cache.paged_layers] == list(episode.shares)
+        assert [layer.store.slots for _, layer in cache.paged_layers] == list(episode.shares)
+
+
+@pytest.mark.parametrize("family", NAMES)
+def test_the_system_prompt_stays(family: str) -> None:
+    if reason := models.unavailable(family):
+        pytest.skip(reason)
+    found = read(family)
+    length = len(SYSTEM) + sum(map(len, turns()))
+    for number in range(len(found)):
+        cache = found.open(number)
+        assert cache.get_seq_length() == length
+        for layer in held_positions(cache):
+            for head in layer:
+                assert head[: len(SYSTEM)] == list(range(len(SYSTEM)))
+                assert head[-1] == length - 1
+                assert len(set(head)) == len(head)
+
+
+def slow_episode(model: Any, text: Tensor, probe: Tensor, share: int, chunk: int) -> list[list[list[int]]]:
+    """Positions held by layer and head, by lists: every probe is a forward over all of the text, masked."""
+    count = model.config.num_hidden_layers
+    heads = model.config.num_key_value_heads
+    held: list[list[list[int]]] = [[[] for _ in range(heads)] for _ in range(count)]
+    visible: list[list[list[set[int]]]] = [[[] for _ in range(heads)] for _ in range(count)]
+    length = text.shape[1]
+    for start in range(0, length, chunk):
+        stop = min(start + chunk, length)
+        for layer in range(count):
+            for head in range(heads):
+                for at in range(start, stop):
+                    visible[layer][head].append({*held[layer][head], *range(start, at + 1)})
+                held[layer][head] += range(start, stop)
+        if len(held[0][0]) <= share:
+            continue
+        ids = torch.cat([text[:, :stop], probe], dim=1)
+        seen = [
+            [
+                visible[layer][head] + [{*held[layer][head], *range(stop, at + 1)} for at in range(stop, ids.shape[1])]
+                for head in range(heads)
+            ]
+            for layer in range(count)
+        ]
+        weights = masked_attention(model, ids, seen)
+        for layer in range(count):
+            for head in range(heads):
+                group = weights[layer][0].unflatten(0, (heads, -1))[head, :, stop:]
+                score = group.amax((0, 1))
+                keep = {*range(len(SYSTEM)), *range(stop - 4, stop)}
+                free = sorted((at for at in held[layer][head] if at not in keep), key=lambda at: -score[at])
+                keep |= set(free[: share - len(keep & set(held[layer][head]))])
+                held[layer][head] = sorted(keep)
+    return held
+
+
+@torch.no_grad()
+def masked_attention(model: Any, ids: Tensor, seen: list[list[list[set[int]]]]) -> list[Tensor]:
+    """Attention `[1, heads, n, n]` of each layer, every query head of a group seeing what `seen` says."""
+    masks = []
+    for layer in seen:
+        mask = torch.full((1, len(layer), ids.shape[1], ids.shape[1]), torch.finfo(torch.float32).min)
+        for head, queries in enumerate(layer):
+            for at, places in enumerate(queries):
+                mask[0, head, at, sorted(places)] = 0
+        masks.append(mask)
+    group = model.config.num_attention_heads // model.config.num_key_value_heads
+    hooks = [
+        block.self_attn.register_forward_pre_hook(
+            lambda module, args, kwargs, mask=mask: (
+                args,
+                {**kwargs, "attention_mask": mask.repeat_interleave(group, 1)},
+            ),
+            with_kwargs=True,
+        )
+        for block, mask in zip(model.model.layers, masks, strict=True)
+    ]
+    try:
+        return list(model(ids, output_attentions=True, use_cache=False).attentions)
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def test_an_episode_holds_what_its_probe_attends_to() -> None:
+    """Block by block, against a reference that masks a full forward."""
+    found = plain()
+    text = torch.cat([torch.tensor(SYSTEM), *turns()])[None]
+    said = turns()
+    for number, episode in enumerate(found.episodes):
+        probe = torch.cat([said[2 * at + more] for at in episode.segments for more in (0, 1)])[None]
+        expected = slow_episode(models.shared("llama", "eager"), text, probe, 32, 16)
+        assert held_positions(found.open(number)) == expected, f"episode {number}"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"bits": 4}, {"positions": "cache", "policy": "attention_mean"}, {"heads": "shared", "recent_tokens": 9}],
+    ids=str,
+)
+def test_settings_of_the_cache_go_through(settings: dict[str, Any]) -> None:
+    found = read(budget=144, **settings)
+    model, question = models.shared("llama", PAGED_EVICTION), models.prompts([5], seed=9)[0][None]
+    for number in (0, 2):
+        cache = found.open(number)
+        recent = settings.get("recent_tokens", 4)
+        for layer in held_positions(cache):
+            for head in layer:
+                assert len(set(head)) == 48
+                assert {*range(len(SYSTEM))} < set(head)
+                assert {*range(cache.get_seq_length() - recent, cache.get_seq_length())} < set(head)
+        said = model.generate(**cache.follow_up(question), **{CACHE_ARGUMENT: cache}, max_new_tokens=9, do_sample=False)
+        assert cache.stats().held == 48
+        assert said.shape[1] == cache.get_seq_length() + 1
+
+
+def test_where_nothing_has_to_go_answers_are_those_of_a_plain_cache() -> None:
+    model = models.shared("llama", PAGED_EVICTION)
+    found = read(budget=3 * 200)
+    text = torch.cat([torch.tensor(SYSTEM), *turns()])[None]
+    question = models.prompts([5], seed=9)[0]
+    expected = model.generate(torch.cat([text, question[None]], 1), max_new_tokens=8, do_sample=False)[:, -8:]
+    for number in range(3):
+        cache = found.open(number)
+        said = model.generate(**cache.follow_up(question[None]), **{CACHE_ARGUMENT: cache}, max_new_tokens=8)
+        assert torch.equal(said[:, -8:], expected)
+
+
+# ---- where questions go ----------------------------------------------------------------------------------------------
+
+
+def test_questions_go_to_their_episode_and_leave_no_trace() -> None:
+    model, found = models.shared("llama", PAGED_EVICTION), plain()
+    question = torch.tensor([101, 5, 6])
+    assert found.nearest(question) == 1
+    said = []
+    for _ in range(2):
+        cache = found.open(1)
+        said.append(model.generate(**cache.follow_up(question[None]), **{CACHE_ARGUMENT: cache}, max_new_tokens=8))
+    assert torch.equal(*said)
+    assert found.nearest([5, 6]) == 0, "like none"
+
+
+def test_hidden_states_are_the_default() -> None:
+    found = read(embed=None)
+    model = models.shared("llama", PAGED_EVICTION)
+    ids = turns()[0]
+    states = model(ids[None], output_hidden_states=True).hidden_states
+    torch.testing.assert_close(HiddenStates(model)([ids])[0], states[1][0].mean(0))
+    torch.testing.assert_close(HiddenStates(model, layer=-1)([ids])[0], states[-1][0].mean(0))
+    assert found.likeness(ids).shape == (len(found),)
+
+
+def test_fewer_segments_than_episodes_and_empty_turns() -> None:
+    few = turns(3)
+    found = read(given=[few[0], few[1][:0], few[1], few[2]], episodes=5)
+    assert len(found) == 2, "three turns that say something are two segments"
+    assert found.budget == 96, "the two share what five would have had"
+    one = read(given=few[:1], episodes=5)
+    assert len(one) == 1
+    assert one.open(0).get_seq_length() == len(SYSTEM) + len(few[0])
+
+
+def test_progress_tells_all_of_it() -> None:
+    said: list[tuple[int, int]] = []
+    read(progress=lambda done, total: said.append((done, total)))
+    assert len({total for _, total in said}) == 1
+    assert [done for done, _ in said] == sorted({done for done, _ in said})
+    assert said[-1][0] == said[-1][1]
+
+
+# ---- layers ----------------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def test_sensitivity_is_what_a_mask_shows() -> None:
+    model = models.shared("llama", "eager")
+    ids = models.prompts([50], seed=5)[0][None]
+    whole = [layer.clone() for layer in keys_of(model, ids, None)]
+    expected = torch.zeros(2)
+    for start in range(4, 50, 16):
+        stop = min(start + 16, 50)
+        seen = torch.full((1, 1, 50, 50), torch.finfo(torch.float32).min)
+        for at in range(50):
+            seen[0, 0, at, [*range(min(4, at + 1)), *range(start, max(start, at + 1))]] = 0
+        blocked = keys_of(model, ids, seen)
+        for layer in range(2):
+            pairs = zip(blocked[layer][0, :, start:stop], whole[layer][0, :, start:stop], strict=True)
+            cosines = [torch.cosine_similarity(a.flatten(), b.flatten(), dim=0) for a, b in pairs]
+            expected[layer] += (1 - sum(cosines) / len(cosines)) / 3
+    found = layer_sensitivity(models.shared("llama", PAGED_EVICTION), ids, block=16, sinks=4)
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5)
+    assert found[0].abs() < 1e-6 < found[1], "the first layer's keys know their own token only"
+
+
+def keys_of(model: Any, ids: Tensor, mask: Tensor | None) -> list[Tensor]:
+    cache = DynamicCache(config=model.config)
+    model(ids, attention_mask=mask, **{CACHE_ARGUMENT: cache})
+    return [layer.keys for layer in cache.layers]
+
+
+@pytest.mark.parametrize("measured", [[0.0, 1.0], [0.2, 0.2, 0.2], [0.0, 0.9, 0.1, 0.3, 1e-9]])
+@pytest.mark.parametrize("budget", [64, 96, 160])
+def test_sensitive_layers_get_more_and_the_sum_stays(measured: list[float], budget: int) -> None:
+    found = budgets_by_sensitivity(measured, budget, least=48)
+    assert sum(found) == budget * len(measured)
+    assert min(found) >= max(48, budget // 4)
+    assert all(share % 16 == 0 for share in found)
+    order = sorted(range(len(measured)), key=lambda at: measured[at])
+    assert [found[at] for at in order] == sorted(found)
+
+
+# ---- files -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_saved_episodes_answer_as_those_in_memory(tmp_path: Path, at_once: bool) -> None:
+    model = models.shared("llama", PAGED_EVICTION)
+    found = weighted()
+    folder = tmp_path / "talk"
+    if at_once:
+        written = read(layers=[0.1, 0.5], folder=folder)
+    else:
+        found.save(folder)
+        written = Episodes.load(folder, model, embed=by_topic)
+    assert written.episodes == found.episodes
+    assert torch.equal(written.centroids, found.centroids)
+    question = torch.tensor([[102, 5, 6]])
+    assert written.nearest(question) == found.nearest(question)
+    said = []
+    for each in (found, written):
+        cache = each.open(2)
+        said.append(model.generate(**cache.follow_up(question), **{CACHE_ARGUMENT: cache}, max_new_tokens=12))
+    assert torch.equal(*said)
+    written.save(tmp_path / "again")
+    assert len(Episodes.load(tmp_path / "again", model, embed=by_topic)) == 3
+
+
+def test_other_folders_are_refused(tmp_path: Path) -> None:
+    model, found = models.shared("llama", PAGED_EVICTION), plain()
+    (tmp_path / "letter.txt").write_text("Dear Ada")
+    with pytest.raises(ValueError, match="is not empty and holds no episodes"):
+        found.save(tmp_path)
+    folder = tmp_path / "talk"
+    found.save(folder)
+    index = json.loads((folder / "episodes.json").read_text())
+    (folder / "episodes.json").write_text(json.dumps({**index, "version": 2}))
+    with pytest.raises(ValueError, match="reads version 1"):
+        Episodes.load(folder, model)
+    (folder / "episodes.json").write_text(json.dumps({**index, "episodes": index["episodes"][:2]}))
+    with pytest.raises(ValueError, match="do not go with"):
+        Episodes.load(folder, model)
+    (folder / "episodes.json").write_text(json.dumps(index))
+    (folder / "episode_1.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"lacks episode_1\.safetensors"):
+        Episodes.load(folder, model)
+    with pytest.raises(OSError, match="nowhere"):
+        Episodes.load(tmp_path / "nowhere", model)
+
+
+# ---- refusals --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"given": []}, "none of the 0 turns"),
+        ({"given": [[], torch.tensor([], dtype=torch.int64)]}, "none of the 2 turns"),
+        ({"given": "a text"}, "a list with the ids of each turn"),
+        ({"given": ["a text"]}, "encode it with the model's tokenizer"),
+        ({"given": [torch.ones(2, 5, dtype=torch.long)]}, "ids of one text without pads"),
+        ({"given": [[0.5, 1.5]]}, "whole numbers"),
+        ({"given": [[3, -1]]}, "whole numbers"),
+        ({"budget": 40}, r"budget=40 for 3 episodes leaves 12 tokens.*Use budget=48 or more, or fewer"),
+        ({"budget": 40.5}, "budget counts tokens"),
+        ({"episodes": 0}, "episodes must be at least 1"),
+        ({"turns_per_segment": True}, "turns_per_segment counts tokens"),
+        ({"chunk_size": 6}, "chunk_size=6 is not a multiple of block_size=4"),
+        ({"policy": "keydiff"}, "a probe tells it nothing"),
+        ({"policy": "snapkv"}, "depends on where queries stand"),
+        ({"allocator": "ada_kv"}, "read_episodes takes no allocator="),
+        ({"layers": [0.1, 0.2, 0.3]}, "layers= has 3 numbers, and the model 2"),
+        ({"layers": [0.1, float("nan")]}, "one finite number per paged layer"),
+        ({"embed": lambda texts: torch.ones(1, 3)}, r"must give a tensor \[6, dim\] for 6 texts, got \[1, 3\]"),
+        ({"embed": lambda texts: [1, 2]}, "got list"),
+        ({"embed": lambda texts: torch.full((len(texts), 3), float("nan"))}, "infinite or nan"),
+    ],
+)
+def test_what_cannot_be_meant(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=message):
+        read(**changes)
+
+
+def test_attention_has_to_be_shown() -> None:
+    with pytest.raises(ValueError, match="paged_eviction"):
+        read_episodes(models.shared("llama"), turns(), 96, embed=by_topic, **SIZES)
+
+
+def test_questions_that_cannot_be_asked() -> None:
+    found = plain()
+    with pytest.raises(ValueError, match="has no token"):
+        found.nearest([])
+    for number in (-1, 3, True):
+        with pytest.raises(ValueError, match="episode must be from 0 to 2"):
+            found.open(number)
+
+
+@pytest.mark.parametrize(
+    ("budgets", "message"),
+    [([32, 16], None), ([48, 16], "would be growth"), ([32], "1 budgets were given for the 2"), (20, "pass a list")],
+)
+def test_budgets_of_layers_shrink_one_by_one(budgets: Any, message: str | None) -> None:
+    model = models.shared("llama", PAGED_EVICTION)
+    cache = PagedEvictionCache(model.config, [40, 24], block_size=4)
+    model(models.prompts([60])[0][None], **{CACHE_ARGUMENT: cache})
+    if message is None:
+        cache.shrink(budgets)
+        assert [layer.held for _, layer in cache.paged_layers] == budgets
+        assert cache._options.settings()["budget"] == budgets
+    else:
+        with pytest.raises(ValueError, match=message):
+            cache.shrink(budgets)
+        assert [layer.held for _, layer in cache.paged_layers] == [40, 24]
+    plain = PagedEvictionCache(model.config, 40, block_size=4)
+    with pytest.raises(ValueError, match="a list gives each its own"):
+        plain.shrink([16, 16])

@@ -1,0 +1,224 @@
+"""Fitting kernels: lessons are what the cache would have held, the command goes on where it was."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import embedded_fold as recipe
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import models
+from closeness import assert_close
+from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction.attention.parts import join
+from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
+from hf_paged_eviction.recipes.fit.calibration import watched
+from hf_paged_eviction_eval import embedded
+from hf_paged_eviction_eval.commands import app
+from hf_paged_eviction_eval.errors import UserError
+from hf_paged_eviction_eval.options.requests import attention_for
+from hf_paged_eviction_eval.tasks import library
+from hf_paged_eviction_lab.commands import fold as fit_fold
+from hf_paged_eviction_lab.fold import lessons as folding
+from hf_paged_eviction_lab.fold import load_kernels
+from hf_paged_eviction_lab.fold.fit import Plan, answer, fit_layer, fit_layers, paged_indices, silent
+from hf_paged_eviction_lab.fold.lessons import Eviction, Lesson, lessons, spans
+from training import corpus
+
+EVICTION = Eviction("keydiff", "shared", (24,), 4)
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folding, "_CHUNK", 8)
+
+
+def gather(model: Any, ids: torch.Tensor, eviction: Eviction) -> dict[int, Lesson]:
+    found: dict[int, Lesson] = {}
+    with watched(model):
+        lessons(model, ids, eviction, 0, [0, 1], found.__setitem__)
+    return found
+
+
+@pytest.mark.parametrize(("policy", "heads"), [("keydiff", "separate"), ("h2o", "shared")])
+def test_lessons_are_what_a_cache_held(policy: str, heads: str) -> None:
+    """Of the first layer, whose keys do not depend on what was evicted elsewhere."""
+    model = models.build("llama")
+    ids = models.prompts([60], seed=1)[0][None]
+    lesson = gather(model, ids, Eviction(policy, heads, (24,), 4))[0]
+    assert model.config._attn_implementation == "sdpa"
+    assert not lesson.queries.is_inference()
+    model.set_attn_implementation("paged_eviction")
+    cache = PagedEvictionCache(model.config, 24, 4, policy, heads)
+    expected, asked = [], []
+    for start, stop in spans(60, 0):
+        held = cache.layers[0].positions[0].tolist() if start else [[]] * 2
+        with torch.no_grad():
+            model(ids[:, start:stop], **{CACHE_ARGUMENT: cache})
+        for at in range(start, stop):
+            gone = [start - len(own) for own in held]
+            if all(gone):
+                asked.append(at)
+                expected.append(gone)
+    assert lesson.queries.shape[2] == len(asked) > 20
+    assert lesson.folded.sum(-1)[0].T.tolist() == expected
+    whole = model(ids, output_attentions=False)  # forwards still work
+    assert whole.logits.isfinite().all()
+
+
+def test_what_is_held_and_all_together_are_the_target() -> None:
+    """With kernels that are exact, attention beside the state would be that to everything."""
+    model = models.build("llama")
+    for lesson in gather(model, models.prompts([60], seed=1)[0][None], EVICTION).values():
+        group = lesson.queries.shape[1] // lesson.keys.shape[1]
+        keys, values = (states.repeat_interleave(group, 1) for states in (lesson.keys, lesson.values))
+        folded = lesson.folded.repeat_interleave(group, 1)
+        weights = (lesson.queries @ keys.mT * lesson.logits.scaling).exp() * folded
+        own = lesson.kept.lse.exp()[..., None]
+        said = (lesson.kept.output * own + weights @ values) / (own + weights.sum(-1, keepdim=True))
+        assert_close(said, lesson.target)
+        assert (lesson.kept.output - lesson.target).abs().max() > 0.05
+
+
+def test_a_fit_helps_or_says_nothing() -> None:
+    model = models.build("llama")
+    windows = [ids[None] for ids in models.prompts([64, 96, 64, 96, 64], seed=2)]
+    plan = Plan(EVICTION, rank=4, middle=8, epochs=12, at_once=1)
+    done: list[str] = []
+    fitted = list(fit_layers(model, windows, plan, paged_indices(model), done.append))
+    assert [each.index for each in fitted] == [0, 1]
+    assert all(each.folded < 0.9 * each.dropped for each in fitted)
+    assert done.count("reading") == 10 and done.count("layer 1") == 12
+    found = [lesson for _, lesson in gather(model, windows[0], EVICTION).items()]
+    hopeless = fit_layer(0, found[:1], [found[0]], Plan(EVICTION, epochs=0))
+    assert hopeless.folded == hopeless.dropped
+    quiet = silent(hopeless.kernels)
+    assert torch.allclose(answer(quiet, found[0]), join([found[0].kept], found[0].logits), atol=1e-6)
+
+
+def test_what_cannot_be_fitted_is_refused() -> None:
+    model = models.build("llama")
+    short = [ids[None] for ids in models.prompts([20, 20], seed=2)]
+    with pytest.raises(ValueError, match="smaller budgets"):
+        list(fit_layers(model, short, Plan(EVICTION), [0]))
+    with pytest.raises(ValueError, match="at least 2 windows"):
+        list(fit_layers(model, short[:1], Plan(EVICTION), [0]))
+    if models.caches_latents():
+        with pytest.raises(ValueError, match="caches latents"):
+            paged_indices(models.shared("deepseek_v3"))
+
+
+# ---- the command -----------------------------------------------------------------------------------------------------
+
+
+class Killed(BaseException):
+    """Somebody stopped the command."""
+
+
+def run(*arguments: object) -> Any:
+    return CliRunner().invoke(app, ["fit-fold", *map(str, arguments)])
+
+
+def test_the_command_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = tmp_path / "one.py"
+    text.write_text(library.source("argparse"))
+    small = ("--text", text, "--tokens", 800, "--window", 281, "--policy", "keydiff", "--budgets", "64,96")
+    small = (*small, "--epochs", 1, "--middle", 8, "--rank", 4, "--layers-at-once", 2)
+    whole, halves = tmp_path / "whole.safetensors", tmp_path / "halves.safetensors"
+    result = run(*small, "--output", whole)
+    assert result.exit_code == 0, result.output
+    assert re.search(r"3.*0\.\d+.*%", result.stdout)
+    made, layers = fit_fold.fit_layers, []
+
+    def stopped(*arguments: Any) -> Any:
+        for each in made(*arguments):
+            layers.append(each.index)
+            yield each
+            if len(layers) == 2:
+                raise Killed
+
+    monkeypatch.setattr(fit_fold, "fit_layers", stopped)
+    with pytest.raises(Killed):
+        CliRunner().invoke(app, ["fit-fold", *map(str, small), "--output", str(halves)], catch_exceptions=False)
+    assert not halves.exists() and layers == [0, 1]
+    other = run(*small, "--output", halves, "--rank", 5)
+    assert other.exit_code == 2 and "rank 4, now 5" in " ".join(other.stderr.split())
+    result = run(*small, "--output", halves)
+    assert result.exit_code == 0, result.output
+    assert layers == [0, 1, 2, 3] and "going on behind 2 of 4 layers" in result.stderr
+    one, other = load_kernels(whole), load_kernels(halves)
+    assert (one.facts, one.model, one.policy) == (other.facts, other.model, other.policy)
+    for index in range(4):
+        assert all(
+            torch.equal(*pair)
+            for pair in zip(*(vars(each.layers[index]).values() for each in (one, other)), strict=True)
+        )
+    assert not list(tmp_path.glob("*.partial")) and not list(tmp_path.glob("*.writing"))
+    kernels = load_kernels(halves)
+    assert kernels.policy == "keydiff" and kernels.facts["budgets"] == "64, 96"
+    model = embedded.load(attn_implementation="paged_eviction")[0]
+    cache = PagedEvictionCache(model.config, 64, policy="keydiff", disposal=f"fold:{halves}")
+    with torch.no_grad():
+        model(torch.arange(5, 105)[None], **{CACHE_ARGUMENT: cache})
+        assert model(torch.arange(5, 6)[None], **{CACHE_ARGUMENT: cache}).logits.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        (("--policy", "nothing"), "Unknown policy"),
+        (("--budgets", "many"), "--budgets"),
+        (("--window", "100"), "too short"),
+        (("--output", "k.bin"), ".safetensors"),
+    ],
+)
+def test_bad_input_is_refused_first(typed: tuple[str, str], said: str, tmp_path: Path) -> None:
+    text = tmp_path / "a.txt"
+    text.write_text("word " * 3000)
+    result = run("--text", text, "--output", tmp_path / "k.safetensors", *typed)
+    assert result.exit_code == 2
+    assert said in " ".join(result.stderr.split())
+
+
+# ---- the embedded model ----------------------------------------------------------------------------------------------
+
+
+def test_the_kernels_that_ship_are_those_of_the_recipe() -> None:
+    kernels = load_kernels("embedded")
+    plan = recipe.PLAN
+    assert kernels.policy == plan.eviction.policy == "keydiff"
+    wanted = {"budgets": "64, 128", "rank": str(plan.rank), "middle": str(plan.middle), "epochs": str(plan.epochs)}
+    assert wanted.items() <= kernels.facts.items()
+    errors = json.loads(kernels.facts["held_out_error"])
+    assert list(map(int, errors)) == list(kernels.layers) == [0, 1, 2, 3]
+    assert all(folded < 0.6 * dropped for dropped, folded in errors.values())
+    assert embedded.kernels_path().stat().st_size < 200_000
+
+
+def test_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over a few short windows of a few modules."""
+    texts = [library.source(name).replace("\t", "    ") for name in ("abc", "bisect")]
+    monkeypatch.setattr(corpus, "training_texts", lambda: texts)
+    monkeypatch.setattr(recipe, "_LENGTHS", (160, 200))
+    few = recipe.windows
+    monkeypatch.setattr(recipe, "windows", lambda tokenizer, seed: few(tokenizer, seed, 2, 1))
+    monkeypatch.setattr(recipe, "PLAN", Plan(EVICTION, middle=4, epochs=1))
+    monkeypatch.setattr("sys.argv", ["fold", "--output", str(tmp_path / "k.safetensors"), "--seed", "7"])
+    recipe.main()
+    made = load_kernels(tmp_path / "k.safetensors")
+    assert made.facts["windows"] == "3" and list(made.layers) == [0, 1, 2, 3]
+
+
+def test_commands_use_the_attention_that_a_disposal_needs() -> None:
+    assert attention_for(["keydiff"], None, "fold:embedded") == "paged_eviction"
+    assert attention_for(["keydiff"], "eager", "merge") == "eager"
+    assert attention_for([], None, "recall") is None
+    with pytest.raises(UserError, match=r"--disposal recall: needs to see queries.*--attn-implementation eager"):
+        attention_for(["keydiff"], "eager", "recall")
+    with pytest.raises(UserError, match="No kernels 'nothing'"):
+        attention_for(["keydiff"], None, "fold:nothing")

@@ -1,0 +1,196 @@
+"""Fitting a basis: the sums are those of plain loops, and the directions are the best ones."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+import models
+from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
+from hf_paged_eviction.integration.rotary import Rotary
+from hf_paged_eviction.recipes.fit.calibration import Window
+from hf_paged_eviction_eval.caches.fitting.reading import text_settings
+from hf_paged_eviction_lab.commands.fit_basis import FitBasisOptions
+from hf_paged_eviction_eval.errors import UserError
+from hf_paged_eviction_lab.commands import basis as command
+from hf_paged_eviction_lab.low_rank.basis import load_basis
+from hf_paged_eviction_lab.low_rank.fit import Sums, add_windows, solve
+
+
+def windows() -> list[Window]:
+    ids, mask = models.left_pad(models.prompts([30, 22], seed=4))
+    return [Window(torch.stack(models.prompts([40], seed=3))), Window(ids, mask)]
+
+
+def seen_by(model: Any, window: Window) -> tuple[DynamicCache, dict[int, Tensor]]:
+    """Keys and values that a plain cache holds, and the rotated queries by layer."""
+    from hf_paged_eviction.queries import attention
+    from hf_paged_eviction.queries.attention import paged_eviction_attention
+
+    cache, queries = DynamicCache(config=model.config), {}
+
+    def noting(module: Any, query: Tensor, *args: Any, **kwargs: Any) -> Any:
+        queries[module.layer_idx] = query
+        return paged_eviction_attention(module, query, *args, **kwargs)
+
+    attention.AttentionInterface.register("noting", noting)
+    attention.AttentionMaskInterface.register("noting", attention._build_mask)
+    before = model.config._attn_implementation
+    model.set_attn_implementation("noting")
+    mask = torch.ones_like(window.tokens) if window.mask is None else window.mask
+    with torch.no_grad():
+        model(window.tokens, attention_mask=mask, position_ids=models.positions_of(mask), **{CACHE_ARGUMENT: cache})
+    model.set_attn_implementation(before)
+    return cache, queries
+
+
+def slow_sums(model: Any, layer: int, head: int) -> dict[str, Any]:
+    """Token by token."""
+    found: dict[str, Any] = {"count": 0, "keys": 0.0, "key_squares": 0.0, "value_squares": 0.0, "query_squares": 0.0}
+    for window in windows():
+        cache, queries = seen_by(model, window)
+        real = torch.ones_like(window.tokens) if window.mask is None else window.mask
+        for row in range(len(real)):
+            for column in range(real.shape[1]):
+                if real[row, column]:
+                    held = cache.layers[layer]
+                    key, value = (states[row, head, column].double() for states in (held.keys, held.values))
+                    own = [queries[layer][row, 2 * head + each, column].double() for each in range(2)]
+                    found["count"] += 1
+                    found["keys"] = found["keys"] + key
+                    found["key_squares"] = found["key_squares"] + torch.outer(key, key)
+                    found["value_squares"] = found["value_squares"] + torch.outer(value, value)
+                    found["query_squares"] = found["query_squares"] + sum(torch.outer(q, q) for q in own) / 2
+    return found
+
+
+def test_sums() -> None:
+    model = models.shared("llama")
+    sums: dict[int, Sums] = {}
+    before = model.config._attn_implementation
+    add_windows(model, windows(), sums)
+    assert model.config._attn_implementation == before
+    for layer, of in sums.items():
+        for head in range(2):
+            for name, expected in slow_sums(model, layer, head).items():
+                own = getattr(of, name)
+                own = own[0] if name == "count" else own[head]
+                assert torch.allclose(own, torch.as_tensor(expected).double(), rtol=1e-4, atol=1e-4), name
+    # Before rotation, the keys' size is the same.
+    of = sums[0]
+    lengths = [squares.diagonal(dim1=-2, dim2=-1).sum(-1) for squares in (of.key_squares, of.plain_squares)]
+    assert torch.allclose(*lengths, rtol=1e-4)
+    assert not torch.allclose(of.key_squares, of.plain_squares, rtol=1e-2)
+
+
+def test_directions_are_the_best() -> None:
+    """Of values no directions keep more of the variance, of keys none more of the products with queries."""
+    sums: dict[int, Sums] = {}
+    add_windows(models.shared("llama"), windows(), sums)
+    basis, worth = solve(sums, models.shared("llama").config)
+    generator = torch.Generator().manual_seed(0)
+    for index, of in sums.items():
+        count = float(of.count)
+        for kind, total, squares, weight in (
+            ("keys", of.keys, of.key_squares, of.query_squares / count),
+            ("values", of.values, of.value_squares, None),
+        ):
+            axes = getattr(basis.layers[index], kind)
+            mean = total / count
+            covariance = squares / count - mean[:, :, None] * mean[:, None, :]
+            dim = covariance.shape[-1]
+            weight = torch.eye(dim).double().expand_as(covariance) if weight is None else weight
+
+            def lost(down: Tensor, up: Tensor, covariance: Tensor = covariance, weight: Tensor = weight) -> Tensor:
+                left = torch.eye(len(up[0])).double() - up @ down.mT
+                return torch.einsum("hij,hji->h", weight, left @ covariance @ left.mT)
+
+            whole = lost(torch.zeros_like(covariance[..., :1]), torch.zeros_like(covariance[..., :1]))
+            shares = []
+            for rank in range(1, dim + 1):
+                down, up = axes.down[..., :rank].double(), axes.up[..., :rank].double()
+                ours = lost(down, up)
+                shares.append(1 - (ours / whole).mean())
+                for _ in range(5):
+                    other = torch.linalg.qr(torch.randn(down.shape, generator=generator).double())[0]
+                    assert (ours <= lost(other, other) * (1 + 0.1 * (kind == "keys")) + 1e-9).all()
+            assert shares == sorted(shares)
+            assert shares[-1] > 0.9999
+            found = getattr(worth[index], kind)
+            assert (found - torch.stack(shares)).abs().max() < (0.05 if kind == "keys" else 0.02)
+
+
+def test_too_little_text() -> None:
+    sums: dict[int, Sums] = {}
+    add_windows(models.shared("llama"), [Window(torch.ones(1, 9, dtype=torch.long))], sums)
+    with pytest.raises(ValueError, match="too few to fit 8 directions"):
+        solve(sums, models.shared("llama").config)
+    if models.unavailable("deepseek_v3") is None:
+        with pytest.raises(ValueError, match="caches latents"):
+            add_windows(models.shared("deepseek_v3"), windows(), sums)
+
+
+def test_the_command_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("The quick fox asks the lazy dog for a code, and the dog tells it: seven, four, nine. " * 90)
+    output = tmp_path / "basis.safetensors"
+    options = FitBasisOptions(model="embedded", output=output)
+    settings = text_settings([text], 300, options)
+    monkeypatch.setattr(command, "_EVERY", 0.0)
+    whole = command.run_fit_basis(settings, tmp_path / "whole.safetensors", 1200)
+    assert "products of keys and queries" in capsys.readouterr().out
+    assert not (tmp_path / "whole.part").exists()
+
+    read = []
+
+    def broken(model: Any, windows: Any, sums: Any, progress: Any, done: Any) -> None:
+        def stopping(count: int) -> None:
+            read.append(count)
+            done(count)
+            if len(read) == 2:
+                raise KeyboardInterrupt
+
+        add_windows(model, windows, sums, progress, stopping)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(command, "add_windows", broken)
+        with pytest.raises(KeyboardInterrupt):
+            command.run_fit_basis(settings, output, 1200)
+    assert output.with_suffix(".part").exists() and not output.exists()
+    shutil.copy(output.with_suffix(".part"), tmp_path / "kept.part")
+
+    def counting(model: Any, windows: Any, *rest: Any) -> None:
+        read.append(len(windows))
+        add_windows(model, windows, *rest)
+
+    monkeypatch.setattr(command, "add_windows", counting)
+    again = command.run_fit_basis(settings, output, 1200)
+    assert read[-1] == 2, "two of four windows had been read"
+    for index, layer in whole.layers.items():
+        assert torch.allclose(layer.values.mean, again.layers[index].values.mean)
+        assert torch.equal(load_basis(output).layers[index].keys.up, again.layers[index].keys.up)
+    # Of other work nothing is taken over.
+    shutil.copy(tmp_path / "kept.part", output.with_suffix(".part"))
+    command.run_fit_basis(text_settings([text], 290, options), output, 1200)
+    assert read[-1] > 2
+    with pytest.raises(UserError, match=r"ends in \.safetensors"):
+        command.run_fit_basis(settings, tmp_path / "basis.bin", 1200)
+
+
+def test_a_rotation_that_is_not_known_only_costs_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    from hf_paged_eviction_lab.low_rank import fit as fit_basis
+
+    def unknown(*_: Any) -> dict[int, Rotary | None]:
+        raise fit_basis.UnknownRotaryError("nobody knows it")
+
+    monkeypatch.setattr(fit_basis, "layer_rotaries", unknown)
+    sums: dict[int, Sums] = {}
+    add_windows(models.shared("llama"), windows(), sums)
+    assert not sums[0].plain_squares.any()
+    assert solve(sums, models.shared("llama").config)[0].layers

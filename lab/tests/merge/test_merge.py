@@ -1,0 +1,392 @@
+"""Merging: losers go into the tokens that are most like them."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from slow_merge import SlowMerge
+from torch import Tensor
+from transformers import DynamicCache
+
+import models
+import modes
+import rows
+from closeness import assert_close
+from hf_paged_eviction import PagedEvictionCache, make_disposal
+from hf_paged_eviction.attention.weights import Logits
+from hf_paged_eviction.queries.attention import forget_handover
+from hf_paged_eviction.queries.observer import Queries
+from hf_paged_eviction_lab.merge import Merge
+from random_calls import CALLS, SIZES, Play, config, play, slow_first_value
+from reference import poison_unused
+
+OURS = "paged_eviction"
+SMALL: dict[str, Any] = {"budget": 24, "block_size": 4, "policy": "keydiff"}
+
+# ---- against plain loops ---------------------------------------------------------------------------------------------
+
+
+class MergePlay(Play):
+    """Compares keys, values and masses after every call. Scores are those that tokens came with."""
+
+    def __init__(self, *args: Any, values_only: bool, threshold: float | None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.slow = [
+            SlowMerge(
+                *(slow.budget, slow.block_size, slow.protected, slow_first_value, slow.shared, layer, slow.recent),
+                values_only=values_only,
+                threshold=threshold,
+            )
+            for layer, slow in enumerate(self.slow)
+        ]
+
+    def _feed_layer(self, index: int, count: int, real: Tensor, numbers: Tensor, visible: Tensor, length: int) -> None:
+        shape = (self.rows, self.heads, count)
+        # Keys of a few directions, so that many are alike and some are equal.
+        keys = torch.eye(4)[self.draw(4, *shape)] * (1 + self.draw(3, *shape, 1))
+        keys = keys + self.draw(5, *shape, 4) / 7 * (self.draw(3, *shape, 1) > 0)
+        values = torch.cat([self.draw(17, *shape, 1).sub(8) / 8, self.draw(100, *shape, 3) / 10], dim=-1)
+        layer = self.cache.layers[index]
+        self.slow[index].recording = layer.record_past
+        returned, _ = self.cache.update(keys, values, index)
+        if layer.listener is not None:  # there is no attention here
+            forget_handover([layer])
+            layer.attended(Queries(torch.zeros_like(keys), returned, Logits(1.0)))
+        self.slow[index].feed(keys, values, real.bool().tolist())
+
+    def crop(self, count: int, absolute: bool) -> None:
+        if not self.cache.layers[0].record_past:  # otherwise what was merged into the newest token goes with it
+            return
+        waiting = self.cache.layers[0].contents.waiting
+        super().crop(min(count, waiting), absolute)
+
+    def check(self) -> None:
+        for index, slow in enumerate(self.slow):
+            layer = self.cache.layers[index]
+            if not slow.rows or not slow.held:
+                assert layer.held == 0
+                continue
+            keys, values = layer.keys.tolist(), layer.values.tolist()
+            for row in range(self.rows):
+                for head in range(self.heads):
+                    group = slow.group(row, head)
+                    assume(not any(known.near_limits for known in slow.heads(group).values()))
+                    slots = layer.positions[row, head].tolist()
+                    expected = slow.expected(row, head)
+                    assert sorted(p for p in slots if p >= 0) == sorted(expected)
+                    mass = layer.outlet.merged.mass[row, head]
+                    assert (mass[layer.held :] == 1).all()
+                    for slot, position in enumerate(slots):
+                        if position < 0:
+                            assert mass[slot] == 1
+                            continue
+                        token = expected[position]
+                        assert keys[row][head][slot] == pytest.approx(token.key, rel=1e-4, abs=1e-5)
+                        assert values[row][head][slot] == pytest.approx(token.value, rel=1e-4, abs=1e-5)
+                        assert mass[slot].item() == pytest.approx(token.mass, rel=1e-5)
+
+
+GAME = settings(
+    max_examples=40,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+
+
+@GAME
+@given(
+    rows=st.integers(1, 3),
+    sizes=SIZES,
+    separate=st.booleans(),
+    recording=st.booleans(),
+    values_only=st.booleans(),
+    fixed=st.sampled_from([None, None, 0.9, -1.0]),
+    seed=st.integers(0, 10_000),
+    calls=CALLS,
+)
+def test_any_calls(
+    rows: int,
+    sizes: Any,
+    separate: bool,
+    recording: bool,
+    values_only: bool,
+    fixed: float | None,
+    seed: int,
+    calls: list[Any],
+) -> None:
+    disposal = Merge(values_only=values_only, threshold="ema" if fixed is None else fixed)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(config(), "_attn_implementation", OURS if values_only else "sdpa")
+        game = MergePlay(
+            *(rows, 2, *sizes, separate),
+            recording=recording,
+            seed=seed,
+            disposal=disposal,
+            values_only=values_only,
+            threshold=fixed,
+        )
+        play(game, calls)
+
+
+# ---- in a model ------------------------------------------------------------------------------------------------------
+
+WAYS: dict[str, dict[str, Any]] = {
+    "merge": {"disposal": "merge"},
+    "values": {"disposal": "merge(values_only=True)"},
+    "fixed": {"disposal": "merge(threshold=0.2)", "heads": "separate"},
+    "values_fixed": {"disposal": "merge(values_only=True, threshold=0.3)", "heads": "separate"},
+    "d2o": {"disposal": "merge", "policy": "h2o", "allocator": "d2o"},
+    "values_ada_kv": {"disposal": "merge(values_only=True)", "allocator": "ada_kv", "heads": "separate"},
+    "cache_positions": {"disposal": "merge(values_only=True)", "positions": "cache"},
+}
+
+
+def masses(cache: Any) -> Tensor:
+    return torch.stack([layer.outlet.merged.mass.max() for _, layer in cache.paged_layers])
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_row_is_what_it_is_alone(way: str) -> None:
+    """Padded and in a batch, over a ragged second turn."""
+    model = models.shared("llama", OURS)
+    turns = None if way in ("merge", "values_ada_kv") else [10, 2, 6]
+    assert rows.compare(model, [40, 33, 9], turns, **{**SMALL, **WAYS[way]}) > 0
+
+
+@pytest.mark.parametrize("family", ["gemma2", "gpt_oss", "gpt_neox"])
+def test_families(family: str) -> None:
+    """Soft-capping, sinks, windows beside; as many query heads as KV heads."""
+    if reason := models.unavailable(family):
+        pytest.skip(reason)
+    model = models.shared(family, OURS)
+    assert rows.compare(model, [33, 9], None, **{**SMALL, **WAYS["values"]}) > 0
+
+
+@pytest.mark.parametrize("way", ["merge", "values", "d2o"])
+def test_unused_slots_do_not_matter(way: str) -> None:
+    """NaN beyond what is held, huge numbers in pads."""
+    model = models.shared("llama", OURS)
+    ids, mask = models.left_pad(models.prompts([70, 50, 41], seed=6))
+    mask[1, 33] = 0  # a pad in the middle
+    logits = []
+    for spoil in (False, True):
+        cache = models.paged(model.config, **{**SMALL, **WAYS[way]})
+        for span in [(0, 22), (22, 26), *((at, at + 1) for at in range(26, 50)), (50, 70)]:
+            logits.append(modes.forward(model, cache, ids, mask, *span)[mask[:, slice(*span)].bool()])
+            for _, layer in cache.paged_layers if spoil else ():
+                poison_unused(layer)
+        assert (masses(cache) > 1).all()
+    half = len(logits) // 2
+    assert torch.equal(torch.cat(logits[:half]), torch.cat(logits[half:]))
+
+
+@pytest.mark.parametrize(
+    ("way", "mode", "padded"),
+    [
+        ("merge", "beam", True),
+        ("values", "beam", False),
+        ("fixed", "assisted", False),
+        ("d2o", "chunked_prefill", True),
+        ("values_fixed", "three_turns", True),
+        ("cache_positions", "direct", True),
+    ],
+)
+def test_modes(way: str, mode: str, padded: bool) -> None:
+    """They run, something is merged, and says something else than dropping."""
+    model = models.shared("llama", OURS)
+    recording = models.NEEDS_RECORDING_FLAG and mode in modes.SPECULATIVE
+    inputs = modes.batch(mode, padded)
+    settings = {**SMALL, **WAYS[way], "record_past": recording}
+    cache = models.paged(model.config, **settings)
+    modes.run(model, cache, mode, *inputs)
+    assert (masses(cache) > 1).all()
+    before = cache.stats()
+    assert before.summary_bytes > 0
+    if mode not in modes.SPECULATIVE and way not in ("d2o",):
+        cache.shrink(16)
+        assert (masses(cache) > 1).all()
+    dropping = models.paged(model.config, **{**settings, "disposal": "drop"})
+    modes.run(model, dropping, mode, *inputs)
+    assert dropping.stats().evicted_tokens == before.evicted_tokens > 0
+
+
+def test_beams_are_what_their_rows_were() -> None:
+    """What a row merged follows it, and twins go on apart."""
+    model = models.shared("llama", OURS)
+    for way in ("merge", "values"):
+        cache = models.paged(model.config, **{**SMALL, **WAYS[way]})
+        ids, mask = modes.batch("direct", True)
+        modes.forward(model, cache, ids, mask, 0, 40)
+        twin = copy.deepcopy(cache)
+        index = torch.tensor([2, 0, 0])
+        cache.reorder_cache(index)
+        more = torch.stack(models.prompts([9] * 3, seed=7))
+        logits = []
+        for each, own_ids, own_mask, own in ((cache, ids[index], mask[index], more[index]), (twin, ids, mask, more)):
+            text, real = torch.cat([own_ids, own], dim=1), modes.extend(own_mask, 9)
+            said = [modes.forward(model, each, text, real, at, at + 1) for at in range(40, 49)]
+            logits.append(torch.cat(said, dim=1))
+        assert_close(logits[0], logits[1][index])
+
+
+@pytest.mark.parametrize("way", ["merge", "values"])
+def test_a_budget_that_holds_the_text_changes_no_bit(way: str) -> None:
+    model = models.shared("llama", OURS)
+    ids, mask = modes.batch("direct", True)
+    logits = []
+    for cache in (DynamicCache(config=model.config), models.paged(model.config, 64, 4, **WAYS[way])):
+        spans = [(0, 20), *((at, at + 1) for at in range(20, 31)), (31, 40)]
+        said = [modes.forward(model, cache, ids, mask, start, stop) for start, stop in spans]
+        logits.append(torch.cat(said, dim=1)[mask.bool()])
+    assert torch.equal(*logits)
+
+
+@pytest.mark.parametrize("way", ["merge", "values"])
+def test_what_is_recorded_can_be_taken_back(way: str) -> None:
+    """As if it had never come."""
+    model = models.shared("llama", OURS)
+    ids, mask = models.left_pad(models.prompts([60, 50], seed=2))
+    logits = []
+    for tries in (False, True):
+        cache = models.paged(model.config, **SMALL, **WAYS[way], record_past=True)
+        modes.forward(model, cache, ids, mask, 0, 40)
+        if tries:
+            for start in (41, 47):
+                modes.forward(model, cache, torch.cat([ids[:, :40], ids[:, start:]], 1), mask, 40, 45)
+                cache.crop(-5)
+        logits.append(modes.forward(model, cache, ids, mask, 40, 50))
+    assert torch.equal(*logits)
+
+
+@pytest.mark.parametrize("attention", [OURS])
+@pytest.mark.parametrize("policy", ["streaming_llm", "h2o"])
+def test_counts_are_exact_for_equal_keys(attention: str, policy: str) -> None:
+    """Without positions, equal tokens have equal keys: a text of a few words is held whole in a few slots."""
+    model = models.build("llama", attention)
+    model.model.rotary_emb.forward = _standing_still(model.config.head_dim)
+    del model.model.layers[1:]
+    model.config.num_hidden_layers = 1
+    words = torch.tensor([5, 9, 17, 23, 40, 41, 42])
+    draw = torch.Generator().manual_seed(3)
+    ids = words[torch.randint(7, (2, 70), generator=draw)]
+    ids[:, 4:11] = words  # every word stands among those that stay
+    ids[:, :4] = words[:4]
+    mask = torch.ones_like(ids)
+    spans = [(0, 40), *((at, at + 1) for at in range(40, 56)), (56, 64), *((at, at + 1) for at in range(64, 70))]
+    said = []
+    for cache in (
+        DynamicCache(config=model.config),
+        models.paged(
+            *(model.config, 24, 4),
+            policy=policy,
+            sink_tokens=11,
+            disposal="merge(values_only=True, threshold=0.999)",
+        ),
+        models.paged(model.config, 24, 4, policy=policy, sink_tokens=11),
+    ):
+        said.append(torch.cat([modes.forward(model, cache, ids, mask, *span) for span in spans], dim=1))
+    assert_close(said[0], said[1])
+    assert (said[0] - said[2]).abs().max() > 0.1, "dropping is not exact"
+
+
+def _standing_still(width: int) -> Any:
+    def rotary(states: Tensor, position_ids: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        shape = (*position_ids.shape, width)
+        return states.new_ones(shape), states.new_zeros(shape)
+
+    return rotary
+
+
+def test_each_merge_keeps_within_its_head_and_norms_do_not_shrink() -> None:
+    """Equal keys and values stay what they are, however often they are merged."""
+    cache = models.paged(models.family_config("llama"), 16, 4, policy="streaming_llm", disposal="merge")
+    cache.update(torch.ones(1, 2, 40, 8), torch.full((1, 2, 40, 8), 3.0), 0)
+    for _ in range(20):
+        cache.update(torch.ones(1, 2, 1, 8), torch.full((1, 2, 1, 8), 3.0), 0)
+    layer = cache.layers[0]
+    assert torch.allclose(layer.keys, torch.ones(()))
+    assert torch.allclose(layer.values, torch.tensor(3.0))
+    assert layer.outlet.merged.mass.sum().item() == pytest.approx(2 * 60)
+
+
+@pytest.mark.skipif(models.VERSION < (5, 14), reason="static=True needs transformers 5.14 or later")
+def test_static() -> None:
+    """A compiled step merges as an eager one does."""
+    from torch._dynamo.utils import counters
+    from transformers import CompileConfig
+
+    model = models.build("llama", OURS)
+    ids, mask = models.left_pad(models.prompts([20, 13, 9], seed=1))
+    said, known = [], []
+    for static, compiled in ((False, False), (True, False), (True, True)):
+        cache = models.paged(model.config, **SMALL, disposal="merge", static=static)
+        how: dict[str, Any] = {"disable_compile": True}
+        if compiled:
+            config = CompileConfig(fullgraph=True, dynamic=False, backend="eager", mode=None)
+            config._compile_all_devices = True
+            how = {"compile_config": config}
+        counters.clear()
+        before: list[int] = []
+        for _ in range(1 + static):
+            cache.reset()
+            said.append(modes.generate(model, cache, ids, mask, 30, **how).tolist())
+            kept = [layer.outlet.merged for _, layer in cache.paged_layers]
+            places = [tensor.data_ptr() for each in kept for tensor in vars(each).values()]
+            assert not static or places == (before or places), "a tensor has moved"
+            before = places
+        assert counters["stats"]["unique_graphs"] == int(compiled)
+        known.append([layer.outlet.merged.mass for _, layer in cache.paged_layers])
+    torch._dynamo.reset()
+    assert said[0] == said[1] == said[2] == said[3] == said[4]
+    for other in known[1:]:
+        for ours, theirs in zip(known[0], other, strict=True):
+            assert (ours > 1).any()
+            assert torch.allclose(ours.sort(-1).values, theirs.sort(-1).values, atol=1e-4)
+
+
+def test_saved(tmp_path: Any) -> None:
+    model = models.shared("llama", OURS)
+    ids, mask = modes.batch("direct", True)
+    more = torch.cat([ids, torch.stack(models.prompts([9] * 3, seed=7))], dim=1)
+    for way in ("merge", "values"):
+        cache = models.paged(model.config, **SMALL, **WAYS[way])
+        modes.forward(model, cache, ids, mask, 0, 30)
+        for at in range(30, 37):
+            modes.forward(model, cache, ids, mask, at, at + 1)
+        cache.save(tmp_path / "context.safetensors")
+        loaded = PagedEvictionCache.load(tmp_path / "context.safetensors", model.config)
+        logits = [
+            torch.cat([modes.forward(model, each, more, modes.extend(mask, 9), at, at + 1) for at in range(37, 49)], 1)
+            for each in (cache, loaded)
+        ]
+        assert torch.equal(*logits)
+
+
+# ---- what is refused -------------------------------------------------------------------------------------------------
+
+
+def test_refused() -> None:
+    plain, ours = models.shared("llama"), models.shared("llama", OURS)
+    for options, message in [
+        ({"disposal": "merge(values_only=True)", "static": True}, "static=True"),
+        ({"disposal": "merge", "positions": "cache"}, "no position of its own"),
+        ({"disposal": "merge", "bits": 4}, "bits="),
+        ({"disposal": "merge(threshold=2)"}, "threshold must be"),
+        ({"disposal": "merge(threshold=high)"}, "threshold must be"),
+        ({"disposal": "merge(values_only=3)"}, "values_only must be"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            models.paged(ours.config, 24, 4, **options)
+    with pytest.raises(ValueError, match=r"merge\(values_only=True\)' takes part in attention"):
+        models.paged(plain.config, 24, 4, disposal="merge(values_only=True)")
+    latent = models.unavailable("deepseek_v3")
+    if latent is None:
+        with pytest.raises(ValueError, match="caches latents"):
+            models.paged(models.family_config("deepseek_v3"), 24, 4, policy="keydiff", disposal="merge")
+    assert make_disposal("merge(values_only=True, threshold=0.9)") == Merge(True, 0.9)
+    assert Merge(True, 0.9).label == "merge(values_only=True, threshold=0.9)"
+    assert Merge().label == "merge"

@@ -1,0 +1,57 @@
+"""Train the gates of the embedded model: `python lab/training/embedded_gates.py --help`, with PYTHONPATH=.."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from hf_paged_eviction_eval.embedded import path
+from hf_paged_eviction_lab.gates import save_gates
+from hf_paged_eviction_lab.gates.fit import Training, fit_gates
+from hf_paged_eviction_lab.gates.straight_through import StraightThrough, train_gates
+from training.calibrate import windows
+
+#: Corpora are seeded apart from all samples; this one is neither that of the training nor of the calibration.
+_SEED = 2000
+_QUESTIONS, _TEXTS = 160, 32
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", type=Path, default=path())
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--seed", type=int, default=_SEED)
+    parser.add_argument("--folder", type=Path, help="where samples are kept, for several trainings")
+    parser.add_argument("--questions", type=int, default=_QUESTIONS, help="windows with questions")
+    parser.add_argument("--texts", type=int, default=_TEXTS, help="windows of real text")
+    parser.add_argument("--loss", choices=("regression", "straight_through"), default="regression")
+    parser.add_argument("--target", default="attention", help="of a regression")
+    parser.add_argument("--units", type=int, default=Training.units)
+    parser.add_argument("--epochs", type=int)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    local = {"local_files_only": True, "trust_remote_code": False}
+    model = AutoModelForCausalLM.from_pretrained(arguments.model, dtype=torch.float32, use_safetensors=True, **local)
+    model.eval()
+    tokenizer = AutoTokenizer.from_pretrained(arguments.model, **local)
+    taught = windows(tokenizer, arguments.seed, arguments.questions, arguments.texts)
+    if arguments.loss == "straight_through":
+        through = StraightThrough(arguments.units, arguments.epochs or StraightThrough.epochs)
+        trained = train_gates(model, taught, through, folder=arguments.folder)
+        save_gates(trained.gates, arguments.output)
+        print(trained.report)
+        return
+    training = Training(arguments.target, arguments.units, arguments.epochs or Training.epochs)
+    found = fit_gates(model, taught, training, folder=arguments.folder)
+    save_gates(found.gates, arguments.output)
+    for index, report in found.reports.items():
+        numbers = " ".join(f"{value:.3f}" for value in report.spearman.tolist())
+        shares = " ".join(f"{value:.3f}" for value in report.found.tolist())
+        print(f"layer {index}: Spearman on held-out windows by KV head {numbers}; of the best sixteenth found {shares}")
+
+
+if __name__ == "__main__":
+    main()
