@@ -15,8 +15,8 @@ INPUTS = pyproject.toml $(CONSTRAINTS)
 # What a person runs after each edit.
 QUICK = tests/test_small_parts.py tests/table/test_bookkeeping.py tests/layer/test_state.py \
 	tests/contract/test_exact.py tests/contract/test_same_as_dynamic.py tests/contract/test_rows.py
-# Which tests ran which code stands in .testmondata, by function. The lab takes part: it may have changed.
-REACHED = --testmon --testmon-forceselect -m 'not notebooks and not families and not load and not real'
+# Which tests ran which code stands in .testmondata, by function; of the lab in .testmondata-lab.
+REACHED = --testmon --testmon-forceselect
 # Rooms of tests that need nothing of the harness.
 LIBRARY = tests/test_small_parts.py \
 	$(addprefix tests/,allocators cache contract disposals integration layer learned policies precision saving store table)
@@ -29,7 +29,7 @@ SERVED := $(call named,SERVING)
 CANARY_TORCH ?= $(shell grep '^torch==' $(CONSTRAINTS))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo real gpu gpu-dry quick test test-bare test-real test-all test-notebooks test-families test-oldest test-versions test-serving \
+.PHONY: help demo real gpu gpu-dry quick test test-lab test-bare test-real test-all test-notebooks test-families test-oldest test-versions test-serving \
 	test-canary test-next fuzz \
 	notebooks docs \
 	coverage mutate embedded build format clean
@@ -62,6 +62,10 @@ test: .venv/.stamp-dev ## ruff, mypy and the tests; with CHANGED=1 those alone t
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 	$(ONE_THREAD) .venv/bin/python -m pytest -n $(JOBS) $(if $(CHANGED),$(REACHED))
+	$(if $(CHANGED),$(MAKE) test-lab)
+
+test-lab: .venvs/lab/.stamp ## the tests of the lab, where it is installed; with CHANGED=1 those that changes can reach
+	TESTMON_DATAFILE=.testmondata-lab $(ONE_THREAD) .venvs/lab/bin/python -m pytest -n $(JOBS) $(if $(CHANGED),$(REACHED)) lab/tests
 
 test-bare: .venvs/bare/.stamp ## the tests of the library where nothing but torch, transformers and pytest is installed
 	$(ONE_THREAD) .venvs/bare/bin/python -m pytest -n $(JOBS) $(LIBRARY)
@@ -72,8 +76,9 @@ test-notebooks: .venv/.stamp-dev ## run every notebook from top to bottom and ch
 test-real: .venv/.stamp-dev $(SMOLLM2) ## the tests that need a real model (fetches 93 MB)
 	$(ONE_THREAD) .venv/bin/python -m pytest -m real tests/real
 
-test-all: .venv/.stamp-dev ## every test with every combination of its parameters, the notebooks included (an hour)
+test-all: .venv/.stamp-dev .venvs/lab/.stamp ## every test with every combination of its parameters, the notebooks included (an hour)
 	$(ONE_THREAD) .venv/bin/python -m pytest -n $(JOBS) -m '' --all-cases
+	$(ONE_THREAD) .venvs/lab/bin/python -m pytest -n $(JOBS) -m '' --all-cases lab/tests
 
 test-families: .venv/.stamp-dev ## verify a tiny model of every family that transformers can build (20 minutes)
 	rm -rf results/families
@@ -117,10 +122,6 @@ embedded: .venv/.stamp-dev ## train, calibrate and measure the embedded model an
 	$(ONE_THREAD) .venv/bin/python -m training.train --output results/embedded
 	$(ONE_THREAD) .venv/bin/python -m training.calibrate --model results/embedded \
 		--output results/embedded/calibration.safetensors
-	$(ONE_THREAD) .venv/bin/python -m training.gates --model results/embedded \
-		--output results/embedded/gates.safetensors
-	$(ONE_THREAD) .venv/bin/python -m training.fold --model results/embedded \
-		--output results/embedded/fold.safetensors
 	$(ONE_THREAD) .venv/bin/python -m training.measure --model results/embedded
 
 build: .venv/.stamp-dev ## wheel and sdist in dist/; with TAG=v1.2.3 only if that is the version
@@ -155,6 +156,11 @@ test-%: .venvs/%/.stamp
 
 .venv/.stamp-docs: $(INPUTS) | .venv/bin/python
 	.venv/bin/python $(PIP_INSTALL) -c $(CONSTRAINTS) -e '.[docs]'
+	touch $@
+
+.venvs/lab/.stamp: $(INPUTS) lab/pyproject.toml
+	$(PYTHON) -m venv .venvs/lab
+	.venvs/lab/bin/python $(PIP_INSTALL) -c $(CONSTRAINTS) -e '.[eval,dev]' -e ./lab
 	touch $@
 
 .venvs/bare/.stamp: $(INPUTS)

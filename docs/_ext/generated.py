@@ -12,16 +12,11 @@ from collections.abc import Callable
 import allocator_pages
 import command_pages
 import comparison_table
-import episode_tables
-import fold_tables
-import gate_tables
 import measured
-import merge_tables
 import peers_tables
 import policy_pages
 import recall_tables
 import recommend_tables
-import same_bytes_tables
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 from sphinx.errors import ExtensionError
@@ -30,24 +25,21 @@ MARKER = re.compile(r"^<!-- generate: ([a-z-]+)(?: ([^\n]+?))? -->$", re.MULTILI
 GENERATORS: dict[str, Callable[[str], str]] = {
     "allocators": allocator_pages.sections,
     "calibrated": policy_pages.calibrated,
-    "gate": policy_pages.gate,
     "commands": command_pages.sections,
     "comparison": comparison_table.page,
     "decode": measured.decode,
-    "demote": same_bytes_tables.demote,
     "endless-text": measured.endless_text,
-    "gates": gate_tables.gates,
-    "gates-ceiling": gate_tables.ceiling,
-    "episodes": episode_tables.episodes,
-    "fold": fold_tables.fold,
     "lazy-reuse": measured.lazy_reuse,
-    "merge": merge_tables.merge,
     "peers": peers_tables.peers,
     "policies": policy_pages.sections,
     "policy-table": policy_pages.overview,
     "positions": measured.positions,
+<<<<<<< HEAD
     "query-memory": episode_tables.query_memory,
     "rank": same_bytes_tables.rank,
+=======
+    "prefill-peak": measured.prefill_peak,
+>>>>>>> 1fe3f05 (The lab is a package of its own, found by entry points; the spine knows who tells a policy of tokens and no gate)
     "prefill-time": recommend_tables.prefill_time,
     "recall": recall_tables.recall,
     "recall-bytes": recall_tables.same_bytes,

@@ -17,7 +17,7 @@ from hf_paged_eviction_eval import embedded
 PAGES = {"keys-and-values": "keys-values", "attention": "attention", "modifiers": "modifiers"}
 _EMBEDDED = embedded.path().parent.name
 #: Policies with a file, which no registry knows, and their pages.
-FITTED = {f"calibrated:{_EMBEDDED}": "calibrated", f"gate:{_EMBEDDED}": "gates"}
+FITTED = {f"calibrated:{_EMBEDDED}": "calibrated"}
 
 
 def sections(group: str) -> str:
@@ -28,11 +28,6 @@ def sections(group: str) -> str:
 def calibrated(_: str) -> str:
     """Facts and results of the calibration that ships with the package."""
     return _fitted("calibrated")
-
-
-def gate(_: str) -> str:
-    """The same of the gates."""
-    return _fitted("gates")
 
 
 def _fitted(page: str) -> str:

@@ -139,13 +139,6 @@ def test_host_memory_has_four_times_the_tokens() -> None:
     assert 3.7 < found[0] / found[1] < 3.8
 
 
-@pytest.mark.parametrize("disposal", ["merge", "merge(values_only=True)", "demote"])
-def test_what_changes_tokens_is_refused(disposal: str) -> None:
-    """It would round them anew."""
-    with pytest.raises(ValueError, match=f"{disposal[:5]}.* does not go together with bits="):
-        PagedEvictionCache(models.shared("llama", OURS).config, **{**ONE, "disposal": disposal}, bits=4)
-
-
 def test_an_outlet_that_knows_no_codes_is_refused() -> None:
     class Planning(Outlet):
         plans = True

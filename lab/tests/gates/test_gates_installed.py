@@ -13,9 +13,9 @@ from slow_gate import random_gates
 import models
 import modes
 from hf_paged_eviction import PagedEvictionCache, check_policy, compress_by_probe, make_policy
+from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.policies import H2O, Hybrid
 from hf_paged_eviction_lab.gates import Gate, GateLayer, Gates, install_gates, load_gates, save_gates
-from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 
 OURS = "paged_eviction"
 
@@ -47,7 +47,7 @@ def test_gates_come_and_go(file: str) -> None:
     with install_gates(model, load_gates(file)) as inside:
         assert answer(model, f"gate:{file}")[0] == ours
     assert not inside.installed
-    with pytest.raises(RuntimeError, match=r"none have told layer 0 anything. Call install_gates\(model, file\)"):
+    with pytest.raises(RuntimeError, match=r"nobody has told layer 0 anything. Call install_gates\(model, file\)"):
         answer(model, f"gate:{file}")
 
 

@@ -16,9 +16,9 @@ from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.integration.rotary import Rotary
 from hf_paged_eviction.recipes.fit.calibration import Window
 from hf_paged_eviction_eval.caches.fitting.reading import text_settings
-from hf_paged_eviction_lab.commands.fit_basis import FitBasisOptions
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_lab.commands import basis as command
+from hf_paged_eviction_lab.commands.fit_basis import FitBasisOptions
 from hf_paged_eviction_lab.low_rank.basis import load_basis
 from hf_paged_eviction_lab.low_rank.fit import Sums, add_windows, solve
 
@@ -184,12 +184,12 @@ def test_the_command_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_rotation_that_is_not_known_only_costs_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    from hf_paged_eviction_lab.low_rank import fit as fit_basis
+    from hf_paged_eviction.integration import model_rotary
 
     def unknown(*_: Any) -> dict[int, Rotary | None]:
-        raise fit_basis.UnknownRotaryError("nobody knows it")
+        raise model_rotary.UnknownRotaryError("nobody knows it")
 
-    monkeypatch.setattr(fit_basis, "layer_rotaries", unknown)
+    monkeypatch.setattr(model_rotary, "layer_rotaries", unknown)
     sums: dict[int, Sums] = {}
     add_windows(models.shared("llama"), windows(), sums)
     assert not sums[0].plain_squares.any()

@@ -20,9 +20,9 @@ from transformers import (
 
 import models
 from closeness import assert_close
+from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction_lab.query_memory import memory as recipe
 from hf_paged_eviction_lab.query_memory import query_memory
-from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 
 LONG = {"queries": 63, "keys": 64, "chunk": 5}
 
