@@ -34,12 +34,6 @@ GENERATORS: dict[str, Callable[[str], str]] = {
     "policies": policy_pages.sections,
     "policy-table": policy_pages.overview,
     "positions": measured.positions,
-<<<<<<< HEAD
-    "query-memory": episode_tables.query_memory,
-    "rank": same_bytes_tables.rank,
-=======
-    "prefill-peak": measured.prefill_peak,
->>>>>>> 1fe3f05 (The lab is a package of its own, found by entry points; the spine knows who tells a policy of tokens and no gate)
     "prefill-time": recommend_tables.prefill_time,
     "recall": recall_tables.recall,
     "recall-bytes": recall_tables.same_bytes,

@@ -186,7 +186,7 @@ def test_the_command_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_rotation_that_is_not_known_only_costs_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
     from hf_paged_eviction.integration import model_rotary
 
-    def unknown(*_: Any) -> dict[int, Rotary | None]:
+    def unknown(*_: Any, **__: Any) -> dict[int, Rotary | None]:
         raise model_rotary.UnknownRotaryError("nobody knows it")
 
     monkeypatch.setattr(model_rotary, "layer_rotaries", unknown)
