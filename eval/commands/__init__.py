@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 
 import hf_paged_eviction
-from hf_paged_eviction.naming.plugins import Plugins
 
 from ..caches.plugins import load_plugins
 from . import (
@@ -69,11 +68,10 @@ COMMANDS: dict[str, Callable[..., bool | None]] = {
     "compress": compress.compress,
     "bench": bench.bench,
 }
-#: Those of other packages, such as the server.
+#: Those of other packages, such as the server and the lab.
 OTHERS = {point.name: point.load() for point in entry_points(group="hf_paged_eviction_eval.commands")}
 for name, run in (COMMANDS | OTHERS).items():
     add_command(app, name, run)
-Plugins("hf_paged_eviction.commands").load(lambda name, run: add_command(app, name, run))
 app.command("tasks")(lists.tasks)
 app.command("policies")(lists.policies)
 

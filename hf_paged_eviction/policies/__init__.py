@@ -33,7 +33,7 @@ from .modifiers.caote import Caote
 from .modifiers.graphkv import GraphKV
 from .modifiers.hybrid import Hybrid
 from .modifiers.vase import Vase
-from .needs import Needs
+from .needs import Needs, Told
 from .registry import (
     available_modifiers,
     available_policies,
@@ -82,6 +82,7 @@ __all__ = [
     "SnapKV",
     "Statistics",
     "StreamingLLM",
+    "Told",
     "ValueNorm",
     "Vase",
     "available_modifiers",
