@@ -1,5 +1,6 @@
 """Eviction policies: what a cached token is worth. One file each."""
 
+from ..store.marks import Told
 from .attention.attention_mean import AttentionMean
 from .attention.cake import Cake
 from .attention.compactor import Compactor
@@ -33,7 +34,7 @@ from .modifiers.caote import Caote
 from .modifiers.graphkv import GraphKV
 from .modifiers.hybrid import Hybrid
 from .modifiers.vase import Vase
-from .needs import Needs, Told
+from .needs import Needs
 from .registry import (
     available_modifiers,
     available_policies,
