@@ -16,7 +16,7 @@ from common import save
 
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.disposals import recall
-from hf_paged_eviction.disposals.replacement import Belady, Timed, available_replacements, make_replacement
+from hf_paged_eviction.disposals.replacement import Belady, Learned, available_replacements, make_replacement
 from hf_paged_eviction.disposals.replacement.simulation import faults
 from hf_paged_eviction_eval import embedded
 from hf_paged_eviction_eval.tasks import held_out_texts
@@ -48,7 +48,7 @@ def record(model: Any, ids: torch.Tensor, budget: int, blocks: int) -> list[tupl
     return [layer.outlet.recorded for _, layer in cache.paged_layers]
 
 
-def fit(traces: list[tuple[Trace, Trace]], horizon: int = 16) -> Timed:
+def fit(traces: list[tuple[Trace, Trace]], horizon: int = 16) -> Learned:
     """Weights of `learned`: which block will be asked for within the next moments?"""
     features, labels = [], []
     for trace, bits in traces:
@@ -74,7 +74,7 @@ def fit(traces: list[tuple[Trace, Trace]], horizon: int = 16) -> Timed:
 
     optimiser.step(loss)
     recency, frequency, unlikely = (round(weight, 2) for weight in weights.tolist())
-    return Timed(recency, frequency, unlikely, microseconds=1e6)
+    return Learned(recency, frequency, unlikely)
 
 
 def main() -> None:

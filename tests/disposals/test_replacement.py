@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import OrderedDict
+from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -13,11 +14,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import models
+from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction.disposals import Recall
 from hf_paged_eviction.disposals.replacement import (
     Belady,
+    Learned,
     Replacement,
     Resident,
-    Timed,
     available_replacements,
     make_replacement,
     register_replacement,
@@ -184,18 +188,31 @@ def test_a_learned_score_that_is_late_gives_way_to_lru(monkeypatch: pytest.Monke
     ids, now = torch.tensor([[[3, 1, 2, 0]]]), torch.tensor([9])
     resident = Resident.empty(ids)
     resident = resident.hit(torch.tensor([[[True, False, True, False]]]), torch.tensor([5]))
-    learned, lru = Timed(recency=1.0, frequency=0.0), make_replacement("lru").ranks(resident, ids, now)
+    learned, lru = Learned(recency=1.0, frequency=0.0), make_replacement("lru").ranks(resident, ids, now)
     own = learned.ranks(resident, ids, now)
     assert own.argmax() != lru.argmax()  # this one wants old blocks to stay
-    calls = []
-    monkeypatch.setattr(Timed, "score", lambda self, *_: calls.append(1) or torch.zeros(1, 1, 4))
     ticks = iter(range(100))  # of this file alone: other threads ask the clock, too
     clock = SimpleNamespace(perf_counter=lambda: next(ticks))
-    monkeypatch.setattr("hf_paged_eviction.disposals.replacement.timed.time", clock)
-    late = Timed(patience=2)
+    monkeypatch.setattr("hf_paged_eviction.disposals.replacement.learned.time", clock)
+    assert learned.of_layer() is learned and torch.equal(learned.ranks(resident, ids, now), own)
+    assert next(ticks) == 0, "no clock is asked where there is no limit"
+    limited = replace(learned, microseconds=500, patience=2)
+    late, other, patient = limited.of_layer(), limited.of_layer(), replace(limited, microseconds=1e7).of_layer()
     for _ in range(4):
         assert torch.equal(late.ranks(resident, ids, now), lru)
-    assert len(calls) == 2 and late.clock.given_up
+        assert torch.equal(patient.ranks(resident, ids, now), own)
+    before = next(ticks)
+    late.ranks(resident, ids, now)
+    assert next(ticks) == before + 1, "it is not asked any more"
+    other.ranks(resident, ids, now)
+    assert next(ticks) == before + 4, "another layer has a clock of its own"
+
+
+def test_caches_share_no_clock() -> None:
+    config, replacement = models.shared("llama", "paged_eviction").config, Learned(microseconds=500)
+    made = [PagedEvictionCache(config, 64, 4, disposal=Recall(2, replacement=replacement)) for _ in range(2)]
+    clocks = {id(layer.outlet.replacement) for cache in made for _, layer in cache.paged_layers}
+    assert len(clocks) == sum(len(cache.paged_layers) for cache in made) == 4
 
 
 def test_registered() -> None:
@@ -219,7 +236,7 @@ def test_ranks_depend_on_nothing_but_the_row() -> None:
     ids = torch.stack([torch.randperm(30, generator=generator)[:14].view(2, 7) for _ in range(5)])
     now = torch.arange(50, 55)
     for name in available_replacements():
-        if name in ("belady", "learned"):
+        if name == "belady":
             continue
         replacement: Replacement = make_replacement(name)
         together = replacement.ranks(resident, ids, now)

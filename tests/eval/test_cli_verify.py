@@ -63,7 +63,6 @@ def test_a_configuration_without_weights_gets_random_ones(tmp_path: Path) -> Non
         ("--budget 18", "multiple of"),
         ("--budget 8", "16"),
         ("--policy keydif", "Unknown policy 'keydif'"),
-        ("--disposal recall(blocks=1)", "nothing to compare with"),
         ("--disposal recall --policy h2o", "takes no policy that does"),
         ("--json missing/file.json", "no place for a file"),
         ("--device nowhere", "nowhere"),

@@ -60,12 +60,12 @@ class RecallOutlet(Outlet):
 
     def __init__(self, settings: Settings, site: Site) -> None:
         self.settings, self.site = settings, site
-        self.replacement = make_replacement(settings.replacement)
         self.leader: RecallOutlet | None = None
         self.clear()
 
     def clear(self) -> None:
         """See `Outlet.clear`."""
+        self.replacement = make_replacement(self.settings.replacement).of_layer()
         self.archive: Archive | None = None
         self._past: _Asked | None = None
         self._looked: Tensor | None = None  # [B, S, n] bool, which of the prompt's blocks may come back; None = all

@@ -2,16 +2,17 @@
 
 from .base import Replacement, Resident
 from .belady import Belady
+from .learned import Learned
 from .lfu import Lfu
 from .lru import Lru
 from .marking import Flush, Mark0, MarkPredict
 from .random import Random
 from .registry import available_replacements, make_replacement, register_replacement
-from .timed import Timed
 
 __all__ = [
     "Belady",
     "Flush",
+    "Learned",
     "Lfu",
     "Lru",
     "Mark0",
@@ -19,7 +20,6 @@ __all__ = [
     "Random",
     "Replacement",
     "Resident",
-    "Timed",
     "available_replacements",
     "make_replacement",
     "register_replacement",

@@ -62,6 +62,10 @@ class Replacement(Named, ABC):
         paper: arXiv id, or None.
     """
 
+    def of_layer(self) -> "Replacement":
+        """What one layer asks: this, or something that remembers more than `Resident` and serves that layer alone."""
+        return self
+
     @abstractmethod
     def ranks(self, resident: Resident, ids: Tensor, now: Tensor) -> Tensor:
         """`[B, S, F]` int64: the lowest goes first; of equal ones the oldest block.

@@ -1,0 +1,86 @@
+"""A replacement with weights that were fitted, and one that steps in where it may take no longer."""
+
+import time
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from .base import Replacement, Resident
+from .lru import Lru
+from .registry import register_replacement
+
+
+@register_replacement("learned")
+@dataclass(frozen=True)
+class Learned(Replacement):
+    """A learned score of each block (the idea of Cold-RL).
+
+    The score is a weighted sum of how long ago the block was asked for (logarithm), how often (logarithm) and whether
+    it is predicted not to be needed. The lowest goes first.
+
+    With a time limit lru steps in where the score took longer; after `patience` times in succession a layer does not
+    ask for it any more. What leaves then depends on how busy the machine is: there is no limit unless one is given.
+
+    Differences: Cold-RL (arXiv 2508.12485) learns by reinforcement which of 32 candidates goes; its reward judges each
+    object by its own next hit, so that a score fitted to hits learns the same.
+
+    Args:
+        recency, frequency, unlikely: weights; those given were fitted to the embedded model by
+            benchmarks/replacement.py.
+        microseconds: of the host's time for one choice; None = no limit.
+        patience: how often the limit may be exceeded in succession.
+
+    Raises:
+        ValueError: no time, or no patience.
+    """
+
+    recency: float = -0.75
+    frequency: float = 0.1
+    unlikely: float = -0.97
+    microseconds: float | None = None
+    patience: int = 3
+    paper: ClassVar[str | None] = "2508.12485"
+
+    def __post_init__(self) -> None:
+        if (self.microseconds is not None and not self.microseconds > 0) or self.patience < 1:
+            raise ValueError(
+                f"learned: microseconds must be positive and patience at least 1, got {self.microseconds!r} and "
+                f"{self.patience!r}."
+            )
+
+    def of_layer(self) -> Replacement:
+        """See `Replacement.of_layer`."""
+        return self if self.microseconds is None else _Limited(self, self.microseconds)
+
+    def ranks(self, resident: Resident, ids: Tensor, now: Tensor) -> Tensor:
+        """See `Replacement.ranks`."""
+        return (self.score(resident, now) * 2**20).round().to(torch.int64)
+
+    def score(self, resident: Resident, now: Tensor) -> Tensor:
+        """`[B, S, F]` float32, high = keep."""
+        since = (now[:, None, None] - resident.wanted_at).clamp_min(0).float().log1p()
+        return (
+            self.recency * since
+            + self.frequency * resident.asked.float().log1p()
+            + self.unlikely * resident.unlikely.float()
+        )
+
+
+class _Limited(Replacement):
+    """`Learned` in one layer, with its clock."""
+
+    def __init__(self, learned: Learned, microseconds: float) -> None:
+        self._learned, self._microseconds, self._late = learned, microseconds, 0
+
+    def ranks(self, resident: Resident, ids: Tensor, now: Tensor) -> Tensor:
+        """See `Replacement.ranks`."""
+        if self._late < self._learned.patience:
+            start = time.perf_counter()
+            found = self._learned.ranks(resident, ids, now)
+            if (time.perf_counter() - start) * 1e6 <= self._microseconds:
+                self._late = 0
+                return found
+            self._late += 1
+        return Lru().ranks(resident, ids, now)
