@@ -49,6 +49,7 @@ def traced(settings: dict[str, Any], budget: int) -> tuple[Any, list[Any]]:
     from transformers import AutoModelForCausalLM
 
     from hf_paged_eviction import PagedEvictionCache
+    from hf_paged_eviction.integration.cache_argument import cache_kwargs
     from hf_paged_eviction.queries.attention import PAGED_EVICTION
     from hf_paged_eviction_eval.bench.shapes import config_of
 
@@ -58,6 +59,7 @@ def traced(settings: dict[str, Any], budget: int) -> tuple[Any, list[Any]]:
     config._attn_implementation = PAGED_EVICTION
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
     cache = PagedEvictionCache(model.config, budget=budget, static=True, **settings)
+    given = cache_kwargs(model, cache)
     graphs = []
 
     def keep(graph: Any, inputs: list[Any]) -> Any:
@@ -66,12 +68,10 @@ def traced(settings: dict[str, Any], budget: int) -> tuple[Any, list[Any]]:
 
     step = torch.compile(model.forward, fullgraph=True, dynamic=False, backend=keep)
     with torch.no_grad():
-        model(torch.full((1, budget + 1), 7), past_key_values=cache)
+        model(torch.full((1, budget + 1), 7), **given)
         for forward in (model, step):
             cache.prepare_step()
-            forward(
-                torch.full((1, 1), 7), past_key_values=cache, position_ids=torch.full((1, 1), cache.get_seq_length())
-            )
+            forward(torch.full((1, 1), 7), position_ids=torch.full((1, 1), cache.get_seq_length()), **given)
     torch._dynamo.reset()
     (found,) = graphs
     return found

@@ -18,6 +18,7 @@ from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.disposals import recall
 from hf_paged_eviction.disposals.replacement import Belady, Learned, available_replacements, make_replacement
 from hf_paged_eviction.disposals.replacement.simulation import faults
+from hf_paged_eviction.integration.cache_argument import cache_kwargs
 from hf_paged_eviction_eval import embedded
 from hf_paged_eviction_eval.tasks import held_out_texts
 
@@ -42,9 +43,9 @@ def record(model: Any, ids: torch.Tensor, budget: int, blocks: int) -> list[tupl
     for _, layer in cache.paged_layers:
         layer.outlet.__class__ = Recording
     half = ids.shape[1] // 2
-    model(input_ids=ids[:, :half], past_key_values=cache, use_cache=True)
+    model(input_ids=ids[:, :half], use_cache=True, **cache_kwargs(model, cache))
     for at in range(half, ids.shape[1]):
-        model(input_ids=ids[:, at : at + 1], past_key_values=cache, use_cache=True)
+        model(input_ids=ids[:, at : at + 1], use_cache=True, **cache_kwargs(model, cache))
     return [layer.outlet.recorded for _, layer in cache.paged_layers]
 
 
