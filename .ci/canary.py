@@ -20,8 +20,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 #: About a minute of the contract suite: promises 1 to 3 of CONTRIBUTING.md.
 TESTS = tuple(f"tests/contract/test_{name}.py" for name in ("same_as_dynamic", "exact", "rows"))
-#: README leaves the model and its inputs to the reader.
+#: README leaves the model and its inputs to the reader, and says what older releases call the argument.
 READER = """
+from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction_eval import embedded
 
 model, tokenizer = embedded.load()
@@ -130,7 +131,8 @@ def run_readme(python: Path, folder: Path) -> None:
     readme = (ROOT / "README.md").read_text("utf-8")
     blocks = re.findall(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", readme, re.MULTILINE | re.DOTALL)
     script, expected = folder / "readme.py", "".join(text for _, text in blocks)
-    script.write_text(READER + "\n".join(code for code, _ in blocks), "utf-8")
+    code = "\n".join(code for code, _ in blocks).replace("cache=cache", "**{CACHE_ARGUMENT: cache}")
+    script.write_text(READER + code, "utf-8")
     command = [str(python), "-W", "error::FutureWarning", str(script)]
     printed = subprocess.run(
         command, cwd=folder, env=environment(), stdout=subprocess.PIPE, text=True, check=True

@@ -103,24 +103,10 @@ STEPS = (
         minutes=7,
     ),
     bench(
-        "bits",
-        "a decoded token at each precision",
-        f"--preset bits {ONE_B}",
-        "--model prefill --threads 1 --budgets 64 --steps 16 --rounds 1",
-        minutes=8,  # ten graphs are compiled
-    ),
-    bench(
         "prefill",
         "the time to the first token of 2k to 128k tokens",
         f"--preset prefill {ONE_B} --contexts 2048,8192,32768,131072",
         "--model prefill --contexts 256,512 --budgets 128 --rounds 1 --threads 1",
-        minutes=5,
-    ),
-    bench(
-        "serving",
-        "64 requests in continuous batching, with budgets and without",
-        f"--preset serving {ONE_B} --requests 64",
-        "--model prefill --threads 1 --requests 2",
         minutes=5,
     ),
     bench(

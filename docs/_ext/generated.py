@@ -15,6 +15,7 @@ import comparison_table
 import measured
 import peers_tables
 import policy_pages
+import prefill_tables
 import recall_tables
 import recommend_tables
 from sphinx.application import Sphinx
@@ -34,7 +35,7 @@ GENERATORS: dict[str, Callable[[str], str]] = {
     "policies": policy_pages.sections,
     "policy-table": policy_pages.overview,
     "positions": measured.positions,
-    "prefill-time": recommend_tables.prefill_time,
+    "prefill-time": prefill_tables.prefill_time,
     "recall": recall_tables.recall,
     "recall-bytes": recall_tables.same_bytes,
     "recall-shape": recall_tables.shape,

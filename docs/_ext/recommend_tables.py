@@ -1,23 +1,13 @@
-"""How well `recommend` chooses, and the time to the first token."""
+"""How well `recommend` chooses."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from measured import RESULTS, experiment, load
+from measured import experiment, load
 from myst_text import table
 
-from hf_paged_eviction_eval.bench.prefill.tables import (
-    best_chunk,
-    compared,
-    heads,
-    over_chunks,
-    over_length,
-    over_policies,
-)
-
 _MODELS = {"embedded": "the embedded model", "second": "a second model"}
-_PREFILL = "paged-eviction bench --preset prefill --threads 1 --output benchmarks/results/prefill"
 
 
 def recommend(_: str) -> str:
@@ -60,28 +50,3 @@ def _choice(found: dict[str, Any]) -> list[str]:
         f"{found['above_the_best']:.1%}",
         f"{others['within_2_percent']:.0%}",
     ]
-
-
-def prefill_time(_: str) -> str:
-    """Seconds over lengths, chunk sizes and policies, from `prefill/summary.json`."""
-    if not (RESULTS / "prefill" / "summary.json").exists():
-        return f"Not measured yet. This measures it:\n\n```bash\n{_PREFILL}\n```"
-    found = load("prefill/summary")
-    settings, where = found["settings"], found["environment"]
-    longest = compared(found)
-    threads = "one thread" if where["torch_threads"] == 1 else f"{where['torch_threads']} threads"
-    return "\n\n".join(
-        [
-            "Seconds until the first token:",
-            table(heads(found), over_length(found), numbers_from=1),
-            f"(`{_PREFILL}`: a Llama of the shape `{settings['model']}` with random weights, policy "
-            f"`{settings['policies'][0]}`; {where['cpu']}, {threads}, torch {where['torch']}, "
-            f"transformers {where['transformers']}.)",
-            f"Chunk sizes at {longest:,} tokens:",
-            table(("chunk", "seconds"), over_chunks(found), numbers_from=1),
-            f"The smallest chunk that is within 5 % of the fastest is **{best_chunk(found):,}**: take it unless memory "
-            "is so short that fewer tokens beside the budget matter.",
-            f"Policies at {longest:,} tokens in chunks of {settings['chunk']:,}:",
-            table(("policy", "seconds"), over_policies(found), numbers_from=1),
-        ]
-    )

@@ -6,10 +6,10 @@ from typing import Any
 
 from ..errors import UserError
 from .methods import METHODS
-from .settings import Throughput
-from .variants import FULL
+from .settings import Prefill, Throughput
+from .variants import FLOOR, FULL, PAGED
 
-PAPER = "paper"
+PAPER, PREFILL, QUICK = "paper", "prefill", "quick"
 #: Shapes of the models that arXiv 2509.04377 measured.
 PAPER_MODELS = ("llama-3.2-1b", "llama-3.2-3b", "llama-3.1-8b")
 
@@ -19,6 +19,16 @@ PRESETS: dict[str, dict[str, Any]] = {
         "contexts": (),
         "variants": (FULL, *METHODS),
         "throughput": Throughput(budgets=(256, 512, 1024, 2048, 4096)),
+    },
+    PREFILL: {"model": "prefill", "contexts": (), "variants": (), "prefill": Prefill()},
+    QUICK: {
+        "contexts": (2048,),
+        "budgets": (256,),
+        "steps": 16,
+        "rounds": 3,
+        "variants": (FLOOR, PAGED, FULL),
+        "throughput": Throughput(requests=2, input_tokens=512, output_tokens=32, budgets=(256,)),
+        "prefill": Prefill(lengths=(2048,), chunk=256, chunks=(), policies=("paged_eviction",), rounds=1),
     },
 }
 
@@ -32,5 +42,5 @@ def get_preset(name: str | None) -> dict[str, Any]:
     if name is None:
         return {}
     if name not in PRESETS:
-        raise UserError(f"--preset {name}: there is {', '.join([*PRESETS, 'serving', 'bits', 'prefill'])}")
+        raise UserError(f"--preset {name}: there is {', '.join(PRESETS)}")
     return dict(PRESETS[name])

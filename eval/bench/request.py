@@ -19,7 +19,7 @@ from ..running.terminal import progress, say
 from ..store.summaries.formats import to_terminal
 from .plot import plot_steps
 from .plot_methods import plot_methods
-from .presets import PAPER, PAPER_MODELS, get_preset
+from .presets import PAPER, PAPER_MODELS, PREFILL, QUICK, get_preset
 from .rows import FAILED, MEASURED
 from .run import at, run_bench
 from .settings import BenchSettings, Throughput, check
@@ -28,6 +28,9 @@ from .table import reasons, tables
 from .throughput import VARIANTS_OF_THROUGHPUT
 from .variants import KVPRESS, VARIANTS, choose_variants
 
+#: Options that every preset takes.
+_OF_ALL = {"budgets", "threads", "preset", "output", "again"}
+
 
 def read(options: BenchOptions) -> BenchSettings:
     """The settings of a run; its device is still to be looked at.
@@ -35,7 +38,12 @@ def read(options: BenchOptions) -> BenchSettings:
     Raises:
         UserError: with the way out.
     """
-    values, given = get_preset(options.preset), options.model_fields_set
+    if options.quick and options.preset is not None:
+        raise UserError(f"--quick is a preset of its own: leave out --preset {options.preset}")
+    preset = QUICK if options.quick else options.preset
+    values, given = get_preset(preset), options.model_fields_set
+    if preset == PREFILL:
+        return _read_prefill(options, values)
     throughput: Throughput | None = values.get("throughput")
     changed = {name: getattr(options, name) for name in ThroughputOptions.model_fields if name in given}
     if changed and throughput is None:
@@ -43,7 +51,7 @@ def read(options: BenchOptions) -> BenchSettings:
     typed = {name: getattr(options, name) for name in StepOptions.model_fields if name in given}
     allowed = tuple(VARIANTS)
     if options.preset == PAPER:
-        if wrong := [flag(name) for name in ("contexts", "batch_sizes", "steps", "largest_batch") if name in given]:
+        if wrong := [flag(name) for name in ("contexts", "batch_sizes", "steps") if name in given]:
             raise UserError(f"{', '.join(wrong)}: about decode steps, leave it out with --preset {PAPER}")
         changed |= {"budgets": options.budgets} if "budgets" in given else {}
         changed |= {"rounds": options.rounds} if "rounds" in given else {}
@@ -62,6 +70,24 @@ def read(options: BenchOptions) -> BenchSettings:
         settings = settings.but(throughput=asked.but(budgets=_in_tokens(settings, asked.budgets)))
     check(settings)
     return settings
+
+
+def _read_prefill(options: BenchOptions, values: dict[str, Any]) -> BenchSettings:
+    given = options.model_fields_set
+    if others := sorted(given - {"model", "dtype", "device", "contexts", "rounds", *_OF_ALL}):
+        raise UserError(
+            f"{', '.join(map(flag, others))}: not with --preset {PREFILL}, which compares chunks and policies by itself"
+        )
+    if options.model not in SHAPES:
+        raise UserError(f"--model {options.model}: --preset {PREFILL} takes a shape, {', '.join(SHAPES)}")
+    if len(options.budgets) > 1 or not isinstance(options.budgets[0], int):
+        shown = ",".join(map(str, options.budgets))
+        raise UserError(f"--budgets {shown}: --preset {PREFILL} takes one, in tokens")
+    typed = {"contexts": ("lengths", options.contexts), "rounds": ("rounds", options.rounds)}
+    asked = values["prefill"].but(**dict(typed[name] for name in typed if name in given))
+    own = {name: getattr(options, name) for name in ("model", "dtype", "threads") if name in given}
+    settings = BenchSettings(**(values | own | {"prefill": asked, "budgets": options.budgets}))
+    return settings.but(device=choose_device(options.device, settings.model))
 
 
 def _device(wanted: str | None, settings: BenchSettings, paper: bool) -> str:
@@ -92,9 +118,6 @@ def run(settings: BenchSettings, output: Path, again: bool, trace: Path | None) 
             "takes days; small enough for one: --model 100m --requests 2 --input-tokens 64 --output-tokens 128 "
             "--budgets 96,128"
         )
-    if settings.largest_batch and not settings.device.startswith("cuda"):
-        say(notes, "note: --largest-batch is left out: CUDA only")
-        settings = settings.but(largest_batch=False)
     with progress(notes, "measurements", "fewer --contexts, --budgets, --variants or --rounds") as watch:
         report = run_bench(at(settings, settings.device), output, again, trace, watch)
     for table in tables(report.rows, settings.model):

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from ..store.results import Row
 
-DECODE, THROUGHPUT = "decode", "throughput"
+DECODE, THROUGHPUT, PREFILL = "decode", "throughput", "prefill"
 #: What became of a row: numbers, no such variant here, or an error.
 MEASURED, UNAVAILABLE, FAILED = "measured", "unavailable", "failed"
 

@@ -14,13 +14,18 @@ import torch
 from ..models.environment import commit, hardware, model_facts, versions
 from ..store.completion import Progress, Watch
 from ..store.results import SUMMARY, ResultFolder, Row, read_meta, refuse_other_settings
+from .prefill import Case, cases, measure_prefill, read_prompt
 from .rows import BenchKey, row_key
-from .settings import BenchSettings
+from .settings import BenchSettings, Prefill
 from .shapes import make_model
 from .steps.decoding import Group, decode_keys, ticks
 from .steps.trace import write_trace
 from .steps.traffic import copy_bandwidth
 from .throughput import TICKS, measure_throughput, throughput_keys
+from .variants import FULL
+
+#: Tokens of the prompt that is read before any that is timed.
+_FIRST = 1024
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,11 @@ class Device:
     @cached_property
     def model(self) -> Any:
         return make_model(self.settings)
+
+    @cached_property
+    def warm(self) -> float:
+        """Seconds that a first prompt takes, kernels chosen on the way."""
+        return read_prompt(self.model, Case(_FIRST, FULL, None), self.settings.budgets[0])[0]
 
     @cached_property
     def bandwidth(self) -> float:
@@ -89,6 +99,8 @@ def jobs(settings: BenchSettings) -> list[Job]:
     ]
     if settings.throughput is not None:
         found += [_throughput_job(settings, key) for key in throughput_keys(settings)]
+    if settings.prefill is not None:
+        found += [_prefill_job(settings, settings.prefill, case) for case in cases(settings.prefill)]
     return found
 
 
@@ -104,6 +116,16 @@ def _throughput_job(settings: BenchSettings, key: BenchKey) -> Job:
         return [measure_throughput(device.model, settings, key, tick)]
 
     return Job((key,), TICKS * settings.throughput.rounds if settings.throughput else 0, run)
+
+
+def _prefill_job(settings: BenchSettings, asked: Prefill, case: Case) -> Job:
+    def run(device: Device, tick: Callable[[str], None]) -> Sequence[Row]:
+        _ = device.warm
+        row = measure_prefill(device.model, settings, asked, case)
+        tick(row["variant"])
+        return [row]
+
+    return Job((case.key(settings.budgets[0]),), 1, run)
 
 
 def run_bench(settings: BenchSettings, output: Path, again: bool, trace: Path | None, watch: Watch) -> Report:

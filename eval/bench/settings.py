@@ -8,6 +8,7 @@ from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.policies import make_policy
 
 from ..errors import UserError
+from ..options.base import Options
 from ..options.bench import StepOptions, ThroughputOptions
 from .methods import METHODS
 from .shapes import config_of
@@ -26,6 +27,24 @@ class Throughput(ThroughputOptions):
     rounds: int = 1
 
 
+class Prefill(Options):
+    """The time to the first token.
+
+    Attributes:
+        lengths: tokens of the prompt.
+        chunk: tokens per forward where sizes are not compared.
+        chunks: sizes that are compared, with the first of the policies.
+        policies: that are compared at `chunk`.
+        rounds: how often; None = 3 up to 8,192 tokens, else once.
+    """
+
+    lengths: tuple[int, ...] = (2048, 4096, 8192, 16384, 32768, 65536)
+    chunk: int = 512
+    chunks: tuple[int, ...] = (128, 256, 512, 1024, 2048)
+    policies: tuple[str, ...] = ("paged_eviction", "keydiff", "snapkv", "h2o")
+    rounds: int | None = None
+
+
 class BenchSettings(StepOptions):
     """One run: options of these names, and what others come to.
 
@@ -38,6 +57,7 @@ class BenchSettings(StepOptions):
     device: str = "cpu"
     budgets: tuple[int, ...] = (1024,)
     throughput: Throughput | None = None
+    prefill: Prefill | None = None
     machine: dict[str, Any] | None = None
 
 

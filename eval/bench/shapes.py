@@ -82,5 +82,5 @@ def choose_device(wanted: str | None, model: str) -> str:
         UserError: it is not there.
     """
     if wanted is None:
-        return "cpu" if model in (EMBEDDED, "100m", "smollm2-135m") else best_device()
+        return "cpu" if model in (EMBEDDED, "100m", "prefill", "smollm2-135m") else best_device()
     return check_device(wanted)

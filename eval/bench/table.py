@@ -10,7 +10,7 @@ from hf_paged_eviction.naming.sizes import readable_bytes
 from ..store.results import Row
 from ..store.summaries.table import Table, simple_table, without_empty
 from .methods import PUBLISHED_WHERE, published
-from .rows import DECODE, MEASURED, THROUGHPUT, measured
+from .rows import DECODE, MEASURED, PREFILL, THROUGHPUT, measured
 from .timing import ratio
 from .variants import FLOOR, FLOOR_COMPILED, FULL, FULL_COMPILED, KVPRESS, PAGED, STATIC
 
@@ -37,6 +37,7 @@ def tables(rows: Sequence[Row], model: str) -> list[Table]:
         group = [row for row in rows if (row["kind"], row["budget"], row["batch_size"]) == (DECODE, budget, batch)]
         found += [_times(group, f"decode step, budget {budget:,}, batch {batch}"), _costs(group), _ratios(group)]
     found += [_throughput([row for row in rows if row["kind"] == THROUGHPUT], model)]
+    found += [_prefill([row for row in rows if row["kind"] == PREFILL])]
     return [table for table in found if table.rows]
 
 
@@ -59,7 +60,6 @@ def _costs(rows: Sequence[Row]) -> Table:
         "peak": ("peak_bytes", readable_bytes),
         "cache": ("cache_share", _percent),
         "eviction": ("eviction_share", _percent),
-        "largest batch": ("largest_batch", "{:,}".format),
     }
     lines = [[None if row.get(name) is None else show(row[name]) for name, show in columns.values()] for row in rows]
     known = [(row["variant"], _context(row), *cells) for row, cells in zip(rows, lines, strict=True) if any(cells)]
@@ -140,6 +140,24 @@ def _answers(row: Row, full: Row | None, model: str) -> list[str]:
     ]
 
 
+def _prefill(rows: Sequence[Row]) -> Table:
+    known = [row for row in rows if row["status"] == MEASURED]
+    full = {row["context"]: row["seconds"] for row in known if (row["cache"], row["chunk"]) == (FULL, None)}
+
+    def numbers(row: Row) -> tuple[str, ...]:
+        if row["status"] != MEASURED:
+            return row["status"], "", ""
+        whole = full.get(row["context"])
+        return (
+            f"{row['seconds']:.3g}",
+            f"{row['cpu_seconds']:.3g}",
+            "" if whole is None else f"{whole / row['seconds']:.2f}",
+        )
+
+    lines = ((row["variant"], _context(row), *numbers(row)) for row in rows)
+    return simple_table("time to the first token", ("read by", "tokens", "s", "CPU s", "full / this"), lines)
+
+
 def reasons(rows: Sequence[Row]) -> list[str]:
     """One sentence for every reason that rows have no numbers, or that their numbers are not what they should be."""
     found: dict[tuple[str, str], list[str]] = {}
@@ -148,8 +166,6 @@ def reasons(rows: Sequence[Row]) -> list[str]:
             problem = f"{_WORDS.get(row['status'], row['status'])}: {row['reason']}"
         elif row.get("recompiled"):
             problem = f"compiled {row['recompiled']} times more while it was timed"
-        elif row.get("largest_batch_reason"):
-            problem = f"largest batch not found: {row['largest_batch_reason']}"
         else:
             continue
         found.setdefault((row["variant"], problem), []).append(_context(row))

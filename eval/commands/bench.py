@@ -44,9 +44,13 @@ Two contexts on the CPU with a model of 100 M random parameters
 
   paged-eviction bench --variants floor,full,paged
 
-A published shape with random weights, nothing downloaded, and the largest batches that fit
+All of it in a minute, small
 
-  paged-eviction bench --model llama-3.1-8b --contexts 8192,32768 --budgets 1024,4096 --batch-sizes 1,8 --largest-batch
+  paged-eviction bench --quick
+
+A published shape with random weights, nothing downloaded
+
+  paged-eviction bench --model llama-3.1-8b --contexts 8192,32768 --budgets 1024,4096 --batch-sizes 1,8
 
 The throughput and latency figures of the PagedEviction paper: budgets 256 to 4,096, blocks of 8, 16 and 32 beside \
 baselines that evict token by token, for the shapes of three Llama models; and a small version for a CPU
@@ -55,15 +59,6 @@ baselines that evict token by token, for the shapes of three Llama models; and a
 
   paged-eviction bench --preset paper --model 100m --requests 2 --input-tokens 64 --output-tokens 128 \
 --budgets 96,128
-
-Continuous batching with a fixed pool of pages, with budgets and without: requests and tokens per second, live \
-requests, preemptions, time to the first token
-
-  paged-eviction bench --preset serving --threads 1
-
-A decoded token at 8, 4, 3 and 2 bits, at the same tokens and in the same bytes, eager and compiled
-
-  paged-eviction bench --preset bits --threads 1
 
 The time to the first token of prompts of 2k to 64k tokens: full and bounded, chunk sizes, policies
 
@@ -80,19 +75,8 @@ def bench(options: BenchOptions) -> bool:
 
     Exit status 1 if something that was asked for could not be measured.
     """
-    output = options.output or Path("results") / (f"bench_{options.preset}" if options.preset else "bench")
-    if options.preset == "serving":
-        from ..bench.serving.preset import run as run_preset
-
-        return run_preset(options, output)
-    if options.preset == "bits":
-        from ..bench.steps.precision import run as run_precisions
-
-        return run_precisions(options, output)
-    if options.preset == "prefill":
-        from ..bench.prefill.run import run as run_prefill
-
-        return run_prefill(options, output)
+    name = "quick" if options.quick else options.preset
+    output = options.output or Path("results") / (f"bench_{name}" if name else "bench")
     from ..bench.request import read, run, run_paper
 
     if options.preset == "paper":

@@ -80,11 +80,6 @@ class StepOptions(Loading, CacheOptions):
         metavar="N,SIZE,...",
     )
     batch_sizes: Sizes = option((1,), "Rows.", metavar="N,...")
-    largest_batch: bool = option(
-        False,
-        "Also find the largest batch that holds its context and decodes, by doubling and bisecting. CUDA only: a CPU "
-        "swaps or kills instead of saying no.",
-    )
     variants: Annotated[tuple[str, ...], BeforeValidator(_names)] = option(
         (), "From the list below.", metavar="A,B,...", shown="all", panel=CACHES
     )
@@ -103,9 +98,13 @@ class BenchOptions(StepOptions, ThroughputOptions):
 
     preset: str | None = option(
         None,
-        "paper: 64 requests of 1,024 tokens in and 8,192 out with the paper's budgets, blocks and baselines. serving: "
-        "continuous batching. bits: every precision. prefill: time to the first token. Other options replace parts of "
-        "it.",
+        "paper: 64 requests of 1,024 tokens in and 8,192 out with the paper's budgets, blocks and baselines. "
+        "prefill: time to the first token, by length, chunk size and policy. Other options replace parts of it.",
+        panel="What is measured",
+    )
+    quick: bool = option(
+        False,
+        "A minute on a CPU: decode steps, answers and the time to the first token, small.",
         panel="What is measured",
     )
     profile: Path | None = option(

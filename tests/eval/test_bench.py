@@ -22,7 +22,6 @@ from hf_paged_eviction_eval.bench.request import read
 from hf_paged_eviction_eval.bench.settings import as_published
 from hf_paged_eviction_eval.bench.shapes import SHAPES, config_of
 from hf_paged_eviction_eval.bench.steps import decoding
-from hf_paged_eviction_eval.bench.steps import precision as precisions
 from hf_paged_eviction_eval.bench.steps.decoder import Decoder
 from hf_paged_eviction_eval.bench.table import tables
 from hf_paged_eviction_eval.commands import app
@@ -248,16 +247,11 @@ def test_numbers_of_the_paper_stand_beside_the_same_setup() -> None:
     assert "about 3,020" in str(tables([measured], "llama-3.2-1b")) and "about" not in str(tables([measured], "100m"))
 
 
-def test_largest_batch_is_for_cuda(model_folder: str, tmp_path: Path) -> None:
-    words = f"{SMALL} --variants floor --largest-batch --model {model_folder} --output {tmp_path}"
-    assert "CUDA only" in bench(words).output
-    assert [row["largest_batch"] for row in rows_of(tmp_path)] == [None]
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--preset gpu", "--preset gpu: there is paper, serving"),
+        ("--preset gpu", "--preset gpu: there is paper, prefill, quick"),
+        ("--preset paper --quick", "leave out --preset paper"),
         ("--variants paged,quest", "--variants quest: there is full, floor, paged"),
         ("--variants ,", "no variant given"),
         ("--contexts 1k", "--contexts '1k': write whole numbers"),
@@ -265,7 +259,10 @@ def test_largest_batch_is_for_cuda(model_folder: str, tmp_path: Path) -> None:
         ("--budgets 1000", "--budgets 1000: budget=1000 is not a multiple"),
         ("--budgets 1KiB", "--budgets 1KiB: budget=1,024 bytes is too small"),
         ("--budgets full", "--budgets 'full': budget='full' cannot be read"),
-        ("--preset serving --budgets 1MiB", "--preset serving takes tokens"),
+        ("--preset prefill --budgets 1MiB", "--preset prefill takes one, in tokens"),
+        ("--preset prefill --budgets 64,128", "--preset prefill takes one, in tokens"),
+        ("--preset prefill --policy keydiff", "--policy: not with --preset prefill"),
+        ("--preset prefill --model embedded", "--preset prefill takes a shape"),
         ("--steps 20", "--steps 20 must be whole blocks of 16"),
         ("--steps 1024", "take fewer steps"),
         ("--policy snapkv", "--policy snapkv decides by attention"),
@@ -299,29 +296,21 @@ def test_budgets_in_bytes_become_tokens(bits: str | None, tokens: tuple[int, ...
         assert fits <= size < more
 
 
-def test_every_precision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(precisions, "compiled", lambda model: model.forward)
+def test_all_of_it_in_a_minute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decode steps, answers and prompts are rows of one file."""
     tiny = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
     monkeypatch.setitem(SHAPES, "100m", {**tiny, "num_key_value_heads": 1, "vocab_size": 32})
-    words = f"--preset bits --budgets 64 --steps 16 --rounds 2 --device cpu --output {tmp_path}"
-    assert "8 bits, 64 tokens" in bench(words).output
-    found = json.loads((tmp_path / "summary.json").read_text("utf-8"))
-    assert [name for name in found["eager"] if name.endswith("decoded first")] and len(found["eager"]) == 17
-    for way in ("eager", "compiled"):
-        rows = {name: row for name, row in found[way].items() if not name.endswith("decoded first")}
-        assert len(rows) == 9 and all(row["step_ms"] > 0 for row in rows.values())
-        sizes = [row["cache_bytes"] for row in rows.values()]
-        assert sorted(sizes[:5], reverse=True) == sizes[:5], "fewer bits, fewer bytes at the same tokens"
-        assert all(size <= sizes[0] for size in sizes[5:]), (
-            "as many tokens as the bytes hold, which are four times as many in 4 bits"
-        )
-    assert "is there already" in " ".join(bench(words, status=2).output.split())
-    assert "--policy: not with" in " ".join(bench(words + " --policy keydiff", status=2).output.split())
+    output = bench(f"--quick --device cpu --output {tmp_path}").output
+    assert "decode step, budget 256" in output and "2 requests, 512 tokens in" in output
+    assert "time to the first token" in output
+    rows = rows_of(tmp_path)
+    assert {row["status"] for row in rows} == {"measured"}
+    assert [row["kind"] for row in rows] == ["decode"] * 3 + ["throughput"] * 2 + ["prefill"] * 3
 
 
 def test_help_teaches() -> None:
     output = " ".join(bench("--help").output.split())
     for name in variants.VARIANTS:
         assert f"{name}:" in output
-    for words in ("paged-eviction bench --preset paper", "CUDA only", "share of the step", "Exit status 1"):
+    for words in ("paged-eviction bench --preset paper", "--quick", "share of the step", "Exit status 1"):
         assert words in output

@@ -79,9 +79,9 @@ def test_every_timing_starts_alike(small: Any, name: str) -> None:
 def test_contexts_are_filled_in_every_layer(small: Any) -> None:
     shapes = layer_shapes(small)
     assert shapes == {0: LayerShape(2, 8, 8), 1: LayerShape(2, 8, 8)}
-    cache = PagedEvictionCache(small.config, budget=48, attention_mask=torch.ones(ROWS, 2500, dtype=torch.long))
-    fill(cache, shapes, ROWS, 2500, small)
-    assert [layer.get_seq_length() for layer in cache.layers] == [2500, 2500] and cache.stats().held == 48
+    cache = PagedEvictionCache(small.config, budget=48, attention_mask=torch.ones(ROWS, 2000, dtype=torch.long))
+    fill(cache, shapes, ROWS, 2000, small)
+    assert [layer.get_seq_length() for layer in cache.layers] == [2000, 2000] and cache.stats().held == 48
 
 
 # ---- rounds ---------------------------------------------------------------------------------------------------------

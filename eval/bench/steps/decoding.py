@@ -16,7 +16,6 @@ from ..variants import VARIANTS, Unavailable, make_cache
 from .compiling import compiled, graphs, room_for_graphs
 from .decoder import Decoder
 from .filling import LayerShape, fill, layer_shapes
-from .largest import fits, largest
 from .peak import growth
 from .shares import measure_shares
 from .traffic import share_of_limit, state_bytes, weight_bytes
@@ -48,7 +47,7 @@ def decode_keys(settings: BenchSettings, budget: int, batch: int) -> list[BenchK
 
 def ticks(settings: BenchSettings) -> int:
     """Calls of `tick` that a group makes."""
-    return len(lanes(settings)) * (1 + settings.rounds + settings.largest_batch)
+    return len(lanes(settings)) * (1 + settings.rounds)
 
 
 class Group:
@@ -84,8 +83,6 @@ class Group:
             self.prepare()
             self._time()
             self.forget()
-        if self.settings.largest_batch:
-            self._find_largest()
         return [self.rows[lane] for lane in lanes(self.settings)]
 
     def prepare(self) -> None:
@@ -155,7 +152,6 @@ class Group:
             peak_bytes=None if growth_bytes is None else self.weights + facts["kv_bytes"] + growth_bytes,
             bandwidth=self.bandwidth,
             bandwidth_share=share_of_limit(facts["bytes_per_step"], self.bandwidth, step),
-            largest_batch=None,
             **facts,
         )
 
@@ -171,13 +167,3 @@ class Group:
         free_memory()
         key = BenchKey(DECODE, lane.variant, lane.context, self.budget, self.batch)
         self.rows[lane] = make_row(key, status, reason)
-
-    def _find_largest(self) -> None:
-        for lane, row in self.rows.items():
-            if row["status"] != UNAVAILABLE and self.model.device.type == "cuda":
-                test = fits(self.model, self.shapes, self.settings, lane.variant, self.budget, lane.context)
-                try:
-                    row["largest_batch"] = largest(test)
-                except Exception as error:
-                    row["largest_batch_reason"] = reason_of(error)
-            self.tick(f"{lane.variant}: largest batch")

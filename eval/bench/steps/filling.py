@@ -42,6 +42,8 @@ def fill(cache: Any, shapes: dict[int, LayerShape], rows: int, tokens: int, mode
     chunk = _CHUNK if isinstance(cache, PagedEvictionCache) else max(tokens, 1)
     for start in range(0, tokens, chunk):
         count = min(chunk, tokens - start)
+        if isinstance(cache, PagedEvictionCache):
+            cache.get_mask_sizes(count, 0)  # as a forward does
         for index, shape in shapes.items():
             sizes = ((rows, shape.heads, count, width) for width in (shape.key_width, shape.value_width))
             keys, values = (torch.randn(size, dtype=model.dtype, device=model.device) for size in sizes)

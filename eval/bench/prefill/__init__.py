@@ -1,1 +1,0 @@
-"""The time to the first token."""
